@@ -1,0 +1,88 @@
+"""The errors a person sees.
+
+Every failure that the user can mend is a ``MeshcastError`` that says where it is, which value is wrong,
+which rule it breaks (with the rule's numbers) and what would work::
+
+    MeshcastError
+    +-- CatalogError    a hardware description (GPU, link, node, cluster)
+    +-- ModelError      a model description (preset, config.json, inline)
+    +-- PlanError       a job or its parallel plan
+    +-- ScheduleError   an order of pipeline actions that cannot be played
+    +-- OutOfMemory     only under ``--strict``; otherwise not fitting is a result, not an error
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class MeshcastError(Exception):
+    """One mistake, told in four parts.
+
+    Args:
+        where: file and line, or the field's path (``job.yaml:4 plan.tp``).
+        value: the offending value as it was given; None where the mistake is something missing.
+        rule: the rule that it breaks, with the rule's numbers.
+        remedy: what would work.
+    """
+
+    def __init__(self, where: str, rule: str, remedy: str, value: Any = None) -> None:
+        self.where, self.value, self.rule, self.remedy = where, value, rule, remedy
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        got = "" if self.value is None else f" is {shorten(self.value)}"
+        return f"{self.where}{got}: {self.rule}. {self.remedy}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error object of the ``--json`` answers."""
+        return {
+            "kind": type(self).__name__,
+            "where": self.where,
+            "value": self.value if isinstance(self.value, (int, float, str, bool, type(None))) else shorten(self.value),
+            "rule": self.rule,
+            "remedy": self.remedy,
+        }
+
+    def at(self, where: str) -> MeshcastError:
+        """The same error with `where` put in front of its place (a file in front of a field)."""
+        return type(self)(f"{where} {self.where}".strip(), self.rule, self.remedy, self.value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.rule, self.remedy, self.value)
+
+
+class CatalogError(MeshcastError):
+    """A hardware description is wrong."""
+
+
+class ModelError(MeshcastError):
+    """A model description is wrong."""
+
+
+class PlanError(MeshcastError):
+    """A job or its plan is wrong."""
+
+
+class ScheduleError(MeshcastError):
+    """An order of pipeline actions cannot be played."""
+
+
+class OutOfMemory(MeshcastError):
+    """The plan does not fit and the user asked for that to be an error."""
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """`value` as text of at most `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A sentence that points from a misspelt `name` to the valid ones."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"Did you mean {close[0]!r}? Valid: {listed}" if close else f"Valid: {listed}"

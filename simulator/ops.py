@@ -1,0 +1,204 @@
+"""What a GPU executes: work, ops, and the fragments they come in.
+
+*Work* says what is done and how much of it, in local shapes and bytes, and never how long it takes
+(only ``simulator.costs`` knows seconds). Work is immutable and hashable, so equal work is priced once.
+An *Op* is one piece of work on one in-order stream, with the ops it waits for. A *Fragment* is what a
+scheme hands back for one site: its forward ops, its backward ops, what it keeps in memory and which
+parameters it owns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "bool": 1}
+"""Bytes of one element of each number format."""
+
+
+# ---------------------------------------------------------------------------------------------- work
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """``batch`` products of an (m x k) with a (k x n) matrix: 2 m n k FLOPs each.
+
+    layout: which operand is transposed, in BLAS letters: ``tn`` forward, ``nn`` gradient of the input,
+    ``nt`` gradient of the weight. accumulate: the result is added to what lies in memory, in `out_dtype`
+    (a weight gradient fused with its accumulation). what: the site it belongs to, for reports.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    layout: str = "tn"
+    accumulate: bool = False
+    out_dtype: str = "bf16"
+    what: str = "gemm"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> float:
+        """Least traffic to memory: each operand read once, the result written (and read when accumulated) once."""
+        out = self.m * self.n * BYTES[self.out_dtype] * (2 if self.accumulate else 1)
+        return float(self.batch * ((self.m * self.k + self.k * self.n) * BYTES[self.dtype] + out))
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A fused attention kernel (scores never reach memory) over ``batch`` sequences.
+
+    q, kv: positions of queries and keys; heads and kv_heads: local counts; qk_dim, v_dim: widths of a head;
+    share: part of the q x kv rectangle that is computed (1/2 for causal self-attention). FLOPs forward:
+    2 b heads q kv (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again.
+    """
+
+    batch: int
+    q: int
+    kv: int
+    heads: int
+    kv_heads: int
+    qk_dim: int
+    v_dim: int
+    share: float = 0.5
+    backward: bool = False
+    dtype: str = "bf16"
+
+    @property
+    def flops(self) -> float:
+        forward = 2.0 * self.batch * self.heads * self.q * self.kv * (self.qk_dim + self.v_dim) * self.share
+        return forward * (2.5 if self.backward else 1.0)
+
+    @property
+    def bytes(self) -> float:
+        queries = self.batch * self.heads * self.q * (self.qk_dim + self.v_dim)
+        keys = self.batch * self.kv_heads * self.kv * (self.qk_dim + self.v_dim)
+        return float((queries + keys) * BYTES[self.dtype] * (2 if self.backward else 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A kernel bound by memory traffic: `read` and `write` bytes, FLOPs not worth counting.
+
+    what: norm, residual, activation, rope, embedding, softmax, dropout, cross-entropy, add, cast, grad-norm, adam.
+    """
+
+    what: str
+    read: int
+    write: int
+
+    flops = 0.0
+
+    @property
+    def bytes(self) -> float:
+        return float(self.read + self.write)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One communication among the ranks of one or more mesh axes.
+
+    operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast. nbytes: the largest buffer on one
+    rank, as nccl-tests counts it: the tensor of an all-reduce, the gathered tensor of an all-gather, the
+    unreduced one of a reduce-scatter, all that one rank sends (its own share included) in an all-to-all.
+    members: positions along a single axis that take part; None for all of them.
+    """
+
+    operation: str
+    nbytes: int
+    axes: tuple[str, ...]
+    members: tuple[int, ...] | None = None
+
+    flops = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A point-to-point message of `nbytes` from position `source` to position `target` of one mesh axis."""
+
+    nbytes: int
+    axis: str
+    source: int
+    target: int
+
+    flops = 0.0
+
+
+Work = Gemm | Attention | Memory | Collective | Transfer
+
+# ----------------------------------------------------------------------------------------------- ops
+
+COMPUTE = "compute"
+"""The stream of the kernels. The other streams carry the name of the family that communicates."""
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One piece of work on one in-order stream; without work it is a mark of no duration.
+
+    after: data dependencies only (the order of a stream needs none). phase: F forward, B gradient of inputs,
+    W gradient of weights, R recompute, U update. when: in which micro-batches it runs (every, first, last).
+    """
+
+    name: str
+    stream: str = COMPUTE
+    work: Work | None = None
+    after: list[Op] = field(default_factory=list)
+    phase: str = "F"
+    when: str = "every"
+
+    def __repr__(self) -> str:
+        return f"<{self.phase} {self.name} on {self.stream}>"
+
+
+@dataclass(slots=True)
+class Hold:
+    """`nbytes` of memory kept from the begin of op `start` until the end of op `stop`.
+
+    category: activations, workspace, logits, buffers, ... as in the report.
+    """
+
+    nbytes: int
+    category: str
+    start: Op
+    stop: Op
+    what: str = ""
+
+
+@dataclass(slots=True)
+class Param:
+    """A weight as one rank holds it.
+
+    size: local elements; total: elements of the whole tensor; partial: axes over which its gradient is a partial
+    sum; ready: the backward op after which its gradient is complete; used: the first forward op that reads it.
+    """
+
+    name: str
+    size: int
+    total: int
+    partial: tuple[str, ...]
+    ready: Op
+    used: Op
+    tied: bool = False
+
+
+@dataclass(slots=True)
+class Fragment:
+    """The ops of one site in issue order; `backward` is the combined one, each op tagged B, W or R.
+
+    entry, grad_entry: a mark per tensor that comes in (an input; the gradient of an output). exit, grad_exit: the op
+    after which an output, or the gradient of an input, exists.
+    """
+
+    forward: list[Op] = field(default_factory=list)
+    backward: list[Op] = field(default_factory=list)
+    entry: dict[str, Op] = field(default_factory=dict)
+    exit: dict[str, Op] = field(default_factory=dict)
+    grad_entry: dict[str, Op] = field(default_factory=dict)
+    grad_exit: dict[str, Op] = field(default_factory=dict)
+    params: list[Param] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
