@@ -138,7 +138,7 @@ COMPUTE = "compute"
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One piece of work on one in-order stream; without work it is a mark of no duration.
+    """One piece of work on one in-order stream. Without work it is a mark: it joins dependencies and is on no stream.
 
     after: data dependencies only (the order of a stream needs none). phase: F forward, B gradient of inputs,
     W gradient of weights, R recompute, U update. when: in which micro-batches it runs (every, first, last).
@@ -155,18 +155,20 @@ class Op:
         return f"<{self.phase} {self.name} on {self.stream}>"
 
 
-@dataclass(slots=True)
-class Hold:
-    """`nbytes` of memory kept from the begin of op `start` until the end of op `stop`.
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """`op` needs `nbytes` of memory named `key` to exist while it runs; `made` says that it writes it.
 
-    category: activations, workspace, logits, buffers, ... as in the report.
+    Memory lives from the begin of the first op that touches it to the end of the last one: an activation is saved
+    for the backward pass exactly when a backward op touches it. category: workspace, logits or buffers; what lives from
+    a forward to a backward pass counts as activations unless it is one of the other two.
     """
 
+    key: str
     nbytes: int
-    category: str
-    start: Op
-    stop: Op
-    what: str = ""
+    op: Op
+    made: bool = False
+    category: str = "workspace"
 
 
 @dataclass(slots=True)
@@ -201,4 +203,4 @@ class Fragment:
     grad_entry: dict[str, Op] = field(default_factory=dict)
     grad_exit: dict[str, Op] = field(default_factory=dict)
     params: list[Param] = field(default_factory=list)
-    holds: list[Hold] = field(default_factory=list)
+    touches: list[Touch] = field(default_factory=list)

@@ -1,0 +1,57 @@
+# Everything runs in .venv, which is made on demand and brought up to date whenever pyproject.toml changes.
+# Needs Python 3.11 or newer and make, nothing else:  make demo   or   make test PYTHON=python3.12
+
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+
+BASE := $(VENV)/.base-installed
+DEV  := $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: demo test lint bench clean help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(BASE) ## forecast two well-known runs and draw their timelines into out/
+	@mkdir -p out
+	$(BIN)/meshcast predict examples/llama3-70b-dgx-h100.yaml --plot out/llama3-70b-timeline.png
+	$(BIN)/meshcast predict examples/gpt3-175b-dgx-a100.yaml --plot out/gpt3-175b-timeline.png
+
+test: $(DEV) ## run the tests (WORKERS=2 processes)
+	$(BIN)/python -m pytest -n $(WORKERS) -q
+
+lint: $(DEV) ## check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(DEV) ## time the simulator itself
+	$(BIN)/python -m pytest benchmarks/ --benchmark-only
+
+clean: ## remove everything that make has made, .venv included
+	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "meshcast needs Python 3.11 or newer; name one with: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The stamps are touched only after a complete installation, so an interrupted one is taken up again.
+# $(BIN)/python is order-only: it is a link to an interpreter whose own date means nothing here.
+$(BASE): pyproject.toml | $(BIN)/python
+	@echo "installing meshcast into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing meshcast and its development tools into $(VENV)"
+	@$(PIP) --constraint constraints.txt --editable ".[dev]"
+	@touch $@ $(BASE)

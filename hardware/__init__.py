@@ -1,0 +1,123 @@
+"""Descriptions of hardware: GPUs, links, nodes, clusters, with units and sources.
+
+`load_cluster` understands every way of naming a cluster; the catalog lies in ``hardware/catalog``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hardware.cluster import MAX_GPUS, ByGPU, Cluster, Tier
+from hardware.errors import CatalogError, nearest
+from hardware.gpu import GPU
+from hardware.link import Link
+from hardware.load import Document, Value, catalog, line_of, load, read_yaml, validated
+from hardware.node import Node
+from hardware.topology import Reach, reach, sharers
+
+__all__ = [
+    "GPU",
+    "CatalogError",
+    "Cluster",
+    "Link",
+    "Node",
+    "Reach",
+    "Tier",
+    "Value",
+    "catalog",
+    "clusters",
+    "gpus",
+    "links",
+    "load",
+    "load_cluster",
+    "nodes",
+    "reach",
+    "sharers",
+]
+
+
+def gpus() -> tuple[str, ...]:
+    """Names of the catalog's GPUs."""
+    return catalog("gpus")
+
+
+def links() -> tuple[str, ...]:
+    """Names of the catalog's links and network ports."""
+    return catalog("links")
+
+
+def nodes() -> tuple[str, ...]:
+    """Names of the catalog's nodes."""
+    return catalog("nodes")
+
+
+def clusters() -> tuple[str, ...]:
+    """Names of the catalog's clusters."""
+    return catalog("clusters")
+
+
+def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> Cluster:
+    """The cluster that `spec` describes; any mistake in it raises one CatalogError.
+
+    Args:
+        spec: ``dgx-h100:64`` (node : number of nodes), a name of the catalog, the path of a YAML file, or a mapping:
+            ``{node: dgx-h100, nodes: 64}`` or ``{gpu: h100-sxm, gpus: 128, gpus_per_node: 8, scale_up_domain: 8,
+            inter: {kind: infiniband, gbps_per_gpu: 400}}``.
+        where: what errors call `spec`.
+        base: folder that a relative path starts from.
+    """
+    if isinstance(spec, Cluster):
+        return spec
+    if isinstance(spec, Mapping):
+        return _described(Document(dict(spec), "", where))
+    if isinstance(spec, Path):
+        return _described(read_yaml(Path(base) / spec, str(spec)))
+    if not isinstance(spec, str):
+        rule = "a cluster is a name, a path or a mapping"
+        raise CatalogError(where, rule, "Write it like dgx-h100:64 or {node: dgx-h100, nodes: 64}", spec)
+    word = spec.strip()
+    if word in clusters():
+        cluster: Cluster = load("clusters", word)
+        return cluster
+    if word.endswith((".yaml", ".yml", ".json")) or "/" in word:
+        return _described(read_yaml(Path(base) / word, word))
+    node, colon, count = word.partition(":")
+    if not colon and node not in nodes():
+        known = [*clusters(), *(f"{name}:COUNT" for name in nodes())]
+        raise CatalogError(where, "no such cluster", f"{nearest(node, known)}, or the path of a YAML file", spec)
+    return _counted(node, count, where, spec)
+
+
+def _counted(node: str, count: str, where: str, spec: str) -> Cluster:
+    """The cluster ``node:count``."""
+    if node not in nodes():
+        raise CatalogError(where, f"no node {node!r} in the catalog", nearest(node, nodes()), spec)
+    if not re.fullmatch("[0-9]+", count, re.ASCII) or not int(count[:20]):
+        rule = "the number of nodes is a whole number above 0"
+        raise CatalogError(where, rule, f"Write it like {node}:64", spec)
+    if len(count) > 20 or int(count) * int(load("nodes", node).gpus) > MAX_GPUS:
+        raise CatalogError(where, f"more than {MAX_GPUS:,} GPUs", "Write fewer nodes", spec)
+    return validated(Cluster, {"name": f"{node}:{int(count)}", "node": node, "nodes": int(count)}, where)
+
+
+def _described(document: Document) -> Cluster:
+    """The cluster of a mapping, in either of its two forms."""
+    data, text, where = document
+    if not isinstance(data, dict) or not {"gpu", "gpus_per_node", "scale_up_domain", "inter"} & data.keys():
+        return validated(Cluster, data, where, text=text)
+    if both := {"node", "nodes"} & data.keys():
+        place = f"{where}:{line_of(text, (min(both),))} {min(both)}" if text else f"{where}.{min(both)}"
+        raise CatalogError(place, "a cluster is told by its node or by its GPU", "Keep {node, nodes} or {gpu, gpus}")
+    told = validated(ByGPU, data, where, text=text)
+    try:
+        return told.cluster()
+    except CatalogError:
+        raise
+    except ValueError as e:
+        # Raised by a validator of Node or Cluster, pydantic wraps it and hides the text in its context.
+        inner = e.errors()[0].get("ctx", {}).get("error", e) if hasattr(e, "errors") else e
+        rule, _, remedy = str(inner).partition(". ")
+        raise CatalogError(where, rule, remedy or "Correct the values") from None

@@ -1,0 +1,44 @@
+"""A GPU as its maker describes it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, described
+
+Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
+
+
+@described("gpus")
+class GPU(Strict):
+    """One accelerator.
+
+    Attributes:
+        architecture: generation, as the maker calls it (``hopper``).
+        memory: device memory [bytes] that programs, the framework's reserve and the driver share.
+        memory_bandwidth: of device memory [bytes/s], nominal.
+        l2: last-level cache [bytes].
+        multiprocessors: streaming multiprocessors or compute units.
+        clock: highest sustained clock [Hz], the one that `peak` follows from.
+        peak: dense FLOP/s by number format, without structured sparsity.
+        power: board power limit [W].
+        scale_up: catalog name of the link that joins it to its neighbours; None without one.
+        usual_node: catalog name of the node it is mostly sold in, to fill in what a user does not know.
+    """
+
+    name: str
+    title: str = ""
+    architecture: str
+    memory: Bytes
+    memory_bandwidth: Bandwidth
+    l2: Bytes
+    multiprocessors: Count
+    clock: Frequency
+    peak: dict[Precision, Flops]
+    power: Power
+    scale_up: str | None = None
+    usual_node: str | None = None
+    note: str = ""
+
+    def __hash__(self) -> int:  # `peak` is a dict; equal GPUs have equal names
+        return hash(self.name)

@@ -1,0 +1,33 @@
+"""Links: what joins GPUs inside a node, and the network ports that join nodes."""
+
+from __future__ import annotations
+
+from hardware.load import Count, LinkRate, Ratio, Strict, Time, described
+
+
+@described("links")
+class Link(Strict):
+    """A scale-up link (NVLink) or a network port (InfiniBand, Ethernet).
+
+    Attributes:
+        family: ``nvlink``, ``infiniband``, ``roce``, ...: what a cluster calls the kind of its network.
+        rate: of one link or port [bytes/s], one direction, nominal.
+        links: how many work side by side at one GPU (or one network adapter).
+        latency: from one end to the other [s], of the hardware alone; what a communication library's
+            protocol adds is no property of the link.
+        payload: share of the rate that large transfers reach.
+    """
+
+    name: str
+    title: str = ""
+    family: str
+    rate: LinkRate
+    links: Count
+    latency: Time
+    payload: Ratio
+    note: str = ""
+
+    @property
+    def bandwidth(self) -> float:
+        """All links together [bytes/s], one direction, nominal."""
+        return float(self.rate * self.links)

@@ -1,0 +1,115 @@
+"""Units: text with a unit becomes an SI float at the border, and SI floats become text in reports.
+
+Inside meshcast every quantity is a plain float in SI: bytes, bytes/s, FLOP/s, seconds, hertz, watts. Units are
+case-sensitive because case carries meaning: ``GB/s`` is bytes and ``Gb/s`` is bits; ``GB`` is 10^9 and ``GiB`` 2^30.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+KIB, MIB, GIB, TIB = 2.0**10, 2.0**20, 2.0**30, 2.0**40
+"""Bytes in a KiB, MiB, GiB and TiB."""
+
+KILO, MEGA, GIGA, TERA, PETA, EXA = 1e3, 1e6, 1e9, 1e12, 1e15, 1e18
+
+MICRO = 1e-6
+
+_BYTES = {
+    **{"B": 1.0, "kB": KILO, "MB": MEGA, "GB": GIGA, "TB": TERA},
+    **{"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB},
+}
+_BITS = {"b": 1 / 8, "kb": KILO / 8, "Mb": MEGA / 8, "Gb": GIGA / 8, "Tb": TERA / 8}
+
+UNITS: dict[str, dict[str, float]] = {
+    "bytes": _BYTES,
+    "bandwidth": {f"{unit}/s": size for unit, size in (_BYTES | _BITS).items()},
+    "flops": {"FLOP/s": 1.0, "GFLOP/s": GIGA, "TFLOP/s": TERA, "PFLOP/s": PETA, "EFLOP/s": EXA},
+    "time": {"s": 1.0, "ms": 1e-3, "us": MICRO, "µs": MICRO, "ns": 1e-9},
+    "frequency": {"Hz": 1.0, "kHz": KILO, "MHz": MEGA, "GHz": GIGA},
+    "power": {"W": 1.0, "kW": KILO, "MW": MEGA},
+    "count": {"": 1.0},
+    "ratio": {"": 1.0, "%": 0.01},
+}
+"""For each dimension the size of each of its units, in SI."""
+
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\D*)")
+
+
+def parse(text: str | int | float, dimension: str) -> float:
+    """`text` (``"900 GB/s"``) as an SI float of `dimension`, one of ``UNITS``.
+
+    A bare number is taken for a count or a ratio only: anywhere else the unit is part of the value. Quantities are
+    finite and not negative, counts are whole. ValueErrors read "rule. remedy".
+    """
+    units = UNITS[dimension]
+    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+        raise ValueError(f"a {dimension} quantity is text with a unit. Write it like {_example(dimension)!r}")
+    match = _QUANTITY.fullmatch(str(text).strip())
+    if match is None:
+        raise ValueError(f"not a number with a unit. Write it like {_example(dimension)!r}")
+    number, unit = float(match[1]), match[2].strip()
+    if unit not in units:
+        given = f"{unit!r} is not a unit of {dimension}" if unit else f"a {dimension} quantity needs its unit"
+        valid = f"Units: {', '.join(u for u in units if u)}" if any(units) else "Write a bare number"
+        raise ValueError(f"{given}. {valid}")
+    result = number * units[unit]
+    if not math.isfinite(result) or result < 0:
+        raise ValueError(f"a {dimension} quantity is finite and not negative. Write it like {_example(dimension)!r}")
+    if dimension == "count" and result != int(result):
+        raise ValueError("a count is whole. Write it like '8'")
+    return result
+
+
+def _example(dimension: str) -> str:
+    return {
+        "bytes": "80 GiB",
+        "bandwidth": "450 GB/s",
+        "flops": "989 TFLOP/s",
+        "time": "0.6 us",
+        "frequency": "1410 MHz",
+        "power": "700 W",
+        "count": "8",
+        "ratio": "0.95",
+    }[dimension]
+
+
+# ------------------------------------------------------------------------------------------- reports
+
+
+def figures(x: float) -> str:
+    """`x` with three figures and never an exponent: 1.23, 45.6, 789, 12,345."""
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}" if abs(x) >= 1e-3 or x == 0 else f"{x:.2e}"
+
+
+def seconds(x: float) -> str:
+    """A time in seconds as text: ``12.3 s``, ``45.6 ms``, ``7.89 us``, ``12 ns``."""
+    return _scaled(x, {"s": 1.0, "ms": 1e-3, "us": MICRO, "ns": 1e-9})
+
+
+def gib(x: float) -> str:
+    """Bytes as GiB: ``79.6 GiB``."""
+    return f"{figures(x / GIB)} GiB"
+
+
+def bandwidth(x: float) -> str:
+    """Bytes/s, decimal: ``450 GB/s``."""
+    return _scaled(x, {"TB/s": TERA, "GB/s": GIGA, "MB/s": MEGA, "B/s": 1.0})
+
+
+def flops(x: float) -> str:
+    """FLOP/s: ``989 TFLOP/s``."""
+    return _scaled(x, {"EFLOP/s": EXA, "PFLOP/s": PETA, "TFLOP/s": TERA, "GFLOP/s": GIGA, "FLOP/s": 1.0})
+
+
+def percent(x: float) -> str:
+    """A ratio as percent: ``52.3 %``."""
+    return f"{x * 100:.1f} %"
+
+
+def _scaled(x: float, units: dict[str, float]) -> str:
+    """`x` in the largest of `units` (largest first) of which it holds at least one."""
+    fitting = (unit for unit, size in units.items() if abs(x) >= size)
+    unit = next(fitting, list(units)[-1]) if x else next(iter(units))
+    return f"{figures(x / units[unit])} {unit}"

@@ -1,0 +1,110 @@
+"""Frameworks: the habits of real code bases, as data.
+
+An algorithm is a scheme; how an implementation goes about it is a field here. One YAML file a framework.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hardware.errors import PlanError, nearest
+from hardware.load import read_yaml, validated
+
+Format = Literal["fp32", "bf16", "fp16"]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Overlap(Part):
+    """Which communication runs beside computation."""
+
+    dp: bool
+    """Gradient buckets are reduced behind the last backward pass, and ZeRO-1 weights gathered ahead of their first use."""
+    pp: bool
+    """A device goes on computing while its activations are sent; otherwise it waits for each send."""
+
+
+class Bucket(Part):
+    """Gradient buckets hold max(elements, elements_per_rank x data-parallel ranks) elements."""
+
+    elements: float = Field(gt=0)
+    elements_per_rank: float = Field(ge=0)
+
+
+class LossHabit(Part):
+    """Bytes per logit of the cross-entropy kernels: moved forward and backward, and kept in between."""
+
+    forward: int = Field(ge=0)
+    backward: int = Field(ge=0)
+    kept: int = Field(ge=0)
+
+
+class MemoryHabit(Part):
+    """What the process takes beyond its tensors."""
+
+    reserved_share: float = Field(ge=1)
+    """Reserved by the allocator over allocated at the peak."""
+    context_gib: float = Field(ge=0)
+    """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
+
+
+class Framework(Part):
+    """The habits of one code base."""
+
+    name: str
+    title: str
+    source: str
+    weights: Format
+    """Format of the compute weights and activations."""
+    gradients: Format
+    """Format in which gradients are accumulated and reduced."""
+    main_weights: Format
+    """Format of the optimizer's own copy of the weights."""
+    moments: Format
+    attention: Literal["flash", "unfused"]
+    """``flash``: a fused kernel without scores in memory."""
+    regather: bool
+    """Gathered inputs of linears are kept as shards, and gathered again for the weight gradient."""
+    vocab_multiple: int = Field(ge=1)
+    """The embedding is padded to a multiple of this times tp."""
+    overlap: Overlap
+    bucket: Bucket
+    loss: LossHabit
+    memory: MemoryHabit
+    rates: dict[str, float]
+    """Residual rates of kernels against the calibrated ones: see simulator.costs."""
+    step_overhead_s: float = Field(ge=0)
+    """Constant time a step: data loading, logging, launch ramp [s]."""
+    spread: float = Field(ge=0)
+    """Standard deviation of log(measured / predicted) of the step that the habits leave unexplained."""
+
+
+def framework_names() -> list[str]:
+    """The frameworks that have a file."""
+    return sorted(f.name[:-5] for f in resources.files(__name__).iterdir() if f.name.endswith(".yaml"))
+
+
+@cache
+def _file(name: str) -> dict[str, Any]:
+    return dict(read_yaml(resources.files(__name__) / f"{name}.yaml").data)
+
+
+def load_framework(name: str, changes: dict[str, Any] | None = None, where: str = "framework") -> Framework:
+    """The framework `name` with the fields in `changes` set (nested as in its file).
+
+    Raises PlanError for an unknown name, field or value.
+    """
+    if name not in framework_names():
+        raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
+    return validated(Framework, _merged(_file(name), changes or {}), f"{where}.set", PlanError)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = {k: _merged(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+    return {**base, **changes, **both}

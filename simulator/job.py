@@ -1,0 +1,252 @@
+"""The job file: what to forecast, in short or long form, read and checked.
+
+`load_job` turns a YAML or JSON file (or a mapping) into a `Job`; ``simulator.plan`` turns its plan into a mesh and schemes.
+The long form, with every default filled, is the ``job`` of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from hardware import Cluster, load_cluster
+from hardware.errors import PlanError
+from hardware.load import read_yaml, validated
+from simulator.frameworks import Format, Framework, load_framework
+from simulator.models import load_model
+from simulator.models.model import Model
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Batch(Part):
+    """Sequences of one step: of the whole job, of one replica and pass; and their tokens."""
+
+    total: PositiveInt | None = Field(default=None, alias="global")
+    """Default: one micro-batch a replica without a pipeline, four a stage with one."""
+    micro: PositiveInt = 1
+    sequence: PositiveInt | None = None
+    """Default: the model's own."""
+
+
+class Precision(Part):
+    """Number formats; what is not given is the framework's habit."""
+
+    compute: Format | None = None
+    gradients: Format | None = None
+    main_weights: Format | None = None
+    moments: Format | None = None
+
+
+class FrameworkChoice(Part):
+    name: str = "megatron-core"
+    release: str | None = None
+    set: dict[str, Any] = {}
+
+
+class SchemeEntry(BaseModel):
+    """One scheme of a long plan; further keys are its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    use: str
+    over: str | tuple[str, ...] = ()
+
+
+class ShortPlan(Part):
+    """A first plan: degrees, and the documented default scheme for each axis."""
+
+    tp: PositiveInt = 1
+    """Tensor parallel: megatron-sp, or megatron when sequence_parallel is false."""
+    pp: PositiveInt = 1
+    """Pipeline stages."""
+    dp: PositiveInt | None = None
+    """Default: what is left of the GPUs."""
+    schedule: str | None = None
+    """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
+    chunks: PositiveInt = 1
+    zero: Literal[0, 1] = 1
+    """0: data/ddp. 1: data/zero-1."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    sequence_parallel: bool = True
+    partition: str | tuple[int, ...] = "even"
+
+
+class LongPlan(Part):
+    mesh: dict[str, PositiveInt]
+    """Axis names to sizes, outermost (slowest links) first."""
+    schemes: tuple[SchemeEntry, ...] = ()
+    """Outermost first."""
+    partition: str | tuple[int, ...] = "even"
+
+
+class RunLength(Part):
+    tokens: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    price_per_gpu_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
+class JobFile(Part):
+    """The keys of a job file."""
+
+    id: str | int | None = None
+    model: Any
+    cluster: Any
+    framework: str | FrameworkChoice = "megatron-core"
+    batch: Batch = Batch()
+    precision: Format | Precision = Precision()
+    optimizer: Literal["adam"] = "adam"
+    plan: dict[str, Any] = {}
+    run: RunLength = RunLength()
+
+
+class Job(Part):
+    """A job whose model, cluster and framework are found, and whose plan is in long form."""
+
+    id: str | int | None
+    model: Model
+    cluster: Cluster
+    framework: Framework
+    release: str | None
+    batch: Batch
+    precision: Precision
+    plan: LongPlan
+    run: RunLength
+    named: dict[str, Any]
+    """model, cluster and framework.set as the user wrote them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job in long form, every default filled."""
+        plan = self.plan.model_dump(mode="json", exclude={"schemes"})
+        plan["schemes"] = [
+            {"use": entry.use, **({"over": entry.over} if entry.over else {}), **(entry.model_extra or {})} for entry in self.plan.schemes
+        ]
+        return {
+            "model": self.named["model"],
+            "cluster": self.named["cluster"],
+            "framework": {"name": self.framework.name, "release": self.release, "set": self.named["set"]},
+            "batch": self.batch.model_dump(by_alias=True),
+            "precision": self.precision.model_dump(),
+            "optimizer": "adam",
+            "plan": plan,
+            "run": self.run.model_dump(),
+        }
+
+
+def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Job:
+    """The job in a file (YAML or JSON) or a mapping, with `changes` (``plan.tp=4``) made first.
+
+    Raises PlanError, ModelError or CatalogError for the first thing that is wrong.
+    """
+    base, text, where = Path("."), "", "job"
+    if isinstance(source, Mapping):
+        data: Any = dict(source)
+    else:
+        path = Path(source)
+        data, text, where = read_yaml(path, str(source), PlanError)
+        base = path.parent
+    if not isinstance(data, dict):
+        raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
+    changed = list(changes)
+    for change in changed:
+        _set(data, change)
+    file = validated(JobFile, data, where, PlanError, text="" if changed else text)
+
+    framework, choice = _framework(file)
+    cluster = load_cluster(file.cluster, "cluster", base)
+    model = load_model(file.model, "model", base)
+    precision = _precision(file, framework)
+    framework = framework.model_copy(
+        update={
+            "weights": precision.compute,
+            "gradients": precision.gradients,
+            "main_weights": precision.main_weights,
+            "moments": precision.moments,
+        }
+    )
+    plan = _long(file.plan, cluster.gpus)
+    named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
+    return Job(
+        id=file.id,
+        model=model,
+        cluster=cluster,
+        framework=framework,
+        release=choice.release,
+        batch=_batch(file.batch, model, plan),
+        precision=precision,
+        plan=plan,
+        run=file.run,
+        named=named,
+    )
+
+
+def _set(data: dict[str, Any], change: str) -> None:
+    """Makes one change of the form ``plan.tp=4``; the value is read as YAML."""
+    path, equals, value = change.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
+    at: Any = data
+    for i, key in enumerate(keys[:-1]):
+        at = at.setdefault(key, {}) if isinstance(at, dict) else None
+        if not isinstance(at, dict):
+            raise PlanError("--set", f"{'.'.join(keys[: i + 1])} holds no fields", "Set it as a whole", change)
+    at[keys[-1]] = read_yaml(value, f"--set {path}", PlanError).data
+
+
+def _framework(file: JobFile) -> tuple[Framework, FrameworkChoice]:
+    choice = FrameworkChoice(name=file.framework) if isinstance(file.framework, str) else file.framework
+    return load_framework(choice.name, choice.set), choice
+
+
+def _precision(file: JobFile, framework: Framework) -> Precision:
+    given = Precision(compute=file.precision) if isinstance(file.precision, str) else file.precision
+    return Precision(
+        compute=given.compute or framework.weights,
+        gradients=given.gradients or framework.gradients,
+        main_weights=given.main_weights or framework.main_weights,
+        moments=given.moments or framework.moments,
+    )
+
+
+def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
+    stages = plan.mesh.get(_axis(plan, "pipeline"), 1)
+    replicas = plan.mesh.get(_axis(plan, "data"), 1)
+    total = batch.total or replicas * batch.micro * (4 * stages if stages > 1 else 1)
+    return Batch(total=total, micro=batch.micro, sequence=batch.sequence or model.seq)
+
+
+def _axis(plan: LongPlan, family: str) -> str:
+    """The first axis that a family claims."""
+    overs = [entry.over for entry in plan.schemes if entry.use.startswith(f"{family}/")]
+    over = overs[0] if overs else ""
+    return over if isinstance(over, str) else (over or ("",))[0]
+
+
+def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:
+    """The long form of a plan, with the default scheme of every axis of a short one."""
+    if "mesh" in plan or "schemes" in plan:
+        return validated(LongPlan, dict(plan), "plan", PlanError)
+    short = validated(ShortPlan, dict(plan), "plan", PlanError)
+    model_ranks = short.tp * short.pp
+    if short.dp is None and gpus % model_ranks:
+        fits = [n for n in range(1, short.tp + 1) if gpus % (n * short.pp) == 0]
+        rule = f"tp x pp = {short.tp} x {short.pp} = {model_ranks} must divide the {gpus} GPUs"
+        remedy = f"With pp = {short.pp}, tp = {fits[-1]} would work" if fits else f"Choose a pp that divides {gpus}"
+        raise PlanError("plan.tp", rule, remedy, short.tp)
+    dp = short.dp or gpus // model_ranks
+    schedule = short.schedule or ("interleaved-1f1b" if short.chunks > 1 else "1f1b")
+    schemes: list[dict[str, Any]] = [
+        {"use": f"pipeline/{schedule}", "over": "pp", "chunks": short.chunks},
+        {"use": "data/zero-1" if short.zero else "data/ddp", "over": "dp"},
+        {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
+    ]
+    if short.recompute == "full":
+        schemes.append({"use": "memory/recompute-full"})
+    elif short.recompute == "selective":
+        schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
+    mesh = {"pp": short.pp, "dp": dp, "tp": short.tp}
+    return validated(LongPlan, {"mesh": mesh, "schemes": schemes, "partition": short.partition}, "plan", PlanError)

@@ -1,0 +1,126 @@
+"""Layouts, and the communication between them.
+
+A layout says, per mesh axis, how a tensor lies on the ranks of that axis: cut along one of its dims, a partial sum, or
+(not listed) a full copy. A scheme says which dim its axis divides at a site; what arrives, what leaves and what must
+move in between is worked out here, once for activations and with the same rules for gradients:
+
+* an input that has the divided dim must arrive cut along it, one that lacks it must arrive whole;
+* an output that has it leaves cut, one that lacks it leaves as a partial sum;
+* for gradients the two change places: the gradient of an output must arrive cut or whole, that of an input leaves
+  cut or partial; a weight that has the dim is cut, the gradient of one that lacks it is partial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from simulator.mesh import Mesh
+from simulator.ops import BYTES, Collective
+
+PARTIAL = "+"
+"""The state of a tensor whose copies must still be summed over an axis."""
+
+Layout = Mapping[str, str]
+"""Axis to the dim it cuts, or to PARTIAL; an axis that is not listed holds full copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dim of a tensor: `size` elements, cut only at multiples of `unit` (a head is never cut).
+
+    copies: a dim of fewer units than ranks (key and value heads) is copied rather than cut below one unit.
+    """
+
+    size: int
+    unit: int = 1
+    copies: bool = False
+
+    def local(self, parts: int) -> int:
+        """Elements on one of `parts` ranks."""
+        units = self.size // self.unit
+        return (math.ceil(units / parts) if self.copies else units // parts) * self.unit
+
+    def divides(self, parts: int) -> bool:
+        units = self.size // self.unit
+        return units % parts == 0 or (self.copies and parts % units == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of a site by its named dims (global sizes). Equal names mean the same tensor.
+
+    renamed: dims under which a consumer sees the producer's dims (keys are produced at positions `s` and read at `t`).
+    """
+
+    name: str
+    dims: Mapping[str, Dim]
+    dtype: str = "bf16"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, dim: str) -> bool:
+        return dim in self.dims
+
+    def seen_as(self, **renamed: str) -> Tensor:
+        """The same tensor with dims under other names."""
+        dims = {renamed.get(name, name): dim for name, dim in self.dims.items()}
+        return Tensor(self.name, dims, self.dtype, renamed)
+
+    def arriving(self, layout: Layout) -> Layout:
+        """The producer's layout in this consumer's dim names."""
+        return {axis: self.renamed.get(dim, dim) for axis, dim in layout.items()}
+
+    def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int]:
+        """Local size of every dim."""
+        parts = dict.fromkeys(self.dims, 1)
+        for axis, dim in layout.items():
+            if dim in parts:
+                parts[dim] *= mesh.size(axis)
+        return {name: dim.local(parts[name]) for name, dim in self.dims.items()}
+
+    def local(self, layout: Layout, mesh: Mesh) -> int:
+        """Local number of elements."""
+        return math.prod(self.local_dims(layout, mesh).values())
+
+    def nbytes(self, layout: Layout, mesh: Mesh) -> int:
+        """Local bytes."""
+        return self.local(layout, mesh) * BYTES[self.dtype]
+
+
+def needed(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+    """How an input, a weight or the gradient of an output must arrive."""
+    return {axis: dim for axis, dim in divide.items() if tensor.has(dim)}
+
+
+def leaving(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+    """How an output, or the gradient of an input or weight, leaves."""
+    return {axis: dim if tensor.has(dim) else PARTIAL for axis, dim in divide.items()}
+
+
+def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Collective]:
+    """The collectives that turn `source` into `target`, in order.
+
+    Reductions come first, then all-to-alls, then gathers, inner axes first: so every step moves the least. Turning a
+    full copy into a cut is a slice and moves nothing.
+    """
+    steps: list[Collective] = []
+    now = dict(source)
+    axes = [axis for axis in mesh.inner_first(mesh.axes) if mesh.size(axis) > 1 and now.get(axis) != target.get(axis)]
+
+    def step(operation: str, axis: str, buffer: Layout) -> None:
+        steps.append(Collective(operation, tensor.nbytes(buffer, mesh), (axis,)))
+        now.pop(axis, None)
+        if axis in target:
+            now[axis] = target[axis]
+
+    for axis in axes:
+        if now.get(axis) == PARTIAL and target.get(axis) != PARTIAL:
+            step("reduce_scatter" if axis in target else "all_reduce", axis, now)
+    for axis in axes:
+        if now.get(axis, PARTIAL) != PARTIAL and target.get(axis, PARTIAL) != PARTIAL and now[axis] != target[axis]:
+            step("all_to_all", axis, now)
+    for axis in axes:
+        if axis in now and now[axis] != PARTIAL and axis not in target:
+            step("all_gather", axis, {a: d for a, d in now.items() if a != axis})
+    return steps

@@ -1,0 +1,362 @@
+"""From sites to ops: every scheme is asked for its rule, local sizes and movements follow, `lower` calls are folded.
+
+``Lowering.lower(site)`` hands the site to the outermost scheme, whose ``inner`` is the next one, and so on; inside all of
+them stands the default: a leaf becomes its kernels at local sizes, a nest joins its children by the collectives that
+their layouts imply. Who produces a tensor and who reads it is known from the tree before any op is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
+from simulator.mesh import Mesh
+from simulator.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, Touch, Work
+from simulator.scheme import Inner, Rule, Scheme
+from simulator.sites import Embedding, Leaf, Linear, Local, Nest, Site, Update, walk
+
+Contribution = tuple[Layout, Op]
+
+
+class Lowering:
+    """Lowers the sites of one stage, or the update of one device, under the `schemes` of a plan (outermost first).
+
+    regather: inputs of linears that arrived by an all-gather are kept as shards and gathered again for the weight gradient.
+    """
+
+    def __init__(self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False) -> None:
+        self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
+        self.stream_of = {axis: scheme.family for scheme in schemes for axis in scheme.over}
+        self.producer: dict[str, tuple[Tensor, Leaf]] = {}
+        self.readers: dict[str, list[Leaf]] = defaultdict(list)
+        self._divisions: dict[Leaf, dict[str, str]] = {}
+        self._embeds = False
+
+    def run(self, site: Site) -> Fragment:
+        """Lowers a whole stage (or update)."""
+        self.producer.clear()
+        self.readers.clear()
+        self._embeds = False
+        walk(site, self._note)
+        return self.lower(site)
+
+    def lower(self, site: Site) -> Fragment:
+        """Lowers `site` through all schemes."""
+        return self._fold(site, 0)
+
+    def division(self, leaf: Leaf) -> dict[str, str]:
+        """Which dim each axis divides at `leaf`, over all schemes; axes of size one divide nothing."""
+        if leaf not in self._divisions:
+            divide: dict[str, str] = {}
+            for scheme in self.schemes:
+                rule = scheme.layouts(leaf)
+                if isinstance(rule, str):
+                    rule = Rule(dict.fromkeys(scheme.over, rule))
+                if rule is not None:
+                    divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
+            self._divisions[leaf] = divide
+        return self._divisions[leaf]
+
+    # --------------------------------------------------------------------------------------- inside
+
+    def _note(self, leaf: Leaf) -> None:
+        self._embeds |= isinstance(leaf, Embedding)
+        for tensor in leaf.outs:
+            self.producer[tensor.name] = (tensor, leaf)
+        for tensor in leaf.ins:
+            self.readers[tensor.name].append(leaf)
+
+    def _fold(self, site: Site, depth: int) -> Fragment:
+        if depth < len(self.schemes):
+            inner: Inner = lambda part: self._fold(part, depth + 1)  # noqa: E731
+            return self.schemes[depth].lower(site, inner)
+        if isinstance(site, Nest):
+            return _Join(self, site).fragment
+        if isinstance(site, Update):
+            return self._update(site)
+        assert isinstance(site, Leaf)
+        return self._leaf(site)
+
+    def _op(self, name: str, work: Work, after: Iterable[Op], phase: str) -> Op:
+        stream = self.stream_of[work.axes[0]] if isinstance(work, Collective) else COMPUTE
+        return Op(name, stream, work, list(after), phase)
+
+    def _chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str) -> list[Op]:
+        """Ops of one leaf, each waiting for the one before (they may lie on different streams)."""
+        ops: list[Op] = []
+        for work in works:
+            ops.append(self._op(name, work, [*after, *ops[-1:]], phase))
+        return ops
+
+    def key(self, tensor: Tensor, layout: Layout) -> str:
+        """The name of a tensor in one layout, in its producer's dims; a partial sum is reduced in place."""
+        back = {new: old for old, new in tensor.renamed.items()}
+        cuts = (f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and self.mesh.size(a) > 1)
+        return f"{tensor.name}@{','.join(cuts)}"
+
+    def touch(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> Touch:
+        whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
+        return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made)
+
+    def produced(self, tensor: Tensor) -> Layout:
+        """How a tensor leaves its producer, in the dims of this reader."""
+        made, leaf = self.producer[tensor.name]
+        return tensor.arriving(leaf.leaving(made, self.division(leaf)))
+
+    def _leaf(self, leaf: Leaf) -> Fragment:
+        divide = self.division(leaf)
+        at = Local(divide, self.mesh)
+        frag = Fragment(entry={t.name: Op(f"{t.name} in") for t in leaf.ins})
+        frag.grad_entry = {t.name: Op(f"d{t.name} in", phase="B") for t in leaf.outs}
+        start, grads = list(frag.entry.values()), list(frag.grad_entry.values())
+
+        frag.forward = self._chain(leaf.name, leaf.forward(at), start, "F")
+        end = frag.forward[-1] if frag.forward else Op(leaf.name, after=start)
+        frag.exit = {t.name: end for t in leaf.outs}
+
+        inputs = self._chain(f"d{leaf.name}", leaf.backward_inputs(at), grads, "B")
+        weights = self._chain(f"w{leaf.name}", leaf.backward_weights(at), grads, "W")
+        frag.backward = [*inputs, *weights]
+        given = inputs[-1] if inputs else Op(f"d{leaf.name}", after=grads, phase="B")
+        frag.grad_exit = {t.name: given for t in leaf.ins if t.dtype != "int64"}
+        ready = (weights or inputs or [Op(f"w{leaf.name}", after=grads, phase="W")])[-1]
+        # A tied output layer beside its embedding has no table of its own.
+        for weight in () if getattr(leaf, "tied", False) and self._embeds else leaf.weights:
+            partial = tuple(axis for axis, dim in divide.items() if not weight.has(dim))
+            size = weight.local(needed(weight, divide), self.mesh)
+            total = weight.local({}, self.mesh)
+            tied = getattr(leaf, "tied", False)
+            frag.params.append(Param(weight.name, size, total, partial, ready, end, tied))
+        frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
+        return frag
+
+    def _touches(self, leaf: Leaf, at: Local, frag: Fragment, inputs: list[Op], weights: list[Op]) -> Iterable[Touch]:
+        if frag.forward:
+            first, last = frag.forward[0], frag.forward[-1]
+            yield from (self.touch(t, at.layout(t), op) for t in leaf.ins for op in (first, last))
+            yield from (self.touch(t, leaf.leaving(t, at.divide), last, made=True) for t in leaf.outs)
+        backward = [*inputs, *weights]
+        if not backward:
+            return
+        for op in (backward[0], backward[-1]):
+            yield from (self.touch(t, at.layout(t), op, prefix="d:") for t in leaf.outs)
+        if inputs:
+            yield from (self.touch(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in leaf.ins)
+        # What both gradients read goes after the weight gradient; what only one reads goes with it.
+        for t in (*leaf.reads, *leaf.reads_for_weights):
+            op = (weights or inputs)[-1] if t in leaf.reads_for_weights else (inputs or weights)[-1]
+            yield self.touch(t, at.layout(t) if t in leaf.ins else leaf.leaving(t, at.divide), op)
+        if frag.forward:
+            for what, nbytes, category in leaf.keeps(at):
+                yield Touch(f"{leaf.name}.{what}", nbytes, frag.forward[-1], True, category)
+                yield Touch(f"{leaf.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
+
+    def _update(self, site: Update) -> Fragment:
+        """Sums what no data scheme summed, then clipping's norm, then the optimizer over the local shards."""
+        data = {axis for scheme in self.schemes if scheme.family == "data" for axis in scheme.over}
+        rest: dict[tuple[str, ...], int] = defaultdict(int)
+        elements = shard = 0.0
+        for param in site.params:
+            if axes := tuple(axis for axis in param.partial if axis not in data):
+                rest[axes] += param.size
+            elements += param.size
+            shard += param.size / self.mesh.size(rests(self.schemes, "optimizer"))
+        sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
+        if site.copies:
+            sums.append(Collective("all_reduce", site.copies * site.grad_bytes, (site.axis,), site.ends))
+        ops = [self._op("reduce", work, [], "U") for work in sums]
+        norm = self._op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U")
+        everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1)
+        ops.append(norm)
+        if everyone:
+            ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), [norm], "U"))
+        step = self._op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), ops[-1:], "U")
+        # Zeroing the gradient buffer touches every local gradient, cut or not.
+        zero = self._op("zero-grad", Memory("zero-grad", 0, round(elements * site.grad_bytes)), [step], "U")
+        return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
+
+
+class _Join:
+    """Joins the children of a nest: what moves between them forward, and the same for gradients backward."""
+
+    def __init__(self, lowering: Lowering, nest: Nest) -> None:
+        self.lowering, self.nest, self.mesh = lowering, nest, lowering.mesh
+        self.fragment = Fragment()
+        self.regathered: dict[Site, list[Op]] = {}
+        fragments = [lowering.lower(child) for child in nest.children]
+        self._forward(fragments)
+        self._backward(fragments)
+        for frag in fragments:
+            self.fragment.params += frag.params
+            self.fragment.touches += frag.touches
+
+    # ------------------------------------------------------------------------------------- forward
+
+    def _forward(self, fragments: list[Fragment]) -> None:
+        out = self.fragment
+        out.entry = {t.name: Op(f"{t.name} in") for t in self.nest.inputs}
+        ready: dict[str, Op] = dict(out.entry)
+        moved: dict[str, Op] = {}
+        for child, frag in zip(self.nest.children, fragments, strict=True):
+            for tensor in child.inputs:
+                source = ready[tensor.name]
+                if isinstance(child, Leaf) and tensor.name in self.lowering.producer:
+                    source = self._arrive(child, tensor, source, frag, moved)
+                frag.entry[tensor.name].after.append(source)
+            out.forward += frag.forward
+            ready |= frag.exit
+        out.exit = {name: op for name, op in ready.items() if name not in out.entry}
+
+    def _arrive(self, leaf: Leaf, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
+        """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
+        low = self.lowering
+        made, wanted = low.produced(tensor), needed(tensor, low.division(leaf))
+        steps = moves(tensor, made, wanted, self.mesh)
+        key = low.key(tensor, wanted)
+        if steps and key not in moved:
+            for work in steps:
+                source = low._op(f"{work.operation} {tensor.name}", work, [source], "F")
+                self.fragment.forward.append(source)
+            self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
+            moved[key] = source
+        if steps and steps[-1].operation == "all_gather" and low.regather and isinstance(leaf, Linear):
+            self._gather_again(leaf, tensor, steps, made, wanted, frag)
+        return moved.get(key, source)
+
+    def _gather_again(
+        self, leaf: Leaf, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
+    ) -> None:
+        """Keeps the shard instead of the gathered input: a gather before the backward pass feeds the weight gradient."""
+        low = self.lowering
+        readers = [op for op in frag.backward if op.phase == "W"]
+        key = low.key(tensor, wanted)
+        again = low._op(f"regather {tensor.name}", steps[-1], [], "W")
+        again.after += [mark for mark in frag.grad_entry.values()]
+        for op in readers:
+            op.after.append(again)
+        frag.touches = [
+            Touch(f"{key}~{leaf.name}", t.nbytes, t.op) if t.key == key and t.op in readers else t for t in frag.touches
+        ]
+        frag.touches += [
+            Touch(f"{key}~{leaf.name}", tensor.nbytes(wanted, self.mesh), again, made=True),
+            low.touch(tensor, made, again),
+        ]
+        self.regathered.setdefault(leaf, []).append(again)
+
+    # ------------------------------------------------------------------------------------ backward
+
+    def _backward(self, fragments: list[Fragment]) -> None:
+        out, low = self.fragment, self.lowering
+        inside = {leaf for leaf in self.nest.leaves()}
+        made_here = {t.name for child in self.nest.children for t in child.outputs}
+        waiting = {t.name: 0 for child in self.nest.children for t in child.inputs}
+        given: dict[str, list[Contribution]] = defaultdict(list)
+        for child in self.nest.children:
+            for tensor in child.inputs:
+                waiting[tensor.name] += 1
+        for name in made_here:
+            if any(leaf not in inside for leaf in low.readers[name]) or not low.readers[name]:
+                out.grad_entry[name] = Op(f"d{name} in", phase="B")
+                given[name].append((self._wanted(name), out.grad_entry[name]))
+
+        for child, frag in zip(reversed(self.nest.children), reversed(fragments), strict=True):
+            for tensor in child.outputs:
+                if tensor.name in frag.grad_entry:
+                    frag.grad_entry[tensor.name].after += [op for _, op in given[tensor.name]]
+            ops = [*self.regathered.get(child, []), *frag.backward]
+            for tensor in child.inputs:
+                waiting[tensor.name] -= 1
+                if tensor.name not in frag.grad_exit:
+                    continue
+                given[tensor.name].append((self._left(child, tensor), frag.grad_exit[tensor.name]))
+                if waiting[tensor.name] == 0:
+                    given[tensor.name] = [self._collect(tensor, given[tensor.name], ops)]
+                    if tensor.name not in made_here:
+                        out.grad_exit[tensor.name] = given[tensor.name][0][1]
+            out.backward += ops
+
+    def _left(self, child: Site, tensor: Tensor) -> Layout:
+        """How the gradient of an input leaves a child, in the producer's dims; a nest has moved it already."""
+        if not isinstance(child, Leaf) or tensor.name not in self.lowering.producer:
+            return self._wanted(tensor.name)
+        back = {new: old for old, new in tensor.renamed.items()}
+        return {axis: back.get(dim, dim) for axis, dim in leaving(tensor, self.lowering.division(child)).items()}
+
+    def _wanted(self, name: str) -> Layout:
+        """How the gradient of a tensor must arrive at its producer."""
+        if name not in self.lowering.producer:
+            return {}
+        tensor, leaf = self.lowering.producer[name]
+        return needed(tensor, self.lowering.division(leaf))
+
+    def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
+        """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
+        low = self.lowering
+        tensor = low.producer[reader.name][0] if reader.name in low.producer else reader
+        wanted = self._wanted(tensor.name)
+        groups: dict[tuple[tuple[str, str], ...], list[Op]] = defaultdict(list)
+        for layout, op in parts:
+            groups[tuple(sorted(layout.items()))].append(op)
+        moved: list[Op] = []
+        for items, members in groups.items():
+            layout = dict(items)
+            op = self._sum(tensor, layout, members, ops)
+            # Right behind its producer, ahead of pending weight gradients: that is what hides it.
+            place = ops.index(op) + 1 if op in ops else 0
+            for work in moves(tensor, layout, wanted, self.mesh):
+                source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op], "B")
+                ops.insert(place, op)
+                place += 1
+                self.fragment.touches.append(low.touch(tensor, wanted, op, made=True, prefix="d:"))
+                if source.work is not None:
+                    self.fragment.touches.append(low.touch(tensor, layout, op, prefix="d:"))
+            moved.append(op)
+        return wanted, self._sum(tensor, wanted, moved, ops)
+
+    def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
+        """One op after which the sum of `members` exists: an addition kernel when there are several."""
+        if len(members) == 1:
+            return members[0]
+        size = tensor.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
+        total = self.lowering._op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
+        ops.append(total)
+        self.fragment.touches.append(self.lowering.touch(tensor, layout, total, made=True, prefix="d:"))
+        return total
+
+
+# -------------------------------------------------------------------------------------- for schemes
+
+
+def rests(schemes: Iterable[Scheme], state: str) -> tuple[str, ...]:
+    """All axes over which `state` is cut while it rests."""
+    return tuple(axis for scheme in schemes for axis in scheme.rests(state))
+
+
+def recompute(site: Site, inner: Inner) -> Fragment:
+    """`site` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
+
+    Kept are the tensors that come in from outside; all that is made inside lives within one pass.
+    """
+    first, again = inner(site), inner(site)
+    gradient = list(again.grad_entry.values())
+    for mark in again.entry.values():
+        mark.after += gradient
+    for op in again.forward:
+        op.phase, op.name = "R", f"re {op.name}"
+    before = set(map(id, first.forward))
+    inside = {t.key for t in again.touches if t.made}
+    touches = [t for t in first.touches if id(t.op) in before]
+    touches += [Touch(f"{t.key}~" if t.key in inside else t.key, t.nbytes, t.op, t.made, t.category) for t in again.touches]
+    for param, other in zip(again.params, first.params, strict=True):
+        param.used = other.used
+    return Fragment(
+        forward=first.forward,
+        backward=[*again.forward, *again.backward],
+        entry=first.entry,
+        exit=first.exit,
+        grad_entry=again.grad_entry,
+        grad_exit=again.grad_exit,
+        params=again.params,
+        touches=touches,
+    )

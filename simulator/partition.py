@@ -1,0 +1,36 @@
+"""Which layers form a stage."""
+
+from __future__ import annotations
+
+from hardware.errors import PlanError
+
+
+def layers_of_stages(partition: str | tuple[int, ...], layers: int, stages: int) -> list[int]:
+    """Transformer layers of every virtual stage, first to last.
+
+    ``even``: the same number each. ``ends-as-layers``: embedding and output layer take one place each. A list says it outright.
+
+    Raises PlanError where the layers do not fit the stages.
+    """
+    if partition == "even":
+        if layers % stages:
+            near = max(1, round(layers / stages)) * stages
+            divisors = [n for n in range(1, layers + 1) if layers % n == 0]
+            below = max((n for n in divisors if n <= stages), default=1)
+            rule = f"{layers} layers must divide evenly over pp x chunks = {stages} stages"
+            remedy = f"{below} stages would work, or {near} layers, or a list of layers in plan.partition"
+            raise PlanError("plan.partition", rule, remedy, partition)
+        return [layers // stages] * stages
+    if partition == "ends-as-layers":
+        places = layers + 2
+        if stages < 2 or places % stages or places // stages < 1:
+            rule = f"{layers} layers and 2 ends must divide evenly over {stages} stages (at least 2)"
+            raise PlanError("plan.partition", rule, "Use even, or a list of layers", partition)
+        each = places // stages
+        return [each - 1, *[each] * (stages - 2), each - 1]
+    if isinstance(partition, str):
+        raise PlanError("plan.partition", "no such partition", "Valid: even, ends-as-layers, or a list of layers", partition)
+    if len(partition) != stages or sum(partition) != layers or min(partition) < 0:
+        rule = f"a list gives the layers of each of the {stages} stages and sums to {layers}; this one has {len(partition)} and {sum(partition)}"
+        raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
+    return list(partition)

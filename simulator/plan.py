@@ -1,0 +1,191 @@
+"""A plan made ready: mesh, scheme objects, stages; and the rules that hold for a whole plan.
+
+Every rule is a small function ``check_...`` that raises one PlanError; all are asked before any work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from hardware.errors import PlanError, nearest
+from hardware.load import validated
+from simulator.job import Job
+from simulator.mesh import Mesh
+from simulator.models.blocks import Blocks
+from simulator.partition import layers_of_stages
+from simulator.schedule import Schedule, Shape
+from simulator.scheme import Scheme, find_scheme
+from simulator.sites import Leaf, Stage, walk
+
+DIM_NAMES = {
+    "b": "batch.micro x data-parallel ranks",
+    "s": "batch.sequence",
+    "h": "model.hidden",
+    "a": "model.heads (and kv_heads)",
+    "f": "model.ffn",
+    "v": "the padded vocabulary",
+}
+
+
+class Plan:
+    """The plan of a job, checked.
+
+    Raises PlanError for the first rule that it breaks.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.mesh = Mesh(job.plan.mesh)
+        self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
+        for check in (check_world, check_axes, check_batch):
+            check(self)
+        self.shape = self._shape()
+        self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.shape.stages)
+        self.schedule.check(self.shape)
+        check_divisible(self)
+
+    # -------------------------------------------------------------------------------------- parts
+
+    def _scheme(self, i: int) -> Scheme:
+        entry = self.job.plan.schemes[i]
+        where = f"plan.schemes[{i}]"
+        kind = find_scheme(entry.use, f"{where}.use")
+        over = (entry.over,) if isinstance(entry.over, str) else entry.over
+        for axis in over:
+            if axis not in self.mesh.axes:
+                raise PlanError(f"{where}.over", "no such axis in plan.mesh", nearest(axis, self.mesh.axes), axis)
+        options = validated(kind.Options, entry.model_extra or {}, where, PlanError)
+        return kind(over, options, self.mesh, self.job.framework)
+
+    def family(self, family: str) -> list[Scheme]:
+        return [scheme for scheme in self.schemes if scheme.family == family]
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The pipeline; without one, plain accumulation of micro-batches."""
+        found = [scheme for scheme in self.schemes if isinstance(scheme, Schedule)]
+        if len(found) > 1:
+            raise PlanError("plan.schemes", "a plan has one pipeline schedule", "Keep one", [s.use for s in found])
+        if found:
+            return found[0]
+        default = find_scheme("pipeline/1f1b")((), None, self.mesh, self.job.framework)
+        assert isinstance(default, Schedule)
+        return default
+
+    @property
+    def inside(self) -> list[Scheme]:
+        """The schemes that act within a stage, outermost first."""
+        return [scheme for scheme in self.schemes if scheme.family != "pipeline"]
+
+    @property
+    def pipeline_axis(self) -> str:
+        return self.schedule.over[0] if self.schedule.over else "pp"
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel copies: each takes its own samples."""
+        return self.mesh.size(axis for scheme in self.family("data") for axis in scheme.over)
+
+    def _shape(self) -> Shape:
+        batch = self.job.batch
+        assert batch.total is not None
+        m = batch.total // (batch.micro * self.replicas)
+        return Shape(self.mesh.size(self.pipeline_axis), m, self.schedule.options.chunks)
+
+    @cached_property
+    def vocab(self) -> int:
+        """Rows of the embedding, padded where the framework's multiple asks for it and tp does not divide it."""
+        tensor = self.mesh.size(axis for scheme in self.family("tensor") for axis in scheme.over)
+        if self.job.model.vocab % tensor == 0:
+            return self.job.model.vocab
+        return self.job.model.padded_vocab(self.job.framework.vocab_multiple * tensor)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Builds the stages' sites."""
+        job, habits = self.job, self.job.framework
+        assert job.batch.sequence is not None
+        return Blocks(
+            job.model,
+            job.batch.micro * self.replicas,
+            job.batch.sequence,
+            self.vocab,
+            habits.weights,
+            habits.gradients,
+            habits.attention,
+            (habits.loss.forward, habits.loss.backward),
+            habits.loss.kept,
+        )
+
+    def stage(self, index: int) -> Stage:
+        """The sites of one virtual stage."""
+        return self.blocks.stage(self.layers[index], index == 0, index == self.shape.stages - 1)
+
+
+# --------------------------------------------------------------------------------------------- rules
+
+
+def check_world(plan: Plan) -> None:
+    """The mesh uses every GPU once."""
+    gpus = plan.job.cluster.gpus
+    if plan.mesh.world != gpus:
+        product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.axes.items())
+        rule = f"the product of the axes ({product} = {plan.mesh.world}) must be the {gpus} GPUs of the cluster"
+        raise PlanError("plan.mesh", rule, "Change an axis, or the number of nodes", dict(plan.mesh.axes))
+
+
+def check_axes(plan: Plan) -> None:
+    """Every axis larger than one has one scheme that says what it does."""
+    owners: dict[str, str] = {}
+    for scheme in plan.schemes:
+        for axis in scheme.over:
+            if axis in owners:
+                rule = f"{owners[axis]} and {scheme.use} both claim the axis {axis!r}"
+                raise PlanError("plan.schemes", rule, "Give each scheme an axis of its own")
+            owners[axis] = scheme.use
+    for axis, size in plan.mesh.axes.items():
+        if size > 1 and axis not in owners:
+            remedy = f"Add a scheme with `over: {axis}`, for example data/ddp"
+            raise PlanError(f"plan.mesh.{axis}", "no scheme says what this axis does", remedy, size)
+
+
+def check_batch(plan: Plan) -> None:
+    """The global batch is a whole number of micro-batches for every replica."""
+    batch = plan.job.batch
+    assert batch.total is not None
+    one = batch.micro * plan.replicas
+    if batch.total % one:
+        near = max(1, round(batch.total / one)) * one
+        rule = f"it must be a multiple of batch.micro x data-parallel ranks = {batch.micro} x {plan.replicas} = {one}"
+        raise PlanError("batch.global", rule, f"{near} would work", batch.total)
+
+
+def check_divisible(plan: Plan) -> None:
+    """Every dim divides by the axes that cut it, at every site."""
+    from simulator.lowering import Lowering
+
+    lowering = Lowering(plan.mesh, plan.inside)
+
+    def visit(leaf: Leaf) -> None:
+        parts: dict[str, int] = {}
+        names: dict[str, list[str]] = {}
+        for axis, dim in lowering.division(leaf).items():
+            parts[dim] = parts.get(dim, 1) * plan.mesh.size(axis)
+            names.setdefault(dim, []).append(axis)
+        for tensor in (*leaf.ins, *leaf.outs, *leaf.weights):
+            for dim, count in parts.items():
+                if tensor.has(dim) and not tensor.dims[dim].divides(count):
+                    _refuse(dim, tensor.dims[dim].size // tensor.dims[dim].unit, count, names[dim])
+
+    for index in sorted({0, plan.shape.stages - 1}):
+        walk(plan.stage(index), visit)
+
+
+def _refuse(dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
+    fits = [n for n in range(1, parts + 1) if units % n == 0]
+    above = next((n for n in range(parts, units + 1) if units % n == 0), None)
+    axis = " x ".join(axes)
+    rule = f"{DIM_NAMES.get(dim, dim)} = {units} must divide by {axis}"
+    choices = " or ".join(str(n) for n in dict.fromkeys((fits[-1], above)) if n)
+    raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work", parts)

@@ -1,0 +1,150 @@
+"""What a parallelism scheme is, and how one is found.
+
+A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_`` in the file).
+It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping all that is nested in
+it), or, for a pipeline, an order of actions (see ``simulator.schedule``); and the closed forms that must come out under ideal
+costs (`laws`). It speaks of shapes, bytes, groups and order only, and never of seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from hardware.errors import PlanError, nearest
+from simulator.mesh import Mesh
+from simulator.ops import Fragment
+from simulator.sites import Leaf, Site
+
+FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
+SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}
+"""The word under which reports file the communication of a family."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an idea was published: arXiv number or DOI, title, year."""
+
+    ref: str
+    title: str
+    year: int
+
+
+@dataclass(frozen=True)
+class Law:
+    """A closed form: `quantity` (a name the contract suite can measure, see tests/contract) must equal `value`."""
+
+    quantity: str
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``."""
+
+    divide: Mapping[str, str] = field(default_factory=dict)
+
+
+Inner = Callable[[Site], Fragment]
+
+
+class Options(BaseModel):
+    """A scheme without knobs; schemes with some derive from this."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scheme:
+    """Base of all schemes.
+
+    over: its axes, in the order its paper uses. mesh, habits: where it runs and the framework's habits. name: the plan's
+    name of its file.
+    """
+
+    family: ClassVar[str]
+    name: ClassVar[str]
+    paper: ClassVar[Paper]
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(
+        self, over: Sequence[str] = (), options: Options | None = None, mesh: Mesh | None = None, habits: Any = None
+    ) -> None:
+        self.over = tuple(over)
+        self.options: Any = options if options is not None else self.Options()
+        self.mesh = mesh if mesh is not None else Mesh({})
+        self.habits = habits
+
+    def layouts(self, site: Leaf) -> str | Rule | None:
+        """Which dim my axes divide here; None: I leave this site whole."""
+        return None
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        """What happens here; ``inner(site)`` is everything nested in me."""
+        return inner(site)
+
+    def rests(self, state: str) -> tuple[str, ...]:
+        """Axes over which `state` (parameters, gradients, optimizer) is cut while it rests in memory."""
+        return ()
+
+    def laws(self, setting: Any) -> Iterable[Law]:
+        """Closed forms that must hold at `setting` under ideal costs."""
+        return ()
+
+    @property
+    def use(self) -> str:
+        """Its name in a plan, ``family/name``."""
+        return f"{self.family}/{self.name}"
+
+
+class TensorScheme(Scheme):
+    family = "tensor"
+
+
+class MemoryScheme(Scheme):
+    family = "memory"
+
+
+def scheme_names() -> list[str]:
+    """Every ``family/name`` for which a file exists."""
+    root = Path(__file__).parent / "schemes"
+    return [
+        f"{family}/{path.stem.replace('_', '-')}"
+        for family in FAMILIES
+        for path in sorted((root / family).glob("*.py"))
+        if path.stem != "__init__"
+    ]
+
+
+@cache
+def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
+    """The scheme class in the file that `use` (``family/name``) names.
+
+    Raises PlanError for a name without a file.
+    """
+    family, _, name = use.partition("/")
+    path = Path(__file__).parent / "schemes" / family / f"{name.replace('-', '_')}.py"
+    if use not in scheme_names():
+        raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
+    module = _load(path, f"simulator.schemes.{family}.{path.stem}")
+    own = [c for _, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Scheme) and c.__module__ == module.__name__]
+    if len(own) != 1:
+        raise PlanError(where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use)
+    own[0].name = name
+    return own[0]
+
+
+def _load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,34 @@
+"""Selective recompute: chosen modules are computed again in the backward pass.
+
+Recomputing the attention core alone (scores, softmax, dropout and their product with V) removes the 5 a s^2 b bytes a layer that
+grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no scores, there is little left to save.
+
+`modules`: core_attn, attention, mlp, layernorm, activation, rope.
+
+References: Korthikanti et al. 2022, arXiv 2205.05198, section 5.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from simulator.lowering import recompute
+from simulator.ops import Fragment
+from simulator.scheme import Inner, Law, MemoryScheme, Paper
+from simulator.scheme import Options as SchemeOptions
+from simulator.sites import Site
+
+Module = Literal["core_attn", "attention", "mlp", "layernorm", "activation", "rope"]
+
+
+class RecomputeSelective(MemoryScheme):
+    paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
+
+    class Options(SchemeOptions):
+        modules: tuple[Module, ...] = ("core_attn",)
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        return recompute(site, inner) if site.module in self.options.modules else inner(site)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        if setting.t == 1 and self.options.modules == ("core_attn",):
+            yield Law("activations_per_layer", 34 * setting.s * setting.b * setting.h, "section 5, without tensor parallelism")

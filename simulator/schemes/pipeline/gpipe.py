@@ -1,0 +1,32 @@
+"""GPipe: all forwards, then all backwards.
+
+Each device runs the forward passes of all m micro-batches, then their backward passes. Trivial and tolerant of slow
+links, for a message is needed only one micro-batch later; all m micro-batches stay in memory.
+
+    device 0   F0 F1 F2 F3 .. .. .. .. .. .. B3 B2 B1 B0
+    device 1   .. F0 F1 F2 F3 .. .. .. .. B3 B2 B1 B0
+    device 2   .. .. F0 F1 F2 F3 .. .. B3 B2 B1 B0
+
+bubble (p-1)(t_f + t_B) [s], m micro-batches in flight.
+
+References: Huang et al. 2019, arXiv 1811.06965, section 2.3.
+"""
+
+from collections.abc import Iterable
+
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.scheme import Law, Paper
+
+
+class GPipe(Schedule):
+    paper = Paper("arXiv:1811.06965", "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018)
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        forward = [Action(device, "F", k) for k in shape.microbatches]
+        return forward + [Action(device, "BW", k) for k in reversed(shape.microbatches)]
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        shape = setting.shape
+        yield Law("bubble", (shape.p - 1) * setting.u, "section 2.3")
+        yield Law("in_flight_b", [shape.m] * shape.p, "section 2.3")
+        yield Law("bubble_per_hop", 2 * (shape.p - 1), "one hop per stage and direction, in fill and drain")

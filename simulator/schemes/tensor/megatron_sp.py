@@ -1,0 +1,32 @@
+"""Megatron sequence parallelism: what tensor parallelism leaves whole is cut along the sequence.
+
+Between the blocks of Megatron's tensor parallelism every activation lies cut along its positions, on the same ranks. Each
+all-reduce becomes a reduce-scatter behind a block and an all-gather in front of the next, with the same bytes; norms, residuals and
+dropout shrink by p, and so does their memory. Gathered inputs of linears are kept as shards and gathered once more for the weight
+gradient where the framework does so (8 or 10 (p-1)/p b s h elements per rank, layer and micro-batch).
+
+    x/p --norm--> all-gather [qkv | attention | proj] reduce-scatter --> + --norm--> all-gather [up | act | down] reduce-scatter
+
+References: Korthikanti et al. 2022, arXiv 2205.05198, section 4 and equation 4; volume 10: arXiv 2405.07719, table 2.
+"""
+
+from collections.abc import Iterable
+
+from simulator.scheme import Law, Paper, TensorScheme
+from simulator.sites import Leaf
+
+
+class MegatronSP(TensorScheme):
+    paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
+
+    def layouts(self, site: Leaf) -> str | None:
+        return next((dim for dim in ("a", "f", "v", "s") if site.has(dim)), None)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a
+        volume = 10 if setting.regather else 8
+        yield Law("sent_per_layer", volume * (t - 1) / t * b * s * h * 2, "arXiv 2405.07719, table 2")
+        if setting.regather:
+            yield Law("activations_per_layer", s * b * h / t * (34 + 5 * a * s / h), "equation 4")
+            yield Law("activations_per_layer_selective", 34 * s * b * h / t, "section 5")
+            yield Law("activations_per_layer_full", 2 * s * b * h / t, "section 5, with the input cut along the sequence")

@@ -1,0 +1,134 @@
+"""The files of the catalog, and the values in them."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from importlib import resources
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import hardware
+from hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load
+from hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validated
+
+ENTRIES = [(kind, name) for kind in ("gpus", "links", "nodes", "clusters") for name in catalog(kind)]
+
+
+def leaves(data: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Every catalog value (a mapping with `value`) and every bare number of a document."""
+    if isinstance(data, dict) and "value" not in data:
+        return [leaf for key, item in data.items() for leaf in leaves(item, f"{path}.{key}")]
+    if isinstance(data, dict) or (isinstance(data, (int, float)) and not isinstance(data, bool)):
+        return [(path, data)]
+    return []
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_every_entry_loads(kind: str, name: str) -> None:
+    entry = load(kind, name)
+    assert isinstance(entry, {"gpus": GPU, "links": Link, "nodes": Node, "clusters": Cluster}[kind])
+    assert entry.name == name and entry.title
+    assert load(kind, name) is entry, "read once"
+    assert hash(entry) == hash(entry.model_copy()) and entry == entry.model_copy()
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_every_value_has_a_source_and_a_kind(kind: str, name: str) -> None:
+    document = read_yaml(resources.files("hardware") / "catalog" / kind / f"{name}.yaml")
+    assert "/work" not in document.text and "shared" not in document.text
+    if kind == "clusters":  # sizes are a user's plain numbers; the file as a whole names its source
+        assert document.data["source"]
+        return
+    for path, value in leaves(document.data):
+        assert isinstance(value, dict), f"{path} is a bare number"
+        assert len(value["source"]) > 5 and value["kind"] in ("peak", "measured", "fitted", "assumed"), path
+        assert value["kind"] == "assumed" or value["checked"], f"{path} was read nowhere on no day"
+
+
+@pytest.mark.parametrize("name", hardware.gpus())
+def test_gpus_are_consistent(name: str) -> None:
+    gpu: GPU = load("gpus", name)
+    assert gpu.scale_up in hardware.links() and gpu.usual_node in hardware.nodes()
+    assert gpu.peak["bf16"] == gpu.peak["fp16"] == pytest.approx(2 * gpu.peak["tf32"], rel=0.01)
+    # Dense tensor-core FLOPs of a multiprocessor and cycle are a power of two: 2048 on Ampere, 4096 on Hopper.
+    per_cycle = gpu.peak["bf16"] / (gpu.multiprocessors * gpu.clock)
+    assert per_cycle == pytest.approx({"ampere": 2048, "hopper": 4096}[gpu.architecture], rel=0.005)
+
+
+def test_known_numbers() -> None:
+    a100, h100 = load("gpus", "a100-sxm-80"), load("gpus", "h100-sxm")
+    assert (a100.memory, h100.memory) == (80 * 2**30, 80 * 2**30)
+    assert (a100.peak["bf16"], h100.peak["bf16"]) == (312e12, 989e12)
+    assert "fp8" not in a100.peak and h100.peak["fp8"] == 1979e12
+    assert load("links", "nvlink3").bandwidth == 300e9 and load("links", "nvlink4").bandwidth == 450e9
+    assert load("links", "infiniband-hdr").bandwidth == 25e9 and load("links", "infiniband-ndr").bandwidth == 50e9
+
+
+# -------------------------------------------------------------------------------------------- values
+
+
+class Box(Strict):
+    """A model with one quantity of each sort."""
+
+    memory: Bandwidth | None = None
+    link: LinkRate | None = None
+
+
+def entry(**more: Any) -> dict[str, Any]:
+    return {"value": "900 GB/s", "kind": "peak", "source": "a datasheet", **more}
+
+
+def test_both_directions_are_halved() -> None:
+    both = Box(link=entry(direction="both"))  # type: ignore[arg-type]
+    one = Box(link=entry(direction="one"))  # type: ignore[arg-type]
+    assert both.link == 450e9 and one.link == 900e9
+
+
+def test_a_value_is_a_float_that_remembers() -> None:
+    value = Box(memory=entry(page=3, note="n", checked="2026-11-21")).memory  # type: ignore[arg-type]
+    assert isinstance(value, Value) and value / 9 == 100e9
+    for one in (value, copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert (float(one), one.text, one.kind, one.source) == (900e9, "900 GB/s", "peak", "a datasheet, page 3")
+        assert (one.note, one.checked) == ("n", "2026-11-21")
+
+
+@pytest.mark.parametrize(
+    ("field", "raw", "expected"),
+    [
+        ("memory", "900 GB/s", "box.memory is '900 GB/s': a catalog value names its source"),
+        ("memory", {"value": "900 GB/s", "kind": "peak"}, "box.memory.source: needed and missing"),
+        ("memory", entry(source=""), "box.memory.source is '': must not be empty"),
+        ("memory", entry(kind="paek"), "Did you mean 'peak'?"),
+        ("memory", entry(sauce="x"), "box.memory.sauce: no such key. Did you mean 'source'?"),
+        ("memory", entry(value="900 GB"), "'GB' is not a unit of bandwidth. Units: B/s"),
+        ("memory", entry(value=0), "needs its unit"),
+        ("memory", entry(value="0 GB/s"), "must be above 0"),
+        ("memory", entry(direction="both"), "has no direction. Remove `direction`"),
+        ("memory", entry(per="node"), "this quantity is per gpu"),
+        ("link", entry(), "needs its direction. Add `direction: one`"),
+        ("link", entry(direction="up"), "not one of the valid words"),
+        ("link", entry(direction="one", checked="yesterday"), "box.link.checked"),
+    ],
+)
+def test_a_bad_value_is_refused(field: str, raw: Any, expected: str) -> None:
+    with pytest.raises(CatalogError) as e:
+        validated(Box, {field: raw}, "box")
+    assert expected in str(e.value)
+
+
+def test_every_dimension_has_a_schema() -> None:
+    class One(BaseModel):
+        x: Bandwidth
+
+    assert "source" in str(One.model_json_schema())
+    assert quantity("time", zero=True).zero
+
+
+def test_importing_hardware_is_light() -> None:
+    heavy = ["numpy", "pandas", "matplotlib", "scipy", "networkx", "torch", "simulator", "validation", "experiments"]
+    code = f"import hardware, sys; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

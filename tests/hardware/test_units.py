@@ -1,0 +1,75 @@
+import math
+
+import pytest
+
+from hardware import units
+
+TABLE = [
+    ("80 GiB", "bytes", 80 * 2**30),
+    ("80 GB", "bytes", 80e9),
+    ("81559 MiB", "bytes", 81559 * 2**20),
+    ("1 kB", "bytes", 1000),
+    ("900 GB/s", "bandwidth", 900e9),
+    ("400 Gb/s", "bandwidth", 50e9),
+    ("1 GiB/s", "bandwidth", 2**30),
+    ("3.35TB/s", "bandwidth", 3.35e12),
+    ("989 TFLOP/s", "flops", 989e12),
+    ("2 PFLOP/s", "flops", 2e15),
+    ("1.5 s", "time", 1.5),
+    ("12 ms", "time", 0.012),
+    ("0.6 us", "time", 0.6e-6),
+    ("130 ns", "time", 130e-9),
+    ("1410 MHz", "frequency", 1.41e9),
+    ("1.98 GHz", "frequency", 1.98e9),
+    ("700 W", "power", 700),
+    ("132", "count", 132),
+    (132, "count", 132),
+    ("0.85", "ratio", 0.85),
+    ("85 %", "ratio", 0.85),
+    (0.85, "ratio", 0.85),
+    ("1e3 GB/s", "bandwidth", 1e12),
+]
+
+
+@pytest.mark.parametrize(("text", "dimension", "expected"), TABLE)
+def test_parse(text: str, dimension: str, expected: float) -> None:
+    assert units.parse(text, dimension) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "message"),
+    [
+        ("900", "bandwidth", "needs its unit. Units: B/s"),
+        (900, "bandwidth", "needs its unit"),
+        ("900 GB", "bandwidth", "'GB' is not a unit of bandwidth"),
+        ("900 gb/s", "bandwidth", "'gb/s' is not a unit"),
+        ("fast", "bandwidth", "not a number with a unit. Write it like '450 GB/s'"),
+        ("", "bytes", "not a number"),
+        ("1 2 GB", "bytes", "not a number"),
+        ("-1 s", "time", "not negative"),
+        ("1e999 s", "time", "finite"),
+        (float("nan"), "ratio", "not a number"),
+        (float("inf"), "count", "not a number"),
+        ("8 GPUs", "count", "Write a bare number"),
+        ("8.5", "count", "a count is whole"),
+        (True, "count", "text with a unit"),
+        (None, "bytes", "text with a unit"),
+        (["1 s"], "time", "text with a unit"),
+    ],
+)
+def test_parse_refuses(text: object, dimension: str, message: str) -> None:
+    with pytest.raises(ValueError) as e:
+        units.parse(text, dimension)  # type: ignore[arg-type]
+    assert message in str(e.value)
+    assert ". " in str(e.value), "a rule and a remedy"
+
+
+def test_formatters() -> None:
+    assert [units.seconds(x) for x in (12.34, 0.0456, 7.89e-6, 12e-9, 0, 1234)] == [
+        *["12.3 s", "45.6 ms", "7.89 us", "12 ns", "0 s", "1,234 s"]
+    ]
+    assert units.gib(80 * units.GIB) == "80 GiB"
+    assert units.bandwidth(450e9) == "450 GB/s"
+    assert units.flops(989e12) == "989 TFLOP/s"
+    assert units.percent(0.523) == "52.3 %"
+    assert units.seconds(math.inf) == "inf s"
