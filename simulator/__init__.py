@@ -6,8 +6,26 @@
 True
 """
 
-from simulator.job import Job, load_job
-from simulator.report.report import Report
-from simulator.simulate import simulate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simulator.job import Job, load_job
+    from simulator.report.report import Report
+    from simulator.forecast import simulate
 
 __all__ = ["Job", "Report", "load_job", "simulate"]
+
+_HOMES = {
+    "Job": "simulator.job",
+    "Report": "simulator.report.report",
+    "load_job": "simulator.job",
+    "simulate": "simulator.forecast",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up on first use: whoever needs one room of the simulator does not pay for all of them.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'simulator' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

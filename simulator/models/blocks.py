@@ -52,7 +52,7 @@ class Blocks:
         if first:
             children += self._embedding()
         else:
-            children.append(Boundary("boundary", (), (self._act("x0"),)))
+            children.append(Boundary("boundary", (self._act("received"),), (self._act("x0"),)))
         children += [self._layer(i) for i in range(layers)]
         if last:
             children += self._ending(f"x{layers}")

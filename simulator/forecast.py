@@ -51,7 +51,7 @@ def lowered(plan: Plan) -> tuple[list[StageProgram], list[Fragment]]:
         if key not in made:
             site = plan.stage(index)
             fragment = lowering.run(site)
-            entry = None if index == 0 else "x0"
+            entry = None if index == 0 else "received"
             exit = None if index == last else f"x{layers}"
             message = 0
             if exit is not None:
