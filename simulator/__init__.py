@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simulator.forecast import simulate
     from simulator.job import Job, load_job
     from simulator.report.report import Report
-    from simulator.forecast import simulate
 
 __all__ = ["Job", "Report", "load_job", "simulate"]
 

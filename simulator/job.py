@@ -1,7 +1,7 @@
 """The job file: what to forecast, in short or long form, read and checked.
 
-`load_job` turns a YAML or JSON file (or a mapping) into a `Job`; ``simulator.plan`` turns its plan into a mesh and schemes.
-The long form, with every default filled, is the ``job`` of the answer.
+`load_job` turns a YAML or JSON file (or a mapping) into a `Job`; ``simulator.plan`` turns its plan into a mesh
+and schemes. The long form, with every default filled, is the ``job`` of the answer.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class Job(Part):
         """The job in long form, every default filled."""
         plan = self.plan.model_dump(mode="json", exclude={"schemes"})
         plan["schemes"] = [
-            {"use": entry.use, **({"over": entry.over} if entry.over else {}), **(entry.model_extra or {})} for entry in self.plan.schemes
+            {"use": entry.use, **({"over": entry.over} if entry.over else {}), **(entry.model_extra or {})}
+            for entry in self.plan.schemes
         ]
         return {
             "model": self.named["model"],
@@ -216,7 +217,7 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
     stages = plan.mesh.get(_axis(plan, "pipeline"), 1)
     replicas = plan.mesh.get(_axis(plan, "data"), 1)
     total = batch.total or replicas * batch.micro * (4 * stages if stages > 1 else 1)
-    return Batch(total=total, micro=batch.micro, sequence=batch.sequence or model.seq)
+    return batch.model_copy(update={"total": total, "sequence": batch.sequence or model.seq})
 
 
 def _axis(plan: LongPlan, family: str) -> str:

@@ -1,8 +1,9 @@
 """From sites to ops: every scheme is asked for its rule, local sizes and movements follow, `lower` calls are folded.
 
-``Lowering.lower(site)`` hands the site to the outermost scheme, whose ``inner`` is the next one, and so on; inside all of
-them stands the default: a leaf becomes its kernels at local sizes, a nest joins its children by the collectives that
-their layouts imply. Who produces a tensor and who reads it is known from the tree before any op is made.
+``Lowering.lower(site)`` hands the site to the outermost scheme, whose ``inner`` is the next one, and so on;
+inside all of them stands the default: a leaf becomes its kernels at local sizes, a nest joins its children by the
+collectives that their layouts imply. Who produces a tensor and who reads it is known from the tree before any op
+is made.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Contribution = tuple[Layout, Op]
 class Lowering:
     """Lowers the sites of one stage, or the update of one device, under the `schemes` of a plan (outermost first).
 
-    regather: inputs of linears that arrived by an all-gather are kept as shards and gathered again for the weight gradient.
+    regather: inputs of linears that arrived by an all-gather are kept as shards and gathered again for the weight
+    gradient.
     """
 
     def __init__(self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False) -> None:
@@ -227,7 +229,7 @@ class _Join:
     def _gather_again(
         self, leaf: Leaf, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
-        """Keeps the shard instead of the gathered input: a gather before the backward pass feeds the weight gradient."""
+        """Keeps the shard instead of the gathered input, and gathers it again for the weight gradient."""
         low = self.lowering
         readers = [op for op in frag.backward if op.phase == "W"]
         key = low.key(tensor, wanted)
@@ -347,7 +349,9 @@ def recompute(site: Site, inner: Inner) -> Fragment:
     before = set(map(id, first.forward))
     inside = {t.key for t in again.touches if t.made}
     touches = [t for t in first.touches if id(t.op) in before]
-    touches += [Touch(f"{t.key}~" if t.key in inside else t.key, t.nbytes, t.op, t.made, t.category) for t in again.touches]
+    touches += [
+        Touch(f"{t.key}~" if t.key in inside else t.key, t.nbytes, t.op, t.made, t.category) for t in again.touches
+    ]
     for param, other in zip(again.params, first.params, strict=True):
         param.used = other.used
     return Fragment(

@@ -42,7 +42,9 @@ class Mesh:
         """Global ranks of the group over `axes` that holds rank 0; `members` picks positions of a single axis."""
         positions = [members if members is not None else range(self.axes.get(axis, 1)) for axis in axes]
         strides = [self.stride(axis) if axis in self.axes else 0 for axis in axes]
-        return tuple(sorted(sum(i * s for i, s in zip(at, strides, strict=True)) for at in itertools.product(*positions)))
+        return tuple(
+            sorted(sum(i * s for i, s in zip(at, strides, strict=True)) for at in itertools.product(*positions))
+        )
 
     def inner_first(self, axes: Iterable[str]) -> list[str]:
         """`axes` from the innermost to the outermost."""

@@ -8,7 +8,8 @@ from hardware.errors import PlanError
 def layers_of_stages(partition: str | tuple[int, ...], layers: int, stages: int) -> list[int]:
     """Transformer layers of every virtual stage, first to last.
 
-    ``even``: the same number each. ``ends-as-layers``: embedding and output layer take one place each. A list says it outright.
+    ``even``: the same number each. ``ends-as-layers``: embedding and output layer take one place each. A list
+    says it outright.
 
     Raises PlanError where the layers do not fit the stages.
     """
@@ -29,8 +30,11 @@ def layers_of_stages(partition: str | tuple[int, ...], layers: int, stages: int)
         each = places // stages
         return [each - 1, *[each] * (stages - 2), each - 1]
     if isinstance(partition, str):
-        raise PlanError("plan.partition", "no such partition", "Valid: even, ends-as-layers, or a list of layers", partition)
+        raise PlanError(
+            "plan.partition", "no such partition", "Valid: even, ends-as-layers, or a list of layers", partition
+        )
     if len(partition) != stages or sum(partition) != layers or min(partition) < 0:
-        rule = f"a list gives the layers of each of the {stages} stages and sums to {layers}; this one has {len(partition)} and {sum(partition)}"
+        rule = f"a list gives the layers of each of the {stages} stages and sums to {layers}"
+        rule += f"; this one has {len(partition)} entries with the sum {sum(partition)}"
         raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
     return list(partition)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hardware.errors import PlanError, ScheduleError
-from simulator.scheme import Options as SchemeOptions
-from simulator.scheme import Scheme
+from simulator.scheme import Scheme, SchemeOptions
 
 
 class Action(NamedTuple):
-    """One task of the pipeline: kinds F, B (gradient of inputs), W (of weights), BW (both), R (recompute), O (optimizer)."""
+    """One task of the pipeline, printed like ``2F0``.
+
+    Kinds: F, B (gradient of inputs), W (of weights), BW (both), R (recompute), O (optimizer).
+    """
 
     stage: int
     kind: str
@@ -69,7 +71,9 @@ class Schedule(Scheme):
     def check(self, shape: Shape) -> None:
         """Raises PlanError where the schedule does not exist for this shape."""
         if shape.v != 1:
-            raise PlanError("plan.chunks", f"{self.use} has one chunk a device", "Use pipeline/interleaved-1f1b for more", shape.v)
+            raise PlanError(
+                "plan.chunks", f"{self.use} has one chunk a device", "Use pipeline/interleaved-1f1b for more", shape.v
+            )
 
     def orders(self, shape: Shape) -> list[list[Action]]:
         """The checked orders of all devices.
@@ -118,8 +122,16 @@ def check_orders(orders: Sequence[Sequence[Action]], shape: Shape, schedule: Sch
     split = len(kinds) > 2
     counts = Counter(action for order in orders for action in order)
     for device, order in enumerate(orders):
-        wanted = [Action(s, k, m) for s in range(shape.stages) if schedule.device(shape, s) == device for k in kinds for m in shape.microbatches]
-        wrong = [action for action in wanted if counts[action] != 1] + [action for action in order if action not in set(wanted)]
+        wanted = [
+            Action(s, k, m)
+            for s in range(shape.stages)
+            if schedule.device(shape, s) == device
+            for k in kinds
+            for m in shape.microbatches
+        ]
+        wrong = [action for action in wanted if counts[action] != 1] + [
+            action for action in order if action not in set(wanted)
+        ]
         if wrong:
             raise ScheduleError(
                 f"{schedule.use} on device {device}",
@@ -138,7 +150,11 @@ def check_orders(orders: Sequence[Sequence[Action]], shape: Shape, schedule: Sch
                 moved = True
     stuck = {device: at[device] for device, order in enumerate(orders) if at[device] < len(order)}
     if stuck:
-        raise ScheduleError(schedule.use, "the order stands still: the marked actions wait for each other", f"Order:\n{table(orders, stuck)}")
+        raise ScheduleError(
+            schedule.use,
+            "the order stands still: the marked actions wait for each other",
+            f"Order:\n{table(orders, stuck)}",
+        )
 
 
 def table(orders: Sequence[Iterable[Action]], marked: dict[int, int]) -> str:

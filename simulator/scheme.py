@@ -1,9 +1,10 @@
 """What a parallelism scheme is, and how one is found.
 
-A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_`` in the file).
-It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping all that is nested in
-it), or, for a pipeline, an order of actions (see ``simulator.schedule``); and the closed forms that must come out under ideal
-costs (`laws`). It speaks of shapes, bytes, groups and order only, and never of seconds.
+A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_``
+in the file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping
+all that is nested in it), or, for a pipeline, an order of actions (see ``simulator.schedule``); and the closed
+forms that must come out under ideal costs (`laws`). It speaks of shapes, bytes, groups and order only, and never
+of seconds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Rule:
 Inner = Callable[[Site], Fragment]
 
 
-class Options(BaseModel):
+class SchemeOptions(BaseModel):
     """A scheme without knobs; schemes with some derive from this."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,17 +67,21 @@ class Options(BaseModel):
 class Scheme:
     """Base of all schemes.
 
-    over: its axes, in the order its paper uses. mesh, habits: where it runs and the framework's habits. name: the plan's
-    name of its file.
+    over: its axes, in the order its paper uses. mesh, habits: where it runs and the framework's habits. name: the
+    plan's name of its file.
     """
 
     family: ClassVar[str]
     name: ClassVar[str]
     paper: ClassVar[Paper]
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[SchemeOptions]] = SchemeOptions
 
     def __init__(
-        self, over: Sequence[str] = (), options: Options | None = None, mesh: Mesh | None = None, habits: Any = None
+        self,
+        over: Sequence[str] = (),
+        options: SchemeOptions | None = None,
+        mesh: Mesh | None = None,
+        habits: Any = None,
     ) -> None:
         self.over = tuple(over)
         self.options: Any = options if options is not None else self.Options()
@@ -135,9 +140,15 @@ def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
     if use not in scheme_names():
         raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
     module = _load(path, f"simulator.schemes.{family}.{path.stem}")
-    own = [c for _, c in inspect.getmembers(module, inspect.isclass) if issubclass(c, Scheme) and c.__module__ == module.__name__]
+    own = [
+        c
+        for _, c in inspect.getmembers(module, inspect.isclass)
+        if issubclass(c, Scheme) and c.__module__ == module.__name__
+    ]
     if len(own) != 1:
-        raise PlanError(where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use)
+        raise PlanError(
+            where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use
+        )
     own[0].name = name
     return own[0]
 

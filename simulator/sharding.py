@@ -1,9 +1,9 @@
 """Data parallelism: what all schemes whose ranks run the same layers on different samples have in common.
 
-A data scheme divides samples everywhere, so the gradient of every weight is a partial sum over its axes. It reduces them in
-buckets, in the order in which the backward pass of the last micro-batch completes them, and says which states rest
-cut over its axes. A bucket is the framework's habit: ``max(bucket.elements, bucket.elements_per_rank x ranks)`` elements, or one
-for all without overlap.
+A data scheme divides samples everywhere, so the gradient of every weight is a partial sum over its axes. It
+reduces them in buckets, in the order in which the backward pass of the last micro-batch completes them, and says
+which states rest cut over its axes. A bucket is the framework's habit: ``max(bucket.elements,
+bucket.elements_per_rank x ranks)`` elements, or one for all without overlap.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class DataScheme(Scheme):
                 self._gather_ahead(fragment)
         elif isinstance(site, Update) and self._gathers and not self.habits.overlap.dp:
             size = sum(param.size for param in site.params) * BYTES[self.habits.weights]
-            fragment.forward.append(Op("gather", "data", Collective("all_gather", size, self.over), [fragment.exit["parameters"]], "U"))
+            fragment.forward.append(
+                Op("gather", "data", Collective("all_gather", size, self.over), [fragment.exit["parameters"]], "U")
+            )
         return fragment
 
     @property
@@ -53,7 +55,9 @@ class DataScheme(Scheme):
         for axes, bucket in self.buckets(reversed(fragment.params)):
             nbytes = sum(param.size for param in bucket) * BYTES[self.habits.gradients]
             after = [param.ready for param in bucket]
-            fragment.backward.append(Op("reduce grads", "data", Collective(operation, nbytes, axes), after, "W", "last"))
+            fragment.backward.append(
+                Op("reduce grads", "data", Collective(operation, nbytes, axes), after, "W", "last")
+            )
 
     def _gather_ahead(self, fragment: Fragment) -> None:
         """Each bucket of weights is gathered in front of its first use in the first micro-batch."""

@@ -108,8 +108,9 @@ class Stage(Nest):
 class Update(Site):
     """The optimizer's turn at the end of the step, over all parameters of one device.
 
-    grad_bytes: of one gradient element. read, write: bytes that the optimizer moves per element of a shard. copies:
-    elements of a weight that the two `ends` of the pipeline axis hold both (a tied embedding), whose gradients are summed.
+    grad_bytes: of one gradient element. read, write: bytes that the optimizer moves per element of a shard.
+    copies: elements of a weight that the two `ends` of the pipeline axis hold both (a tied embedding), whose
+    gradients are summed.
     """
 
     params: tuple[Param, ...]
@@ -128,8 +129,8 @@ class Update(Site):
 class Leaf(Site):
     """One operation: `ins` to `outs`, with `weights`.
 
-    Its three works are asked at local sizes; `reads` are the tensors that the backward pass reads again, `reads_for_weights`
-    those that only the weight gradient reads.
+    Its three works are asked at local sizes; `reads` are the tensors that the backward pass reads again,
+    `reads_for_weights` those that only the weight gradient reads.
     """
 
     ins: tuple[Tensor, ...]
@@ -300,9 +301,9 @@ class Rope(Leaf):
 class CoreAttention(Leaf):
     """Softmax(Q K^T) V for queries [b, s, a] over keys and values [b, t, a].
 
-    kernel ``flash``: one fused kernel a direction, that keeps the row sums (4 bytes a row and head). ``unfused``: two
-    batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which keep the softmax, and under
-    dropout a mask and the result (2 + 1 + 2 bytes a score; arXiv 2205.05198, section 4.1).
+    kernel ``flash``: one fused kernel a direction, that keeps the row sums (4 bytes a row and head). ``unfused``:
+    two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which keep the
+    softmax, and under dropout a mask and the result (2 + 1 + 2 bytes a score; arXiv 2205.05198, section 4.1).
     """
 
     head_dim: int = 128

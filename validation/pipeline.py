@@ -1,8 +1,9 @@
 """Schedules against closed forms: an order played with given times, by the same engine that plays whole jobs.
 
-Conventions (Qi et al. 2023, arXiv 2401.10241; Narayanan et al. 2021, arXiv 2104.04473): t_f, t_b, t_w are the times of one
-micro-batch through the layers of one device, a chunk costs 1/v of them; a schedule without a W phase takes t_b + t_w at
-once. A hop is a latency between two devices that does not block the sender. No optimizer, no gradient reduction.
+Conventions (Qi et al. 2023, arXiv 2401.10241; Narayanan et al. 2021, arXiv 2104.04473): t_f, t_b, t_w are the
+times of one micro-batch through the layers of one device, a chunk costs 1/v of them; a schedule without a W phase
+takes t_b + t_w at once. A hop is a latency between two devices that does not block the sender. No optimizer, no
+gradient reduction.
 """
 
 from __future__ import annotations

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.engine.program import Program
+from simulator.engine.program import Program, Task
 from simulator.engine.simpy_engine import Times
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of all categories on one device, and its parts at that moment [bytes]; left: what was not given back."""
+    """The largest sum of all categories on one device, and its parts at that moment [bytes].
+
+    left: what was not given back by the end of the step.
+    """
 
     total: float
     by: dict[str, float]
@@ -29,12 +32,12 @@ def peaks(program: Program, times: Times, static: list[dict[str, float]]) -> lis
     for device, actions in enumerate(program.actions):
         when, delta, kind = [], [], []
         names: list[str] = []
-        starts: dict[int, tuple[object, list[int]]] = {}
+        starts: dict[int, tuple[Task, list[int]]] = {}
         for _, start, task in actions:
             if task.events:
                 starts.setdefault(id(task), (task, []))[1].append(start)
         for task, firsts in starts.values():
-            for place, at_end, nbytes, category in task.events:  # type: ignore[attr-defined]
+            for place, at_end, nbytes, category in task.events:
                 if category not in names:
                     names.append(category)
                 numbers = np.array(firsts) + place

@@ -278,7 +278,9 @@ class Builder:
             turns = {"every"} | ({"first"} if first else set()) | ({"last"} if last else set())
             ops = [op for op in ops if op.when in turns]
             if id(fragment) not in self._events:
-                backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if self.split else fragment.backward
+                backward = (
+                    sorted(fragment.backward, key=lambda op: op.phase == "W") if self.split else fragment.backward
+                )
                 self._events[id(fragment)] = memory_events(fragment.touches, fragment.forward, backward)
             if action.kind == "F":
                 entry, result = fragment.entry.get(stage.entry or ""), fragment.exit.get(stage.exit or "")

@@ -6,7 +6,7 @@ and wakes whoever waits for it. What a transfer brings is seen one latency after
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import simpy
@@ -44,7 +44,7 @@ def play(program: Program) -> Times:
         if (event := waiting.pop(number, None)) is not None:
             event.succeed()
 
-    def walk(queue: list[int]) -> Iterator[simpy.Event]:
+    def walk(queue: list[int]) -> Generator[simpy.Event, object, None]:
         for number in queue:
             for other in after[number]:
                 if not seen[other]:
@@ -56,7 +56,8 @@ def play(program: Program) -> Times:
                 yield env.timeout(seconds[number])
             end[number] = env.now
             if latency[number]:
-                env.timeout(latency[number]).callbacks.append(lambda _, n=number: show(n))
+                arrival = env.timeout(latency[number], number)
+                arrival.callbacks.append(lambda event: show(event.value))
             else:
                 show(number)
 

@@ -25,7 +25,7 @@ class Overlap(Part):
     """Which communication runs beside computation."""
 
     dp: bool
-    """Gradient buckets are reduced behind the last backward pass, and ZeRO-1 weights gathered ahead of their first use."""
+    """Gradient buckets are reduced behind the last backward pass, ZeRO-1 weights gathered ahead of first use."""
     pp: bool
     """A device goes on computing while its activations are sent; otherwise it waits for each send."""
 

@@ -121,7 +121,9 @@ class Report:
         """FLOPs that the GPUs executed, recomputation included, over dense peak."""
         program = self.play.program
         executed = sum(
-            sum(op.work.flops for op in task.ops if op.work is not None) for actions in program.actions for _, _, task in actions
+            sum(op.work.flops for op in task.ops if op.work is not None)
+            for actions in program.actions
+            for _, _, task in actions
         )
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
 
@@ -159,10 +161,8 @@ class Report:
             worst = max(range(len(self.play.peaks)), key=lambda d: self.play.peaks[d].total)
             by = self.play.peaks[worst].by
             top = max(by, key=lambda k: by[k])
-            return (
-                f"It does not fit: stage {worst} needs {(self.peak_device - self.capacity) / GIB:.1f} GiB more than the GPU has, "
-                f"and {top} take most of it."
-            )
+            excess = (self.peak_device - self.capacity) / GIB
+            return f"It does not fit: stage {worst} needs {excess:.1f} GiB more than the GPU has, most of it {top}."
         parts, step = self.breakdown.parts, self.breakdown.step
         costs = {
             "the pipeline bubble": parts["bubble"],
@@ -188,7 +188,7 @@ class Report:
             for axis in scheme.over:
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
-                    found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs joined by {cluster.scale_up.kind}")
+                    found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
         if self.job.model.positions == "learned" and (self.job.batch.sequence or 0) > self.job.model.seq:
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         return found

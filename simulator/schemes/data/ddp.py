@@ -1,8 +1,9 @@
 """Distributed data parallelism: full copies, gradients summed in buckets behind the backward pass.
 
-Every rank holds the whole model and its own samples. Gradients are all-reduced once a step, in buckets that leave as
-soon as the last micro-batch's backward pass has filled them: 2 (N-1)/N g bytes sent per rank, g the bytes of the gradients,
-whatever the number of micro-batches. States stay whole: 18 bytes a parameter with bf16 weights, fp32 gradients and Adam.
+Every rank holds the whole model and its own samples. Gradients are all-reduced once a step, in buckets that leave
+as soon as the last micro-batch's backward pass has filled them: 2 (N-1)/N g bytes sent per rank, g the bytes of
+the gradients, whatever the number of micro-batches. States stay whole: 18 bytes a parameter with bf16 weights,
+fp32 gradients and Adam.
 
 References: Li et al. 2020, arXiv 2006.15704, section 3.
 """
@@ -18,5 +19,9 @@ class DDP(DataScheme):
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         n = setting.n
-        yield Law("sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 2.2: one ring all-reduce of all gradients")
-        yield Law("state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights and two moments")
+        yield Law(
+            "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 2.2: one ring all-reduce of all gradients"
+        )
+        yield Law(
+            "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights and two moments"
+        )

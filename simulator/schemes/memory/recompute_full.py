@@ -1,7 +1,7 @@
 """Full recompute: a layer keeps its input only and is computed again in the backward pass.
 
-Saves all activations inside a layer (2 b s h bytes stay, in the layout in which the input arrives) for one more forward pass,
-its collectives included: about a third more time.
+Saves all activations inside a layer (2 b s h bytes stay, in the layout in which the input arrives) for one more
+forward pass, its collectives included: about a third more time.
 
 `layers`: how many layers of each stage, from the first on; all when not given.
 
@@ -14,8 +14,7 @@ from pydantic import Field
 
 from simulator.lowering import recompute
 from simulator.ops import Fragment
-from simulator.scheme import Inner, Law, MemoryScheme, Paper
-from simulator.scheme import Options as SchemeOptions
+from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
 from simulator.sites import Layer, Site, Stage
 
 

@@ -1,7 +1,8 @@
 """Selective recompute: chosen modules are computed again in the backward pass.
 
-Recomputing the attention core alone (scores, softmax, dropout and their product with V) removes the 5 a s^2 b bytes a layer that
-grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no scores, there is little left to save.
+Recomputing the attention core alone (scores, softmax, dropout and their product with V) removes the 5 a s^2 b
+bytes a layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no
+scores, there is little left to save.
 
 `modules`: core_attn, attention, mlp, layernorm, activation, rope.
 
@@ -13,8 +14,7 @@ from typing import Literal
 
 from simulator.lowering import recompute
 from simulator.ops import Fragment
-from simulator.scheme import Inner, Law, MemoryScheme, Paper
-from simulator.scheme import Options as SchemeOptions
+from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
 from simulator.sites import Site
 
 Module = Literal["core_attn", "attention", "mlp", "layernorm", "activation", "rope"]
@@ -31,4 +31,6 @@ class RecomputeSelective(MemoryScheme):
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         if setting.t == 1 and self.options.modules == ("core_attn",):
-            yield Law("activations_per_layer", 34 * setting.s * setting.b * setting.h, "section 5, without tensor parallelism")
+            yield Law(
+                "activations_per_layer", 34 * setting.s * setting.b * setting.h, "section 5, without tensor parallelism"
+            )

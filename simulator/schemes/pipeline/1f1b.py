@@ -36,4 +36,6 @@ class OneFOneB(Schedule):
         yield Law("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
         if m % p == 0 and p > 1:
             # In-order 1F1B pays a round trip in every group of p micro-batches: it does not tolerate slow hops.
-            yield Law("bubble_per_hop", 2 * (p - 1) * m // p + 2 * p - 4, "replay of the order with a constant latency a hop")
+            yield Law(
+                "bubble_per_hop", 2 * (p - 1) * m // p + 2 * p - 4, "replay of the order with a constant latency a hop"
+            )

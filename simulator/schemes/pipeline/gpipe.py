@@ -19,7 +19,9 @@ from simulator.scheme import Law, Paper
 
 
 class GPipe(Schedule):
-    paper = Paper("arXiv:1811.06965", "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018)
+    paper = Paper(
+        "arXiv:1811.06965", "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018
+    )
 
     def order(self, shape: Shape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]

@@ -1,8 +1,8 @@
 """Interleaved 1F1B: each device holds v chunks, so the pipe fills v times faster.
 
-Chunk c of device i is stage c p + i. Micro-batches go through in groups of p: all of a group through chunk 0, then
-through chunk 1, and so on; backward the same with the chunks reversed. The bubble shrinks by v, messages grow by v, and the first
-device keeps up to p (1 + (p-1)/(p v)) micro-batches.
+Chunk c of device i is stage c p + i. Micro-batches go through in groups of p: all of a group through chunk 0,
+then through chunk 1, and so on; backward the same with the chunks reversed. The bubble shrinks by v, messages
+grow by v, and the first device keeps up to p (1 + (p-1)/(p v)) micro-batches.
 
     p = 2, v = 2, m = 4 (upper case: chunk 0, lower case: chunk 1)
     device 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 b2 b3 B2 B3
@@ -20,15 +20,24 @@ from simulator.scheme import Law, Paper
 
 
 class Interleaved1F1B(Schedule):
-    paper = Paper("arXiv:2104.04473", "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021)
+    paper = Paper(
+        "arXiv:2104.04473", "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021
+    )
 
     def check(self, shape: Shape) -> None:
         if shape.v < 2:
-            raise PlanError("plan.chunks", f"{self.use} needs at least 2 chunks a device", "Set chunks: 2, or use pipeline/1f1b", shape.v)
+            raise PlanError(
+                "plan.chunks",
+                f"{self.use} needs at least 2 chunks a device",
+                "Set chunks: 2, or use pipeline/1f1b",
+                shape.v,
+            )
         if shape.m % shape.p:
             near = nearest_multiple(shape.m, shape.p)
             rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
-            raise PlanError("plan: micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
+            raise PlanError(
+                "plan: micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m
+            )
 
     def order(self, shape: Shape, device: int) -> list[Action]:
         p, v, units = shape.p, shape.v, shape.m * shape.v
@@ -49,4 +58,6 @@ class Interleaved1F1B(Schedule):
     def laws(self, setting: PipelineSetting) -> Iterable[Law]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
         yield Law("bubble", (p - 1) * setting.u / v, "section 2.2.2")
-        yield Law("in_flight_b", [min(m * v, 2 * (p - 1 - i) + (v - 1) * p + 1) for i in range(p)], "replay of the order")
+        yield Law(
+            "in_flight_b", [min(m * v, 2 * (p - 1 - i) + (v - 1) * p + 1) for i in range(p)], "replay of the order"
+        )

@@ -1,13 +1,14 @@
 """Megatron-LM tensor parallelism: heads, feed-forward columns and vocabulary rows are divided.
 
-The first linear of attention and MLP is cut by columns (whole heads), the second by rows, so a block needs one all-reduce forward
-and one backward: two of each per layer, 8 (p-1)/p b s h elements sent per rank and micro-batch. Norms, residuals and their
-activations are copies on every rank. The embedding and the output layer are cut along the vocabulary, and the loss is
-computed on the parts.
+The first linear of attention and MLP is cut by columns (whole heads), the second by rows, so a block needs one
+all-reduce forward and one backward: two of each per layer, 8 (p-1)/p b s h elements sent per rank and
+micro-batch. Norms, residuals and their activations are copies on every rank. The embedding and the output layer
+are cut along the vocabulary, and the loss is computed on the parts.
 
     x --norm--> [qkv | attention | proj] --all-reduce--> + --norm--> [up | act | down] --all-reduce--> +
 
-References: Shoeybi et al. 2019, arXiv 1909.08053, section 3. Memory: Korthikanti et al. 2022, arXiv 2205.05198, equation 2.
+References: Shoeybi et al. 2019, arXiv 1909.08053, section 3. Memory: Korthikanti et al. 2022, arXiv 2205.05198,
+equation 2.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,11 @@ from simulator.sites import Leaf
 
 
 class Megatron(TensorScheme):
-    paper = Paper("arXiv:1909.08053", "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019)
+    paper = Paper(
+        "arXiv:1909.08053",
+        "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+        2019,
+    )
 
     def layouts(self, site: Leaf) -> str | None:
         return next((dim for dim in ("a", "f", "v") if site.has(dim)), None)
@@ -25,6 +30,8 @@ class Megatron(TensorScheme):
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a
         yield Law("sent_per_layer", 8 * (t - 1) / t * b * s * h * 2, "section 3: four all-reduces of b s h elements")
-        yield Law("activations_per_layer", s * b * h * (10 + 24 / t + 5 * a * s / (h * t)), "arXiv 2205.05198, equation 2")
+        yield Law(
+            "activations_per_layer", s * b * h * (10 + 24 / t + 5 * a * s / (h * t)), "arXiv 2205.05198, equation 2"
+        )
         yield Law("activations_per_layer_selective", s * b * h * (10 + 24 / t), "arXiv 2205.05198, section 5")
         yield Law("activations_per_layer_full", 2 * s * b * h, "arXiv 2205.05198, table 2")

@@ -1,11 +1,13 @@
 """Megatron sequence parallelism: what tensor parallelism leaves whole is cut along the sequence.
 
-Between the blocks of Megatron's tensor parallelism every activation lies cut along its positions, on the same ranks. Each
-all-reduce becomes a reduce-scatter behind a block and an all-gather in front of the next, with the same bytes; norms, residuals and
-dropout shrink by p, and so does their memory. Gathered inputs of linears are kept as shards and gathered once more for the weight
-gradient where the framework does so (8 or 10 (p-1)/p b s h elements per rank, layer and micro-batch).
+Between the blocks of Megatron's tensor parallelism every activation lies cut along its positions, on the same
+ranks. Each all-reduce becomes a reduce-scatter behind a block and an all-gather in front of the next, with the
+same bytes; norms, residuals and dropout shrink by p, and so does their memory. Gathered inputs of linears are
+kept as shards and gathered once more for the weight gradient where the framework does so (8 or 10 (p-1)/p b s h
+elements per rank, layer and micro-batch).
 
-    x/p --norm--> all-gather [qkv | attention | proj] reduce-scatter --> + --norm--> all-gather [up | act | down] reduce-scatter
+    x/p --norm--> all-gather [qkv | attention | proj] reduce-scatter --> + --norm--> all-gather [up | act | down]
+    reduce-scatter
 
 References: Korthikanti et al. 2022, arXiv 2205.05198, section 4 and equation 4; volume 10: arXiv 2405.07719, table 2.
 """
@@ -29,4 +31,6 @@ class MegatronSP(TensorScheme):
         if setting.regather:
             yield Law("activations_per_layer", s * b * h / t * (34 + 5 * a * s / h), "equation 4")
             yield Law("activations_per_layer_selective", 34 * s * b * h / t, "section 5")
-            yield Law("activations_per_layer_full", 2 * s * b * h / t, "section 5, with the input cut along the sequence")
+            yield Law(
+                "activations_per_layer_full", 2 * s * b * h / t, "section 5, with the input cut along the sequence"
+            )
