@@ -50,7 +50,8 @@ def lowered(plan: Plan) -> tuple[list[StageProgram], list[Fragment]]:
         key = (layers, index == 0, index == last)
         if key not in made:
             site = plan.stage(index)
-            fragment = lowering.run(site)
+            device = plan.schedule.device
+            fragment = lowering.run(site, index == last and device(plan.shape, 0) == device(plan.shape, last))
             entry = None if index == 0 else "received"
             exit = None if index == last else f"x{layers}"
             message = 0

@@ -35,11 +35,11 @@ class Lowering:
         self._divisions: dict[Leaf, dict[str, str]] = {}
         self._embeds = False
 
-    def run(self, site: Site) -> Fragment:
-        """Lowers a whole stage (or update)."""
+    def run(self, site: Site, embeds: bool = False) -> Fragment:
+        """Lowers a whole stage; `embeds`: its device holds the embedding, in this stage or another."""
         self.producer.clear()
         self.readers.clear()
-        self._embeds = False
+        self._embeds = embeds
         walk(site, self._note)
         return self.lower(site)
 

@@ -1,21 +1,28 @@
 """How the quantities of the schemes' laws are measured on lowered and played programs.
 
-A law names a quantity; the functions in `MEASURES` take a setting and the scheme and return it. Costs are ideal: given times
-for pipelines, bytes and FLOPs counted for the rest.
+A law names a quantity; the functions in `MEASURES` take a setting and the scheme and return it. Costs are ideal: given
+times for pipelines, bytes and FLOPs counted for the rest. `play_job` plays a whole job at ideal prices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
-from simulator.engine.program import memory_events
+from simulator.engine.memory import Peak, peaks
+from simulator.engine.program import Builder, Program, StageProgram, memory_events
+from simulator.engine.simpy_engine import Times, play
+from simulator.forecast import device_params, lowered, resting
 from simulator.frameworks import load_framework
+from simulator.job import load_job
 from simulator.lowering import Lowering, rests
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
-from simulator.ops import Collective, Fragment, Op
+from simulator.ops import Attention, Collective, Fragment, Gemm, Memory, Op, Transfer, Work
+from simulator.plan import Plan
 from simulator.schedule import PipelineSetting
 from simulator.scheme import Scheme, find_scheme
 from validation.pipeline import Case, Replay, replay
@@ -28,6 +35,33 @@ def make(use: str, mesh: Mesh, over: Sequence[str] = (), **options: object) -> S
     """A scheme on a mesh, with the habits of megatron-core."""
     kind = find_scheme(use)
     return kind(tuple(over), kind.Options(**options), mesh, load_framework("megatron-core"))
+
+
+def lowered_stage(
+    model: Model,
+    mesh: Mesh,
+    schemes: Sequence[Scheme] = (),
+    ends: tuple[bool, bool] = (False, False),
+    layers: int = 1,
+    regather: bool = False,
+    **blocks: Any,
+) -> Fragment:
+    """A stage of `layers` layers, with embedding and loss as `ends` says, one sample a data-parallel rank."""
+    samples = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
+    built = Blocks(model, samples, model.seq, model.vocab, **blocks)
+    return Lowering(mesh, schemes, regather).run(built.stage(layers, *ends))
+
+
+def waits_for(op: Op) -> set[int]:
+    """Identities of all that `op` waits for, near and far."""
+    found: set[int] = set()
+    left = list(op.after)
+    while left:
+        other = left.pop()
+        if id(other) not in found:
+            found.add(id(other))
+            left += other.after
+    return found
 
 
 def sent(ops: Sequence[Op], mesh: Mesh, axis: str) -> float:
@@ -178,3 +212,102 @@ MEASURES = {
         "bubble_per_hop",
     )
 }
+
+
+# ------------------------------------------------------------------------------------------- whole jobs
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Prices without overheads: FLOPs, bytes of memory and bytes of buffers, each over one rate; a latency a message."""
+
+    flops: float = 1e9
+    memory: float = 1e8
+    links: float = 1e7
+    latency: float = 0.0
+
+    def __call__(self, work: Work) -> tuple[float, float]:
+        match work:
+            case Gemm() | Attention():
+                return work.flops / self.flops, 0.0
+            case Memory():
+                return work.bytes / self.memory, 0.0
+        return work.nbytes / self.links, self.latency
+
+
+FREE = Ideal(links=inf)
+"""Communication costs nothing."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """A job as lowered and played."""
+
+    plan: Plan
+    stages: list[StageProgram]
+    program: Program
+    times: Times
+    peaks: list[Peak]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that each device of the pipeline stands for."""
+        return self.plan.mesh.world // self.plan.shape.p
+
+    def instances(self, device: int | None = None) -> Iterator[tuple[int, Op]]:
+        """Every op that runs, with its number."""
+        for (owner, _), queue in self.program.queues.items():
+            if device in (None, owner):
+                yield from ((number, self.program.ops[number]) for number in queue)
+
+    def flops(self, *phases: str) -> dict[str, float]:
+        """FLOPs over all ranks by kind of work, of the given phases."""
+        found = {"gemm": 0.0, "attention": 0.0}
+        for _, op in self.instances():
+            if op.phase in phases and isinstance(op.work, Gemm | Attention):
+                found["gemm" if isinstance(op.work, Gemm) else "attention"] += op.work.flops * self.ranks
+        return found
+
+    def category_peak(self, device: int, category: str) -> float:
+        """The most bytes of one category at any moment."""
+        changes = []
+        for _, start, task in self.program.actions[device]:
+            for place, at_end, nbytes, kind in task.events:
+                if kind == category:
+                    when = self.times.end if at_end else self.times.begin
+                    changes.append((when[start + place], nbytes))
+        held = top = 0.0
+        for _, nbytes in sorted(changes):
+            held += nbytes
+            top = max(top, held)
+        return top
+
+
+def play_job(job: Mapping[str, Any], price: Any = Ideal(), changes: Iterable[str] = ()) -> Played:  # noqa: B008
+    """Lowers and plays `job` as `simulate` does, at ideal prices."""
+    plan = Plan(load_job(job, changes))
+    stages, updates = lowered(plan)
+    builder = Builder(
+        plan.shape, plan.schedule, stages, price, plan.pipeline_axis, plan.job.framework.overlap.pp, updates
+    )
+    program = builder.build()
+    times = play(program)
+    static = [resting(plan, params) for params in device_params(plan, stages)]
+    return Played(plan, stages, program, times, peaks(program, times, static))
+
+
+def sent_between_stages(played: Played) -> dict[tuple[int, str], list[int]]:
+    """Bytes of every message, by the virtual stage that sends it and the kind of action whose result it is."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for number, _, _ in played.program.transfers:
+        op = played.program.ops[number]
+        assert isinstance(op.work, Transfer)
+        stage, kind = stage_and_kind(op.name.removeprefix("send "))
+        found.setdefault((stage, kind), []).append(op.work.nbytes)
+    return found
+
+
+def stage_and_kind(text: str) -> tuple[int, str]:
+    """Stage and kind of an action that is printed like ``2BW0``."""
+    stage = text[: next(i for i, letter in enumerate(text) if letter.isalpha())]
+    return int(stage), "".join(letter for letter in text if letter.isalpha())

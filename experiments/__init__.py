@@ -1,0 +1,1 @@
+"""What stands on top: the command line, its terminal pages, and plots."""

@@ -1,0 +1,258 @@
+"""The command line: ``meshcast predict``, ``list``, ``validate``.
+
+Answers go to stdout, messages to stderr. Exit codes: 0 answered, 2 a mistake of the user (told in one message), 3 under
+``--strict`` a plan that does not fit, 130 interrupted. Whatever is heavy is imported inside the commands.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hardware.errors import MeshcastError, OutOfMemory, PlanError, nearest
+
+WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
+
+LATER = ("published", "kernels", "collectives", "stages", "distributed", "claims")
+"""Kinds of validation that have a contract and no code yet."""
+
+FIGURES = (".png", ".svg")
+
+app = typer.Typer(
+    name="meshcast",
+    help="Forecasts the step time and memory of LLM training on a GPU cluster before anyone rents it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+def main() -> None:
+    """The ``meshcast`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that knows no block characters gets question marks
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def answering(as_json: bool = False) -> Iterator[None]:
+    """Ends a mistake of the user in one message, or with --json in one error object."""
+    try:
+        yield
+        sys.stdout.flush()
+    except MeshcastError as error:
+        if as_json:
+            emit({"error": error.to_dict()})
+        else:
+            typer.echo(f"meshcast: {error}", err=True)
+        raise typer.Exit(WRONG) from None
+    except BrokenPipeError:  # whoever read our answer has seen enough; typer ends quietly
+        raise
+    except OSError as error:
+        typer.echo(f"meshcast: {error}", err=True)
+        raise typer.Exit(WRONG) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def emit(answer: Any) -> None:
+    """Prints JSON: the same answer always gives the same bytes."""
+    typer.echo(json.dumps(answer, indent=2))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"meshcast {version('meshcast')}")
+        except PackageNotFoundError:
+            typer.echo("meshcast 0+unknown")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """The options of meshcast itself."""
+
+
+# ------------------------------------------------------------------------------------------- predict
+
+
+@app.command()
+def predict(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field first, e.g. plan.tp=4.")
+    ] = None,
+    as_json: AsJson = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the timeline into a .png or .svg file.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when the plan does not fit in memory.")] = False,
+) -> None:
+    """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
+    with answering(as_json):
+        if plot is not None:
+            check_figure(plot)
+        from simulator import load_job, simulate
+
+        report = simulate(load_job(job, change or ()))
+        if plot is not None:
+            from experiments.plots.timeline import draw
+
+            try:
+                draw(report, plot)
+            except OSError as error:
+                raise unwritable(plot, error.strerror or str(error)) from None
+        if as_json:
+            emit(report.to_dict())
+        else:
+            from experiments.page import page, show
+
+            show(page(report, str(plot) if plot else None))
+        if strict and not report.fits:
+            missing = (report.peak_device - report.capacity) / 2**30
+            told = OutOfMemory(
+                str(job), f"the plan needs {missing:.1f} GiB more than a GPU has", "See the memory of its stages"
+            )
+            typer.echo(f"meshcast: {told}", err=True)
+            raise typer.Exit(TOO_LARGE)
+
+
+def check_figure(path: Path) -> None:
+    """Refuses before the work what cannot be drawn after it."""
+    if path.suffix.lower() not in FIGURES:
+        raise PlanError(
+            "--plot", "a timeline is drawn as .png or .svg", f"Write {path.stem or 'timeline'}.png", str(path)
+        )
+    if not path.parent.is_dir():
+        raise unwritable(path, f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise unwritable(path, "it is a folder")
+
+
+def unwritable(path: Path, reason: str) -> PlanError:
+    return PlanError(
+        "--plot", f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
+    )
+
+
+# ---------------------------------------------------------------------------------------------- list
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(metavar="{gpus|nodes|clusters|models|schemes|frameworks}")],
+    as_json: AsJson = False,
+) -> None:
+    """List what a job can name."""
+    with answering(as_json):
+        from experiments.listing import listing, table
+        from experiments.page import show
+
+        rows = listing(kind)
+        if as_json:
+            emit(rows)
+        else:
+            show(table(kind, rows))
+
+
+# ------------------------------------------------------------------------------------------ validate
+
+
+@app.command()
+def validate(
+    kind: Annotated[str, typer.Argument(metavar="{pipeline}")],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", metavar="FILE", help="Cases, one JSON object a line; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold forecasts against what is known; `pipeline` plays schedules with given times."""
+    with answering(as_json):
+        if kind in LATER:
+            raise PlanError("KIND", f"validating {kind} comes in a later release", "Valid now: pipeline", kind)
+        if kind != "pipeline":
+            raise PlanError("KIND", "there is nothing of this name", nearest(kind, ["pipeline"]), kind)
+        from validation.pipeline import EXAMPLES, answers
+
+        cases = [case for path in data for case in read_lines(path)] if data else list(EXAMPLES)
+        good = iter(answers([case for case in cases if isinstance(case, dict)]))
+        rows = [next(good) if isinstance(case, dict) else {"status": "refused", "reason": case} for case in cases]
+        if as_json:
+            emit({"rows": rows})
+        else:
+            from experiments.page import show
+
+            show(cases_table(cases, rows))
+
+
+def read_lines(path: Path) -> list[dict[str, Any] | str]:
+    """The objects of a JSONL file; for a line that is none, the reason. Empty lines are passed over.
+
+    Raises PlanError for a file that cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise PlanError(
+            "--data", f"cannot be read ({reason})", "Name a file with one JSON object a line", str(path)
+        ) from None
+    found: list[dict[str, Any] | str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            case = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON ({error})"
+            found.append(f"{path}:{number}: {reason}. Write one JSON object a line")
+            continue
+        found.append(
+            case if isinstance(case, dict) else f"{path}:{number}: not an object. Write one JSON object a line"
+        )
+    return found
+
+
+def cases_table(cases: list[Any], rows: list[dict[str, Any]]) -> Any:
+    """The answers of ``validate pipeline`` as a table."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("schedule", style="bold")
+    for head in ("p", "m", "v", "makespan", "bubble %", "chunks in flight"):
+        table.add_column(head, justify="left" if head == "chunks in flight" else "right")
+    for case, row in zip(cases, rows, strict=True):
+        told = case if isinstance(case, dict) else {}
+        words = [str(told.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
+        if row["status"] == "refused":
+            table.add_row(str(told.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
+            continue
+        held = " ".join(map(str, row["in_flight_b"]))
+        table.add_row(str(told["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held)
+    return table
+
+
+if __name__ == "__main__":
+    main()

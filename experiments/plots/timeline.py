@@ -1,0 +1,399 @@
+"""The timeline of a step (Gantt): a row for each pipeline device, its computation and, below it, its communication.
+
+A bar reaches from the begin of the first kernel of an action to the end of its last one, and carries the number of
+its micro-batch; what is white is bubble. A step of many actions is drawn whole, without numbers, and its begin and end
+once more, large enough to be read.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
+
+from experiments.page import plan_words, seconds
+from experiments.plots import style
+from simulator.ops import COMPUTE
+from simulator.report.report import Report
+from simulator.scheme import SHORT
+
+KINDS = {
+    "F": ("forward", style.BLUE),
+    "BW": ("backward", style.ORANGE),
+    "B": ("backward, inputs", style.ORANGE),
+    "W": ("backward, weights", style.GREEN),
+    "R": ("recompute", style.ORANGE),
+    "O": ("optimizer", style.GREY),
+}
+RECOMPUTE = style.YELLOW
+LANES = {"tp": "tensor", "cp": "context", "ep": "expert", "dp": "data", "pp": "pipeline", "copy": "copies"}
+
+ROWS = 32
+"""Devices that are drawn; of more, evenly chosen ones."""
+
+COLUMNS = 7
+"""Entries in a line of the legend."""
+
+LEFT, RIGHT = 0.62, 0.12
+"""Margins beside the rows [in]."""
+
+DIGIT = 0.636 * style.SMALL / 72
+"""Width of a digit of a bar's number [in]."""
+
+READABLE = 2.1 * DIGIT
+"""Width of a bar that a number of two digits fits into [in]."""
+
+BINS = 1600
+"""Columns in which the communication lanes are drawn: ops are far shorter than what can be printed."""
+
+
+@dataclass
+class Row:
+    """One device: its actions, one array entry each, and the busy intervals of its streams by axis."""
+
+    device: int
+    begin: np.ndarray
+    end: np.ndarray
+    kind: list[str]
+    stage: np.ndarray
+    microbatch: np.ndarray
+    again: np.ndarray
+    """Begin and end of recomputation within the actions, (n, 2)."""
+    lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]]
+
+
+@dataclass
+class Panel:
+    """A window of time, and whether its bars can carry numbers. letter: what the whole step calls it."""
+
+    start: float
+    stop: float
+    height: float
+    numbers: bool
+    letter: str = ""
+    words: str = ""
+
+
+def draw(report: Report, path: str | Path) -> None:
+    """Draws the timeline into `path`, a .png or .svg file.
+
+    Raises OSError where it cannot be written.
+    """
+    with matplotlib.rc_context(style.RC):
+        figure = timeline(report)
+        figure.savefig(path, dpi=style.DPI, metadata=style.metadata(str(path).lower()))
+
+
+def timeline(report: Report) -> Figure:
+    """The figure."""
+    program, shape = report.play.program, report.play.plan.shape
+    count = min(program.devices, ROWS)
+    chosen = sorted({round(i * (program.devices - 1) / max(1, count - 1)) for i in range(count)})
+    begin, end = np.asarray(report.play.times.begin), np.asarray(report.play.times.end)
+    rows = [row_of(report, device, begin, end) for device in chosen]
+    lanes = [axis for axis in LANES if any(axis in row.lanes for row in rows)]
+    span = report.play.times.span
+    panels = windows(rows, span, shape.p * shape.v)
+    keys = legend_entries(rows, lanes, shape.v)
+
+    head = textwrap.wrap(", ".join(plan_words(report)), 112)
+    top = 0.42 + 0.135 * len(head) + (0.12 if len(panels) > 1 else 0)
+    gap, foot = 0.36, 0.70 + 0.15 * (len(keys) > COLUMNS)
+    above = [0.2 if panel.letter else 0.0 for panel in panels]
+    height = top + sum(panel.height * len(rows) for panel in panels) + sum(above) + gap * (len(panels) - 1) + foot
+    figure = Figure(figsize=(style.PAGE, height), facecolor="white")
+
+    def place(inches: float) -> float:
+        return 1 - inches / height
+
+    left, width = LEFT / style.PAGE, (style.PAGE - LEFT - RIGHT) / style.PAGE
+    share = report.breakdown.parts["bubble"] / report.step_time
+    job = report.job
+    title = f"{job.model.name} on {job.cluster.name}: {seconds(report.step_time)} a step"
+    if program.devices > 1:
+        title += f", {share:.1%} bubble"
+    figure.text(0.08 / style.PAGE, place(0.2), title, fontsize=style.TITLE, fontweight="bold")
+    for i, line in enumerate(head):
+        figure.text(0.08 / style.PAGE, place(0.36 + 0.135 * i), line, color=style.FAINT)
+
+    at = top
+    for panel, extra in zip(panels, above, strict=True):
+        at += extra
+        tall = panel.height * len(rows)
+        axes = figure.add_axes((left, place(at + tall), width, tall / height))
+        paint(axes, panel, rows, lanes, shape.v, shape.p, program.devices)
+        if not panel.letter:
+            for other in panels:
+                if other.letter:
+                    mark(axes, other, panel)
+        at += tall + gap
+    legend(figure, keys, shape.v, at - gap + 0.26, height)
+    return figure
+
+
+def windows(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
+    """The panels: the whole step if its bars can be read, else also its begin and its end."""
+    count = len(rows)
+    tall = min(0.44, max(0.2, 2.8 / count))
+    inches = style.PAGE - LEFT - RIGHT
+    widths = np.concatenate([row.end - row.begin for row in rows])
+    forward = np.concatenate([np.array([kind == "F" for kind in row.kind], bool) for row in rows])
+    usual = float(np.median(widths[forward])) if forward.any() else span
+    readable = usual * inches / READABLE
+    if span <= 1.25 * readable or usual <= 0:
+        return [Panel(0.0, span, tall, True)]
+    first = rows[0]
+    back = [i for i, kind in enumerate(first.kind) if kind in ("B", "BW")]
+    steady = float(first.end[back[min(1, len(back) - 1)]]) if back else readable
+    # Numbers that can be read are worth more than the last bit of the way to the steady state.
+    reach = min(readable if steady < 1.15 * readable else min(steady, 1.8 * readable), span)
+    low = min(0.24, max(0.085, 1.5 / count))
+    panels = [
+        Panel(0.0, span, low, False),
+        Panel(0.0, reach, tall, True, "a", "the start: the pipeline fills" if stages > 1 else "the start"),
+    ]
+    if count <= 16:
+        panels.append(
+            Panel(
+                span - reach,
+                span,
+                tall,
+                True,
+                "b",
+                "the end: it drains, then the optimizer" if stages > 1 else "the end",
+            )
+        )
+    return panels
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+
+def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
+    """What one device did."""
+    program = report.play.program
+    spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    first, last, kinds, stages, microbatches = [], [], [], [], []
+    again: list[tuple[int, int]] = []
+    for action, start, task in program.actions[device]:
+        if id(task) not in spans:
+            own = [i for i, op in enumerate(task.ops) if op.stream == COMPUTE and task.seconds[i] > 0]
+            runs: list[tuple[int, int]] = []
+            for before, i in zip([-1, *own], own, strict=False):
+                if task.ops[i].phase == "R" and action.kind != "R":
+                    joined = runs and runs[-1][1] == before
+                    runs[-1:] = [(runs[-1][0], i)] if joined else [*runs[-1:], (i, i)]
+            # An update waits for other devices in its midst: its kernels are drawn one by one.
+            whole = [(own[0], own[-1])] if own else []
+            spans[id(task)] = ([(i, i) for i in own] if action.kind == "O" else whole, runs)
+        pieces, runs = spans[id(task)]
+        for head, tail in pieces:
+            first.append(start + head)
+            last.append(start + tail)
+            kinds.append(action.kind)
+            stages.append(action.stage)
+            microbatches.append(action.microbatch)
+        again += [(start + a, start + b) for a, b in runs]
+    lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for (owner, stream), queue in program.queues.items():
+        if owner == device and stream != COMPUTE:
+            numbers = np.asarray(queue)
+            numbers = numbers[end[numbers] > begin[numbers]]
+            if len(numbers):
+                lanes.setdefault(SHORT[stream.partition("-")[0]], []).append((begin[numbers], end[numbers]))
+    pairs = np.asarray(again, dtype=int).reshape(-1, 2)
+    return Row(
+        device,
+        begin[np.asarray(first, dtype=int)],
+        end[np.asarray(last, dtype=int)],
+        kinds,
+        np.asarray(stages, dtype=int),
+        np.asarray(microbatches, dtype=int),
+        np.stack([begin[pairs[:, 0]], end[pairs[:, 1]]], axis=1),
+        lanes,
+    )
+
+
+def busy(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.ndarray) -> np.ndarray:
+    """The share of every column of time in which something runs; each pair holds ordered intervals, free of overlap."""
+    total = np.zeros(len(edges) - 1)
+    for begin, end in intervals:
+        knots = np.stack([begin, end], axis=1).ravel()
+        done = np.cumsum(np.stack([np.zeros(len(begin)), end - begin], axis=1).ravel())
+        total += np.diff(np.interp(edges, knots, done)) / np.diff(edges)
+    return np.minimum(total, 1.0)
+
+
+# ------------------------------------------------------------------------------------------- drawing
+
+
+def unit_of(panel: Panel) -> tuple[float, str]:
+    """The unit of a panel's axis of time, and how many there are in a second."""
+    return (1.0, "s") if panel.stop >= 2 else (1e3, "ms")
+
+
+def paint(
+    axes: Any, panel: Panel, rows: Sequence[Row], lanes: Sequence[str], chunks: int, p: int, devices: int
+) -> None:
+    """One panel."""
+    scale, unit = unit_of(panel)
+    start, stop = panel.start * scale, panel.stop * scale
+    inches = style.PAGE - LEFT - RIGHT
+    thin = 0.105
+    tall = 0.86 - thin * len(lanes)  # of a row of height 1, which ends in a little air
+    edges = np.linspace(panel.start, panel.stop, BINS + 1)
+    colours = {kind: style.shades(colour, chunks) for kind, (_, colour) in KINDS.items()}
+    polygons, faces, rims, stripes = [], [], [], []
+    for y, row in enumerate(rows):
+        seen = (row.end > panel.start) & (row.begin < panel.stop)
+        for i in np.flatnonzero(seen):
+            a, b = max(row.begin[i], panel.start) * scale, min(row.end[i], panel.stop) * scale
+            kind = row.kind[i]
+            face = style.rgb(style.GREY) if kind == "O" else colours[kind][row.stage[i] // p]
+            polygons.append(((a, y), (b, y), (b, y + tall), (a, y + tall)))
+            faces.append(face)
+            rims.append(face if kind == "O" else style.rgb("#ffffff"))
+            if panel.numbers:
+                label = "O" if kind == "O" else str(row.microbatch[i])
+                room = (b - a) / (stop - start) * inches
+                if room > (len(label) + 0.05) * DIGIT and panel.height * tall > 0.09:
+                    axes.text(
+                        (a + b) / 2,
+                        y + tall * 0.5,
+                        label,
+                        ha="center",
+                        va="center_baseline",
+                        fontsize=style.SMALL,
+                        color=style.ink_on(face),
+                    )
+        if panel.numbers:
+            for begin, end in row.again:
+                if end > panel.start and begin < panel.stop:
+                    a, b = max(begin, panel.start) * scale, min(end, panel.stop) * scale
+                    stripes.append(((a, y + tall * 0.82), (b, y + tall * 0.82), (b, y + tall), (a, y + tall)))
+        for k, lane in enumerate(lanes):
+            if lane not in row.lanes:
+                continue
+            share = busy(row.lanes[lane], edges)
+            image = np.empty((1, BINS, 4))
+            image[..., :3] = style.rgb(style.AXES[lane])
+            image[0, :, 3] = share
+            low = y + tall + 0.015 + thin * k
+            axes.imshow(
+                image, extent=(start, stop, low + thin * 0.85, low), aspect="auto", interpolation="nearest", zorder=1
+            )
+    axes.add_collection(
+        PolyCollection(polygons, facecolors=faces, edgecolors=rims, linewidths=0.35 if panel.numbers else 0, zorder=2)
+    )
+    if stripes:
+        axes.add_collection(PolyCollection(stripes, facecolors=RECOMPUTE, edgecolors="none", zorder=3))
+
+    axes.set_xlim(start, stop)
+    axes.set_ylim(len(rows), -0.06)
+    every = max(1, math.ceil(0.115 / panel.height))
+    shown = list(range(0, len(rows), every))
+    axes.set_yticks([y + tall / 2 for y in shown], [f"device {rows[y].device}" for y in shown])
+    axes.tick_params(axis="y", length=0, pad=3)
+    axes.tick_params(axis="x", length=2.5, pad=2)
+    # A label that would stick out on the right is left away.
+    axes.set_xticks([tick for tick in axes.get_xticks() if start <= tick <= stop - 0.025 * (stop - start)])
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g} {unit}")
+    if panel.letter:
+        axes.annotate(
+            panel.letter,
+            (0, 1),
+            (0, 4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontweight="bold",
+            fontsize=style.TEXT,
+        )
+        axes.annotate(
+            panel.words, (0, 1), (9, 4), xycoords="axes fraction", textcoords="offset points", color=style.FAINT
+        )
+    elif len(rows) < devices:
+        axes.annotate(
+            f"{len(rows)} of {devices} devices",
+            (1, 1),
+            (0, 3),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            color=style.FAINT,
+        )
+
+
+def mark(axes: Any, panel: Panel, whole: Panel) -> None:
+    """Shows on the whole step which part another panel enlarges."""
+    scale, _ = unit_of(whole)
+    y = -0.06 - 0.045 / whole.height
+    axes.plot(
+        [panel.start * scale, panel.stop * scale],
+        [y, y],
+        color=style.INK,
+        linewidth=1.2,
+        clip_on=False,
+        solid_capstyle="butt",
+    )
+    axes.annotate(
+        panel.letter,
+        ((panel.start + panel.stop) / 2 * scale, y),
+        (0, 1.5),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontweight="bold",
+        annotation_clip=False,
+    )
+
+
+def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> list[tuple[str, list[style.RGB]]]:
+    """What occurs, in words, with its colours."""
+    present = {kind for row in rows for kind in row.kind}
+    entries = []
+    for kind, (words, colour) in KINDS.items():
+        if kind in present:
+            entries.append((words, [style.rgb(style.GREY)] if kind == "O" else style.shades(colour, chunks)))
+    if any(len(row.again) for row in rows):
+        entries.append(("recompute (in backward)", [style.rgb(RECOMPUTE)]))
+    for lane in lanes:
+        entries.append((LANES[lane] if lane == "copy" else f"{LANES[lane]} comm.", [style.rgb(style.AXES[lane])]))
+    return entries
+
+
+def legend(
+    figure: Figure, entries: Sequence[tuple[str, list[style.RGB]]], chunks: int, at: float, height: float
+) -> None:
+    """What the colours mean, below the panels."""
+    handles: Any = [tuple(Patch(facecolor=tone, linewidth=0) for tone in tones) for _, tones in entries]
+    labels = [words for words, _ in entries]
+    columns = min(len(handles), COLUMNS)
+    figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0.0, 1 - at / height),
+        ncols=columns,
+        frameon=False,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        handlelength=2.4 if chunks > 1 else 1.4,
+        handleheight=0.8,
+        columnspacing=1.1,
+        handletextpad=0.5,
+        borderpad=0.2,
+    )
+    note = "Numbers: micro-batch. White: nothing to compute."
+    if chunks > 1:
+        note += f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)."
+    figure.text(0.08 / style.PAGE, 0.06 / height, note, fontsize=style.SMALL, color=style.FAINT)

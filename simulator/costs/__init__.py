@@ -1,0 +1,121 @@
+"""The only place that knows seconds: every piece of work gets an `Estimate`.
+
+`Costs` prices work on one cluster; `IdealCosts` prices it by one rate each for FLOPs and for bytes, so that closed
+forms hold exactly.
+
+    kernels/      GEMM, attention, memory-bound kernels
+    collectives/  collectives and messages over links
+    calibration/  the coefficients of both, one YAML file per GPU and kind of link
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hardware.cluster import Cluster
+from hardware.errors import PlanError, nearest
+from hardware.topology import Reach, reach
+from simulator.costs.calibration import load_calibration, load_links
+from simulator.costs.collectives import collective, p2p
+from simulator.costs.collectives.links import Links
+from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.kernels import attention, gemm, memory
+from simulator.mesh import Mesh
+from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work
+
+__all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Pricing"]
+
+RATES = {
+    "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
+    "attention": "rate of attention besides (an older generation of kernels)",
+    "memory_bound": "time of memory-bound kernels against the calibrated one (less fused than the work says)",
+    "communication": "rate of all links against the calibrated one",
+}
+"""What a framework may say about its kernels. All are 1 if not given, and none lets work beat the hardware's peaks."""
+
+
+class Pricing(Protocol):
+    """Anything that prices work."""
+
+    def estimate(self, work: Work) -> Estimate: ...
+
+
+class Costs:
+    """Prices of work on the GPUs of `cluster`, laid out as `mesh`; equal work is priced once.
+
+    rates: factors of a framework, by the names of `RATES`. assumed: what the calibration had to borrow.
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, rates: Mapping[str, float] | None = None) -> None:
+        self.cluster, self.mesh = cluster, mesh
+        self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
+        self.calibration = load_calibration(cluster.gpu.name, cluster.gpu.architecture)
+        self.assumed = tuple(filter(None, [self.calibration.assumed]))
+        laws = load_links(cluster.scale_up, cluster.scale_out)
+        self.links = Links(cluster, *laws, self.rates["communication"])
+        self._known: dict[Work, Estimate] = {}
+        self._reach: dict[tuple[Any, ...], Reach] = {}
+        self._price: dict[type, Callable[[Any], Estimate]] = {
+            Gemm: self._gemm,
+            Attention: self._attention,
+            Memory: self._memory,
+            Collective: self._collective,
+            Transfer: self._transfer,
+        }
+
+    def estimate(self, work: Work) -> Estimate:
+        """How long `work` takes."""
+        known = self._known.get(work)
+        if known is None:
+            known = self._known[work] = self._price[type(work)](work)
+        return known
+
+    def _gemm(self, work: Gemm) -> Estimate:
+        return gemm.price(work, self.cluster.gpu, self.calibration.gemm, self.rates["kernel"])
+
+    def _attention(self, work: Attention) -> Estimate:
+        speed = self.rates["kernel"] * self.rates["attention"]
+        return attention.price(work, self.cluster.gpu, self.calibration.attention, speed)
+
+    def _memory(self, work: Memory) -> Estimate:
+        return memory.price(work, self.cluster.gpu, self.calibration.memory, self.rates["memory_bound"])
+
+    def _collective(self, work: Collective) -> Estimate:
+        group = work.axes, work.members
+        if group not in self._reach:
+            self._reach[group] = reach(self.cluster, self.mesh.ranks(work.axes, work.members))
+        return collective.price(work, self._reach[group], self.links)
+
+    def _transfer(self, work: Transfer) -> Estimate:
+        if work.source == work.target:
+            return NOTHING
+        stride, domain = self.mesh.stride(work.axis), self.cluster.scale_up_domain
+        near = work.source * stride // domain == work.target * stride // domain
+        return p2p.price(work.nbytes, near, self.links)
+
+
+def _checked(rates: Mapping[str, float]) -> dict[str, float]:
+    for name, value in rates.items():
+        if name not in RATES:
+            raise PlanError(f"framework.rates.{name}", "no such rate", nearest(name, RATES), value)
+        if not value > 0:
+            raise PlanError(f"framework.rates.{name}", "a rate is above 0", "Write 1 for the calibrated one", value)
+    return {name: float(value) for name, value in rates.items()}
+
+
+class IdealCosts:
+    """FLOPs at one rate, memory traffic for nothing, communication for nothing or at one rate without latency.
+
+    flops: FLOP/s. communication: bytes/s; 0 makes it free. An all-reduce moves its buffer twice (it is a
+    reduce-scatter and an all-gather), everything else once.
+    """
+
+    def __init__(self, flops: float = 1.0, communication: float = 0.0) -> None:
+        self.flops, self.communication = flops, communication
+
+    def estimate(self, work: Work) -> Estimate:
+        """How long `work` takes, for certain."""
+        moved = getattr(work, "nbytes", 0) * (2 if getattr(work, "operation", "") == "all_reduce" else 1)
+        seconds = work.flops / self.flops + (moved / self.communication if self.communication else 0.0)
+        return Estimate(seconds, 0.0)

@@ -1,0 +1,1 @@
+"""Seconds of one kernel on one GPU: pure functions of the work, the GPU and the calibration."""

@@ -1,0 +1,483 @@
+"""What every scheme owes, asked of every file that there is: a new file is tested the day it is added."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from hardware.load import validated
+from simulator.lowering import Lowering
+from simulator.mesh import Mesh
+from simulator.models import Model
+from simulator.models.blocks import Blocks
+from simulator.models.flops import forward_matmul_flops
+from simulator.ops import BYTES, Attention, Collective, Fragment, Memory, Op
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.scheme import FAMILIES, Paper, Scheme, find_scheme, scheme_names
+from tests.contract.measure import (
+    FREE,
+    MEASURES,
+    DataSetting,
+    Ideal,
+    LayerSetting,
+    Played,
+    make,
+    play_job,
+    sent_between_stages,
+)
+from tests.strategies import SECONDS, changed, jobs, shapes
+
+SCHEMES = scheme_names()
+every_scheme = pytest.mark.parametrize("use", SCHEMES)
+
+
+def source(use: str) -> str:
+    """The text of a scheme's file."""
+    family, _, name = use.partition("/")
+    root = Path(__file__).parents[2] / "simulator" / "schemes"
+    return (root / family / f"{name.replace('-', '_')}.py").read_text("utf-8")
+
+
+def family(name: str) -> list[str]:
+    return [use for use in SCHEMES if use.startswith(f"{name}/")]
+
+
+# ---------------------------------------------------------------------------------------------- the file
+
+
+@every_scheme
+def test_one_scheme_a_file_with_the_right_name(use: str) -> None:
+    kind = find_scheme(use)
+    assert kind.name == use.partition("/")[2]
+    assert kind().use == use
+    assert kind.family == use.partition("/")[0] in FAMILIES
+    # A class cannot begin with a digit: 1F1B is written OneFOneB.
+    spoken = kind.__name__.lower().replace("one", "1")
+    assert spoken == kind.name.replace("-", "").replace("one", "1")
+
+
+@every_scheme
+def test_it_says_where_it_was_published(use: str) -> None:
+    paper = find_scheme(use).paper
+    assert isinstance(paper, Paper)
+    assert paper.ref.startswith(("arXiv:", "doi:", "https://"))
+    assert len(paper.title) > 10
+    assert 1980 < paper.year < 2030
+    if paper.ref.startswith("arXiv:"):
+        assert 0 <= paper.year - (2000 + int(paper.ref.removeprefix("arXiv:")[:2])) <= 1
+
+
+@every_scheme
+def test_its_docstring_explains_it(use: str) -> None:
+    text = source(use).split('"""')[1]
+    assert len(text.split("\n\n")[0]) < 130, "the first line says the idea in one sentence"
+    assert "References:" in text
+    assert find_scheme(use).paper.ref.removeprefix("arXiv:").removeprefix("doi:") in text
+    assert "print(" not in source(use) and "logging" not in source(use)
+
+
+@every_scheme
+def test_it_is_one_short_file(use: str) -> None:
+    assert 20 <= len(source(use).splitlines()) <= 120, "30 to 120 lines are the aim; a data scheme may be one statement"
+
+
+@every_scheme
+def test_options_refuse_what_they_do_not_know(use: str) -> None:
+    kind = find_scheme(use)
+    with pytest.raises(PlanError, match="no such key"):
+        validated(kind.Options, {"no_such_option": 1}, "plan.schemes[0]", PlanError)
+    defaults = kind.Options()
+    assert type(defaults).model_config.get("frozen"), "options of a plan do not change"
+    assert kind().options == defaults
+
+
+# -------------------------------------------------------------------------------------------------- laws
+
+TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
+
+
+def pipeline_settings(kind: type[Schedule]) -> Iterator[PipelineSetting]:
+    """All shapes that the schedule exists for; the time triples take turns."""
+    turn = 0
+    for p in range(1, 9):
+        for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
+            for v in (1, 2, 3, 4):
+                shape = Shape(p, m, v)
+                if exists(kind, shape):
+                    turn += 1
+                    yield PipelineSetting(shape, *TIMES[turn % len(TIMES)])
+
+
+def exists(kind: type[Schedule], shape: Shape) -> bool:
+    try:
+        kind(("pp",), kind.Options(chunks=shape.v)).check(shape)
+    except PlanError:
+        return False
+    return True
+
+
+def layer_settings() -> Iterator[LayerSetting]:
+    for t in (1, 2, 4, 8):
+        for b, s, h, a in ((1, 64, 128, 8), (3, 32, 64, 16), (2, 16, 192, 8)):
+            for regather in (False, True):
+                yield LayerSetting(t, b, s, h, a, regather)
+
+
+def settings_of(use: str) -> Sequence[Any]:
+    kind = find_scheme(use)
+    if issubclass(kind, Schedule):
+        return list(pipeline_settings(kind))
+    known = {
+        "tensor": layer_settings,
+        "memory": layer_settings,
+        "data": lambda: [DataSetting(n) for n in (1, 2, 3, 4, 7, 8, 16, 64)],
+    }
+    assert kind.family in known, f"add settings for the family {kind.family}"
+    return list(known[kind.family]())
+
+
+def check_laws(use: str, setting: Any) -> set[str]:
+    """Asserts every law at one setting; which quantities it asked for."""
+    kind = find_scheme(use)
+    asked = set()
+    for law in kind().laws(setting):
+        assert law.quantity in MEASURES, f"nothing measures {law.quantity}"
+        assert law.where, "a law says where it stands"
+        measured = MEASURES[law.quantity](setting, use)
+        assert measured == pytest.approx(law.value, rel=1e-9, abs=1e-9), (law.quantity, setting)
+        asked.add(law.quantity)
+    return asked
+
+
+@every_scheme
+def test_its_laws_hold(use: str) -> None:
+    asked = Counter(quantity for setting in settings_of(use) for quantity in check_laws(use, setting))
+    assert asked, "a scheme states at least one closed form"
+    assert min(asked.values()) >= 3, f"every law is asked at several settings: {asked}"
+
+
+@pytest.mark.parametrize("use", family("pipeline"))
+@given(data=st.data())
+@settings(max_examples=40)
+def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
+    kind = find_scheme(use)
+    assert issubclass(kind, Schedule)
+    shape = data.draw(shapes(st.integers(1, 4)).filter(lambda shape: exists(kind, shape)))
+    check_laws(use, PipelineSetting(shape, data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS)))
+
+
+# ---------------------------------------------------------------------------------- degree one is nothing
+
+
+def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
+    """Ops by what they do and when, and by the places of what they wait for."""
+    ops = list(ops)
+    place = {id(op): i for i, op in enumerate(ops)}
+
+    def sources(op: Op) -> frozenset[int]:
+        return frozenset((place[id(op)],)) if id(op) in place else frozenset().union(*map(sources, op.after))
+
+    return [
+        (op.name, op.stream, op.work, op.phase, op.when, frozenset().union(*map(sources, op.after))) for op in ops
+    ]
+
+
+def described(fragment: Fragment) -> tuple[Any, ...]:
+    params = [(p.name, p.size, p.total) for p in fragment.params]
+    touches = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.touches)
+    return listed(fragment.forward), listed(fragment.backward), params, touches
+
+
+def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Fragment:
+    model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False)
+    blocks = Blocks(model, 2, 16, 64, attention=attention)
+    return Lowering(mesh, schemes, True).run(blocks.stage(2, True, True))
+
+
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+@every_scheme
+def test_degree_one_is_the_identity(use: str, attention: str) -> None:
+    mesh = Mesh({"x": 1})
+    alone = a_stage(mesh, [], attention)
+    if use.startswith("memory/"):
+        # No axis, and a different thing to do: what it keeps out of memory it must do again.
+        with_it = a_stage(mesh, [make(use, mesh)], attention)
+        assert listed(with_it.forward) == listed(alone.forward)
+        return
+    assert described(a_stage(mesh, [make(use, mesh, ("x",))], attention)) == described(alone)
+
+
+@pytest.mark.parametrize("use", family("pipeline"))
+def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
+    kind = find_scheme(use)
+    assert issubclass(kind, Schedule)
+    for setting in pipeline_settings(kind):
+        if setting.shape.p == 1:
+            assert MEASURES["bubble"](setting, use) == pytest.approx(0, abs=1e-9)
+
+
+def test_all_degrees_one_is_the_plan_without_schemes() -> None:
+    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 4}}
+    mesh = {"pp": 1, "dp": 1, "tp": 1}
+    bare = play_job({**job, "plan": {"mesh": mesh, "schemes": []}})
+    for tensor in family("tensor"):
+        for data in family("data"):
+            entries = [("pipeline/1f1b", "pp"), (data, "dp"), (tensor, "tp")]
+            schemes = [{"use": use, "over": over} for use, over in entries]
+            full = play_job({**job, "plan": {"mesh": mesh, "schemes": schemes}})
+            assert listed(full.program.ops) == listed(bare.program.ops)
+            assert full.times == bare.times
+            assert full.peaks == bare.peaks
+
+
+# ------------------------------------------------------------------------------------------ conservation
+
+
+@given(job=jobs(recompute=False))
+def test_flops_are_conserved(job: dict[str, Any]) -> None:
+    """All ranks together do the model's products once forward, the GEMMs twice and fused attention 2.5 times backward."""
+    played = play_job(job)
+    model, batch = played.plan.job.model, played.plan.job.batch
+    assert batch.total is not None and batch.sequence is not None
+    flash = played.plan.job.framework.attention == "flash"
+    parts = forward_matmul_flops(model, batch.total * batch.sequence, batch.sequence, causal=flash)
+    attention = parts.pop("attention")
+    linear = sum(parts.values())
+    forward, backward = played.flops("F"), played.flops("B", "W")
+    if flash:
+        assert forward == pytest.approx({"gemm": linear, "attention": attention}, rel=1e-12)
+        assert backward == pytest.approx({"gemm": 2 * linear, "attention": 2.5 * attention}, rel=1e-12)
+    else:
+        assert forward == pytest.approx({"gemm": linear + attention, "attention": 0}, rel=1e-12)
+        assert backward == pytest.approx({"gemm": 2 * (linear + attention), "attention": 0}, rel=1e-12)
+    assert played.flops("R") == {"gemm": 0, "attention": 0}
+
+
+@given(job=jobs())
+def test_recomputed_flops_come_on_top(job: dict[str, Any]) -> None:
+    """Memory schemes add work of phase R and change nothing of F, B and W."""
+    schemes = job["plan"]["schemes"]
+    kept = [entry for entry in schemes if not entry["use"].startswith("memory/")]
+    played, bare = play_job(job), play_job({**job, "plan": {**job["plan"], "schemes": kept}})
+    for phase in "FBW":
+        assert played.flops(phase) == pytest.approx(bare.flops(phase), rel=1e-12)
+    if len(kept) == len(schemes):
+        assert sum(played.flops("R").values()) == 0
+    model = played.plan.job.model
+    if {"use": "memory/recompute-full", "layers": 2} in schemes and not any("modules" in entry for entry in schemes):
+        done = sum(min(2, layers) for layers in played.plan.layers) / model.layers
+        batch = played.plan.job.batch
+        assert batch.total is not None and batch.sequence is not None
+        flash = played.plan.job.framework.attention == "flash"
+        parts = forward_matmul_flops(model, batch.total * batch.sequence, batch.sequence, causal=flash)
+        assert sum(played.flops("R").values()) == pytest.approx(done * (sum(parts.values()) - parts["head"]))
+
+
+@given(job=jobs())
+@example(
+    job={
+        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True},
+        "cluster": {"gpu": "h100-sxm", "gpus": 8},
+        "batch": {"global": 8},
+        "plan": {"pp": 2, "tp": 2, "chunks": 2},
+    }
+)
+def test_parameters_are_conserved(job: dict[str, Any]) -> None:
+    """Over all ranks: the model's parameters times the copies that the schemes declare, and a tied table at both ends."""
+    played = play_job(job)
+    mesh, shape = played.plan.mesh, played.plan.shape
+    once = 0.0
+    for stage in played.stages:
+        for param in stage.fragment.params:
+            copies = mesh.size(param.partial)
+            for scheme in played.plan.inside:
+                # An axis that neither cuts the weight nor sees other tokens holds equal copies of it.
+                if scheme.family == "tensor" and not set(scheme.over) & set(param.partial) and param.size == param.total:
+                    copies *= mesh.size(scheme.over)
+            assert param.size * played.ranks / copies == pytest.approx(param.total)
+            once += param.size * played.ranks / copies
+    model = played.plan.job.model
+    copied = model.vocab * model.hidden if model.tied and shape.stages > 1 else 0
+    assert once == pytest.approx(model.parameters + copied)
+
+
+def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
+    """Eight ranks share two key/value heads: each holds one of them whole, four copies of each, and computes it."""
+    model = {"layers": 1, "hidden": 64, "heads": 8, "kv_heads": 2, "vocab": 64, "seq": 16, "norm": "rmsnorm"}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": {"tp": 8}}
+    played = play_job(job)
+    sizes = {param.name: param.size * 8 / param.total for param in played.stages[0].fragment.params}
+    assert (sizes["l0.wq"], sizes["l0.wk"], sizes["l0.wv"], sizes["l0.wo"]) == (1, 4, 4, 1)
+    attention = [op.work for _, op in played.instances() if isinstance(op.work, Attention)]
+    assert {(work.heads, work.kv_heads) for work in attention} == {(1, 1)}
+    forward = forward_matmul_flops(played.plan.job.model, 16, 16, causal=True)
+    surplus = 3 * 2 * 16 * 64 * (2 * 2 * 8)  # keys and values, two heads of eight elements, three copies too many
+    assert sum(played.flops("F").values()) == pytest.approx(sum(forward.values()) + surplus)
+
+
+@pytest.mark.xfail(strict=True, reason="one device with two chunks holds and reduces the tied table twice")
+def test_one_device_holds_a_tied_table_once() -> None:
+    """Two chunks on one device: the table is there already, and its last chunk needs no copy of its own."""
+    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True}
+    schemes = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}]
+    plan = {"mesh": {"pp": 1}, "schemes": schemes}
+    played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": plan})
+    held = sum(param.size for stage in played.stages for param in stage.fragment.params)
+    assert held == played.plan.job.model.parameters
+
+
+def boundaries(played: Played) -> dict[tuple[int, str], int]:
+    """Bytes of one message that every crossing of a stage boundary must carry, per rank."""
+    plan = played.plan
+    assert plan.job.batch.sequence is not None
+    whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
+    sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.inside)
+    each = whole // plan.mesh.size("tp") if sp else whole
+    found = {}
+    for stage in range(plan.shape.stages - 1):
+        here, there = (plan.schedule.device(plan.shape, s) for s in (stage, stage + 1))
+        if here != there:
+            found[stage, "F"] = found[stage + 1, "BW"] = each
+    return found
+
+
+@given(job=jobs())
+def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
+    """Each micro-batch sends b s h elements over every boundary in each direction: a rank its cut under SP, all of it else."""
+    played = play_job(job)
+    m = played.plan.shape.m
+    assert sent_between_stages(played) == {key: [each] * m for key, each in boundaries(played).items()}
+
+
+@given(job=jobs(), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
+def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> None:
+    """Every gradient byte of a rank is in exactly one bucket of one reduction a step, whatever the size of a bucket."""
+    played = play_job(changed(job, bucket={"elements": elements, "elements_per_rank": 0.0}))
+    plan = played.plan
+    reduced: dict[int, int] = defaultdict(int)
+    gathered: dict[int, int] = defaultdict(int)
+    for device in range(plan.shape.p):
+        for _, op in played.instances(device):
+            if op.stream == "data":
+                assert isinstance(op.work, Collective) and op.work.axes == ("dp",)
+                of = gathered if op.work.operation == "all_gather" else reduced
+                of[device] += op.work.nbytes
+    for device in range(plan.shape.p):
+        stages = [s for i, s in enumerate(played.stages) if plan.schedule.device(plan.shape, i) == device]
+        local = sum(param.size for stage in stages for param in stage.fragment.params)
+        zero = any(scheme.use == "data/zero-1" for scheme in plan.inside)
+        many = plan.mesh.size("dp") > 1
+        assert reduced[device] == 4 * local * many
+        assert gathered[device] == 2 * local * many * zero
+
+
+# ---------------------------------------------------------------------------------------- played programs
+
+
+@given(job=jobs())
+def test_memory_returns_to_its_baseline(job: dict[str, Any]) -> None:
+    for peak in play_job(job).peaks:
+        assert peak.left == 0
+        assert peak.total == pytest.approx(sum(peak.by.values()))
+        assert min(peak.by.values()) >= 0
+
+
+@given(job=jobs())
+def test_every_action_happens_once(job: dict[str, Any]) -> None:
+    played = play_job(job)
+    shape = played.plan.shape
+    ran = Counter(action for actions in played.program.actions for action, _, _ in actions if action.kind != "O")
+    kinds = ["F", *played.plan.schedule.backward.split()]
+    assert ran == {Action(s, k, m): 1 for s in range(shape.stages) for k in kinds for m in shape.microbatches}
+    # Each op has a time of its own, after all that it waits for.
+    program, times = played.program, played.times
+    assert sorted(n for queue in program.queues.values() for n in queue) == list(range(len(program.ops)))
+    for number, after in enumerate(program.after):
+        assert times.end[number] == pytest.approx(times.begin[number] + program.seconds[number])
+        for other in after:
+            assert times.begin[number] >= times.end[other] + program.latency[other] - 1e-12
+
+
+@settings(max_examples=25)
+@given(job=jobs(), price=st.builds(Ideal, links=st.sampled_from([1e5, 1e6, 1e8]), latency=st.sampled_from([0.0, 1e-4])))
+def test_faster_links_never_slow_a_step(job: dict[str, Any], price: Ideal) -> None:
+    slow = play_job(job, price).times.span
+    twice = play_job(job, replace(price, links=2 * price.links)).times.span
+    near = play_job(job, replace(price, latency=price.latency / 2)).times.span
+    free = play_job(job, FREE).times.span
+    assert free <= twice * (1 + 1e-12) and free <= near * (1 + 1e-12)
+    assert twice <= slow * (1 + 1e-12) and near <= slow * (1 + 1e-12)
+
+
+@given(job=jobs())
+def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) -> None:
+    """No device takes longer than it computes and waits in the pipeline; one device alone never waits."""
+    played = play_job(job, FREE)
+    busy = [
+        sum(played.program.seconds[number] for number, _ in played.instances(device))
+        for device in range(played.plan.shape.p)
+    ]
+    assert played.times.span >= max(busy) * (1 - 1e-12)
+    if len(busy) == 1:
+        assert played.times.span == pytest.approx(busy[0])
+
+
+@settings(max_examples=15)
+@given(job=jobs())
+def test_the_same_job_gives_the_same_times(job: dict[str, Any]) -> None:
+    one, other = play_job(job), play_job(job)
+    assert one.times == other.times and one.peaks == other.peaks
+
+
+# ------------------------------------------------------------------------------------------- composition
+
+DEFAULTS = {"pipeline": "pipeline/1f1b", "data": "data/zero-1", "tensor": "tensor/megatron-sp"}
+AXES = {"pipeline": "pp", "data": "dp", "tensor": "tp", "sequence": "cp", "expert": "ep"}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@every_scheme
+def test_it_composes_with_the_default_of_every_other_family(use: str, overlap: bool) -> None:
+    kind = find_scheme(use)
+    chosen = {**DEFAULTS, "memory": "memory/recompute-selective", kind.family: use}
+    chunks = 1
+    if issubclass(kind, Schedule) and not exists(kind, Shape(2, 4, 1)):
+        chunks = 2
+    entries: list[dict[str, Any]] = []
+    for name in FAMILIES:
+        if name in chosen:
+            over = {"over": AXES[name]} if name in AXES else {}
+            entries.append({"use": chosen[name], **over, **({"chunks": chunks} if name == "pipeline" else {})})
+    mesh = {AXES[name]: 2 for name in FAMILIES if name in chosen and name in AXES}
+    world = 2 ** len(mesh)
+    job = {
+        "model": {"layers": 8, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32, "gated": True},
+        "cluster": {"gpu": "h100-sxm", "gpus": world},
+        "framework": {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}},
+        "batch": {"global": 8},
+        "plan": {"mesh": mesh, "schemes": entries},
+    }
+    played = play_job(job)
+    shape = played.plan.shape
+    assert (shape.p, shape.v) == (2, chunks)
+    assert sum(len(actions) - 1 for actions in played.program.actions) == shape.stages * shape.m * (
+        1 + len(played.plan.schedule.backward.split())
+    )
+    assert all(peak.left == 0 for peak in played.peaks)
+    assert played.times.span > play_job(job, FREE).times.span > 0
+    model = played.plan.job.model
+    tokens = 8 * model.seq
+    forward = sum(forward_matmul_flops(model, tokens, model.seq, causal=True).values())
+    assert sum(played.flops("F").values()) == pytest.approx(forward)
+    families = {op.stream.partition("-")[0] for _, op in played.instances()}
+    assert families == {"compute", *(name for name in chosen if name in AXES)}
+    assert any(isinstance(op.work, Memory) and op.phase == "U" for _, op in played.instances())
