@@ -110,8 +110,7 @@ def plan_words(report: Report) -> list[str]:
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.axes.items())
     words = [f"{axes} = {plan.mesh.world} GPUs"]
     for entry in plan.job.plan.schemes:
-        over = (entry.over,) if isinstance(entry.over, str) else entry.over
-        if over and plan.mesh.size(over) == 1:
+        if entry.over and plan.mesh.size(entry.over) == 1:
             continue
         name = entry.use.partition("/")[2]
         chunks = (entry.model_extra or {}).get("chunks", 1)

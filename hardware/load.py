@@ -179,11 +179,11 @@ def explain(
     place = tuple(part for part in first["loc"] if not re.search(r"[\[(]", str(part)))
     keys = valid_keys(model, place[:-1] if first["type"] in ("extra_forbidden", "missing") else place)
     rule, remedy = _tell(first, place, keys)
-    path = ".".join(str(part) for part in place)
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     if text:
         where = f"{where}:{line_of(text, place)} {path}".rstrip()
     else:
-        where = ".".join(filter(None, (where, path)))
+        where += path if path.startswith("[") or not (where and path) else f".{path}"
     value = None if first["type"] in ("missing", "extra_forbidden") else first["input"]
     return error(where, rule, remedy, value)
 
@@ -199,13 +199,14 @@ _WORDING = {
     "greater_than": ("must be above {gt}", "Write a number above {gt}"),
     "greater_than_equal": ("must be at least {ge}", "Write {ge} or more"),
     "less_than": ("must be below {lt}", "Write a number below {lt}"),
+    "int_parsing_size": ("has too many digits", "Write a smaller number"),
     "less_than_equal": ("must be at most {le}", "Write {le} or less"),
     "invalid_key": ("keys must be text", "Put the key in quotes"),
 }
 """Rule and remedy for pydantic's error types, filled from the error's context."""
 
 _SAME = {
-    **{"int_parsing": "int_type", "int_from_float": "int_type", "int_parsing_size": "int_type"},
+    **{"int_parsing": "int_type", "int_from_float": "int_type"},
     **{"float_parsing": "float_type", "bool_parsing": "bool_type", "tuple_type": "list_type"},
 }
 
@@ -222,8 +223,8 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
         rule, _, remedy = str(context["error"]).partition(". ")
         return rule, remedy or "Correct the value"
     if kind in ("literal_error", "enum"):
-        words = re.findall(r"'([^']*)'", context["expected"])
-        return "not one of the valid words", nearest(str(one["input"]), words)
+        words = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        return "not one of the valid words", nearest(str(one["input"]), ["".join(pair) for pair in words])
     if kind in ("model_type", "dict_type", "mapping_type", "model_attributes_type", "dataclass_type"):
         return "must be a mapping of keys to values", f"Keys: {', '.join(keys)}" if keys else "Write `key: value` lines"
     if kind in _WORDING or kind in _SAME:

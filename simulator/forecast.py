@@ -44,16 +44,16 @@ def lowered(plan: Plan) -> tuple[list[StageProgram], list[Fragment]]:
     """Every virtual stage, equal ones once, and the update of every device."""
     lowering = Lowering(plan.mesh, plan.schemes, plan.job.framework.regather)
     last = plan.shape.stages - 1
+    ends = _ends(plan)
     made: dict[tuple[int, bool, bool], StageProgram] = {}
     stages = []
     for index, layers in enumerate(plan.layers):
         key = (layers, index == 0, index == last)
         if key not in made:
             site = plan.stage(index)
-            device = plan.schedule.device
-            fragment = lowering.run(site, index == last and device(plan.shape, 0) == device(plan.shape, last))
+            fragment = lowering.run(site, index == last and ends[0] == ends[1])
             entry = None if index == 0 else "received"
-            exit = None if index == last else f"x{layers}"
+            exit = None if index == last else "sent"
             message = 0
             if exit is not None:
                 tensor, leaf = lowering.producer[exit]
@@ -74,9 +74,14 @@ def device_params(plan: Plan, stages: list[StageProgram]) -> list[tuple[Param, .
     return [tuple(params) for params in held]
 
 
+def _ends(plan: Plan) -> tuple[int, int]:
+    """The devices of the first and of the last stage."""
+    return plan.schedule.device(plan.shape, 0), plan.schedule.device(plan.shape, plan.shape.stages - 1)
+
+
 def _update(plan: Plan, device: int, params: tuple[Param, ...], stages: list[StageProgram]) -> Update:
-    habits, shape = plan.job.framework, plan.shape
-    ends = (plan.schedule.device(shape, 0), plan.schedule.device(shape, shape.stages - 1))
+    habits = plan.job.framework
+    ends = _ends(plan)
     copies = sum(param.size for param in stages[-1].fragment.params if param.tied)
     state = BYTES[habits.main_weights] + 2 * BYTES[habits.moments]
     return Update(

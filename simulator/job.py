@@ -6,11 +6,12 @@ and schemes. The long form, with every default filled, is the ``job`` of the ans
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hardware import Cluster, load_cluster
 from hardware.errors import PlanError
@@ -19,18 +20,26 @@ from simulator.frameworks import Format, Framework, load_framework
 from simulator.models import load_model
 from simulator.models.model import Model
 
+Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
+"""A degree, a batch, a number of tokens. The ceiling is far above any job and catches slipped digits."""
+
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _short_for(key: str) -> BeforeValidator:
+    """A single word stands for a mapping with that one key."""
+    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
 
 
 class Batch(Part):
     """Sequences of one step: of the whole job, of one replica and pass; and their tokens."""
 
-    total: PositiveInt | None = Field(default=None, alias="global")
+    total: Count | None = Field(default=None, alias="global")
     """Default: one micro-batch a replica without a pipeline, four a stage with one."""
-    micro: PositiveInt = 1
-    sequence: PositiveInt | None = None
+    micro: Count = 1
+    sequence: Count | None = None
     """Default: the model's own."""
 
 
@@ -54,21 +63,21 @@ class SchemeEntry(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     use: str
-    over: str | tuple[str, ...] = ()
+    over: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)] = ()
 
 
 class ShortPlan(Part):
     """A first plan: degrees, and the documented default scheme for each axis."""
 
-    tp: PositiveInt = 1
+    tp: Count = 1
     """Tensor parallel: megatron-sp, or megatron when sequence_parallel is false."""
-    pp: PositiveInt = 1
+    pp: Count = 1
     """Pipeline stages."""
-    dp: PositiveInt | None = None
+    dp: Count | None = None
     """Default: what is left of the GPUs."""
     schedule: str | None = None
     """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
-    chunks: PositiveInt = 1
+    chunks: Count = 1
     zero: Literal[0, 1] = 1
     """0: data/ddp. 1: data/zero-1."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -77,7 +86,7 @@ class ShortPlan(Part):
 
 
 class LongPlan(Part):
-    mesh: dict[str, PositiveInt]
+    mesh: dict[str, Count]
     """Axis names to sizes, outermost (slowest links) first."""
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""
@@ -95,9 +104,9 @@ class JobFile(Part):
     id: str | int | None = None
     model: Any
     cluster: Any
-    framework: str | FrameworkChoice = "megatron-core"
+    framework: Annotated[FrameworkChoice, _short_for("name")] = FrameworkChoice()
     batch: Batch = Batch()
-    precision: Format | Precision = Precision()
+    precision: Annotated[Precision, _short_for("compute")] = Precision()
     optimizer: Literal["adam"] = "adam"
     plan: dict[str, Any] = {}
     run: RunLength = RunLength()
@@ -122,7 +131,11 @@ class Job(Part):
         """The job in long form, every default filled."""
         plan = self.plan.model_dump(mode="json", exclude={"schemes"})
         plan["schemes"] = [
-            {"use": entry.use, **({"over": entry.over} if entry.over else {}), **(entry.model_extra or {})}
+            {
+                "use": entry.use,
+                **({"over": _one_or_more(entry.over)} if entry.over else {}),
+                **(entry.model_extra or {}),
+            }
             for entry in self.plan.schemes
         ]
         return {
@@ -137,6 +150,10 @@ class Job(Part):
         }
 
 
+def _one_or_more(axes: tuple[str, ...]) -> str | list[str]:
+    return axes[0] if len(axes) == 1 else list(axes)
+
+
 def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Job:
     """The job in a file (YAML or JSON) or a mapping, with `changes` (``plan.tp=4``) made first.
 
@@ -144,7 +161,9 @@ def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     """
     base, text, where = Path("."), "", "job"
     if isinstance(source, Mapping):
-        data: Any = dict(source)
+        data: Any = copy.deepcopy(dict(source))
+    elif not isinstance(source, (str, Path)):
+        raise PlanError("job", "a job is the path of a file, or a mapping", "Name a YAML or JSON file", source)
     else:
         path = Path(source)
         data, text, where = read_yaml(path, str(source), PlanError)
@@ -156,7 +175,8 @@ def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         _set(data, change)
     file = validated(JobFile, data, where, PlanError, text="" if changed else text)
 
-    framework, choice = _framework(file)
+    choice = file.framework
+    framework = load_framework(choice.name, choice.set)
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(file.model, "model", base)
     precision = _precision(file, framework)
@@ -198,13 +218,8 @@ def _set(data: dict[str, Any], change: str) -> None:
     at[keys[-1]] = read_yaml(value, f"--set {path}", PlanError).data
 
 
-def _framework(file: JobFile) -> tuple[Framework, FrameworkChoice]:
-    choice = FrameworkChoice(name=file.framework) if isinstance(file.framework, str) else file.framework
-    return load_framework(choice.name, choice.set), choice
-
-
 def _precision(file: JobFile, framework: Framework) -> Precision:
-    given = Precision(compute=file.precision) if isinstance(file.precision, str) else file.precision
+    given = file.precision
     return Precision(
         compute=given.compute or framework.weights,
         gradients=given.gradients or framework.gradients,
@@ -223,8 +238,7 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
 def _axis(plan: LongPlan, family: str) -> str:
     """The first axis that a family claims."""
     overs = [entry.over for entry in plan.schemes if entry.use.startswith(f"{family}/")]
-    over = overs[0] if overs else ""
-    return over if isinstance(over, str) else (over or ("",))[0]
+    return overs[0][0] if overs and overs[0] else ""
 
 
 def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:

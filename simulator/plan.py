@@ -51,7 +51,11 @@ class Plan:
         entry = self.job.plan.schemes[i]
         where = f"plan.schemes[{i}]"
         kind = find_scheme(entry.use, f"{where}.use")
-        over = (entry.over,) if isinstance(entry.over, str) else entry.over
+        over = entry.over
+        most = {"pipeline": 1, "memory": 0}.get(kind.family)
+        if most is not None and len(over) > most:
+            rule = f"{kind.family} schemes take {'one axis' if most else 'no axis'}"
+            raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
         for axis in over:
             if axis not in self.mesh.axes:
                 raise PlanError(f"{where}.over", "no such axis in plan.mesh", nearest(axis, self.mesh.axes), axis)

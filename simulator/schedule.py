@@ -129,9 +129,8 @@ def check_orders(orders: Sequence[Sequence[Action]], shape: Shape, schedule: Sch
             for k in kinds
             for m in shape.microbatches
         ]
-        wrong = [action for action in wanted if counts[action] != 1] + [
-            action for action in order if action not in set(wanted)
-        ]
+        own = set(wanted)
+        wrong = [action for action in wanted if counts[action] != 1] + [action for action in order if action not in own]
         if wrong:
             raise ScheduleError(
                 f"{schedule.use} on device {device}",

@@ -180,7 +180,7 @@ class Leaf(Site):
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Leaf):
-    """Where activations arrive from the stage before: no work, and the layout of a residual."""
+    """Where activations arrive from the stage before or leave for the next: no work, and the layout of a residual."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,7 +398,10 @@ class Loss(Leaf):
     def forward(self, at: Local) -> list[Work]:
         logits = at.size(self.ins[0])
         joins = [Collective("all_reduce", at.bytes(*self.outs), (axis,)) for axis in at.axes_of("v") for _ in range(3)]
-        return [Memory("cross-entropy", self.traffic[0] * logits, 0), *joins]
+        # The backward pass reads what the last kernel writes with the joined sums, so it needs no wait of its own.
+        first = self.traffic[0] // 2
+        kernels = [Memory("cross-entropy", part * logits, 0) for part in (first, self.traffic[0] - first)]
+        return [kernels[0], *joins, kernels[1]]
 
     def backward_inputs(self, at: Local) -> list[Work]:
         return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0)]

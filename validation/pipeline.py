@@ -23,8 +23,11 @@ from simulator.ops import Fragment, Op, Transfer
 from simulator.schedule import Schedule, Shape
 from simulator.scheme import find_scheme
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
+
+MAX_CHUNKS = 1_000_000
+"""Most forward passes of chunks in a case: some ten seconds."""
 
 EXAMPLES: list[dict[str, Any]] = [
     {"schedule": "gpipe", "p": 4, "m": 8, "t_f": 1, "t_b": 1, "t_w": 1},
@@ -41,14 +44,20 @@ class Case(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schedule: str
-    p: int = Field(ge=1, le=4096)
-    m: int = Field(ge=1, le=1_000_000)
-    v: int = Field(default=1, ge=1, le=1024)
+    p: int = Field(strict=True, ge=1, le=4096)
+    m: int = Field(strict=True, ge=1, le=1_000_000)
+    v: int = Field(default=1, strict=True, ge=1, le=1024)
     t_f: PerStage
     t_b: PerStage
     t_w: PerStage = 0.0
     hop: Seconds = 0.0
     order: bool = False
+    # Keys of schedules with more knobs than the ones there are.
+    slices: Any = None
+    waves: Any = None
+    t_pair: Any = None
+    t_r: Any = None
+    memory_limit: Any = None
 
 
 @dataclass(frozen=True)
@@ -110,8 +119,14 @@ def replay(case: Case) -> Replay:
 
     Raises PlanError or ScheduleError where the schedule does not exist for its shape.
     """
+    if case.p * case.m * case.v > MAX_CHUNKS:
+        rule = f"p x m x v is at most {MAX_CHUNKS:,}, for each chunk is played"
+        raise PlanError("case", rule, "Use fewer micro-batches", case.p * case.m * case.v)
     kind = find_scheme(f"pipeline/{case.schedule}", "schedule")
     assert issubclass(kind, Schedule)
+    for key in ("slices", "waves", "t_pair", "t_r", "memory_limit"):
+        if getattr(case, key) is not None:
+            raise PlanError(key, f"{case.schedule} has nothing of the kind", "Leave it out", getattr(case, key))
     shape = Shape(case.p, case.m, case.v)
     schedule = kind(("pp",), kind.Options(chunks=case.v), Mesh({"pp": case.p}))
     split = len(schedule.backward.split()) > 1

@@ -121,8 +121,9 @@ def timeline(report: Report) -> Figure:
     job = report.job
     title = f"{job.model.name} on {job.cluster.name}: {seconds(report.step_time)} a step"
     if program.devices > 1:
-        title += f", {share:.1%} bubble"
-    figure.text(0.08 / style.PAGE, place(0.2), title, fontsize=style.TITLE, fontweight="bold")
+        title += f", {share:.1%} bubble on device {report.device}, the slowest"
+    size = style.TITLE * min(1.0, 84 / len(title))
+    figure.text(0.08 / style.PAGE, place(0.2), title, fontsize=size, fontweight="bold")
     for i, line in enumerate(head):
         figure.text(0.08 / style.PAGE, place(0.36 + 0.135 * i), line, color=style.FAINT)
 
@@ -137,7 +138,8 @@ def timeline(report: Report) -> Figure:
                 if other.letter:
                     mark(axes, other, panel)
         at += tall + gap
-    legend(figure, keys, shape.v, at - gap + 0.26, height)
+    white = 1 - sum(float((row.end - row.begin).sum()) for row in rows) / (len(rows) * span) if span else 0.0
+    legend(figure, keys, shape.v, white, at - gap + 0.26, height)
     return figure
 
 
@@ -373,7 +375,12 @@ def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> li
 
 
 def legend(
-    figure: Figure, entries: Sequence[tuple[str, list[style.RGB]]], chunks: int, at: float, height: float
+    figure: Figure,
+    entries: Sequence[tuple[str, list[style.RGB]]],
+    chunks: int,
+    white: float,
+    at: float,
+    height: float,
 ) -> None:
     """What the colours mean, below the panels."""
     handles: Any = [tuple(Patch(facecolor=tone, linewidth=0) for tone in tones) for _, tones in entries]
@@ -393,7 +400,7 @@ def legend(
         handletextpad=0.5,
         borderpad=0.2,
     )
-    note = "Numbers: micro-batch. White: nothing to compute."
+    note = f"Numbers: micro-batch. White: nothing to compute, {white:.1%} of all devices' time."
     if chunks > 1:
         note += f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)."
     figure.text(0.08 / style.PAGE, 0.06 / height, note, fontsize=style.SMALL, color=style.FAINT)

@@ -44,13 +44,17 @@ class Pricing(Protocol):
 class Costs:
     """Prices of work on the GPUs of `cluster`, laid out as `mesh`; equal work is priced once.
 
-    rates: factors of a framework, by the names of `RATES`. assumed: what the calibration had to borrow.
+    rates: factors of a framework, by the names of `RATES`. alone: kernels as measured one by one, without what a
+    long step takes off their rate. assumed: what the calibration had to borrow.
     """
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, rates: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, mesh: Mesh, rates: Mapping[str, float] | None = None, alone: bool = False
+    ) -> None:
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
         self.calibration = load_calibration(cluster.gpu.name, cluster.gpu.architecture)
+        self._speed = self.rates["kernel"] * (1.0 if alone else self.calibration.step.sustained)
         self.assumed = tuple(filter(None, [self.calibration.assumed]))
         laws = load_links(cluster.scale_up, cluster.scale_out)
         self.links = Links(cluster, *laws, self.rates["communication"])
@@ -72,10 +76,10 @@ class Costs:
         return known
 
     def _gemm(self, work: Gemm) -> Estimate:
-        return gemm.price(work, self.cluster.gpu, self.calibration.gemm, self.rates["kernel"])
+        return gemm.price(work, self.cluster.gpu, self.calibration.gemm, self._speed)
 
     def _attention(self, work: Attention) -> Estimate:
-        speed = self.rates["kernel"] * self.rates["attention"]
+        speed = self._speed * self.rates["attention"]
         return attention.price(work, self.cluster.gpu, self.calibration.attention, speed)
 
     def _memory(self, work: Memory) -> Estimate:

@@ -162,6 +162,7 @@ class Builder:
         program = Program(self.shape.p)
         base: dict[Action, int] = {}
         sent: dict[Action, int] = {}
+        tasks: dict[Action, Task] = {}
         plans: list[list[tuple[Action, Task]]] = []
         count = 0
         # Numbers are given out first, for an action may wait for one of a device that comes later.
@@ -174,6 +175,7 @@ class Builder:
                 task = self._task(action, turn not in seen, final[turn] is action)
                 seen.add(turn)
                 plan.append((action, task))
+                tasks[action] = task
                 base[action] = count
                 count += len(task.ops)
                 if self._receiver(action) is not None:
@@ -188,7 +190,7 @@ class Builder:
             program.actions.append([])
             waiting: tuple[int, ...] = ()
             for action, task in plan:
-                received = self._received(action, base, sent)
+                received = self._received(action, base, sent, tasks)
                 start = self._place(program, device, action, task, received, waiting)
                 waiting = ()
                 if action in sent:
@@ -242,7 +244,9 @@ class Builder:
         program.actions[device].append((action, start, task))
         return start
 
-    def _received(self, action: Action, base: dict[Action, int], sent: dict[Action, int]) -> tuple[int, ...]:
+    def _received(
+        self, action: Action, base: dict[Action, int], sent: dict[Action, int], tasks: dict[Action, Task]
+    ) -> tuple[int, ...]:
         """Instances that bring what `action` needs from another stage."""
         numbers: list[int] = []
         for need in requires(action, self.shape, self.split):
@@ -251,7 +255,7 @@ class Builder:
             if need in sent:
                 numbers.append(sent[need])
             else:
-                numbers += [base[need] + i for i in self._task(need, False, False).result]
+                numbers += [base[need] + i for i in tasks[need].result]
         return tuple(numbers)
 
     def _receiver(self, action: Action) -> int | None:

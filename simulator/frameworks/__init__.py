@@ -18,7 +18,7 @@ Format = Literal["fp32", "bf16", "fp16"]
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Overlap(Part):

@@ -52,10 +52,12 @@ class Blocks:
         if first:
             children += self._embedding()
         else:
-            children.append(Boundary("boundary", (self._act("received"),), (self._act("x0"),)))
+            children.append(Boundary("arriving", (self._act("received"),), (self._act("x0"),)))
         children += [self._layer(i) for i in range(layers)]
         if last:
             children += self._ending(f"x{layers}")
+        else:
+            children.append(Boundary("leaving", (self._act(f"x{layers}"),), (self._act("sent"),)))
         return Stage("stage", tuple(children))
 
     # ----------------------------------------------------------------------------------------- tensors

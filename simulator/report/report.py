@@ -21,6 +21,15 @@ from simulator.report.breakdown import COMPUTING, EXPOSED, Breakdown, breakdown,
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
 
+COMMUNICATION = {
+    "tp": "tensor-parallel",
+    "cp": "context-parallel",
+    "ep": "expert-parallel",
+    "dp": "data-parallel",
+    "pp": "pipeline",
+    "copy": "host",
+}
+
 SKEW = 0.1
 """Real runs have slow tails: the interval reaches a tenth less far down and a tenth farther up than a symmetric one."""
 
@@ -163,15 +172,15 @@ class Report:
             top = max(by, key=lambda k: by[k])
             excess = (self.peak_device - self.capacity) / GIB
             return f"It does not fit: stage {worst} needs {excess:.1f} GiB more than the GPU has, most of it {top}."
-        parts, step = self.breakdown.parts, self.breakdown.step
+        parts, step = self.breakdown.parts, self.step_time
         costs = {
             "the pipeline bubble": parts["bubble"],
             "the optimizer": parts["optimizer"],
             "memory-bound kernels": parts["memory_bound"],
-            "exposed tensor-parallel communication": parts["tp"],
-            "exposed data-parallel communication": parts["dp"],
-            "exposed pipeline communication": parts["pp"],
+            "idling": parts["idle"],
+            "the host's constant time": self.job.framework.step_overhead_s,
         }
+        costs |= {f"exposed {name} communication": parts[axis] for axis, name in COMMUNICATION.items()}
         worst_cost = max(costs, key=lambda k: costs[k])
         matrix = (parts["gemm"] + parts["attention"]) / step
         return (
@@ -200,6 +209,8 @@ class Report:
         return [
             f"framework {habits.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{habits.step_overhead_s} s a step for data, logging and launch",
+            *self.play.costs.assumed,
+            *self.job.cluster.assumed,
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -219,7 +219,10 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Ideal:
-    """Prices without overheads: FLOPs, bytes of memory and bytes of buffers, each over one rate; a latency a message."""
+    """Prices without overheads: FLOPs, bytes of memory and bytes of buffers, each over one rate.
+
+    latency: of a message between stages, which does not block its sender.
+    """
 
     flops: float = 1e9
     memory: float = 1e8
@@ -232,8 +235,11 @@ class Ideal:
                 return work.flops / self.flops, 0.0
             case Memory():
                 return work.bytes / self.memory, 0.0
-        return work.nbytes / self.links, self.latency
+        return work.nbytes / self.links, self.latency if isinstance(work, Transfer) else 0.0
 
+
+PAID = Ideal()
+"""Communication takes its time."""
 
 FREE = Ideal(links=inf)
 """Communication costs nothing."""
@@ -283,7 +289,7 @@ class Played:
         return top
 
 
-def play_job(job: Mapping[str, Any], price: Any = Ideal(), changes: Iterable[str] = ()) -> Played:  # noqa: B008
+def play_job(job: Mapping[str, Any], price: Any = PAID, changes: Iterable[str] = ()) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices."""
     plan = Plan(load_job(job, changes))
     stages, updates = lowered(plan)

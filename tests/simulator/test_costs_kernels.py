@@ -18,7 +18,7 @@ RATE = {"dgx-a100": 312e12, "dgx-h100": 989e12}
 
 def costs_of(node="dgx-h100", rates=None):
     cluster = load_cluster(f"{node}:1")
-    return Costs(cluster, Mesh({"tp": cluster.gpus}), rates)
+    return Costs(cluster, Mesh({"tp": cluster.gpus}), rates, alone=True)
 
 
 COSTS = {node: costs_of(node) for node in RATE}

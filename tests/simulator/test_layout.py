@@ -83,9 +83,9 @@ STATES = st.sampled_from(["b", "s", "h"])
 def test_what_any_two_layouts_need(source: dict[str, str], target: dict[str, str]) -> None:
     """One movement per axis that is not whole already, in the order of the rule, each with the buffer it sees."""
     steps = moves(X, source, target, MESH)
-    assert {step.axes[0] for step in steps} == {
-        axis for axis in source if source[axis] != target.get(axis)
-    }, "every axis that is cut or partial, and only these, must communicate"
+    assert {step.axes[0] for step in steps} == {axis for axis in source if source[axis] != target.get(axis)}, (
+        "every axis that is cut or partial, and only these, must communicate"
+    )
     assert len(steps) == len({step.axes[0] for step in steps})
     rank = {"all_reduce": 0, "reduce_scatter": 0, "all_to_all": 1, "all_gather": 2}
     assert [rank[step.operation] for step in steps] == sorted(rank[step.operation] for step in steps)
@@ -152,7 +152,7 @@ def test_a_dim_under_another_name() -> None:
 
 
 def test_the_rules_of_one_statement() -> None:
-    """y[b, s, f] = x[b, s, h] w[h, f], f divided: x whole, w cut, y cut; gradient of x partial, of the bias of h too."""
+    """y[b, s, f] = x[b, s, h] w[h, f], f divided: x whole, w and y cut, the gradient of x partial."""
     x, y = Tensor("x", {"b": Dim(2), "s": Dim(4), "h": Dim(8)}), Tensor("y", {"b": Dim(2), "s": Dim(4), "f": Dim(8)})
     w = Tensor("w", {"h": Dim(8), "f": Dim(8)})
     columns, rows = {"tp": "f"}, {"tp": "h"}

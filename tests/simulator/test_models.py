@@ -173,7 +173,7 @@ REFUSED = {
     "nothing": ({}, "model.layers", "layers, hidden, heads, vocab, seq"),
     "misspelt field": (GPT | {"kv_head": 4}, "model.kv_head", "Did you mean 'kv_heads'"),
     "null under an unknown key": (GPT | {"width": None}, "model.width", "no such key"),
-    "a key that is no text": (GPT | {3: 4}, "model.3", "text"),
+    "a key that is no text": (GPT | {3: 4}, "model[3]", "text"),
     "unknown preset below": ({"preset": "gpt4", "layers": 2}, "model.preset", "Valid:"),
     "preset no text": ({"preset": 3}, "model.preset", "name or a path"),
     "misspelt change": ({"preset": "llama3-8b", "layer": 2}, "model.layer", "Did you mean 'layers'"),

@@ -70,7 +70,10 @@ def test_an_answer_is_plain_json_with_the_keys_of_the_contract() -> None:
         "weight_versions",
         "order",
     ]
-    assert found["order"] == [["0F0", "0F1", "0BW0", "0F2", "0BW1", "0BW2"], ["1F0", "1BW0", "1F1", "1BW1", "1F2", "1BW2"]]
+    assert found["order"] == [
+        ["0F0", "0F1", "0BW0", "0F2", "0BW1", "0BW2"],
+        ["1F0", "1BW0", "1F1", "1BW1", "1F2", "1BW2"],
+    ]
     assert "order" not in played(case("1f1b", 2, 3))
     assert (found["period"], found["weight_versions"]) == (None, None)
 
@@ -293,6 +296,16 @@ def test_a_malformed_case_is_refused_with_a_reason(change: dict[str, Any], words
 def test_what_is_missing_is_named(key: str) -> None:
     found = answer({k: v for k, v in GOOD.items() if k != key})
     assert found["status"] == "refused" and key in found["reason"] and "missing" in found["reason"]
+
+
+@pytest.mark.parametrize("change", [{"p": True}, {"m": "4"}, {"t_f": True}, {"t_f": 1e308}])
+def test_what_is_no_number_of_the_case_is_refused(change: dict[str, Any]) -> None:
+    assert answer({**GOOD, **change})["status"] == "refused"
+
+
+@pytest.mark.parametrize("key", ["slices", "waves", "t_pair", "t_r", "memory_limit"])
+def test_a_key_of_the_contract_is_known(key: str) -> None:
+    assert "no such key" not in answer({**GOOD, key: 1}).get("reason", "")
 
 
 @given(told=st.dictionaries(st.sampled_from([*GOOD, "v", "hop", "order", "x"]), st.none() | st.text(max_size=3)))

@@ -23,8 +23,6 @@ from simulator.costs.kernels.attention import AttentionLaw
 from simulator.costs.kernels.gemm import GemmLaw
 from simulator.costs.kernels.memory import MemoryLaw
 
-Law = TypeVar("Law", GemmLaw, AttentionLaw, MemoryLaw, LinkLaw, NetworkLaw)
-
 GENERATION = {"ampere": "a100-sxm-80", "hopper": "h100-sxm"}
 """Whose coefficients a GPU without a file borrows, by architecture; LATEST for one that is not listed."""
 LATEST = "h100-sxm"
@@ -37,13 +35,26 @@ KINDS = ("fitted", "measured", "assumed")
 
 
 @dataclass(frozen=True, slots=True)
+class StepLaw:
+    """What a long step adds to kernels that were measured alone."""
+
+    sustained: float
+    """Rate of GEMMs and attention in a training step against the same kernel alone: power, clocks, caches, gaps."""
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """The laws of one GPU. assumed: a sentence where they are another GPU's, else empty."""
 
     gemm: GemmLaw
     attention: AttentionLaw
     memory: MemoryLaw
+    step: StepLaw
     assumed: str = ""
+
+
+Law = TypeVar("Law", GemmLaw, AttentionLaw, MemoryLaw, StepLaw, LinkLaw, NetworkLaw)
 
 
 @cache
@@ -57,6 +68,7 @@ def load_calibration(gpu_name: str, architecture: str) -> Calibration:
         _law(name, "gemm", GemmLaw, wider),
         _law(name, "attention", AttentionLaw, wider),
         _law(name, "memory", MemoryLaw, wider),
+        _law(name, "step", StepLaw, wider),
         "" if known else f"kernel rates of {gpu_name}: as shares of its peaks, those measured on {name}",
     )
 

@@ -4,7 +4,7 @@ Recomputing the attention core alone (scores, softmax, dropout and their product
 bytes a layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no
 scores, there is little left to save.
 
-`modules`: core_attn, attention, mlp, layernorm, activation, rope.
+`modules`: core_attn (the attention core), attention (with its linears), mlp.
 
 References: Korthikanti et al. 2022, arXiv 2205.05198, section 5.
 """
@@ -17,7 +17,7 @@ from simulator.ops import Fragment
 from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
 from simulator.sites import Site
 
-Module = Literal["core_attn", "attention", "mlp", "layernorm", "activation", "rope"]
+Module = Literal["core_attn", "attention", "mlp"]
 
 
 class RecomputeSelective(MemoryScheme):

@@ -35,9 +35,7 @@ class Interleaved1F1B(Schedule):
         if shape.m % shape.p:
             near = nearest_multiple(shape.m, shape.p)
             rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
-            raise PlanError(
-                "plan: micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m
-            )
+            raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
     def order(self, shape: Shape, device: int) -> list[Action]:
         p, v, units = shape.p, shape.v, shape.m * shape.v

@@ -1,0 +1,431 @@
+"""Jobs: the short and the long form, changes from the command line, and one clear message for every mistake."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
+from simulator import load_job, simulate
+from tests.strategies import jobs
+
+MODEL = {"layers": 8, "hidden": 64, "heads": 12, "head_dim": 8, "vocab": 96, "seq": 48}
+SHORT: dict[str, Any] = {
+    "model": MODEL,
+    "cluster": {"gpu": "h100-sxm", "gpus": 16},
+    "batch": {"global": 16, "micro": 1, "sequence": 48},
+    "plan": {"tp": 2, "pp": 2, "schedule": "interleaved-1f1b", "chunks": 2, "zero": 1, "recompute": "selective"},
+}
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "cluster": {"gpu": "h100-sxm", "gpus": 16},
+    "framework": {"name": "megatron-core", "release": None, "set": {}},
+    "batch": {"global": 16, "micro": 1, "sequence": 48},
+    "precision": {"compute": "bf16", "gradients": "fp32", "main_weights": "fp32", "moments": "fp32"},
+    "optimizer": "adam",
+    "plan": {
+        "mesh": {"pp": 2, "dp": 4, "tp": 2},
+        "partition": "even",
+        "schemes": [
+            {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2},
+            {"use": "data/zero-1", "over": "dp"},
+            {"use": "tensor/megatron-sp", "over": "tp"},
+            {"use": "memory/recompute-selective", "modules": ["core_attn"]},
+        ],
+    },
+    "run": {"tokens": None, "price_per_gpu_hour": None},
+}
+
+
+def with_(job: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of `job` with one field set; a number in the path counts in a list."""
+    changed = copy.deepcopy(job)
+    *keys, last = path.split(".")
+    at: Any = changed
+    for key in keys:
+        at = at[int(key)] if isinstance(at, list) else at.setdefault(key, {})
+    if isinstance(at, list):
+        at[int(last)] = value
+    else:
+        at[last] = value
+    return changed
+
+
+def report(job: Any, *changes: str) -> dict[str, Any]:
+    """The answer to a copy of `job`."""
+    return simulate(load_job(copy.deepcopy(job), changes)).to_dict()
+
+
+# --------------------------------------------------------------------------------------------- two forms
+
+
+def test_the_short_form_is_the_long_form() -> None:
+    short, long = report(SHORT), report(LONG)
+    assert short == long
+    assert {k: v for k, v in short["job"].items()} == {k: LONG[k] for k in short["job"]}
+
+
+def test_the_job_of_an_answer_gives_the_same_answer() -> None:
+    first = report(SHORT)
+    assert report(first["job"]) == first
+    assert report(json.loads(json.dumps(first["job"]))) == first
+
+
+@settings(max_examples=10)
+@given(told=jobs())
+def test_any_jobs_long_form_gives_the_same_answer(told: dict[str, Any]) -> None:
+    told = {**told, "model": told["model"].model_dump()}
+    first = report(told)
+    assert report(first["job"]) == first
+    json.dumps(first, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "uses"),
+    [
+        ({}, ["pipeline/1f1b", "data/zero-1", "tensor/megatron-sp"]),
+        ({"zero": 0, "sequence_parallel": False}, ["pipeline/1f1b", "data/ddp", "tensor/megatron"]),
+        ({"pp": 2, "chunks": 2}, ["pipeline/interleaved-1f1b", "data/zero-1", "tensor/megatron-sp"]),
+        ({"schedule": "gpipe"}, ["pipeline/gpipe", "data/zero-1", "tensor/megatron-sp"]),
+        ({"recompute": "full"}, ["pipeline/1f1b", "data/zero-1", "tensor/megatron-sp", "memory/recompute-full"]),
+    ],
+)
+def test_the_documented_defaults(plan: dict[str, Any], uses: list[str]) -> None:
+    job = load_job({**SHORT, "plan": plan})
+    assert [entry.use for entry in job.plan.schemes] == uses
+    assert job.plan.mesh == {"pp": plan.get("pp", 1), "dp": 16 // plan.get("pp", 1), "tp": 1}
+
+
+def test_a_job_may_be_a_file_a_path_or_a_mapping(tmp_path: Path) -> None:
+    yaml, js = tmp_path / "job.yaml", tmp_path / "job.json"
+    js.write_text(json.dumps(SHORT))
+    yaml.write_text(
+        "model: {layers: 8, hidden: 64, heads: 12, head_dim: 8, vocab: 96, seq: 48}\n"
+        "cluster: {gpu: h100-sxm, gpus: 16}\n"
+        "batch: {global: 16, micro: 1, sequence: 48}\n"
+        "plan: {tp: 2, pp: 2, schedule: interleaved-1f1b, chunks: 2, zero: 1, recompute: selective}\n"
+    )
+    wanted = report(SHORT)
+    assert report(yaml) == report(str(yaml)) == report(js) == wanted
+
+
+def test_defaults_of_the_batch() -> None:
+    """One micro-batch a replica without a pipeline, four a stage with one; the model's own sequence."""
+    bare = {key: SHORT[key] for key in ("model", "cluster")}
+    assert load_job({**bare, "plan": {"tp": 2}}).batch.model_dump(by_alias=True) == {
+        "global": 8,
+        "micro": 1,
+        "sequence": 48,
+    }
+    assert load_job({**bare, "plan": {"tp": 2, "pp": 4}, "batch": {"micro": 2}}).batch.total == 2 * 2 * 16
+
+
+def test_ends_as_layers_and_lists() -> None:
+    job = {**SHORT, "model": {**MODEL, "layers": 6}, "plan": {"pp": 4, "partition": "ends-as-layers"}}
+    assert simulate(job).play.plan.layers == [1, 2, 2, 1]
+    assert simulate({**job, "plan": {"pp": 4, "partition": [3, 1, 1, 1]}}).play.plan.layers == [3, 1, 1, 1]
+
+
+# ---------------------------------------------------------------------------------------------- changes
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value"),
+    [
+        ("plan.tp=4", "plan.tp", 4),
+        ("batch.micro=2", "batch.micro", 2),
+        ("plan.partition=[2,2,2,2]", "plan.partition", [2, 2, 2, 2]),
+        ("plan.recompute=none", "plan.recompute", "none"),
+        ("model.tied=false", "model.tied", False),
+        ("framework.set.overlap.pp=false", "framework", {"set": {"overlap": {"pp": False}}}),
+        ("run.tokens=1e12", "run.tokens", 1e12),
+    ],
+)
+def test_set_changes_one_field(change: str, path: str, value: Any) -> None:
+    assert report(SHORT, change) == report(with_(SHORT, path, value))
+    assert report(SHORT, change) != report(SHORT)
+
+
+def test_set_works_in_the_long_form_and_last_wins() -> None:
+    changes = ["plan.mesh.tp=4", "plan.mesh.dp=2", "batch.global=99", "batch.global=8"]
+    wanted = with_(with_(with_(LONG, "plan.mesh.tp", 4), "plan.mesh.dp", 2), "batch.global", 8)
+    assert report(LONG, *changes) == report(wanted)
+
+
+def test_set_leaves_the_callers_mapping_alone() -> None:
+    mine = copy.deepcopy(SHORT)
+    load_job(mine, ["plan.tp=4", "batch.micro=2"])
+    assert mine == SHORT
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ("plan.tp", "written field=value"),
+        ("=4", "written field=value"),
+        ("plan..tp=4", "written field=value"),
+        ("plan.tp.x=4", "plan.tp holds no fields"),
+        ("plan.tp=[1", "not valid YAML"),
+        ("plan.tq=4", "no such key"),
+        ("plan.tp=", "whole number"),
+    ],
+)
+def test_a_bad_change_is_told(change: str, rule: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        load_job(copy.deepcopy(SHORT), [change])
+    assert rule in str(refused.value)
+
+
+# --------------------------------------------------------------------------------------------- mistakes
+
+P, M, C = PlanError, ModelError, CatalogError
+NAN = math.nan
+
+SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] = {
+    # id: (field, value, kind, where, words of the rule and the remedy)
+    "heads do not divide": ("plan", {"tp": 8}, P, "plan.tp", ["heads", "= 12", "tp = 6 or 12 would work"]),
+    "layers do not divide": ("plan", {"pp": 16}, P, "plan.partition", ["8 layers", "16 stages", "8 stages would work"]),
+    "batch does not divide": ("batch.global", 18, P, "batch.global", ["multiple", "1 x 4 = 4", "would work"]),
+    "micro-batch too large": ("batch.micro", 3, P, "batch.global", ["3 x 4 = 12", "12 would work"]),
+    "mesh is not the cluster": ("plan", {"tp": 2, "dp": 4}, P, "plan.mesh", ["tp 2", "= 8", "16 GPUs"]),
+    "tp x pp does not divide": ("plan", {"tp": 3}, P, "plan.tp", ["16 GPUs", "tp = 2 would work"]),
+    "pp alone too large": ("plan", {"pp": 32}, P, "plan.tp", ["1 x 32 = 32", "16 GPUs"]),
+    "sequence does not divide": ("batch.sequence", 47, P, "plan.tp", ["batch.sequence = 47", "tp"]),
+    "micro-batches do not interleave": ("batch.global", 12, P, "", ["multiples of pp = 2", "4 would work"]),
+    "chunks without interleaving": ("plan.schedule", "1f1b", P, "plan.chunks", ["one chunk", "interleaved-1f1b"]),
+    "interleaving without chunks": ("plan.chunks", 1, P, "plan.chunks", ["at least 2 chunks", "chunks: 2"]),
+    "unknown schedule": ("plan.schedule", "1f1bb", P, "plan.schemes[0].use", ["no such scheme", "'pipeline/1f1b'"]),
+    "a path for a schedule": ("plan.schedule", "../data/ddp", P, "plan.schemes[0].use", ["no such scheme"]),
+    "partition of too few": ("plan.partition", [4, 4], P, "plan.partition", ["4 stages", "2 entries"]),
+    "partition word": ("plan.partition", "evenly", P, "plan.partition", ["no such partition", "even"]),
+    "partition negative": ("plan.partition", [9, -1, 0, 0], P, "plan.partition", ["list"]),
+    "recompute word": ("plan.recompute", "selectiv", P, "plan.recompute", ["'selective'"]),
+    "tp is zero": ("plan.tp", 0, P, "plan.tp", ["above 0"]),
+    "tp is negative": ("plan.tp", -2, P, "plan.tp", ["above 0"]),
+    "tp is a fraction": ("plan.tp", 1.5, P, "plan.tp", ["whole number"]),
+    "tp is text": ("plan.tp", "eight", P, "plan.tp", ["whole number"]),
+    "tp is nothing": ("plan.tp", None, P, "plan.tp", ["whole number"]),
+    "tp is NaN": ("plan.tp", NAN, P, "plan.tp", []),
+    "unknown key of the plan": ("plan.tpp", 2, P, "plan.tpp", ["'tp'"]),
+    "unknown key of the job": ("bach", {}, P, "job.bach", ["'batch'"]),
+    "unknown key of the batch": ("batch.globl", 2, P, "job.batch.globl", ["'global'"]),
+    "batch is a list": ("batch", [1], P, "job.batch", ["mapping"]),
+    "plan is text": ("plan", "tp8", P, "job.plan", ["mapping"]),
+    "tokens are NaN": ("run.tokens", NAN, P, "job.run.tokens", ["finite"]),
+    "price is infinite": ("run.price_per_gpu_hour", math.inf, P, "job.run.price_per_gpu_hour", ["finite"]),
+    "unknown framework": ("framework", "megatron", P, "framework.name", ["'megatron-core'"]),
+    "unknown habit": ("framework", {"set": {"overlapp": 1}}, P, "framework.set.overlapp", ["'overlap'"]),
+    "unknown inner habit": ("framework.set", {"overlap": {"ddp": True}}, P, "framework.set.overlap.ddp", ["'dp'"]),
+    "habit of a wrong type": ("framework.set", {"regather": "maybe"}, P, "framework.set.regather", []),
+    "habit is NaN": ("framework.set", {"bucket": {"elements": NAN}}, P, "framework.set.bucket.elements", ["finite"]),
+    "unknown rate": ("framework.set", {"rates": {"kernels": 1.0}}, P, "rates", ["kernel"]),
+    "precision": ("precision", "bf17", P, "job.precision", ["'bf16'"]),
+    "optimizer": ("optimizer", "sgd", P, "job.optimizer", ["adam"]),
+    "unknown model": ("model", "llama3-9b", M, "model", ["'llama3-8b'"]),
+    "unknown key of the model": ("model.layer", 4, M, "model.layer", ["'layers'"]),
+    "a shape that cannot be": ("model.kv_heads", 5, M, "model.kv_heads", ["heads (12)"]),
+    "unknown cluster": ("cluster", "dgx-h10:1", C, "cluster", ["'dgx-h100'"]),
+    "no nodes": ("cluster", "dgx-h100:0", C, "cluster", ["above 0"]),
+    "unknown GPU": ("cluster.gpu", "h100", C, "cluster.gpu", ["h100-sxm"]),
+}
+
+SCHEMES = "plan.schemes"
+LONG_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] = {
+    "axis nobody claims": ("plan.schemes.1.over", [], P, "plan.mesh.dp", ["no scheme", "over: dp"]),
+    "axis that is not there": ("plan.schemes.1.over", "ddp", P, "plan.schemes[1].over", ["no such axis", "'dp'"]),
+    "axis claimed twice": ("plan.schemes.1.over", "tp", P, "plan.schemes", ["both claim", "'tp'"]),
+    "two pipelines": (
+        "plan.schemes.1",
+        {"use": "pipeline/gpipe", "over": "dp"},
+        P,
+        "plan.schemes",
+        ["one pipeline schedule", "pipeline/gpipe"],
+    ),
+    "unknown scheme": ("plan.schemes.2.use", "tensor/megatron-spp", P, "plan.schemes[2].use", ["'tensor/megatron-sp'"]),
+    "unknown family": ("plan.schemes.2.use", "tensors/megatron", P, "plan.schemes[2].use", ["'tensor/megatron'"]),
+    "no scheme named": ("plan.schemes.2", {"over": "tp"}, P, "plan.schemes", ["use", "missing"]),
+    "unknown option": ("plan.schemes.0.chunk", 2, P, "plan.schemes[0].chunk", ["'chunks'"]),
+    "option of another scheme": ("plan.schemes.1.modules", ["mlp"], P, "plan.schemes[1].modules", ["no such key"]),
+    "unknown module": ("plan.schemes.3.modules", ["cor_attn"], P, "plan.schemes[3].modules", ["'core_attn'"]),
+    "modules are text": ("plan.schemes.3.modules", "mlp", P, "plan.schemes[3].modules", ["list"]),
+    "schemes are text": ("plan.schemes", "ddp", P, "plan.schemes", ["list"]),
+    "mesh is a list": ("plan.mesh", [2, 4, 2], P, "plan.mesh", ["mapping"]),
+    "an axis of zero": ("plan.mesh.pp", 0, P, "plan.mesh.pp", ["above 0"]),
+    "mesh is not the cluster": ("plan.mesh.dp", 8, P, "plan.mesh", ["pp 2 x dp 8 x tp 2 = 32", "16 GPUs"]),
+    "both forms at once": ("plan.tp", 2, P, "plan.tp", ["no such key", "mesh"]),
+}
+
+
+def check_mistake(job: dict[str, Any], kind: type[MeshcastError], where: str, words: list[str]) -> None:
+    with pytest.raises(MeshcastError) as refused:
+        simulate(job)
+    error = refused.value
+    assert type(error) is kind
+    assert where in error.where, error
+    assert error.rule and error.remedy
+    text = str(error)
+    for word in words:
+        assert word in text, text
+    assert "\n" not in text and len(text) < 600
+    assert "validation error" not in text and "pydantic" not in text
+    told = json.loads(json.dumps(error.to_dict()))
+    assert set(told) == {"kind", "where", "value", "rule", "remedy"} and told["kind"] == kind.__name__
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "where", "words"), SHORT_MISTAKES.values(), ids=SHORT_MISTAKES.keys()
+)
+def test_a_mistake_is_one_clear_message(
+    path: str, value: Any, kind: type[MeshcastError], where: str, words: list[str]
+) -> None:
+    base = SHORT
+    if path.startswith("framework."):
+        base = {**SHORT, "framework": {"name": "megatron-core"}}
+    check_mistake(with_(base, path, value), kind, where, words)
+
+
+@pytest.mark.parametrize(("path", "value", "kind", "where", "words"), LONG_MISTAKES.values(), ids=LONG_MISTAKES.keys())
+def test_a_mistake_in_the_long_form_is_one_clear_message(
+    path: str, value: Any, kind: type[MeshcastError], where: str, words: list[str]
+) -> None:
+    check_mistake(with_(LONG, path, value), kind, where, words)
+
+
+SLY: dict[str, tuple[dict[str, Any], str, Any, str]] = {
+    # (job, field, value, what stands in the message)
+    "tp is true": (SHORT, "plan.tp", True, "whole number"),
+    "a habit without end": (SHORT, "framework", {"set": {"step_overhead_s": math.inf}}, "finite"),
+    "zero 3": (SHORT, "plan.zero", 3, "0, 1"),
+    "key of the precision": (SHORT, "precision", {"computes": "bf16"}, "'compute'"),
+    "global by another name": (SHORT, "batch", {"total": 16}, "'global'"),
+    "a sequence beyond reason": (SHORT, "batch.sequence", 10**30, "batch.sequence"),
+    "an axis that a pipeline does not use": (
+        with_(LONG, "plan.schemes", [{"use": "pipeline/gpipe", "over": ["pp", "tp"]}, *LONG["plan"]["schemes"][1:2]]),
+        "optimizer",
+        "adam",
+        "one axis",
+    ),
+    "an axis that recompute does not use": (
+        with_(with_(LONG, "plan.schemes.3.over", "tp"), "plan.schemes.2.over", []),
+        "optimizer",
+        "adam",
+        "tp",
+    ),
+    "over is a number": (LONG, "plan.schemes.0.over", 3, "plan.schemes[0].over is 3"),
+}
+
+
+@pytest.mark.parametrize(("job", "path", "value", "words"), SLY.values(), ids=SLY.keys())
+def test_a_sly_mistake_is_told(job: dict[str, Any], path: str, value: Any, words: str) -> None:
+    with pytest.raises(MeshcastError) as refused:
+        simulate(with_(job, path, value))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["model", "cluster"])
+def test_what_is_missing_is_named(missing: str) -> None:
+    check_mistake({k: v for k, v in SHORT.items() if k != missing}, PlanError, f"job.{missing}", ["missing", missing])
+
+
+def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: gpt2-124m\ncluster: dgx-h100:1\nbatch:\n  micro: 0\n")
+    with pytest.raises(PlanError) as refused:
+        load_job(file)
+    assert "job.yaml:4" in refused.value.where and "batch.micro" in refused.value.where
+    file.write_text("model: [gpt2\n")
+    with pytest.raises(PlanError, match="not valid YAML"):
+        load_job(file)
+    file.write_text("- model\n")
+    with pytest.raises(PlanError, match="mapping"):
+        load_job(file)
+    with pytest.raises(PlanError, match="no such file"):
+        load_job(tmp_path / "none.yaml")
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4), st.lists, max_leaves=4),
+    st.sampled_from(["model", "cluster", "batch", "framework", "precision", "plan", "run", "plan.tp", "batch.micro"]),
+)
+def test_nonsense_is_refused_or_understood(value: Any, path: str) -> None:
+    """Whatever stands in a field: a forecast or one of our errors, never another exception."""
+    try:
+        load_job(with_(SHORT, path, value))
+    except MeshcastError as error:
+        assert error.where and error.rule and error.remedy
+
+
+# -------------------------------------------------------------------------------------------- the answer
+
+
+def test_an_answer_has_the_keys_of_the_contract() -> None:
+    told = report({**SHORT, "id": "a", "run": {"tokens": 1e9, "price_per_gpu_hour": 2.5}})
+    assert list(told) == [
+        *["id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"],
+        *["hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run"],
+    ]
+    parts = told["breakdown_s"]
+    assert list(parts) == ["compute", "exposed", "bubble", "optimizer", "host", "idle"]
+    assert list(parts["compute"]) == ["gemm", "attention", "memory_bound"]
+    assert list(parts["exposed"]) == ["tp", "cp", "ep", "dp", "pp", "copy"]
+    flat = [
+        *parts["compute"].values(),
+        *parts["exposed"].values(),
+        *(v for v in parts.values() if isinstance(v, float)),
+    ]
+    assert sum(flat) == pytest.approx(told["step_time_s"], rel=1e-9)
+    assert told["interval_90_s"][0] < told["step_time_s"] < told["interval_90_s"][1]
+    assert told["tokens_per_s_per_gpu"] == pytest.approx(16 * 48 / told["step_time_s"] / 16)
+    memory = told["memory"]
+    assert memory["peak_allocated_gib"] <= memory["peak_reserved_gib"] <= memory["peak_device_gib"]
+    assert [stage["stage"] for stage in memory["stages"]] == [0, 1]
+    for stage in memory["stages"]:
+        assert sum(stage["by"].values()) == pytest.approx(stage["peak_allocated_gib"])
+    assert max(stage["peak_allocated_gib"] for stage in memory["stages"]) == memory["peak_allocated_gib"]
+    assert told["run"]["gpu_hours"] == pytest.approx(told["run"]["days"] * 24 * 16)
+    assert told["run"]["cost"] == pytest.approx(2.5 * told["run"]["gpu_hours"])
+    assert told["run"]["days"] == pytest.approx(1e9 / (16 * 48) * told["step_time_s"] / 86400)
+
+
+def test_what_does_not_fit_is_no_error() -> None:
+    told = report({"model": "gpt3-175b", "cluster": "dgx-h100:1", "plan": {"tp": 8}})
+    assert told["status"] == "does-not-fit"
+    assert told["memory"]["peak_device_gib"] > told["memory"]["capacity_gib"]
+    assert "does not fit" in told["limits"] and "GiB" in told["limits"]
+
+
+def test_the_contracts_first_job() -> None:
+    """The short and the long form of the contract: Llama 3 70B on 64 DGX H100."""
+    short = {
+        "model": "llama3-70b",
+        "cluster": "dgx-h100:64",
+        "batch": {"global": 1024, "micro": 1, "sequence": 8192},
+        "plan": {"tp": 8, "pp": 4, "schedule": "interleaved-1f1b", "chunks": 5, "zero": 1, "recompute": "selective"},
+    }
+    long = {
+        **{key: short[key] for key in ("model", "cluster", "batch")},
+        "framework": {"name": "megatron-core", "release": None, "set": {}},
+        "precision": {"compute": "bf16", "gradients": "fp32", "main_weights": "fp32", "moments": "fp32"},
+        "optimizer": "adam",
+        "plan": {
+            "mesh": {"pp": 4, "dp": 16, "tp": 8},
+            "partition": "even",
+            "schemes": [
+                {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 5},
+                {"use": "data/zero-1", "over": "dp"},
+                {"use": "tensor/megatron-sp", "over": "tp"},
+                {"use": "memory/recompute-selective", "modules": ["core_attn"]},
+            ],
+        },
+        "run": {"tokens": None, "price_per_gpu_hour": None},
+    }
+    one, other = load_job(short), load_job(long)
+    assert one.to_dict() == other.to_dict() == long
+    assert one == other
