@@ -248,9 +248,10 @@ def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:
     short = validated(ShortPlan, dict(plan), "plan", PlanError)
     model_ranks = short.tp * short.pp
     if short.dp is None and gpus % model_ranks:
-        fits = [n for n in range(1, short.tp + 1) if gpus % (n * short.pp) == 0]
+        fits = [n for n in range(1, 2 * short.tp) if gpus % (n * short.pp) == 0]
+        near = min(fits, key=lambda n: abs(n - short.tp), default=None)
         rule = f"tp x pp = {short.tp} x {short.pp} = {model_ranks} must divide the {gpus} GPUs"
-        remedy = f"With pp = {short.pp}, tp = {fits[-1]} would work" if fits else f"Choose a pp that divides {gpus}"
+        remedy = f"With pp = {short.pp}, tp = {near} would work" if near else f"Choose a pp that divides {gpus}"
         raise PlanError("plan.tp", rule, remedy, short.tp)
     dp = short.dp or gpus // model_ranks
     schedule = short.schedule or ("interleaved-1f1b" if short.chunks > 1 else "1f1b")

@@ -1,0 +1,38 @@
+"""What the README prints is what the program prints."""
+
+import re
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from experiments.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+EXAMPLE = "examples/llama3-70b-dgx-h100.yaml"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_job_is_the_example() -> None:
+    assert (ROOT / EXAMPLE).read_text("utf-8") in blocks("yaml")
+
+
+def test_the_page_is_what_the_command_prints(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, ["predict", EXAMPLE])
+    assert result.exit_code == 0
+    assert [result.output] == blocks("text")
+
+
+def test_the_python_example_runs() -> None:
+    (example,) = [block for block in blocks("python") if "simulate(" in block]
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def test_every_path_it_names_exists() -> None:
+    named = re.findall(r"\]\((?!http)([^)]+)\)", README)
+    assert len(named) >= 4
+    assert all((ROOT / path).exists() for path in named)
