@@ -7,15 +7,17 @@ and schemes. The long form, with every default filled, is the ``job`` of the ans
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hardware import Cluster, load_cluster
-from hardware.errors import PlanError
-from hardware.load import read_yaml, validated
+from hardware.errors import MeshcastError, PlanError
+from hardware.load import line_of, read_yaml, validated
 from simulator.frameworks import Format, Framework, load_framework
 from simulator.models import load_model
 from simulator.models.model import Model
@@ -126,6 +128,8 @@ class Job(Part):
     run: RunLength
     named: dict[str, Any]
     """model, cluster and framework.set as the user wrote them."""
+    origin: tuple[str, str] = ("", "")
+    """The file it was read from and its text; errors name the line."""
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
@@ -175,6 +179,12 @@ def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         _set(data, change)
     file = validated(JobFile, data, where, PlanError, text="" if changed else text)
 
+    with located(where, text):
+        return _job(file, base, (where, text))
+
+
+def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
+    """The job of a checked file: its model, cluster and framework found, its plan in long form."""
     choice = file.framework
     framework = load_framework(choice.name, choice.set)
     cluster = load_cluster(file.cluster, "cluster", base)
@@ -201,7 +211,21 @@ def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
         plan=plan,
         run=file.run,
         named=named,
+        origin=origin,
     )
+
+
+@contextmanager
+def located(where: str, text: str) -> Iterator[None]:
+    """Puts file and line in front of the place of an error that names a field of the job."""
+    try:
+        yield
+    except MeshcastError as error:
+        field = error.where.split(" ")[0]
+        if not text or field.partition(".")[0] not in JobFile.model_fields:
+            raise
+        place = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", field)]
+        raise error.at(f"{where}:{line_of(text, tuple(place))}") from None
 
 
 def _set(data: dict[str, Any], change: str) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from hardware.errors import PlanError, nearest
 from hardware.load import validated
-from simulator.job import Job
+from simulator.job import Job, located
 from simulator.mesh import Mesh
 from simulator.models.blocks import Blocks
 from simulator.partition import layers_of_stages
@@ -36,6 +36,10 @@ class Plan:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        with located(*job.origin):
+            self._check(job)
+
+    def _check(self, job: Job) -> None:
         self.mesh = Mesh(job.plan.mesh)
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
         for check in (check_world, check_axes, check_batch):

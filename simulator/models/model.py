@@ -2,8 +2,7 @@
 
 A model is the shape and nothing else: how it is split, in which number format and on which GPU belong to the
 job. Letters used in this package: L layers, h hidden, a heads, k key/value heads, d width of a head, f width
-of the MLP, V vocabulary, T (or seq) positions of a sequence. The words are those of ``spec.model`` in
-``data/PUBLISHED_RUNS_SCHEMA.md``.
+of the MLP, V vocabulary, T (or seq) positions of a sequence.
 """
 
 from __future__ import annotations
