@@ -16,7 +16,7 @@ from hardware.gpu import GPU
 from hardware.link import Link
 from hardware.load import Document, Value, catalog, line_of, load, read_yaml, validated
 from hardware.node import Node
-from hardware.topology import Reach, reach, sharers
+from hardware.topology import Reach, reach
 
 __all__ = [
     "GPU",
@@ -35,7 +35,6 @@ __all__ = [
     "load_cluster",
     "nodes",
     "reach",
-    "sharers",
 ]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -118,21 +118,6 @@ class Cluster(Strict):
 
     def __str__(self) -> str:
         return f"{self.gpus:,} x {self.gpu.name} in {self.nodes:,} nodes ({self.scale_up.kind}, {self.scale_out.kind})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """A short description for reports, plain JSON in SI units."""
-        return {
-            "name": self.name,
-            "node": self.node.name,
-            "nodes": self.nodes,
-            "gpu": self.gpu.name,
-            "gpus": self.gpus,
-            "gpus_per_node": self.gpus_per_node,
-            "scale_up_domain": self.scale_up_domain,
-            "scale_up": asdict(self.scale_up),
-            "scale_out": asdict(self.scale_out),
-            "assumed": list(self.assumed),
-        }
 
 
 # ------------------------------------------------------------------------------ described by its GPUs

@@ -11,7 +11,7 @@ forms hold exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
@@ -24,7 +24,7 @@ from simulator.costs.kernels import attention, gemm, memory
 from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 
-__all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Pricing"]
+__all__ = ["RATES", "Costs", "Estimate", "IdealCosts"]
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
@@ -33,12 +33,6 @@ RATES = {
     "communication": "rate of all links against the calibrated one",
 }
 """What a framework may say about its kernels. All are 1 if not given, and none lets work beat the hardware's peaks."""
-
-
-class Pricing(Protocol):
-    """Anything that prices work."""
-
-    def estimate(self, work: Work) -> Estimate: ...
 
 
 class Costs:

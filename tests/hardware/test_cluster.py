@@ -81,8 +81,6 @@ def test_catalog_and_file(tmp_path: Path) -> None:
 
 def test_reports() -> None:
     cluster = load_cluster("dgx-h100:2")
-    told = json.loads(json.dumps(cluster.to_dict()))
-    assert told["gpu"] == "h100-sxm" and told["gpus"] == 16 and told["scale_up"]["bandwidth"] == 450e9
     assert str(cluster) == "16 x h100-sxm in 2 nodes (nvlink4, infiniband-ndr)"
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from hardware import Reach, load_cluster, reach, sharers
+from hardware import Reach, load_cluster, reach
 
 DGX = load_cluster("dgx-h100:8")
 RACK = load_cluster(
@@ -13,24 +13,23 @@ PARTS = load_cluster({"gpu": "a100-sxm-80", "gpus": 16, "gpus_per_node": 8, "sca
 
 
 @pytest.mark.parametrize(
-    ("cluster", "ranks", "expected", "shared_by"),
+    ("cluster", "ranks", "expected"),
     [
-        (DGX, range(8, 16), Reach(8, 1, 8, 1, True), 1),  # tp 8 in a node
-        (DGX, range(4, 8), Reach(4, 1, 4, 1, True), 2),  # tp 4: two in a node
-        (DGX, range(3, 64, 8), Reach(8, 8, 1, 8, True), 8),  # dp 8 across nodes, one rank in each
-        (DGX, range(0, 64, 4), Reach(16, 8, 2, 8, True), 4),  # dp 16, two ranks in a node
-        (DGX, range(6, 10), Reach(4, 2, 2, 2, True), 4),  # straddles two nodes
-        (DGX, range(5, 17), Reach(12, 3, 8, 3, False), 1),  # 3 + 8 + 1
-        (DGX, [63], Reach(1, 1, 1, 1, True), 8),
-        (RACK, range(8), Reach(8, 1, 8, 2, True), 9),  # two trays, one NVLink domain
-        (RACK, range(72), Reach(72, 1, 72, 18, True), 1),
-        (RACK, range(0, 144, 72), Reach(2, 2, 1, 2, True), 72),
-        (PARTS, range(8), Reach(8, 4, 2, 1, True), 1),  # bridged pairs: a node has four domains
+        (DGX, range(8, 16), Reach(8, 1, 1)),  # tp 8 in a node
+        (DGX, range(4, 8), Reach(4, 1, 1)),  # tp 4: two in a node
+        (DGX, range(3, 64, 8), Reach(8, 8, 8)),  # dp 8 across nodes, one rank in each
+        (DGX, range(0, 64, 4), Reach(16, 8, 8)),  # dp 16, two ranks in a node
+        (DGX, range(6, 10), Reach(4, 2, 2)),  # straddles two nodes
+        (DGX, range(5, 17), Reach(12, 3, 3)),  # 3 + 8 + 1
+        (DGX, [63], Reach(1, 1, 1)),
+        (RACK, range(8), Reach(8, 1, 2)),  # two trays, one NVLink domain
+        (RACK, range(72), Reach(72, 1, 18)),
+        (RACK, range(0, 144, 72), Reach(2, 2, 2)),
+        (PARTS, range(8), Reach(8, 4, 1)),  # bridged pairs: a node has four domains
     ],
 )
-def test_reach(cluster, ranks, expected, shared_by) -> None:  # type: ignore[no-untyped-def]
+def test_reach(cluster, ranks, expected) -> None:  # type: ignore[no-untyped-def]
     assert reach(cluster, ranks) == expected
-    assert sharers(cluster, ranks) == shared_by
 
 
 @pytest.mark.parametrize("ranks", [[], [-1, 0], [0, 64]])
