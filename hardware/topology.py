@@ -1,10 +1,11 @@
-"""Where the members of a group sit: how many scale-up domains and nodes it touches.
+"""Where the members of a group sit: how many scale-up domains it touches.
 
-Ranks are dense: rank r is a GPU of scale-up domain r // scale_up_domain and of node r // gpus_per_node.
+Ranks are dense: rank r is a GPU of scale-up domain r // scale_up_domain.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,19 +19,17 @@ class Reach:
     Attributes:
         members: GPUs in the group.
         domains: scale-up domains that it touches; 1 means it never leaves the fast links.
-        nodes: nodes that it touches.
+        fewest: members in the domain that holds the fewest.
     """
 
     members: int
     domains: int
-    nodes: int
+    fewest: int
 
 
 def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
     """The `Reach` of the group of these global `ranks`."""
     if not ranks or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
-    domain, node = cluster.scale_up_domain, cluster.gpus_per_node
-    domains = {rank // domain for rank in ranks}
-    nodes = {rank // node for rank in ranks}
-    return Reach(len(ranks), len(domains), len(nodes))
+    domains = Counter(rank // cluster.scale_up_domain for rank in ranks)
+    return Reach(len(ranks), len(domains), min(domains.values()))

@@ -89,7 +89,7 @@ def _update(plan: Plan, device: int, params: tuple[Param, ...], stages: list[Sta
         params,
         BYTES[habits.gradients],
         BYTES[habits.gradients] + state,
-        state + BYTES[habits.weights],
+        state + (BYTES[habits.weights] if habits.weights != habits.main_weights else 0),
         copies if device in ends and ends[0] != ends[1] else 0,
         plan.pipeline_axis,
         ends,

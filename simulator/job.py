@@ -7,6 +7,7 @@ and schemes. The long form, with every default filled, is the ``job`` of the ans
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -253,16 +254,15 @@ def _precision(file: JobFile, framework: Framework) -> Precision:
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
-    stages = plan.mesh.get(_axis(plan, "pipeline"), 1)
-    replicas = plan.mesh.get(_axis(plan, "data"), 1)
+    stages, replicas = _degree(plan, "pipeline"), _degree(plan, "data")
     total = batch.total or replicas * batch.micro * (4 * stages if stages > 1 else 1)
     return batch.model_copy(update={"total": total, "sequence": batch.sequence or model.seq})
 
 
-def _axis(plan: LongPlan, family: str) -> str:
-    """The first axis that a family claims."""
-    overs = [entry.over for entry in plan.schemes if entry.use.startswith(f"{family}/")]
-    return overs[0][0] if overs and overs[0] else ""
+def _degree(plan: LongPlan, family: str) -> int:
+    """The product of the axes that a family claims."""
+    axes = [axis for entry in plan.schemes if entry.use.startswith(f"{family}/") for axis in entry.over]
+    return math.prod(plan.mesh.get(axis, 1) for axis in axes)
 
 
 def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:

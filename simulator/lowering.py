@@ -15,7 +15,7 @@ from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
 from simulator.mesh import Mesh
 from simulator.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, Touch, Work
 from simulator.scheme import Inner, Rule, Scheme
-from simulator.sites import Embedding, Leaf, Linear, Local, Nest, Site, Update, walk
+from simulator.sites import Embedding, Leaf, Linear, Local, Nest, Residual, Site, Update, walk
 
 Contribution = tuple[Layout, Op]
 
@@ -34,11 +34,13 @@ class Lowering:
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
         self._embeds = False
+        self._same: dict[str, Tensor] = {}
 
     def run(self, site: Site, embeds: bool = False) -> Fragment:
         """Lowers a whole stage; `embeds`: its device holds the embedding, in this stage or another."""
         self.producer.clear()
         self.readers.clear()
+        self._same.clear()
         self._embeds = embeds
         walk(site, self._note)
         return self.lower(site)
@@ -63,6 +65,9 @@ class Lowering:
     # --------------------------------------------------------------------------------------- inside
 
     def _note(self, leaf: Leaf) -> None:
+        if isinstance(leaf, Residual):
+            # Only what is read nowhere else: a gradient that is summed is a new tensor.
+            self._same |= {t.name: leaf.outs[0] for t in leaf.passing if t is not leaf.ins[0]}
         self._embeds |= isinstance(leaf, Embedding)
         for tensor in leaf.outs:
             self.producer[tensor.name] = (tensor, leaf)
@@ -99,6 +104,8 @@ class Lowering:
 
     def touch(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> Touch:
         whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
+        if prefix:
+            tensor = self._same.get(tensor.name, tensor)
         return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made)
 
     def produced(self, tensor: Tensor) -> Layout:
@@ -149,6 +156,10 @@ class Lowering:
         for t in (*leaf.reads, *leaf.reads_for_weights):
             op = (weights or inputs)[-1] if t in leaf.reads_for_weights else (inputs or weights)[-1]
             yield self.touch(t, at.layout(t) if t in leaf.ins else leaf.leaving(t, at.divide), op)
+        for ops, back in ((frag.forward, False), (inputs, True)):
+            for i, (start, stop, nbytes) in enumerate(leaf.temporaries(at, back)):
+                key = f"{'d:' * back}{leaf.name}.{i}"
+                yield from (Touch(key, nbytes, ops[place], made=place == start) for place in (start, stop))
         if frag.forward:
             for what, nbytes, category in leaf.keeps(at):
                 yield Touch(f"{leaf.name}.{what}", nbytes, frag.forward[-1], True, category)
@@ -316,6 +327,14 @@ class _Join:
             moved.append(op)
         return wanted, self._sum(tensor, wanted, moved, ops)
 
+    def _passed(self, tensor: Tensor, total: Op) -> None:
+        """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
+        for leaf in self.lowering.readers[tensor.name]:
+            if isinstance(leaf, Residual) and tensor.name in [t.name for t in leaf.passing]:
+                out = leaf.outs[0]
+                layout = needed(out, self.lowering.division(leaf))
+                self.fragment.touches.append(self.lowering.touch(out, layout, total, prefix="d:"))
+
     def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
         """One op after which the sum of `members` exists: an addition kernel when there are several."""
         if len(members) == 1:
@@ -324,6 +343,7 @@ class _Join:
         total = self.lowering._op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
         ops.append(total)
         self.fragment.touches.append(self.lowering.touch(tensor, layout, total, made=True, prefix="d:"))
+        self._passed(tensor, total)
         return total
 
 

@@ -37,4 +37,7 @@ def layers_of_stages(partition: str | tuple[int, ...], layers: int, stages: int)
         rule = f"a list gives the layers of each of the {stages} stages and sums to {layers}"
         rule += f"; this one has {len(partition)} entries with the sum {sum(partition)}"
         raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
+    if min(partition[1:-1], default=1) < 1:
+        rule = "a stage inside the pipeline has at least one layer"
+        raise PlanError("plan.partition", rule, "Use fewer stages, or another list", list(partition))
     return list(partition)

@@ -42,11 +42,11 @@ class Plan:
     def _check(self, job: Job) -> None:
         self.mesh = Mesh(job.plan.mesh)
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
-        for check in (check_world, check_axes, check_batch):
+        for check in (check_world, check_axes, check_batch, check_recompute):
             check(self)
         self.shape = self._shape()
-        self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.shape.stages)
         self.schedule.check(self.shape)
+        self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.shape.stages)
         check_divisible(self)
 
     # -------------------------------------------------------------------------------------- parts
@@ -88,7 +88,8 @@ class Plan:
 
     @property
     def pipeline_axis(self) -> str:
-        return self.schedule.over[0] if self.schedule.over else "pp"
+        """The axis of the pipeline; empty, and of size one, where no scheme makes a pipeline."""
+        return self.schedule.over[0] if self.schedule.over else ""
 
     @property
     def replicas(self) -> int:
@@ -169,6 +170,13 @@ def check_batch(plan: Plan) -> None:
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
 
+def check_recompute(plan: Plan) -> None:
+    """One scheme says what is recomputed: two would do it twice."""
+    found = [scheme.use for scheme in plan.schemes if scheme.use.startswith("memory/recompute-")]
+    if len(found) > 1:
+        raise PlanError("plan.schemes", "a plan has one recompute scheme", "Keep one", found)
+
+
 def check_divisible(plan: Plan) -> None:
     """Every dim divides by the axes that cut it, at every site."""
     from simulator.lowering import Lowering
@@ -186,7 +194,9 @@ def check_divisible(plan: Plan) -> None:
                 if tensor.has(dim) and not tensor.dims[dim].divides(count):
                     _refuse(dim, tensor.dims[dim].size // tensor.dims[dim].unit, count, names[dim])
 
-    for index in sorted({0, plan.shape.stages - 1}):
+    last = plan.shape.stages - 1
+    distinct = {(layers, i == 0, i == last): i for i, layers in enumerate(plan.layers)}
+    for index in distinct.values():
         walk(plan.stage(index), visit)
 
 

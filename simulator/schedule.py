@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydantic import Field
+
 from hardware.errors import PlanError, ScheduleError
 from simulator.scheme import Scheme, SchemeOptions
 
@@ -58,7 +60,7 @@ class Schedule(Scheme):
     class Options(SchemeOptions):
         """chunks: virtual stages a device."""
 
-        chunks: int = 1
+        chunks: int = Field(default=1, ge=1, strict=True)
 
     def order(self, shape: Shape, device: int) -> list[Action]:
         """All actions of one device, in the order in which it executes them."""

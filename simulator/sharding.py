@@ -34,15 +34,20 @@ class DataScheme(Scheme):
         fragment = inner(site)
         if self.mesh.size(self.over) == 1:
             return fragment
-        if isinstance(site, Stage):
-            self._reduce(fragment)
-            if self._gathers and self.habits.overlap.dp:
+        overlap = self.habits.overlap.dp
+        if isinstance(site, Stage) and overlap:
+            fragment.backward += self._reductions(reversed(fragment.params), "W", "last")
+            if self._gathers:
                 self._gather_ahead(fragment)
-        elif isinstance(site, Update) and self._gathers and not self.habits.overlap.dp:
-            size = sum(param.size for param in site.params) * BYTES[self.habits.weights]
-            fragment.forward.append(
-                Op("gather", "data", Collective("all_gather", size, self.over), [fragment.exit["parameters"]], "U")
-            )
+        elif isinstance(site, Update) and not overlap:
+            sums = self._reductions(site.params, "U", "every")
+            for op in fragment.forward:
+                op.after += sums
+            fragment.forward[:0] = sums
+            if self._gathers:
+                size = sum(param.size for param in site.params) * BYTES[self.habits.weights]
+                gather = Collective("all_gather", size, self.over)
+                fragment.forward.append(Op("gather params", "data", gather, [fragment.forward[-1]], "U"))
         return fragment
 
     @property
@@ -50,14 +55,15 @@ class DataScheme(Scheme):
         """Updated shards must come together before the weights are used again."""
         return "optimizer" in self.shards and "parameters" not in self.shards
 
-    def _reduce(self, fragment: Fragment) -> None:
+    def _reductions(self, params: Iterable[Param], phase: str, when: str) -> list[Op]:
+        """One collective a bucket, once its gradients are complete."""
         operation = "reduce_scatter" if "optimizer" in self.shards else "all_reduce"
-        for axes, bucket in self.buckets(reversed(fragment.params)):
-            nbytes = sum(param.size for param in bucket) * BYTES[self.habits.gradients]
-            after = [param.ready for param in bucket]
-            fragment.backward.append(
-                Op("reduce grads", "data", Collective(operation, nbytes, axes), after, "W", "last")
-            )
+        ops = []
+        for axes, bucket in self.buckets(params):
+            work = Collective(operation, sum(param.size for param in bucket) * BYTES[self.habits.gradients], axes)
+            after = [param.ready for param in bucket] if phase == "W" else []
+            ops.append(Op("reduce grads", "data", work, after, phase, when))
+        return ops
 
     def _gather_ahead(self, fragment: Fragment) -> None:
         """Each bucket of weights is gathered in front of its first use in the first micro-batch."""

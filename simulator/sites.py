@@ -177,6 +177,10 @@ class Leaf(Site):
         """What is neither input nor output and lives until the backward pass: (name, bytes, category)."""
         return []
 
+    def temporaries(self, at: Local, backward: bool) -> list[tuple[int, int, int]]:
+        """What lives within one pass, from one of its kernels to another: (first, last, bytes)."""
+        return []
+
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Leaf):
@@ -209,6 +213,12 @@ class Residual(Leaf):
     """
 
     dropout: bool = False
+
+    @property
+    def passing(self) -> list[Tensor]:
+        """Inputs whose gradient from here is the gradient of the output itself, and takes no memory of its own."""
+        return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
+
     module = "residual"
 
     def forward(self, at: Local) -> list[Work]:
@@ -361,6 +371,13 @@ class CoreAttention(Leaf):
         scores = self._scores(at)
         dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
         return [("softmax", 2 * scores, "workspace"), *dropped]
+
+    def temporaries(self, at: Local, backward: bool) -> list[tuple[int, int, int]]:
+        if self.kernel == "flash":
+            return []
+        scores, softmax = 2 * self._scores(at), 2 + self.dropout
+        # Forward the scores on their way to the softmax; backward the gradients behind it and in front of it.
+        return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,7 +80,7 @@ def jobs(
     if recompute and draw(st.booleans()):
         modules = draw(st.lists(st.sampled_from(MODULES), min_size=1, max_size=3, unique=True))
         schemes.append({"use": "memory/recompute-selective", "modules": modules})
-    if recompute and draw(st.booleans()):
+    elif recompute and draw(st.booleans()):
         schemes.insert(draw(st.integers(1, 3)), {"use": "memory/recompute-full", "layers": draw(st.integers(0, 2))})
     settings = {
         "overlap": {"dp": draw(st.booleans()), "pp": draw(st.booleans())},

@@ -82,15 +82,23 @@ class Costs:
     def _collective(self, work: Collective) -> Estimate:
         group = work.axes, work.members
         if group not in self._reach:
-            self._reach[group] = reach(self.cluster, self.mesh.ranks(work.axes, work.members))
+            ranks = self.mesh.ranks(work.axes, work.members)
+            groups = (reach(self.cluster, [at + rank for rank in ranks]) for at in self._offsets(work.axes))
+            self._reach[group] = max(groups, key=lambda one: (one.domains, -one.fewest))
         return collective.price(work, self._reach[group], self.links)
 
     def _transfer(self, work: Transfer) -> Estimate:
         if work.source == work.target:
             return NOTHING
         stride, domain = self.mesh.stride(work.axis), self.cluster.scale_up_domain
-        near = work.source * stride // domain == work.target * stride // domain
+        ends = work.source * stride, work.target * stride
+        near = all((at + ends[0]) // domain == (at + ends[1]) // domain for at in self._offsets((work.axis,)))
         return p2p.price(work.nbytes, near, self.links)
+
+    def _offsets(self, axes: tuple[str, ...]) -> list[int]:
+        """First ranks of the groups over `axes`, one for each place in a domain: the slowest group paces all."""
+        others = tuple(axis for axis in self.mesh.axes if axis not in axes)
+        return list({rank % self.cluster.scale_up_domain: rank for rank in reversed(self.mesh.ranks(others))}.values())
 
 
 def _checked(rates: Mapping[str, float]) -> dict[str, float]:

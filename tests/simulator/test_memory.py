@@ -233,3 +233,19 @@ def test_gathering_again_never_keeps_more(t: int, use: str) -> None:
         assert kept - again == pytest.approx(2 * 2 * 64 * 128 * (1 - 1 / t))
     else:
         assert kept == again
+
+
+def test_a_residuals_gradient_lives_until_it_is_added() -> None:
+    """While the MLP goes backward, the gradient that the residual hands past it stays: one b s h more."""
+    setting = LayerSetting(t=1, b=1, s=S, h=H, a=A, attention="flash")
+    fragment, _ = setting.stage(1, None)
+    keys = {t.key for t in fragment.touches if t.op.name == "add dl0.x"}
+    assert any(key.startswith("d:x1@") or key.startswith("d:sent@") for key in keys), keys
+
+
+def test_scores_take_memory_on_their_way() -> None:
+    """Unfused attention: the scores stand beside the softmax that is made of them."""
+    fragment, _ = LayerSetting(t=1, b=1, s=S, h=H, a=A).stage(1, None)
+    scores = 2 * A * S * S
+    passing = [t for t in fragment.touches if t.key.startswith(("l0.core.0", "d:l0.core.")) and t.made]
+    assert [t.nbytes for t in passing] == [scores] * 3

@@ -45,7 +45,7 @@ def test_llama_405b() -> None:
         layers_of_stages("even", 126, 16)
 
 
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=16).filter(any))
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=16).filter(any).filter(lambda told: all(told[1:-1])))
 def test_a_list_says_it_outright(given_: list[int]) -> None:
     assert layers_of_stages(tuple(given_), sum(given_), len(given_)) == given_
     for layers, stages in ((sum(given_) + 1, len(given_)), (sum(given_), len(given_) + 1)):
@@ -63,3 +63,9 @@ def test_no_stage_has_fewer_than_no_layers() -> None:
 def test_unknown_words_are_refused_with_the_valid_ones() -> None:
     with pytest.raises(PlanError, match=r"no such partition.*even, ends-as-layers"):
         layers_of_stages("evenly", 4, 2)
+
+
+def test_a_stage_inside_is_never_empty() -> None:
+    assert layers_of_stages((0, 12, 0), 12, 3) == [0, 12, 0]
+    with pytest.raises(PlanError, match="at least one layer"):
+        layers_of_stages((6, 0, 6), 12, 3)

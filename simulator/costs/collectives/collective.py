@@ -1,6 +1,7 @@
 """Collectives: a latency per step plus bytes over the narrowest link, by the fastest of the library's protocols.
 
-Symbols: n members in k domains, g = n / k in each; S bytes (the largest buffer on one rank). Bytes over each member's
+Symbols: n members in k domains, g in the domain that holds the fewest (its ports are the
+narrowest); S bytes (the largest buffer on one rank). Bytes over each member's
 links in its domain, in multiples of S (`own`: what handling its own part costs, as a part of a step):
 
     all-reduce       (2 (n - 1) + own / 2) / n by a ring; 1 + 1/g where the switch adds up
@@ -45,12 +46,12 @@ class Amounts(NamedTuple):
 
 def price(work: Collective, reach: Reach, links: Links) -> Estimate:
     """A collective of a group that spreads like `reach`."""
-    n, k = reach.members, reach.domains
+    n, k, g = reach.members, reach.domains, reach.fewest
     if n == 1 or not work.nbytes:
         return NOTHING
-    seconds = _library(work.nbytes, k, AMOUNTS[work.operation](n, k, links), links)
+    seconds = _library(work.nbytes, k, AMOUNTS[work.operation](n, k, g, links), links)
     if work.operation == "all_reduce" and links.inner.in_switch and n > k:
-        seconds = min(seconds, _library(work.nbytes, k, _in_switch(n, k, links), links, links.inner.in_switch_begin))
+        seconds = min(seconds, _library(work.nbytes, k, _in_switch(n, k, g, links), links, links.inner.in_switch_begin))
     return Estimate(seconds, links.inner.spread if k == 1 else math.hypot(links.inner.spread, links.outer.spread))
 
 
@@ -67,35 +68,35 @@ def _library(nbytes: float, k: int, ask: Amounts, links: Links, begin: float = 0
     return best + links.inner.begin + begin
 
 
-def _all_reduce(n: int, k: int, links: Links) -> Amounts:
-    g, law = n / k, links.inner
+def _all_reduce(n: int, k: int, g: int, links: Links) -> Amounts:
+    law = links.inner
     inner = (2 * (n - 1) + law.own / 2) / n if g > 1 else 0.0
     ring = 2 * (n - 1) / (n * g)
     return Amounts(2 * (g - 1), 2 * math.ceil(math.log2(k)), inner, ring, law.all_reduce, links.outer.ring)
 
 
-def _in_switch(n: int, k: int, links: Links) -> Amounts:
-    g, plain = n / k, _all_reduce(n, k, links)
+def _in_switch(n: int, k: int, g: int, links: Links) -> Amounts:
+    plain = _all_reduce(n, k, g, links)
     outer = 1 / g if k == 2 else plain.outer
     return plain._replace(inner=1 + 1 / g, outer=outer, inner_share=links.inner.in_switch)
 
 
-def _gather(n: int, k: int, links: Links) -> Amounts:
-    g, law = n / k, links.inner
+def _gather(n: int, k: int, g: int, links: Links) -> Amounts:
+    law = links.inner
     inner = (n - 1 + law.own) / n if g > 1 else 0.0
     steps = (k - 1) * links.outer.ring_step
     return Amounts(n - k, steps, inner, (n - 1) / (n * g), law.gather, links.outer.ring)
 
 
-def _all_to_all(n: int, k: int, links: Links) -> Amounts:
-    g, law = n / k, links.inner
+def _all_to_all(n: int, k: int, g: int, links: Links) -> Amounts:
+    law = links.inner
     inner = (g - 1 + law.own / 2) / n if g > 1 else 0.0
     outer = (n - g) / n * links.out.oversubscription
     return Amounts(n - 1, float(k > 1), inner, outer, law.all_to_all, links.outer.all_to_all)
 
 
-def _broadcast(n: int, k: int, links: Links) -> Amounts:
-    g, law = n / k, links.inner
+def _broadcast(n: int, k: int, g: int, links: Links) -> Amounts:
+    law = links.inner
     return Amounts(g - 1, math.ceil(math.log2(k)), float(g > 1), 1 / g, law.gather, links.outer.ring)
 
 
