@@ -249,3 +249,26 @@ def test_scores_take_memory_on_their_way() -> None:
     scores = 2 * A * S * S
     passing = [t for t in fragment.touches if t.key.startswith(("l0.core.0", "d:l0.core.")) and t.made]
     assert [t.nbytes for t in passing] == [scores] * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "pp", "chunks", "batch", "whole", "least"),
+    [
+        ("megatron-22b", 1, 1, {"global": 4, "micro": 4}, 59.25, 9.5625),
+        ("gpt3-175b", 8, 3, {"global": 64}, 66.84, 12.35),
+    ],
+)
+def test_figure_1_of_the_sequence_parallelism_paper(
+    model: str, pp: int, chunks: int, batch: dict[str, int], whole: float, least: float
+) -> None:
+    """GiB of activations on the first stage, TP 8: nothing recomputed, and SP with selective (arXiv 2205.05198)."""
+
+    def activations(sequence_parallel: bool, recompute: str) -> float:
+        plan = {"tp": 8, "pp": pp, "chunks": chunks, "recompute": recompute, "sequence_parallel": sequence_parallel}
+        told = {"model": model, "cluster": f"dgx-a100:{pp}", "batch": batch, "plan": plan}
+        return (
+            play_job({**told, "framework": {"set": {"attention": "unfused"}}}).category_peak(0, "activations") / 2**30
+        )
+
+    assert activations(False, "none") == pytest.approx(whole, rel=0.02)
+    assert activations(True, "selective") == pytest.approx(least, rel=0.02)
