@@ -42,6 +42,10 @@ class Dim:
         units = self.size // self.unit
         return (math.ceil(units / parts) if self.copies else units // parts) * self.unit
 
+    def holders(self, parts: int) -> int:
+        """Of `parts` ranks, how many neighbours hold the same part."""
+        return max(1, parts // (self.size // self.unit)) if self.copies else 1
+
     def divides(self, parts: int) -> bool:
         units = self.size // self.unit
         return units % parts == 0 or (self.copies and parts % units == 0)

@@ -136,7 +136,9 @@ class Lowering:
             size = weight.local(needed(weight, divide), self.mesh)
             total = weight.local({}, self.mesh)
             tied = getattr(leaf, "tied", False)
-            frag.params.append(Param(weight.name, size, total, partial, ready, end, tied))
+            cuts = [(axis, weight.dims[dim].holders(self.mesh.size(axis))) for axis, dim in at.layout(weight).items()]
+            copies = next((cut for cut in cuts if cut[1] > 1), None)
+            frag.params.append(Param(weight.name, size, total, partial, ready, end, tied, copies))
         frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
         return frag
 
@@ -169,13 +171,18 @@ class Lowering:
         """Sums what no data scheme summed, then clipping's norm, then the optimizer over the local shards."""
         data = {axis for scheme in self.schemes if scheme.family == "data" for axis in scheme.over}
         rest: dict[tuple[str, ...], int] = defaultdict(int)
+        copied: dict[tuple[str, int], int] = defaultdict(int)
         elements = shard = 0.0
         for param in site.params:
             if axes := tuple(axis for axis in param.partial if axis not in data):
                 rest[axes] += param.size
+            if param.copies:
+                copied[param.copies] += param.size
             elements += param.size
             shard += param.size / self.mesh.size(rests(self.schemes, "optimizer"))
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
+        for (axis, holders), n in sorted(copied.items()):
+            sums.append(Collective("all_reduce", n * site.grad_bytes, (axis,), tuple(range(holders))))
         if site.copies:
             sums.append(Collective("all_reduce", site.copies * site.grad_bytes, (site.axis,), site.ends))
         ops = [self._op("reduce", work, [], "U") for work in sums]

@@ -177,6 +177,8 @@ class Param:
 
     size: local elements; total: elements of the whole tensor; partial: axes over which its gradient is a partial
     sum; ready: the backward op after which its gradient is complete; used: the first forward op that reads it.
+    copies: axis and number of neighbours on it that hold the same part (of key and value heads fewer than ranks)
+    and sum its gradients.
     """
 
     name: str
@@ -186,6 +188,7 @@ class Param:
     ready: Op
     used: Op
     tied: bool = False
+    copies: tuple[str, int] | None = None
 
 
 @dataclass(slots=True)

@@ -198,10 +198,6 @@ class Report:
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
                     found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
-        tensor = mesh.size(axis for scheme in plan.family("tensor") for axis in scheme.over)
-        if self.job.model.kv_heads < tensor:
-            copies = f"{self.job.model.kv_heads} key/value heads on {tensor} tensor ranks are held as copies"
-            found.append(f"{copies}; the sum of the copies' gradients is left out")
         if self.job.model.positions == "learned" and (self.job.batch.sequence or 0) > self.job.model.seq:
             found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
         return found

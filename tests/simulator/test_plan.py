@@ -101,7 +101,13 @@ def test_the_narrowest_node_paces_a_group_of_uneven_parts() -> None:
     assert uneven > 1.5 * even
 
 
-def test_copies_of_key_value_heads_are_told() -> None:
+def test_copies_of_key_value_heads_sum_their_gradients() -> None:
+    """Two key/value heads on eight ranks: four neighbours hold each, and add up what their queries left there."""
     told = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
-    told["model"] = {**MODEL, "kv_heads": 2}
-    assert any("key/value heads" in warning for warning in simulate(told).warnings)
+    told["model"] = {**MODEL, "kv_heads": 2, "norm": "rmsnorm"}
+    program = simulate(told).play.program
+    (reduced,) = [op.work for op in program.ops if isinstance(op.work, Collective) and op.work.members is not None]
+    # Keys and values of four layers, 64 x 8 weights each, gradients of four bytes.
+    assert reduced == Collective("all_reduce", 4 * 2 * 64 * 8 * 4, ("tp",), (0, 1, 2, 3))
+    whole = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
+    assert not [op for op in simulate(whole).play.program.ops if getattr(op.work, "members", None)]
