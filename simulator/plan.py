@@ -28,6 +28,10 @@ DIM_NAMES = {
 }
 
 
+MAX_PASSES = 300_000
+"""Most passes of micro-batches through layers: some fifteen million ops, a minute or two and a few GiB."""
+
+
 class Plan:
     """The plan of a job, checked.
 
@@ -45,6 +49,7 @@ class Plan:
         for check in (check_world, check_axes, check_batch, check_recompute):
             check(self)
         self.shape = self._shape()
+        check_size(self)
         self.schedule.check(self.shape)
         self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.shape.stages)
         check_divisible(self)
@@ -168,6 +173,15 @@ def check_batch(plan: Plan) -> None:
         near = max(1, round(batch.total / one)) * one
         rule = f"it must be a multiple of batch.micro x data-parallel ranks = {batch.micro} x {plan.replicas} = {one}"
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
+
+
+def check_size(plan: Plan) -> None:
+    """A step is played op by op, so there is an end to how much of it can be."""
+    passes = plan.job.model.layers * plan.shape.m
+    if passes > MAX_PASSES:
+        most = MAX_PASSES // plan.job.model.layers * plan.job.batch.micro * plan.replicas
+        rule = f"{plan.job.model.layers} layers x {plan.shape.m:,} micro-batches are more than {MAX_PASSES:,} passes"
+        raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
 
 
 def check_recompute(plan: Plan) -> None:

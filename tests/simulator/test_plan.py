@@ -111,3 +111,8 @@ def test_copies_of_key_value_heads_sum_their_gradients() -> None:
     assert reduced == Collective("all_reduce", 4 * 2 * 64 * 8 * 4, ("tp",), (0, 1, 2, 3))
     whole = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
     assert not [op for op in simulate(whole).play.program.ops if getattr(op.work, "members", None)]
+
+
+def test_a_step_beyond_playing_is_refused_at_once() -> None:
+    with pytest.raises(PlanError, match="At most 75,000"):
+        simulate(job({"dp": 1}, [], batch={"global": 999_999_999}))
