@@ -1,4 +1,4 @@
-"""Units: text with a unit becomes an SI float at the border, and SI floats become text in reports.
+"""Units: text with a unit becomes an SI float at the border.
 
 Inside meshcast every quantity is a plain float in SI: bytes, bytes/s, FLOP/s, seconds, hertz, watts. Units are
 case-sensitive because case carries meaning: ``GB/s`` is bytes and ``Gb/s`` is bits; ``GB`` is 10^9 and ``GiB`` 2^30.
@@ -73,43 +73,3 @@ def _example(dimension: str) -> str:
         "count": "8",
         "ratio": "0.95",
     }[dimension]
-
-
-# ------------------------------------------------------------------------------------------- reports
-
-
-def figures(x: float) -> str:
-    """`x` with three figures and never an exponent: 1.23, 45.6, 789, 12,345."""
-    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}" if abs(x) >= 1e-3 or x == 0 else f"{x:.2e}"
-
-
-def seconds(x: float) -> str:
-    """A time in seconds as text: ``12.3 s``, ``45.6 ms``, ``7.89 us``, ``12 ns``."""
-    return _scaled(x, {"s": 1.0, "ms": 1e-3, "us": MICRO, "ns": 1e-9})
-
-
-def gib(x: float) -> str:
-    """Bytes as GiB: ``79.6 GiB``."""
-    return f"{figures(x / GIB)} GiB"
-
-
-def bandwidth(x: float) -> str:
-    """Bytes/s, decimal: ``450 GB/s``."""
-    return _scaled(x, {"TB/s": TERA, "GB/s": GIGA, "MB/s": MEGA, "B/s": 1.0})
-
-
-def flops(x: float) -> str:
-    """FLOP/s: ``989 TFLOP/s``."""
-    return _scaled(x, {"EFLOP/s": EXA, "PFLOP/s": PETA, "TFLOP/s": TERA, "GFLOP/s": GIGA, "FLOP/s": 1.0})
-
-
-def percent(x: float) -> str:
-    """A ratio as percent: ``52.3 %``."""
-    return f"{x * 100:.1f} %"
-
-
-def _scaled(x: float, units: dict[str, float]) -> str:
-    """`x` in the largest of `units` (largest first) of which it holds at least one."""
-    fitting = (unit for unit, size in units.items() if abs(x) >= size)
-    unit = next(fitting, list(units)[-1]) if x else next(iter(units))
-    return f"{figures(x / units[unit])} {unit}"

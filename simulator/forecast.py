@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from simulator.costs import Costs
-from simulator.engine.memory import peaks
-from simulator.engine.program import Builder, StageProgram
-from simulator.engine.simpy_engine import play
+from simulator.engine.memory import Peak, peaks
+from simulator.engine.program import Builder, Price, Program, StageProgram
+from simulator.engine.simpy_engine import Times, play
 from simulator.job import Job, load_job
 from simulator.lowering import Lowering, rests
 from simulator.ops import BYTES, Fragment, Param, Work
@@ -30,14 +30,18 @@ def simulate(job: Job | str | Path | Mapping[str, Any]) -> Report:
         estimate = costs.estimate(work)
         return estimate.seconds, estimate.latency
 
+    _, program, times, tops = played(plan, price)
+    return Report(Play(plan, program, times, tops, costs))
+
+
+def played(plan: Plan, price: Price) -> tuple[list[StageProgram], Program, Times, list[Peak]]:
+    """Lowers a plan and plays its step at the given prices: stages, program, times, and the peak of every device."""
     stages, updates = lowered(plan)
-    builder = Builder(
-        plan.shape, plan.schedule, stages, price, plan.pipeline_axis, plan.job.framework.overlap.pp, updates
-    )
-    program = builder.build()
+    overlap = plan.job.framework.overlap.pp
+    program = Builder(plan.shape, plan.schedule, stages, price, plan.pipeline_axis, overlap, updates).build()
     times = play(program)
-    held = [resting(plan, update) for update in device_params(plan, stages)]
-    return Report(Play(plan, program, times, peaks(program, times, held), costs))
+    held = [resting(plan, params) for params in device_params(plan, stages)]
+    return stages, program, times, peaks(program, times, held)
 
 
 def lowered(plan: Plan) -> tuple[list[StageProgram], list[Fragment]]:

@@ -240,7 +240,8 @@ class _Join:
                 self.fragment.forward.append(source)
             self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
             moved[key] = source
-        if steps and steps[-1].operation == "all_gather" and low.regather and isinstance(leaf, Linear):
+        gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
+        if gathered and low.regather and isinstance(leaf, Linear):
             self._gather_again(leaf, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
 
@@ -251,18 +252,17 @@ class _Join:
         low = self.lowering
         readers = [op for op in frag.backward if op.phase == "W"]
         key = low.key(tensor, wanted)
-        again = low._op(f"regather {tensor.name}", steps[-1], [], "W")
-        again.after += [mark for mark in frag.grad_entry.values()]
+        again = low._chain(f"regather {tensor.name}", steps, list(frag.grad_entry.values()), "W")
         for op in readers:
-            op.after.append(again)
+            op.after.append(again[-1])
         frag.touches = [
             Touch(f"{key}~{leaf.name}", t.nbytes, t.op) if t.key == key and t.op in readers else t for t in frag.touches
         ]
         frag.touches += [
-            Touch(f"{key}~{leaf.name}", tensor.nbytes(wanted, self.mesh), again, made=True),
-            low.touch(tensor, made, again),
+            Touch(f"{key}~{leaf.name}", tensor.nbytes(wanted, self.mesh), again[-1], made=True),
+            low.touch(tensor, made, again[0]),
         ]
-        self.regathered.setdefault(leaf, []).append(again)
+        self.regathered.setdefault(leaf, []).extend(again)
 
     # ------------------------------------------------------------------------------------ backward
 

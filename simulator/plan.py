@@ -46,7 +46,7 @@ class Plan:
     def _check(self, job: Job) -> None:
         self.mesh = Mesh(job.plan.mesh)
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
-        for check in (check_world, check_axes, check_batch, check_recompute):
+        for check in (check_world, check_axes, check_roles, check_batch):
             check(self)
         self.shape = self._shape()
         check_size(self)
@@ -61,9 +61,8 @@ class Plan:
         where = f"plan.schemes[{i}]"
         kind = find_scheme(entry.use, f"{where}.use")
         over = entry.over
-        most = {"pipeline": 1, "memory": 0}.get(kind.family)
-        if most is not None and len(over) > most:
-            rule = f"{kind.family} schemes take {'one axis' if most else 'no axis'}"
+        if kind.most_axes is not None and len(over) > kind.most_axes:
+            rule = f"{kind.family} schemes take {'one axis' if kind.most_axes else 'no axis'}"
             raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
         for axis in over:
             if axis not in self.mesh.axes:
@@ -78,8 +77,6 @@ class Plan:
     def schedule(self) -> Schedule:
         """The pipeline; without one, plain accumulation of micro-batches."""
         found = [scheme for scheme in self.schemes if isinstance(scheme, Schedule)]
-        if len(found) > 1:
-            raise PlanError("plan.schemes", "a plan has one pipeline schedule", "Keep one", [s.use for s in found])
         if found:
             return found[0]
         default = find_scheme("pipeline/1f1b")((), None, self.mesh, self.job.framework)
@@ -184,11 +181,12 @@ def check_size(plan: Plan) -> None:
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
 
 
-def check_recompute(plan: Plan) -> None:
-    """One scheme says what is recomputed: two would do it twice."""
-    found = [scheme.use for scheme in plan.schemes if scheme.use.startswith("memory/recompute-")]
-    if len(found) > 1:
-        raise PlanError("plan.schemes", "a plan has one recompute scheme", "Keep one", found)
+def check_roles(plan: Plan) -> None:
+    """A plan has one schedule, and one scheme that says what is recomputed: two would do it twice."""
+    for role in sorted({scheme.role for scheme in plan.schemes} - {""}):
+        found = [scheme.use for scheme in plan.schemes if scheme.role == role]
+        if len(found) > 1:
+            raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
 
 
 def check_divisible(plan: Plan) -> None:

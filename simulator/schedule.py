@@ -8,6 +8,7 @@ micro-batches of one replica, v chunks (virtual stages) a device.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,10 +51,12 @@ class Shape:
         return range(self.m)
 
 
-class Schedule(Scheme):
+class Schedule(Scheme, ABC):
     """Base of the pipeline schedules."""
 
     family = "pipeline"
+    role = "pipeline schedule"
+    most_axes = 1
     backward = "BW"
     """Kinds of the backward pass: ``BW`` at once, or ``B W`` apart."""
 
@@ -62,9 +65,9 @@ class Schedule(Scheme):
 
         chunks: int = Field(default=1, ge=1, strict=True)
 
+    @abstractmethod
     def order(self, shape: Shape, device: int) -> list[Action]:
         """All actions of one device, in the order in which it executes them."""
-        raise NotImplementedError
 
     def device(self, shape: Shape, stage: int) -> int:
         """The device that holds `stage`: chunks go round-robin."""

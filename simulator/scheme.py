@@ -73,6 +73,10 @@ class Scheme:
     """
 
     family: ClassVar[str]
+    role: ClassVar[str] = ""
+    """What only one scheme of a plan can be, in words for a person (``pipeline schedule``)."""
+    most_axes: ClassVar[int | None] = None
+    """Axes that it may claim; None: any number."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions
@@ -117,6 +121,7 @@ class TensorScheme(Scheme):
 
 class MemoryScheme(Scheme):
     family = "memory"
+    most_axes = 0
 
 
 def scheme_names() -> list[str]:

@@ -46,18 +46,20 @@ class Local:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A place in the model. `module` is the word by which options name it (``core_attn``, ``mlp``, ``layernorm``)."""
+    """A place in the model. `module` is the word by which options name it (``core_attn``, ``attention``, ``mlp``)."""
 
     name: str
     module: ClassVar[str] = ""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
-        raise NotImplementedError
+        """Tensors that come in; the update has none."""
+        return ()
 
     @property
     def outputs(self) -> Sequence[Tensor]:
-        raise NotImplementedError
+        """Tensors made here."""
+        return ()
 
 
 # ------------------------------------------------------------------------------------------------- nests
@@ -191,8 +193,6 @@ class Boundary(Leaf):
 class Embedding(Leaf):
     """Rows of a table [v, h] picked by ids [b, s]; where v is divided, a rank adds zeros for rows it lacks."""
 
-    module = "embedding"
-
     def forward(self, at: Local) -> list[Work]:
         return [Memory("embedding", at.bytes(*self.outs), at.bytes(*self.outs))]
 
@@ -219,8 +219,6 @@ class Residual(Leaf):
         """Inputs whose gradient from here is the gradient of the output itself, and takes no memory of its own."""
         return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
 
-    module = "residual"
-
     def forward(self, at: Local) -> list[Work]:
         mask = at.size(*self.outs) if self.dropout else 0
         return [Memory("residual", at.bytes(*self.ins), at.bytes(*self.outs) + mask)]
@@ -238,8 +236,6 @@ class Residual(Leaf):
 @dataclass(frozen=True, eq=False)
 class Norm(Leaf):
     """Layer or RMS norm over h; the weight gradients come out of the same backward kernel."""
-
-    module = "layernorm"
 
     def forward(self, at: Local) -> list[Work]:
         return [Memory("norm", at.bytes(*self.ins), at.bytes(*self.outs))]
@@ -292,14 +288,11 @@ class Head(Linear):
     """The output layer, h to v. A tied one reads the embedding's table."""
 
     tied: bool = False
-    module = "head"
 
 
 @dataclass(frozen=True, eq=False)
 class Rope(Leaf):
     """Rotary positions on queries and keys: each element read and written once per direction."""
-
-    module = "rope"
 
     def forward(self, at: Local) -> list[Work]:
         return [Memory("rope", at.bytes(*self.ins), at.bytes(*self.outs))]
@@ -384,8 +377,6 @@ class CoreAttention(Leaf):
 class Activation(Leaf):
     """GELU of one input, or the gated product of two."""
 
-    module = "activation"
-
     def forward(self, at: Local) -> list[Work]:
         return [Memory("activation", at.bytes(*self.ins), at.bytes(*self.outs))]
 
@@ -407,7 +398,6 @@ class Loss(Leaf):
 
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
-    module = "loss"
 
     def leaving(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         return needed(tensor, divide)

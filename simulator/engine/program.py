@@ -62,6 +62,15 @@ class Program:
     transfers: list[tuple[int, int, int]] = field(default_factory=list)
     """(instance, sender, receiver)."""
 
+    def turns(self) -> list[tuple[int, Task, int]]:
+        """Every task of every device, with the number of times that it runs."""
+        found: dict[tuple[int, int], tuple[int, Task, int]] = {}
+        for device, actions in enumerate(self.actions):
+            for _, _, task in actions:
+                _, _, count = found.get((device, id(task)), (device, task, 0))
+                found[device, id(task)] = (device, task, count + 1)
+        return list(found.values())
+
     def add(self, op: Op, seconds: float, latency: float, after: tuple[int, ...], device: int) -> int:
         self.ops.append(op)
         self.seconds.append(seconds)
@@ -297,11 +306,14 @@ class Builder:
         key = (device, "O", False, False)
         if key not in self._tasks:
             ops: list[Op] = []
+            own: dict[int, Op] = {}
             for op in self.updates[device].forward:
+                after = [own.get(id(other), other) for other in op.after]
                 if isinstance(op.work, Collective) and self.axis in op.work.axes and self.shape.p > 1:
                     # The mark stays in the stream: its end is the moment at which this device has come.
-                    ops.append(Op(f"arrive {op.name}", op.stream, None, list(op.after), op.phase))
-                    op.after.append(ops[-1])
-                ops.append(op)
+                    ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
+                    after = ops[-1:]
+                ops.append(Op(op.name, op.stream, op.work, after, op.phase))
+                own[id(op)] = ops[-1]
             self._tasks[key] = compile_task(ops, self.price, (), None, None)
         return self._tasks[key]

@@ -8,6 +8,7 @@ scaling); those are passed over. A key that does change it is read, or refused w
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -33,7 +34,7 @@ def _without(feature: str) -> AfterValidator:
     return AfterValidator(refuse)
 
 
-class _Config(BaseModel):
+class _Config(BaseModel, ABC):
     """Keys of a config under the names of `Model`; null means the default, as in ``transformers``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -51,9 +52,9 @@ class _Config(BaseModel):
         """For each field the key that a config has for it."""
         return {name: str(field.validation_alias.choices[0]) for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
 
+    @abstractmethod
     def fields(self) -> dict[str, Any]:
         """The fields of `Model`."""
-        raise NotImplementedError
 
 
 class GPT2(_Config):

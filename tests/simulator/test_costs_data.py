@@ -17,7 +17,7 @@ from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no measurements at {DATA}: they are no part of the project")
+pytestmark = pytest.mark.usefixtures("shared")
 GPUS = ("a100", "h100")
 
 

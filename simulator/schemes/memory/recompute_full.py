@@ -19,6 +19,7 @@ from simulator.sites import Layer, Site, Stage
 
 
 class RecomputeFull(MemoryScheme):
+    role = "recompute scheme"
     paper = Paper("arXiv:1604.06174", "Training Deep Nets with Sublinear Memory Cost", 2016)
 
     class Options(SchemeOptions):

@@ -21,6 +21,7 @@ Module = Literal["core_attn", "attention", "mlp"]
 
 
 class RecomputeSelective(MemoryScheme):
+    role = "recompute scheme"
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
     class Options(SchemeOptions):
