@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from simulator import load_job, simulate
-from simulator.engine.program import Builder
-from simulator.engine.simpy_engine import play
+from simulator.engine.program import build
+from simulator.engine.step import played
+from simulator.engine.timetable import timetable
 from simulator.forecast import lowered
 from simulator.plan import Plan
 
@@ -28,12 +29,24 @@ def test_lowering(benchmark, path):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_engine(benchmark, path):
+def test_timetable(benchmark, path):
     plan = Plan(load_job(path))
-    stages, updates = lowered(plan)
-    program = Builder(
-        plan.shape, plan.schedule, stages, lambda work: (1e-3, 0.0), plan.pipeline_axis, True, updates
-    ).build()
-    times = benchmark.pedantic(lambda: play(program), rounds=3)
-    benchmark.extra_info["ops"] = len(program.ops)
-    assert times.span > 0
+    table = benchmark.pedantic(lambda: timetable(plan.schedule, plan.shape), rounds=3)
+    assert len(table.actions) >= 2 * plan.shape.stages * plan.shape.m
+
+
+@pytest.mark.parametrize("engine", ["matrices", "sweep", "simpy"])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_engine(benchmark, path, engine):
+    """The program is built anew in every round, for blocks keep what was worked out about them."""
+
+    def fresh():
+        plan = Plan(load_job(path))
+        stages, updates = lowered(plan)
+        table = timetable(plan.schedule, plan.shape)
+        program = build(table, stages, lambda work: (1e-3, 0.0, 0.0), plan.pipeline_axis, True, updates)
+        return (program, engine), {}
+
+    step = benchmark.pedantic(played, setup=fresh, rounds=3)
+    benchmark.extra_info["ops"] = len(step.flat.ops)
+    assert step.span > 0

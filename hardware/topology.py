@@ -29,7 +29,8 @@ class Reach:
 
 def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
     """The `Reach` of the group of these global `ranks`."""
-    if not ranks or min(ranks) < 0 or max(ranks) >= cluster.gpus:
+    if not len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
-    domains = Counter(rank // cluster.scale_up_domain for rank in ranks)
+    domain = cluster.scale_up_domain
+    domains = Counter([rank // domain for rank in ranks])
     return Reach(len(ranks), len(domains), min(domains.values()))

@@ -2,79 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from simulator.costs import Costs
-from simulator.engine.memory import Peak, peaks
-from simulator.engine.program import Builder, Price, Program, StageProgram
-from simulator.engine.simpy_engine import Times, play
+from simulator.costs import Costs, Estimate
+from simulator.engine.program import Price, Program, build
+from simulator.engine.step import Engine, played
+from simulator.engine.timetable import Timetable, timetable
 from simulator.job import Job, load_job
-from simulator.lowering import Lowering, rests
-from simulator.ops import BYTES, Fragment, Param, Work
+from simulator.lowering import Known, Lowering, rests
+from simulator.ops import BYTES, Chain, Fragment, Param, Work
 from simulator.plan import Plan
-from simulator.report.report import Play, Report
+from simulator.report.report import Forecast, Report
+from simulator.schedule import Schedule, Shape
 from simulator.sites import Update
 
+T = TypeVar("T")
 
-def simulate(job: Job | str | Path | Mapping[str, Any]) -> Report:
+
+class Workshop:
+    """What many jobs have in common, made once: lowered units, timetables, prices. Sharing changes no answer."""
+
+    def __init__(self) -> None:
+        self.units: Known = {}
+        self._timetables: dict[Hashable, Timetable] = {}
+        self._costs: dict[Hashable, Costs] = {}
+        self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
+
+    def timetable(self, schedule: Schedule, shape: Shape) -> Timetable:
+        return _kept(self._timetables, (schedule.use, schedule.options, shape), lambda: timetable(schedule, shape))
+
+    def costs(self, plan: Plan) -> Costs:
+        cluster, rates = plan.job.cluster, plan.job.framework.rates
+        same = id(cluster), tuple(rates.items())
+        kernels: dict[Work, Estimate] = _kept(self._kernels, same, dict)
+        # The costs hold the cluster, so its id is not given to another one.
+        return _kept(
+            self._costs,
+            (same, tuple(plan.mesh.axes.items())),
+            lambda: Costs(cluster, plan.mesh, rates, kernels=kernels),
+        )
+
+
+MOST_KEPT = 1000
+"""Entries of one kind that a workshop keeps."""
+
+
+def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    if key not in known:
+        if len(known) >= MOST_KEPT:
+            known.clear()
+        known[key] = make()
+    return known[key]
+
+
+def simulate(
+    job: Job | str | Path | Mapping[str, Any],
+    engine: Engine = "matrices",
+    skip: bool = True,
+    workshop: Workshop | None = None,
+) -> Report:
     """The forecast of one training step.
 
+    engine: how it is played; every engine gives the same answer. skip: see simulator.engine.step. workshop: what jobs
+    share, where there are many.
     Raises PlanError, ModelError or CatalogError for a job that is wrong; a job that does not fit in memory is no error.
     """
+    shop = workshop or Workshop()
     plan = Plan(job if isinstance(job, Job) else load_job(job))
-    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.rates)
-
-    def price(work: Work) -> tuple[float, float]:
-        estimate = costs.estimate(work)
-        return estimate.seconds, estimate.latency
-
-    _, program, times, tops = played(plan, price)
-    return Report(Play(plan, program, times, tops, costs))
+    costs = shop.costs(plan)
+    stages, program = programmed(plan, costs.estimate, shop)
+    return Report(forecast(plan, stages, program, costs.assumed, engine, skip))
 
 
-def played(plan: Plan, price: Price) -> tuple[list[StageProgram], Program, Times, list[Peak]]:
-    """Lowers a plan and plays its step at the given prices: stages, program, times, and the peak of every device."""
-    stages, updates = lowered(plan)
-    overlap = plan.job.framework.overlap.pp
-    program = Builder(plan.shape, plan.schedule, stages, price, plan.pipeline_axis, overlap, updates).build()
-    times = play(program)
+def forecast(
+    plan: Plan,
+    stages: list[Chain],
+    program: Program,
+    assumed: Sequence[str] = (),
+    engine: Engine = "matrices",
+    skip: bool = True,
+) -> Forecast:
+    """Plays a program and its memory."""
     held = [resting(plan, params) for params in device_params(plan, stages)]
-    return stages, program, times, peaks(program, times, held)
+    return Forecast(plan, played(program, engine, skip), held, assumed)
 
 
-def lowered(plan: Plan) -> tuple[list[StageProgram], list[Fragment]]:
-    """Every virtual stage, equal ones once, and the update of every device."""
-    lowering = Lowering(plan.mesh, plan.schemes, plan.job.framework.regather)
+def programmed(plan: Plan, price: Price, workshop: Workshop | None = None) -> tuple[list[Chain], Program]:
+    """Lowers a plan: its stages, and the program of its step at the given prices."""
+    shop = workshop or Workshop()
+    stages, updates = lowered(plan, shop.units)
+    habits = plan.job.framework
+    table = shop.timetable(plan.schedule, plan.shape)
+    return stages, build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, habits.launch_s)
+
+
+def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[Fragment]]:
+    """Every virtual stage, equal ones once, and the update of every device. known: units that were lowered before."""
+    lowering = Lowering(plan.mesh, plan.schemes, plan.job.framework.regather, known)
     last = plan.shape.stages - 1
     ends = _ends(plan)
-    made: dict[tuple[int, bool, bool], StageProgram] = {}
+    made: dict[tuple[int, bool, bool], Chain] = {}
     stages = []
     for index, layers in enumerate(plan.layers):
         key = (layers, index == 0, index == last)
         if key not in made:
-            site = plan.stage(index)
-            fragment = lowering.run(site, index == last and ends[0] == ends[1])
-            entry = None if index == 0 else "received"
-            exit = None if index == last else "sent"
-            message = 0
-            if exit is not None:
-                tensor, leaf = lowering.producer[exit]
-                message = tensor.nbytes(leaf.leaving(tensor, lowering.division(leaf)), plan.mesh)
-            made[key] = StageProgram(fragment, entry, exit, message)
+            made[key] = lowering.run(plan.stage(index), index == last and ends[0] == ends[1])
         stages.append(made[key])
+    made_updates: dict[Hashable, Fragment] = {}
     updates = []
     for device, params in enumerate(device_params(plan, stages)):
-        updates.append(lowering.lower(_update(plan, device, params, stages)))
+        mine = (id(stage) for i, stage in enumerate(stages) if plan.schedule.device(plan.shape, i) == device)
+        held = (*mine, device in ends)
+        if held not in made_updates:
+            made_updates[held] = lowering.lower(_update(plan, device, params, stages))
+        updates.append(made_updates[held])
     return stages, updates
 
 
-def device_params(plan: Plan, stages: list[StageProgram]) -> list[tuple[Param, ...]]:
-    """The parameters that one rank of every device holds."""
-    held: list[list[Param]] = [[] for _ in range(plan.shape.p)]
+def device_params(plan: Plan, stages: list[Chain]) -> list[tuple[tuple[Param, int], ...]]:
+    """The parameters that one rank of every device holds, each with the number of its copies."""
+    held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.shape.p)]
     for index, stage in enumerate(stages):
-        held[plan.schedule.device(plan.shape, index)] += stage.fragment.params
+        held[plan.schedule.device(plan.shape, index)] += stage.params()
     return [tuple(params) for params in held]
 
 
@@ -83,10 +134,10 @@ def _ends(plan: Plan) -> tuple[int, int]:
     return plan.schedule.device(plan.shape, 0), plan.schedule.device(plan.shape, plan.shape.stages - 1)
 
 
-def _update(plan: Plan, device: int, params: tuple[Param, ...], stages: list[StageProgram]) -> Update:
+def _update(plan: Plan, device: int, params: tuple[tuple[Param, int], ...], stages: list[Chain]) -> Update:
     habits = plan.job.framework
     ends = _ends(plan)
-    copies = sum(param.size for param in stages[-1].fragment.params if param.tied)
+    copies = sum(param.size for param, _ in stages[-1].params() if param.tied)
     state = BYTES[habits.main_weights] + 2 * BYTES[habits.moments]
     return Update(
         f"update {device}",
@@ -100,9 +151,9 @@ def _update(plan: Plan, device: int, params: tuple[Param, ...], stages: list[Sta
     )
 
 
-def resting(plan: Plan, params: tuple[Param, ...]) -> dict[str, float]:
+def resting(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
     """Bytes of the states that live through the whole step on one rank, by category."""
-    habits, size = plan.job.framework, sum(param.size for param in params)
+    habits, size = plan.job.framework, sum(count * param.size for param, count in params)
 
     def cut(state: str) -> float:
         return size / plan.mesh.size(rests(plan.schemes, state))

@@ -3,47 +3,54 @@
 ``Lowering.lower(site)`` hands the site to the outermost scheme, whose ``inner`` is the next one, and so on;
 inside all of them stands the default: a leaf becomes its kernels at local sizes, a nest joins its children by the
 collectives that their layouts imply. Who produces a tensor and who reads it is known from the tree before any op
-is made.
+is made. Units of a stage meet only in the residual stream, so each is lowered by itself, and equal ones once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 
 from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
 from simulator.mesh import Mesh
-from simulator.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, Touch, Work
+from simulator.ops import COMPUTE, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch, Work
 from simulator.scheme import Inner, Rule, Scheme
-from simulator.sites import Embedding, Leaf, Linear, Local, Nest, Residual, Site, Update, walk
+from simulator.sites import Boundary, Embedding, Leaf, Linear, Local, Nest, Residual, Site, Stage, Unit, Update, walk
 
 Contribution = tuple[Layout, Op]
+
+Known = dict[Hashable, Link]
+"""Lowered units by what they depend on."""
 
 
 class Lowering:
     """Lowers the sites of one stage, or the update of one device, under the `schemes` of a plan (outermost first).
 
     regather: inputs of linears that arrived by an all-gather are kept as shards and gathered again for the weight
-    gradient.
+    gradient. known: units that were lowered before, for this plan or another; new ones are added.
     """
 
-    def __init__(self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False) -> None:
+    def __init__(
+        self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False, known: Known | None = None
+    ) -> None:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
+        self._known: Known = known if known is not None else {}
+        self._alike = (regather, tuple(mesh.axes), *(scheme.alike for scheme in schemes))
         self.stream_of = {axis: scheme.family for scheme in schemes for axis in scheme.over}
         self.producer: dict[str, tuple[Tensor, Leaf]] = {}
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
         self._embeds = False
         self._same: dict[str, Tensor] = {}
+        self._passed_on: dict[str, Tensor] = {}
+        self.arriving = ""
+        """The key of the gradient that comes into the unit."""
 
-    def run(self, site: Site, embeds: bool = False) -> Fragment:
+    def run(self, stage: Stage, embeds: bool = False) -> Chain:
         """Lowers a whole stage; `embeds`: its device holds the embedding, in this stage or another."""
-        self.producer.clear()
-        self.readers.clear()
-        self._same.clear()
-        self._embeds = embeds
-        walk(site, self._note)
-        return self.lower(site)
+        self._embeds = embeds or any(isinstance(leaf, Embedding) for unit in stage.units for leaf in unit.leaves())
+        return self._around(stage, 0)
 
     def lower(self, site: Site) -> Fragment:
         """Lowers `site` through all schemes."""
@@ -64,11 +71,42 @@ class Lowering:
 
     # --------------------------------------------------------------------------------------- inside
 
+    def _around(self, stage: Stage, depth: int) -> Chain:
+        if depth < len(self.schemes):
+            return self.schemes[depth].lower_stage(stage, lambda part: self._around(part, depth + 1))
+        return Chain([self._link(unit) for unit in stage.units])
+
+    def _link(self, unit: Unit) -> Link:
+        tied = any(getattr(leaf, "tied", False) for leaf in unit.leaves()) and self._embeds
+        key = (unit.alike, unit.marks, tied, self._alike) if unit.alike is not None else unit
+        if key not in self._known:
+            self._known[key] = self._lowered(unit)
+        return replace(self._known[key], count=unit.count)
+
+    def _lowered(self, unit: Unit) -> Link:
+        for notes in (self.producer, self.readers, self._same, self._passed_on):
+            notes.clear()
+        walk(unit, self._note)
+        ends: list[str | None] = []
+        nbytes = 0
+        for tensor in (unit.takes, unit.gives):
+            if tensor is not None:
+                border = Boundary("border", (tensor,), (tensor,))
+                self.producer.setdefault(tensor.name, (tensor, border))
+                layout = border.leaving(tensor, self.division(border))
+                nbytes = tensor.nbytes(layout, self.mesh)
+            ends.append(self.key(tensor, layout) if tensor is not None else None)
+        self.arriving = f"d:{ends[1]}"
+        takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.takes, unit.gives))
+        return Link(unit.name, self.lower(unit), 1, takes, gives, (ends[0], ends[1]), nbytes)
+
     def _note(self, leaf: Leaf) -> None:
         if isinstance(leaf, Residual):
             # Only what is read nowhere else: a gradient that is summed is a new tensor.
-            self._same |= {t.name: leaf.outs[0] for t in leaf.passing if t is not leaf.ins[0]}
-        self._embeds |= isinstance(leaf, Embedding)
+            alone = leaf.ins if len(leaf.ins) == 1 else leaf.ins[1:]
+            self._same |= {t.name: leaf.outs[0] for t in leaf.passing if t in alone}
+        if isinstance(leaf, Boundary):
+            self._passed_on[leaf.outs[0].name] = leaf.ins[0]
         for tensor in leaf.outs:
             self.producer[tensor.name] = (tensor, leaf)
         for tensor in leaf.ins:
@@ -98,6 +136,7 @@ class Lowering:
 
     def key(self, tensor: Tensor, layout: Layout) -> str:
         """The name of a tensor in one layout, in its producer's dims; a partial sum is reduced in place."""
+        tensor = self._passed_on.get(tensor.name, tensor)
         back = {new: old for old, new in tensor.renamed.items()}
         cuts = (f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and self.mesh.size(a) > 1)
         return f"{tensor.name}@{','.join(cuts)}"
@@ -172,14 +211,14 @@ class Lowering:
         data = {axis for scheme in self.schemes if scheme.family == "data" for axis in scheme.over}
         rest: dict[tuple[str, ...], int] = defaultdict(int)
         copied: dict[tuple[str, int], int] = defaultdict(int)
-        elements = shard = 0.0
-        for param in site.params:
+        elements = 0
+        for param, count in site.params:
             if axes := tuple(axis for axis in param.partial if axis not in data):
-                rest[axes] += param.size
+                rest[axes] += count * param.size
             if param.copies:
-                copied[param.copies] += param.size
-            elements += param.size
-            shard += param.size / self.mesh.size(rests(self.schemes, "optimizer"))
+                copied[param.copies] += count * param.size
+            elements += count * param.size
+        shard = elements / self.mesh.size(rests(self.schemes, "optimizer"))
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
         for (axis, holders), n in sorted(copied.items()):
             sums.append(Collective("all_reduce", n * site.grad_bytes, (axis,), tuple(range(holders))))
@@ -329,8 +368,9 @@ class _Join:
                 ops.insert(place, op)
                 place += 1
                 self.fragment.touches.append(low.touch(tensor, wanted, op, made=True, prefix="d:"))
-                if source.work is not None:
-                    self.fragment.touches.append(low.touch(tensor, layout, op, prefix="d:"))
+                arrived = low.touch(tensor, layout, op, prefix="d:")
+                if source.work is not None or arrived.key == low.arriving:
+                    self.fragment.touches.append(arrived)
             moved.append(op)
         return wanted, self._sum(tensor, wanted, moved, ops)
 
@@ -373,8 +413,8 @@ def recompute(site: Site, inner: Inner) -> Fragment:
         mark.after += gradient
     for op in again.forward:
         op.phase, op.name = "R", f"re {op.name}"
-    before = set(map(id, first.forward))
-    inside = {t.key for t in again.touches if t.made}
+    before, anew = set(map(id, first.forward)), set(map(id, again.forward))
+    inside = {t.key for t in again.touches if t.made and id(t.op) in anew}
     touches = [t for t in first.touches if id(t.op) in before]
     touches += [
         Touch(f"{t.key}~" if t.key in inside else t.key, t.nbytes, t.op, t.made, t.category) for t in again.touches

@@ -6,7 +6,6 @@ to a tensor. Ranks of one scale-up domain or node are consecutive numbers.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -40,11 +39,12 @@ class Mesh:
 
     def ranks(self, axes: tuple[str, ...], members: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Global ranks of the group over `axes` that holds rank 0; `members` picks positions of a single axis."""
-        positions = [members if members is not None else range(self.axes.get(axis, 1)) for axis in axes]
-        strides = [self.stride(axis) if axis in self.axes else 0 for axis in axes]
-        return tuple(
-            sorted(sum(i * s for i, s in zip(at, strides, strict=True)) for at in itertools.product(*positions))
-        )
+        ranks = [0]
+        for axis in axes:
+            positions = members if members is not None else range(self.axes.get(axis, 1))
+            steps = [i * self.stride(axis) if axis in self.axes else 0 for i in positions]
+            ranks = [rank + step for rank in ranks for step in steps]
+        return tuple(sorted(ranks))
 
     def inner_first(self, axes: Iterable[str]) -> list[str]:
         """`axes` from the innermost to the outermost."""

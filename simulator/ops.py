@@ -9,7 +9,10 @@ parameters it owns.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "bool": 1}
 """Bytes of one element of each number format."""
@@ -207,3 +210,62 @@ class Fragment:
     grad_exit: dict[str, Op] = field(default_factory=dict)
     params: list[Param] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
+    compiled: dict[Hashable, object] = field(default_factory=dict, repr=False)
+    """What the engine has made of it."""
+
+
+@dataclass(slots=True)
+class Link:
+    """A unit of a stage: `count` copies of one fragment in a row, each taking what the one before gives.
+
+    takes, gives: names of the tensor that comes in and of the one that goes out. keys: under which memory they are
+    touched. kept: bytes of what goes on from copy to copy.
+    """
+
+    name: str
+    fragment: Fragment
+    count: int = 1
+    takes: str | None = None
+    gives: str | None = None
+    keys: tuple[str | None, str | None] = (None, None)
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class Beside:
+    """Ops that a scheme puts beside the links of a chain, one after another on a stream of their own.
+
+    params: numbers of the parameters that each has to do with, one op's after another's, from `starts` on: the ops wait
+    for their gradients, or (ahead) their first use waits for the ops. They are issued by hooks, and take no time of the
+    host that issues the links' ops.
+    """
+
+    ops: list[Op]
+    params: np.ndarray
+    starts: np.ndarray
+
+
+@dataclass(slots=True)
+class Chain:
+    """What a stage lowers to: its links in forward order, and what schemes put beside them.
+
+    ahead: beside the forward pass, in front of it. behind: beside the backward pass, at its end. Parameters are
+    numbered in forward order, copy after copy.
+    """
+
+    links: list[Link] = field(default_factory=list)
+    ahead: list[Beside] = field(default_factory=list)
+    behind: list[Beside] = field(default_factory=list)
+
+    def params(self) -> list[tuple[Param, int]]:
+        """The distinct parameters, each with the number of its copies."""
+        return [(param, link.count) for link in self.links for param in link.fragment.params]
+
+    def of_params(self, values: Sequence[float]) -> np.ndarray:
+        """Of a value for each distinct parameter, those of all by their numbers."""
+        parts, start = [], 0
+        for link in self.links:
+            stop = start + len(link.fragment.params)
+            parts.append(np.tile(values[start:stop], link.count))
+            start = stop
+        return np.concatenate(parts)

@@ -119,9 +119,10 @@ class Plan:
         assert job.batch.sequence is not None
         return Blocks(
             job.model,
-            job.batch.micro * self.replicas,
+            job.batch.micro,
             job.batch.sequence,
             self.vocab,
+            self.replicas,
             habits.weights,
             habits.gradients,
             habits.attention,
@@ -206,10 +207,8 @@ def check_divisible(plan: Plan) -> None:
                 if tensor.has(dim) and not tensor.dims[dim].divides(count):
                     _refuse(dim, tensor.dims[dim].size // tensor.dims[dim].unit, count, names[dim])
 
-    last = plan.shape.stages - 1
-    distinct = {(layers, i == 0, i == last): i for i, layers in enumerate(plan.layers)}
-    for index in distinct.values():
-        walk(plan.stage(index), visit)
+    for unit in (plan.blocks.embedding, plan.blocks.layer, plan.blocks.ending):
+        walk(unit, visit)
 
 
 def _refuse(dim: str, units: int, parts: int, axes: Sequence[str]) -> None:

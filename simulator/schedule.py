@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic import Field
 
-from hardware.errors import PlanError, ScheduleError
+from hardware.errors import PlanError
 from simulator.scheme import Scheme, SchemeOptions
 
 
@@ -65,6 +64,11 @@ class Schedule(Scheme, ABC):
 
         chunks: int = Field(default=1, ge=1, strict=True)
 
+    @property
+    def alike(self) -> Hashable:
+        """A schedule orders the passes through units and changes none."""
+        return self.family
+
     @abstractmethod
     def order(self, shape: Shape, device: int) -> list[Action]:
         """All actions of one device, in the order in which it executes them."""
@@ -79,16 +83,6 @@ class Schedule(Scheme, ABC):
             raise PlanError(
                 "plan.chunks", f"{self.use} has one chunk a device", "Use pipeline/interleaved-1f1b for more", shape.v
             )
-
-    def orders(self, shape: Shape) -> list[list[Action]]:
-        """The checked orders of all devices.
-
-        Raises PlanError for an impossible shape, ScheduleError for an order that is not complete or would stand still.
-        """
-        self.check(shape)
-        orders = [self.order(shape, device) for device in range(shape.p)]
-        check_orders(orders, shape, self)
-        return orders
 
 
 @dataclass(frozen=True)
@@ -106,59 +100,11 @@ class PipelineSetting:
         return self.tf + self.tb + self.tw
 
 
-def requires(action: Action, shape: Shape, split: bool) -> list[Action]:
-    """The actions, on whatever device, whose result `action` needs."""
-    stage, kind, microbatch = action
-    back = "B" if split else "BW"
-    if kind == "F":
-        return [Action(stage - 1, "F", microbatch)] if stage else []
-    if kind == "W":
-        return [Action(stage, "B", microbatch)]
-    needs = [Action(stage, "F", microbatch)]
-    return needs if stage == shape.stages - 1 else [*needs, Action(stage + 1, back, microbatch)]
-
-
-def check_orders(orders: Sequence[Sequence[Action]], shape: Shape, schedule: Schedule) -> None:
-    """Every action exactly once, on its stage's device, and no standstill.
-
-    Raises ScheduleError with the rank-by-step table, the failing steps marked.
-    """
-    kinds = ["F", *schedule.backward.split()]
-    split = len(kinds) > 2
-    counts = Counter(action for order in orders for action in order)
-    for device, order in enumerate(orders):
-        wanted = [
-            Action(s, k, m)
-            for s in range(shape.stages)
-            if schedule.device(shape, s) == device
-            for k in kinds
-            for m in shape.microbatches
-        ]
-        own = set(wanted)
-        wrong = [action for action in wanted if counts[action] != 1] + [action for action in order if action not in own]
-        if wrong:
-            raise ScheduleError(
-                f"{schedule.use} on device {device}",
-                f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
-                f"Order:\n{table(orders, {device: len(order)})}",
-            )
-    done: set[Action] = set()
-    at = [0] * len(orders)
-    moved = True
-    while moved:
-        moved = False
-        for device, order in enumerate(orders):
-            while at[device] < len(order) and all(need in done for need in requires(order[at[device]], shape, split)):
-                done.add(order[at[device]])
-                at[device] += 1
-                moved = True
-    stuck = {device: at[device] for device, order in enumerate(orders) if at[device] < len(order)}
-    if stuck:
-        raise ScheduleError(
-            schedule.use,
-            "the order stands still: the marked actions wait for each other",
-            f"Order:\n{table(orders, stuck)}",
-        )
+def one_by_one(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
+    """`warmup` forward passes (or all), then one forward and one backward in turn, then what is left."""
+    ahead = forward[warmup:]
+    steady = [action for pair in zip(ahead, backward, strict=False) for action in pair]
+    return [*forward[:warmup], *steady, *backward[len(ahead) :]]
 
 
 def table(orders: Sequence[Iterable[Action]], marked: dict[int, int]) -> str:

@@ -2,9 +2,9 @@
 
 A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_``
 in the file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping
-all that is nested in it), or, for a pipeline, an order of actions (see ``simulator.schedule``); and the closed
-forms that must come out under ideal costs (`laws`). It speaks of shapes, bytes, groups and order only, and never
-of seconds.
+all that is nested in it; `lower_stage`, around a whole stage), or, for a pipeline, an order of actions (see
+``simulator.schedule``); and the closed forms that must come out under ideal costs (`laws`). It speaks of shapes,
+bytes, groups and order only, and never of seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict
 
 from hardware.errors import PlanError, nearest
 from simulator.mesh import Mesh
-from simulator.ops import Fragment
-from simulator.sites import Leaf, Site
+from simulator.ops import Chain, Fragment
+from simulator.sites import Leaf, Site, Stage
 
 FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
 SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}
@@ -57,6 +57,7 @@ class Rule:
 
 
 Inner = Callable[[Site], Fragment]
+Around = Callable[[Stage], Chain]
 
 
 class SchemeOptions(BaseModel):
@@ -100,6 +101,15 @@ class Scheme:
     def lower(self, site: Site, inner: Inner) -> Fragment:
         """What happens here; ``inner(site)`` is everything nested in me."""
         return inner(site)
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        """What happens around a whole stage; ``inner(stage)`` is the chain of its units, each lowered by itself."""
+        return inner(stage)
+
+    @property
+    def alike(self) -> Hashable:
+        """Equal for schemes under which a unit lowers to the same ops."""
+        return self.use, self.over, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
     def rests(self, state: str) -> tuple[str, ...]:
         """Axes over which `state` (parameters, gradients, optimizer) is cut while it rests in memory."""

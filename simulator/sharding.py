@@ -8,12 +8,15 @@ bucket.elements_per_rank x ranks)`` elements, or one for all without overlap.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import ClassVar
 
-from simulator.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.scheme import Inner, Scheme
+import numpy as np
+
+from simulator.ops import BYTES, Beside, Chain, Collective, Fragment, Op, Param
+from simulator.scheme import Around, Inner, Scheme
 from simulator.sites import Leaf, Site, Stage, Update
 
 
@@ -30,24 +33,39 @@ class DataScheme(Scheme):
     def rests(self, state: str) -> tuple[str, ...]:
         return self.over if state in self.shards else ()
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = inner(site)
-        if self.mesh.size(self.over) == 1:
-            return fragment
-        overlap = self.habits.overlap.dp
-        if isinstance(site, Stage) and overlap:
-            fragment.backward += self._reductions(reversed(fragment.params), "W", "last")
+    @property
+    def alike(self) -> Hashable:
+        """A rank does the same work beside any number of others: only whether there are some matters."""
+        return self.use, self.over, self.mesh.size(self.over) > 1, self.options
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
+        chain = inner(stage)
+        if self.mesh.size(self.over) > 1 and self.habits.overlap.dp:
+            chain.behind += self._in_buckets(chain, lambda axes, n: self._reduce(axes, n, "W", "last"), backward=True)
             if self._gathers:
-                self._gather_ahead(fragment)
-        elif isinstance(site, Update) and not overlap:
-            sums = self._reductions(site.params, "U", "every")
+                # Each bucket of weights is gathered in front of its first use in the first micro-batch.
+                chain.ahead += self._in_buckets(
+                    chain, lambda axes, n: self._gather(axes, n, "F", "first"), backward=False
+                )
+        return chain
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        """Without overlap all is reduced, and gathered again, around the update."""
+        fragment = inner(site)
+        if isinstance(site, Update) and self.mesh.size(self.over) > 1 and not self.habits.overlap.dp:
+            whole: dict[tuple[str, ...], int] = defaultdict(int)
+            for param, count in site.params:
+                if axes := self._axes(param):
+                    whole[axes] += count * param.size
+            sums = [self._reduce(axes, elements, "U", "every") for axes, elements in whole.items()]
             for op in fragment.forward:
                 op.after += sums
-            fragment.forward[:0] = sums
-            if self._gathers:
-                size = sum(param.size for param in site.params) * BYTES[self.habits.weights]
-                gather = Collective("all_gather", size, self.over)
-                fragment.forward.append(Op("gather params", "data", gather, [fragment.forward[-1]], "U"))
+            gathers = []
+            for axes, elements in whole.items() if self._gathers else ():
+                gathers.append(self._gather(axes, elements, "U", "every"))
+                gathers[-1].after.append(fragment.forward[-1])
+            fragment.forward = [*sums, *fragment.forward, *gathers]
         return fragment
 
     @property
@@ -55,41 +73,45 @@ class DataScheme(Scheme):
         """Updated shards must come together before the weights are used again."""
         return "optimizer" in self.shards and "parameters" not in self.shards
 
-    def _reductions(self, params: Iterable[Param], phase: str, when: str) -> list[Op]:
-        """One collective a bucket, once its gradients are complete."""
+    def _axes(self, param: Param) -> tuple[str, ...]:
+        """My axes over which the gradient of `param` is summed."""
+        return tuple(axis for axis in self.over if axis in param.partial)
+
+    def _reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         operation = "reduce_scatter" if "optimizer" in self.shards else "all_reduce"
-        ops = []
-        for axes, bucket in self.buckets(params):
-            work = Collective(operation, sum(param.size for param in bucket) * BYTES[self.habits.gradients], axes)
-            after = [param.ready for param in bucket] if phase == "W" else []
-            ops.append(Op("reduce grads", "data", work, after, phase, when))
-        return ops
+        work = Collective(operation, elements * BYTES[self.habits.gradients], axes)
+        return Op("reduce grads", "data", work, [], phase, when)
 
-    def _gather_ahead(self, fragment: Fragment) -> None:
-        """Each bucket of weights is gathered in front of its first use in the first micro-batch."""
-        gathers = []
-        for axes, bucket in self.buckets(fragment.params):
-            nbytes = sum(param.size for param in bucket) * BYTES[self.habits.weights]
-            gathers.append(Op("gather params", "data", Collective("all_gather", nbytes, axes), [], "F", "first"))
-            for param in bucket:
-                param.used.after.append(gathers[-1])
-        fragment.forward[:0] = gathers
+    def _gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+        work = Collective("all_gather", elements * BYTES[self.habits.weights], axes)
+        return Op("gather params", "data", work, [], phase, when)
 
-    def buckets(self, params: Iterable[Param]) -> Sequence[tuple[tuple[str, ...], list[Param]]]:
-        """Parameters in buckets, each with the axes over which its gradients are summed."""
-        groups: dict[tuple[str, ...], list[list[Param]]] = defaultdict(lambda: [[]])
-        limit = float("inf")
-        if self.habits.overlap.dp:
-            limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.mesh.size(self.over))
-        order: list[tuple[tuple[str, ...], list[Param]]] = []
-        for param in params:
-            axes = tuple(axis for axis in self.over if axis in param.partial)
-            if not axes:
-                continue
-            bucket = groups[axes][-1]
-            if bucket and sum(p.size for p in bucket) >= limit:
-                groups[axes].append(bucket := [])
-            if not bucket:
-                order.append((axes, bucket))
-            bucket.append(param)
-        return order
+    def _in_buckets(self, chain: Chain, make: Callable[[tuple[str, ...], int], Op], backward: bool) -> Iterable[Beside]:
+        """For each set of axes that gradients are summed over, an op a bucket, in the order in which they begin."""
+        limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.mesh.size(self.over))
+        axes_of = [self._axes(param) for param, _ in chain.params()]
+        sets = list(dict.fromkeys(axes_of))
+        summed = chain.of_params([sets.index(axes) for axes in axes_of])
+        size = chain.of_params([param.size for param, _ in chain.params()])
+        for i, axes in enumerate(sets):
+            if axes:
+                numbers = np.flatnonzero(summed == i)[:: -1 if backward else 1]
+                held = np.cumsum(size[numbers])
+                starts, sizes = _filled(held, limit)
+                ops = {elements: make(axes, elements) for elements in set(sizes)}
+                yield Beside([ops[elements] for elements in sizes], numbers, starts)
+
+
+def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
+    """Where buckets start, and how much is in each: the parameter that fills a bucket closes it.
+
+    held: elements of all parameters up to each one.
+    """
+    upto = held.tolist()
+    starts, sizes, start, before = [], [], 0, 0
+    while start < len(upto):
+        stop = min(bisect_left(upto, before + limit, start) + 1, len(upto))
+        starts.append(start)
+        sizes.append(upto[stop - 1] - before)
+        start, before = stop, upto[stop - 1]
+    return np.array(starts), sizes

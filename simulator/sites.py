@@ -1,4 +1,4 @@
-"""What a model asks for: a nest of sites, Step > Stage > Layer > leaves.
+"""What a model asks for: a nest of sites, Step > Stage > Unit (Layer and the ends) > leaves.
 
 A leaf is one operation over named dims with global sizes: samples ``b``, positions ``s``, key positions ``t``, hidden
 ``h``, head width ``a``, feed-forward width ``f``, vocabulary ``v``. A leaf says which work it does at the local sizes
@@ -8,7 +8,7 @@ that the plan leaves it, and which tensors its backward pass reads; who divides 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -87,7 +87,23 @@ class Nest(Site):
 
 
 @dataclass(frozen=True, eq=False)
-class Layer(Nest):
+class Unit(Nest):
+    """A part of a stage between two places where only the residual stream passes, in the layout of a `Boundary`.
+
+    takes, gives: that stream, as it comes in and goes out; None at the ends of the model. count: how often the unit
+    stands in a row. marks: what schemes have noted about these copies. alike: equal for units whose ops are the same
+    under the same schemes, whatever else the plans are; None: for no other.
+    """
+
+    takes: Tensor | None = None
+    gives: Tensor | None = None
+    count: int = 1
+    marks: frozenset[str] = frozenset()
+    alike: Hashable = None
+
+
+@dataclass(frozen=True, eq=False)
+class Layer(Unit):
     """One transformer layer: the default unit of sharding and recompute."""
 
 
@@ -102,20 +118,22 @@ class MLP(Nest):
 
 
 @dataclass(frozen=True, eq=False)
-class Stage(Nest):
-    """The layers that one virtual pipeline stage holds, with embedding or loss at the ends."""
+class Stage(Site):
+    """The units that one virtual pipeline stage holds, with embedding or loss at the ends."""
+
+    units: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Update(Site):
     """The optimizer's turn at the end of the step, over all parameters of one device.
 
-    grad_bytes: of one gradient element. read, write: bytes that the optimizer moves per element of a shard.
-    copies: elements of a weight that the two `ends` of the pipeline axis hold both (a tied embedding), whose
-    gradients are summed.
+    params: each with the number of its copies. grad_bytes: of one gradient element. read, write: bytes that the
+    optimizer moves per element of a shard. copies: elements of a weight that the two `ends` of the pipeline axis hold
+    both (a tied embedding), whose gradients are summed.
     """
 
-    params: tuple[Param, ...]
+    params: tuple[tuple[Param, int], ...]
     grad_bytes: int
     read: int
     write: int
@@ -186,7 +204,7 @@ class Leaf(Site):
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Leaf):
-    """Where activations arrive from the stage before or leave for the next: no work, and the layout of a residual."""
+    """Where the residual stream enters or leaves a unit: no work, its input handed on, in the layout of a residual."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,6 +56,18 @@ MODULES = ("core_attn", "attention", "mlp")
 
 
 @st.composite
+def partitions(draw: st.DrawFn, layers: int, stages: int) -> str | list[int]:
+    """Layers of every stage: the same number, or one or two moved to another stage; the ends may have none."""
+    each = [layers // stages] * stages
+    for _ in range(draw(st.integers(0, 2))):
+        giver, taker = draw(st.integers(0, stages - 1)), draw(st.integers(0, stages - 1))
+        if each[giver] > (0 if giver in (0, stages - 1) else 1):
+            each[giver] -= 1
+            each[taker] += 1
+    return "even" if len(set(each)) == 1 else each
+
+
+@st.composite
 def jobs(
     draw: st.DrawFn,
     pipelines: tuple[str, ...] = PIPELINES,
@@ -63,14 +75,20 @@ def jobs(
     datas: tuple[str, ...] = DATAS,
     recompute: bool = True,
     tensor: st.SearchStrategy[int] = TENSOR_RANKS,
+    launch: tuple[float, ...] = (0.0,),
+    passes: int = 0,
 ) -> dict[str, Any]:
-    """A whole job in long form that no rule refuses."""
+    """A whole job in long form that no rule refuses.
+
+    launch: seconds of the host an op. passes: of micro-batches through layers, up to which there may be more of them.
+    """
     t, dp, pp = draw(tensor), draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 4]))
     pipeline = draw(st.sampled_from(pipelines))
     chunks = draw(st.integers(2, 3)) if "interleaved" in pipeline else 1
     stages = pp * chunks
     model = draw(models(t, stages * draw(st.integers(1, 2))))
-    m = pp * draw(st.integers(1, 3)) if chunks > 1 else draw(st.integers(1, 6))
+    most = min(40, passes // model.layers)
+    m = pp * draw(st.integers(1, max(3, most // pp))) if chunks > 1 else draw(st.integers(1, max(6, most)))
     micro = draw(st.integers(1, 2))
     schemes: list[dict[str, Any]] = [
         {"use": pipeline, "over": "pp", "chunks": chunks},
@@ -87,13 +105,18 @@ def jobs(
         "bucket": {"elements": float(draw(st.sampled_from([1, 500, 40_000_000]))), "elements_per_rank": 0.0},
         "regather": draw(st.booleans()),
         "attention": draw(st.sampled_from(["flash", "unfused"])),
+        "launch_s": draw(st.sampled_from(launch)),
     }
     return {
         "model": model,
         "cluster": {"gpu": "h100-sxm", "gpus": math.prod((pp, dp, t))},
         "framework": {"name": "megatron-core", "set": settings},
         "batch": {"global": m * micro * dp, "micro": micro},
-        "plan": {"mesh": {"pp": pp, "dp": dp, "tp": t}, "schemes": schemes},
+        "plan": {
+            "mesh": {"pp": pp, "dp": dp, "tp": t},
+            "schemes": schemes,
+            "partition": draw(partitions(model.layers, stages)),
+        },
     }
 
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import validated
-from simulator.engine.program import Builder, Program, StageProgram
-from simulator.engine.simpy_engine import Times, play
+from simulator.engine.flat import flatten
+from simulator.engine.program import build
+from simulator.engine.sweep import sweep
+from simulator.engine.timetable import Timetable, timetable
 from simulator.mesh import Mesh
-from simulator.ops import Fragment, Op, Transfer
+from simulator.ops import Chain, Fragment, Link, Op, Transfer
 from simulator.schedule import Schedule, Shape
 from simulator.scheme import find_scheme
 
@@ -71,40 +74,35 @@ class Lasting:
 
 @dataclass(frozen=True)
 class Replay:
-    """A schedule played with given times."""
+    """A schedule played with given times: begin and end of every action, device by device."""
 
-    shape: Shape
-    program: Program
-    times: Times
+    table: Timetable
+    begin: list[list[float]]
+    end: list[list[float]]
+    busy: float
+    """Mean busy time of a device."""
 
     @property
     def makespan(self) -> float:
         """First start to last end."""
-        return max(self.times.end) - min(self.times.begin)
+        return max(map(max, self.end)) - min(map(min, self.begin))
 
     @property
     def spans(self) -> list[float]:
         """Per device, first start to last end of its own actions."""
-        own = [[(self.times.begin[at], self.times.end[at]) for _, at, _ in actions] for actions in self.program.actions]
-        return [max(end for _, end in times) - min(begin for begin, _ in times) for times in own]
-
-    @property
-    def busy(self) -> float:
-        """Mean busy time of a device."""
-        total = sum(sum(task.seconds) for actions in self.program.actions for _, _, task in actions)
-        return total / self.shape.p
+        return [max(ends) - min(begins) for begins, ends in zip(self.begin, self.end, strict=True)]
 
     def in_flight(self, until: str) -> list[int]:
         """Per device, the peak number of chunk activations held from the start of F to the end of `until` (B or W)."""
         ends = {"B": ("B", "BW"), "W": ("W", "BW")}[until]
         peaks = []
-        for actions in self.program.actions:
+        for order, begins, finished in zip(self.table.orders, self.begin, self.end, strict=True):
             events = []
-            for action, at, _ in actions:
+            for action, begin, end in zip(order, begins, finished, strict=True):
                 if action.kind == "F":
-                    events.append((self.times.begin[at], 1))
+                    events.append((begin, 1))
                 elif action.kind in ends:
-                    events.append((self.times.end[at], -1))
+                    events.append((end, -1))
             held = top = 0
             # A device does one thing at a time, so at equal times the release belongs to the earlier action.
             for _, change in sorted(events):
@@ -135,11 +133,18 @@ def replay(case: Case) -> Replay:
         t_f, t_b, t_w = (_time(case, name, stage, schedule.device(shape, stage)) for name in ("t_f", "t_b", "t_w"))
         stages.append(_stage(stage, t_f, t_b, t_w, split))
 
-    def price(work: Any) -> tuple[float, float]:
-        return (0.0, case.hop) if isinstance(work, Transfer) else (work.seconds, 0.0)
+    def price(work: Any) -> tuple[float, float, float]:
+        return (0.0, 0.0, case.hop) if isinstance(work, Transfer) else (work.seconds, 0.0, 0.0)
 
-    program = Builder(shape, schedule, stages, price).build()
-    return Replay(shape, program, play(program))
+    table = timetable(schedule, shape)
+    flat = flatten(build(table, stages, price))
+    times = sweep(flat)
+    # Every action is one op.
+    rows = [flat.first[begin:end] for begin, end in pairwise(table.starts)]
+    busy = sum(flat.seconds[at] for at in flat.first) / shape.p
+    return Replay(
+        table, [[times.begin[at] for at in row] for row in rows], [[times.end[at] for at in row] for row in rows], busy
+    )
 
 
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
@@ -162,7 +167,7 @@ def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
         "weight_versions": None,
     }
     if told.order:
-        found["order"] = [[str(action) for action, _, _ in actions] for actions in run.program.actions]
+        found["order"] = [[str(action) for action in order] for order in run.table.orders]
     return found
 
 
@@ -182,7 +187,7 @@ def _time(case: Case, name: str, stage: int, device: int) -> float:
     return float(given) / case.v
 
 
-def _stage(stage: int, t_f: float, t_b: float, t_w: float, split: bool) -> StageProgram:
+def _stage(stage: int, t_f: float, t_b: float, t_w: float, split: bool) -> Chain:
     """A stage of one op a pass."""
     entry, gradient = Op("in"), Op("gradient in", phase="B")
     forward = Op(f"F{stage}", work=Lasting(t_f), after=[entry])  # type: ignore[arg-type]
@@ -191,4 +196,4 @@ def _stage(stage: int, t_f: float, t_b: float, t_w: float, split: bool) -> Stage
     if split:
         backward.append(Op(f"W{stage}", work=Lasting(t_w), phase="W"))  # type: ignore[arg-type]
     fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": first})
-    return StageProgram(fragment, "in", "out")
+    return Chain([Link(f"stage {stage}", fragment, 1, "in", "out")])

@@ -23,9 +23,9 @@ from matplotlib.patches import Patch
 
 from experiments.page import plan_words, seconds
 from experiments.plots import style
+from simulator.engine.kinds import axis_of
 from simulator.ops import COMPUTE
 from simulator.report.report import Report
-from simulator.scheme import SHORT
 
 KINDS = {
     "F": ("forward", style.BLUE),
@@ -99,10 +99,11 @@ def timeline(report: Report) -> Figure:
     program, shape = report.play.program, report.play.plan.shape
     count = min(program.devices, ROWS)
     chosen = sorted({round(i * (program.devices - 1) / max(1, count - 1)) for i in range(count)})
-    begin, end = np.asarray(report.play.times.begin), np.asarray(report.play.times.end)
+    times = report.play.step.times
+    begin, end = np.asarray(times.begin), np.asarray(times.end)
     rows = [row_of(report, device, begin, end) for device in chosen]
     lanes = [axis for axis in LANES if any(axis in row.lanes for row in rows)]
-    span = report.play.times.span
+    span = report.play.step.span
     panels = windows(rows, span, shape.p * shape.v)
     keys = legend_entries(rows, lanes, shape.v)
 
@@ -183,36 +184,43 @@ def windows(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
 
 def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
     """What one device did."""
-    program = report.play.program
+    flat, table = report.play.step.flat, report.play.program.timetable
     spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
     first, last, kinds, stages, microbatches = [], [], [], [], []
     again: list[tuple[int, int]] = []
-    for action, start, task in program.actions[device]:
-        if id(task) not in spans:
-            own = [i for i, op in enumerate(task.ops) if op.stream == COMPUTE and task.seconds[i] > 0]
-            runs: list[tuple[int, int]] = []
-            for before, i in zip([-1, *own], own, strict=False):
-                if task.ops[i].phase == "R" and action.kind != "R":
-                    joined = runs and runs[-1][1] == before
-                    runs[-1:] = [(runs[-1][0], i)] if joined else [*runs[-1:], (i, i)]
-            # An update waits for other devices in its midst: its kernels are drawn one by one.
-            whole = [(own[0], own[-1])] if own else []
-            spans[id(task)] = ([(i, i) for i in own] if action.kind == "O" else whole, runs)
-        pieces, runs = spans[id(task)]
+
+    def note(kind: str, stage: int, microbatch: int, start: int, pieces: Sequence[tuple[int, int]]) -> None:
         for head, tail in pieces:
             first.append(start + head)
             last.append(start + tail)
-            kinds.append(action.kind)
-            stages.append(action.stage)
-            microbatches.append(action.microbatch)
-        again += [(start + a, start + b) for a, b in runs]
+            kinds.append(kind)
+            stages.append(stage)
+            microbatches.append(microbatch)
+
+    for action in range(table.starts[device], table.starts[device + 1]):
+        start, slot = flat.first[action], table.slot[action]
+        if slot not in spans:
+            ops = flat.ops[start : flat.behind[action]]
+            own = [i for i, op in enumerate(ops) if op.stream == COMPUTE and flat.seconds[start + i] > 0]
+            runs: list[tuple[int, int]] = []
+            for before, i in zip([-1, *own], own, strict=False):
+                if ops[i].phase == "R":
+                    joined = runs and runs[-1][1] == before
+                    runs[-1:] = [(runs[-1][0], i)] if joined else [*runs[-1:], (i, i)]
+            spans[slot] = [(own[0], own[-1])] if own else [], runs
+        note(table.slots[slot].kind, table.slots[slot].stage, table.actions[action].microbatch, start, spans[slot][0])
+        again += [(start + a, start + b) for a, b in spans[slot][1]]
+    # An update waits for other devices in its midst: its kernels are drawn one by one.
+    for number in flat.updates[device] if flat.updates else ():
+        if flat.ops[number].stream == COMPUTE and flat.seconds[number] > 0:
+            note("O", device, 0, number, [(0, 0)])
     lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for (owner, stream), queue in program.queues.items():
+    for (owner, stream), queue in flat.queues.items():
         if owner == device and stream != COMPUTE:
             numbers = np.asarray(queue)
             numbers = numbers[end[numbers] > begin[numbers]]
             if len(numbers):
-                lanes.setdefault(SHORT[stream.partition("-")[0]], []).append((begin[numbers], end[numbers]))
+                lanes.setdefault(axis_of(flat.ops[queue[0]]), []).append((begin[numbers], end[numbers]))
     pairs = np.asarray(again, dtype=int).reshape(-1, 2)
     return Row(
         device,

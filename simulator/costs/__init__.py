@@ -10,6 +10,7 @@ forms hold exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,11 +40,17 @@ class Costs:
     """Prices of work on the GPUs of `cluster`, laid out as `mesh`; equal work is priced once.
 
     rates: factors of a framework, by the names of `RATES`. alone: kernels as measured one by one, without what a
-    long step takes off their rate. assumed: what the calibration had to borrow.
+    long step takes off their rate. kernels: known prices of kernels on this cluster at these rates; new ones are added.
+    assumed: what the calibration had to borrow.
     """
 
     def __init__(
-        self, cluster: Cluster, mesh: Mesh, rates: Mapping[str, float] | None = None, alone: bool = False
+        self,
+        cluster: Cluster,
+        mesh: Mesh,
+        rates: Mapping[str, float] | None = None,
+        alone: bool = False,
+        kernels: dict[Work, Estimate] | None = None,
     ) -> None:
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
@@ -53,7 +60,9 @@ class Costs:
         laws = load_links(cluster.scale_up, cluster.scale_out)
         self.links = Links(cluster, *laws, self.rates["communication"])
         self._known: dict[Work, Estimate] = {}
+        self._kernels = kernels if kernels is not None else {}
         self._reach: dict[tuple[Any, ...], Reach] = {}
+        self._first: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
             Gemm: self._gemm,
             Attention: self._attention,
@@ -64,9 +73,11 @@ class Costs:
 
     def estimate(self, work: Work) -> Estimate:
         """How long `work` takes."""
-        known = self._known.get(work)
+        # Communication takes another time on another mesh.
+        prices = self._known if isinstance(work, Collective | Transfer) else self._kernels
+        known = prices.get(work)
         if known is None:
-            known = self._known[work] = self._price[type(work)](work)
+            known = prices[work] = self._price[type(work)](work)
         return known
 
     def _gemm(self, work: Gemm) -> Estimate:
@@ -97,8 +108,17 @@ class Costs:
 
     def _offsets(self, axes: tuple[str, ...]) -> list[int]:
         """First ranks of the groups over `axes`, one for each place in a domain: the slowest group paces all."""
-        others = tuple(axis for axis in self.mesh.axes if axis not in axes)
-        return list({rank % self.cluster.scale_up_domain: rank for rank in reversed(self.mesh.ranks(others))}.values())
+        if axes not in self._first:
+            domain, first = self.cluster.scale_up_domain, {0: 0}
+            for axis in self.mesh.axes:
+                if axis not in axes:
+                    stride = self.mesh.stride(axis)
+                    # Further along the axis the same places in a domain come again.
+                    steps = min(self.mesh.size(axis), domain // math.gcd(stride, domain))
+                    ranks = [rank + i * stride for i in range(steps) for rank in first.values()]
+                    first = {rank % domain: rank for rank in reversed(ranks)}
+            self._first[axes] = list(first.values())
+        return self._first[axes]
 
 
 def _checked(rates: Mapping[str, float]) -> dict[str, float]:

@@ -1,13 +1,30 @@
-"""Memory as it was played: peaks per device, by category."""
+"""Memory as it was played: peaks per device, by category.
+
+An allocator serves the host, which takes and gives memory back in the order in which it issues ops, however far behind
+the GPU is. So memory follows the issue order: what an op makes is there from its issue; what it was the last to need
+is free once it is issued, or, where it runs on a stream beside the computation, once somebody has waited for it.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.engine.program import Program, Task
-from simulator.engine.simpy_engine import Times
+from simulator.ops import COMPUTE, Link, Op, Touch
+
+if TYPE_CHECKING:
+    from simulator.engine.flat import Flat
+    from simulator.engine.program import Program
+    from simulator.engine.sweep import Times
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
+
+Event = tuple[int, bool, float, str]
+"""An op's place (-1: before the first), at its end (or begin), bytes more or less, category."""
 
 
 @dataclass(frozen=True)
@@ -22,38 +39,156 @@ class Peak:
     left: float
 
 
-def peaks(program: Program, times: Times, static: list[dict[str, float]]) -> list[Peak]:
+@dataclass(frozen=True)
+class Profile:
+    """What a run of ops does to memory, by `CATEGORIES` [bytes]: `net` from its begin to its end, `top` at its peak.
+
+    The peak is never below what was there before.
+    """
+
+    net: np.ndarray
+    top: np.ndarray
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Profile:
+        """From events; at one place memory is taken before it is given back."""
+        level = np.zeros(len(CATEGORIES))
+        top, best = level.copy(), 0.0
+        for _, _, nbytes, category in sorted(events, key=lambda event: event[:2]):
+            level[CATEGORIES.index(category)] += nbytes
+            if (total := level.sum()) > best:
+                top, best = level.copy(), total
+        return cls(level, top)
+
+    @classmethod
+    def step(cls, nbytes: float, category: str) -> Profile:
+        """Memory taken (or, below zero, given back) at once."""
+        net = np.zeros(len(CATEGORIES))
+        net[CATEGORIES.index(category)] = nbytes
+        return cls(net, np.maximum(net, 0.0))
+
+    @classmethod
+    def chain(cls, parts: Iterable[tuple[Profile, int]]) -> Profile:
+        """Of profiles one after another, each so many times."""
+        level = np.zeros(len(CATEGORIES))
+        top = level
+        for part, count in parts:
+            # What grows from copy to copy is highest in the last one.
+            before = level + part.net * (count - 1 if part.net.sum() > 0 else 0)
+            if (before + part.top).sum() > top.sum():
+                top = before + part.top
+            level = level + part.net * count
+        return cls(level, top)
+
+
+def memory_events(
+    touches: Iterable[Touch], forward: list[Op], backward: list[Op], link: Link
+) -> dict[int, list[Event]]:
+    """When memory comes and goes, by the identity of the op: from the first op that touches a key to the last one.
+
+    What comes in from the unit before was taken there and is given back here; what goes out is taken here.
+    """
+    place = {id(op): i for i, op in enumerate([*forward, *backward])}
+    spans: dict[str, list[Touch]] = defaultdict(list)
+    for touch in touches:
+        if id(touch.op) in place and touch.nbytes:
+            spans[touch.key].append(touch)
+    taken, given = link.keys
+    found: dict[int, list[Event]] = defaultdict(list)
+    for key, members in spans.items():
+        first = min(members, key=lambda t: place[id(t.op)]).op
+        last = max(members, key=lambda t: place[id(t.op)]).op
+        nbytes = float(max(t.nbytes for t in members))
+        category = next((t.category for t in members if t.category != "workspace"), "workspace")
+        if key in (taken, given) or (category == "workspace" and place[id(first)] < len(forward) <= place[id(last)]):
+            category = "activations"
+        if key not in (taken, f"d:{given}"):
+            found[id(first)].append((0, False, nbytes, category))
+        if key not in (given, f"d:{taken}"):
+            found[id(last)].append((0, True, -nbytes, category))
+    return found
+
+
+def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[int, list[Event]]) -> list[Event]:
+    """The events of `ops`, issued in this order, each at its place."""
+    last = len(ops) - 1
+    waiter: dict[int, int] = {}
+    for i, places in enumerate(after):
+        for j in places:
+            waiter.setdefault(j, i)
+    found: list[Event] = []
+    for i, op in enumerate(ops):
+        end = i if op.stream == COMPUTE else max(i, waiter.get(i, last + 1) - 1)
+        found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(id(op), ())]
+    return found
+
+
+def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device; `static` holds what lives through the whole step, by category [bytes].
 
-    At equal times memory is given back before it is taken.
+    Where a device goes on while it sends, what it has sent lives through its next action, and what it is about to
+    receive through the one before: buffers in flight.
     """
-    begin, end = np.array(times.begin), np.array(times.end)
+    table = program.timetable
+    nets = np.array([task.memory.net for task in program.tasks])
+    tops = np.array([task.memory.top for task in program.tasks])
+    sent = np.array([send.work.nbytes if send is not None else 0 for send in program.sends], float)
+    coming = np.array(program.received, float)
+    net, top = nets.sum(axis=1), tops.sum(axis=1)
+    buffers = CATEGORIES.index("buffers")
     found = []
-    for device, actions in enumerate(program.actions):
-        when, delta, kind = [], [], []
-        names: list[str] = []
-        starts: dict[int, tuple[Task, list[int]]] = {}
-        for _, start, task in actions:
-            if task.events:
-                starts.setdefault(id(task), (task, []))[1].append(start)
-        for task, firsts in starts.values():
-            for place, at_end, nbytes, category in task.events:
-                if category not in names:
-                    names.append(category)
-                numbers = np.array(firsts) + place
-                when.append((end if at_end else begin)[numbers])
-                delta.append(np.full(len(numbers), nbytes))
-                kind.append(np.full(len(numbers), names.index(category)))
+    for device in range(program.devices):
+        slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
+        flying = np.zeros(len(slots))
+        if program.overlap_sends:
+            flying[1:] += sent[slots[:-1]]
+            flying[:-1] += coming[slots[1:]]
+        before = np.cumsum(net[slots]) - net[slots]
+        at = int(np.argmax(before + top[slots] + flying))
+        played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
+        played[buffers] += flying[at]
         by = dict(static[device])
-        left = 0.0
-        if when:
-            t, d, k = np.concatenate(when), np.concatenate(delta), np.concatenate(kind)
-            order = np.lexsort((d, t))
-            run = np.cumsum(d[order])
-            top = int(np.argmax(run))
-            left = float(run[-1])
-            if run[top] > 0:
-                for i, name in enumerate(names):
-                    by[name] = by.get(name, 0.0) + float(d[order][: top + 1][k[order][: top + 1] == i].sum())
-        found.append(Peak(sum(by.values()), by, left))
+        for category, nbytes in zip(CATEGORIES, played.tolist(), strict=True):
+            if nbytes:
+                by[category] = by.get(category, 0.0) + nbytes
+        found.append(Peak(sum(by.values()), by, float(net[slots].sum())))
     return found
+
+
+def over_time(
+    program: Program, flat: Flat, times: Times, device: int, static: dict[str, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The memory of a device through the step: moments [s], and from each on the bytes of every category
+    [moments, categories]. It peaks where `peaks` says.
+
+    Memory follows the issue order, so a moment is never before that of an op issued earlier.
+    """
+    table, overlap = program.timetable, program.overlap_sends
+    actions = range(table.starts[device], table.starts[device + 1])
+    sent = [send.work.nbytes if send is not None and overlap else 0 for send in program.sends]
+    coming = [nbytes if overlap else 0 for nbytes in program.received]
+    when, change = [0.0], [[static.get(category, 0.0) for category in CATEGORIES]]
+
+    def note(moment: float, nbytes: float, category: str) -> None:
+        if nbytes:
+            row = [0.0] * len(CATEGORIES)
+            row[CATEGORIES.index(category)] = nbytes
+            when.append(moment)
+            change.append(row)
+
+    for action in actions:
+        task, start = program.tasks[table.slot[action]], flat.first[action]
+        flying = sent[table.slot[action - 1]] if action > actions[0] else 0
+        flying += coming[table.slot[action + 1]] if action < actions[-1] else 0
+        begin, end = times.begin[start], max(times.end[start : flat.behind[action]])
+        note(begin, flying, "buffers")
+        note(begin, task.takes, task.category)
+        place = start + sum(len(side.ops) for side in task.ahead)
+        for part in task.parts:
+            for _ in range(part.count):
+                for at, at_end, nbytes, category in sorted(part.block.events, key=lambda event: event[:2]):
+                    note((times.end if at_end else times.begin)[place + max(at, 0)], nbytes, category)
+                place += len(part.block.ops)
+        note(end, -task.gives, task.category)
+        note(end, -flying, "buffers")
+    return np.maximum.accumulate(when), np.cumsum(change, axis=0)

@@ -1,94 +1,376 @@
-"""The program of a step: every op of every device, in flat lists, ready to be played.
+"""The program of a step: what every device executes, as chains of compiled blocks.
 
-A fragment is compiled once per kind of action into a *task* (ops in issue order, their dependencies, their prices); the
-orders of the devices say which task runs when. One device stands for all ranks that execute the same thing. Transfers
-between stages and the meeting of devices in one collective are put in here.
+A fragment of a unit is compiled once per kind of pass into a *block* (ops in issue order, their dependencies). The
+blocks of a stage's units, each so many times, make a *task*; the timetable says which device runs which task when. One
+device stands for all ranks that execute the same thing. How a program is played is told in the other files here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from simulator.ops import Collective, Fragment, Op, Touch, Transfer, Work
-from simulator.schedule import Action, Schedule, Shape, requires
+import numpy as np
 
-Price = Callable[[Work], tuple[float, float]]
-"""Seconds that an op occupies its stream, and the further latency until others see its result."""
+from simulator.engine.kinds import KINDS, axis_of, kind_of
+from simulator.engine.memory import Event, Profile, block_events, memory_events
+from simulator.engine.timetable import Slot, Timetable
+from simulator.ops import Beside, Chain, Collective, Fragment, Link, Op, Param, Transfer, Work
 
-Event = tuple[int, bool, float, str]
-"""An op's place in its task, at its end (or begin), bytes more or less, category."""
-
-
-@dataclass
-class StageProgram:
-    """A stage as the schedule sees it: its fragment, the tensors at its ends, and the bytes that go on to the next."""
-
-    fragment: Fragment
-    entry: str | None = None
-    exit: str | None = None
-    message: int = 0
+Price = Callable[[Work], tuple[float, float, float]]
+"""Seconds that an op occupies its stream, the spread of that, the further latency until others see its result."""
 
 
-@dataclass
-class Task:
-    """The compiled ops of one action. `outside` are ops that wait for what the action receives; `result`: the op after
-    which the action's result exists, as places in `ops`."""
+SUMS = ("seconds", "weighted", "lasting", "flops")
+"""What is summed over ops: seconds; seconds x spread; seconds and latency; FLOPs."""
+
+COMING = -1
+"""The place of what comes in."""
+
+FREE = (0.0, 0.0, 0.0)
+"""The price of a mark."""
+
+
+@dataclass(eq=False)
+class Block:
+    """Ops of one pass through one unit, in issue order; places are positions in `ops`.
+
+    after: places that each op waits for. entry: ops that wait for what comes in. exit: ops after which the result
+    exists. through: the result also waits for what comes in, beyond what `exit` says.
+    """
 
     ops: list[Op]
-    seconds: list[float]
-    latency: list[float]
     after: list[tuple[int, ...]]
-    outside: list[int]
-    result: tuple[int, ...]
+    entry: tuple[int, ...]
+    exit: tuple[int, ...]
+    through: bool
     events: list[Event]
-    free: list[int]
-    """Ops that depend on nothing in the task."""
+    source: Op | None = None
+    """The mark of what comes in."""
+    tables: dict[Hashable, dict[Hashable, object]] = field(default_factory=dict, repr=False)
+    """What the engine has worked out about the block, by its prices."""
+    _marks: tuple[tuple[int, ...], ...] | None = None
+
+    @cached_property
+    def _place(self) -> dict[int, tuple[int, ...]]:
+        return {id(op): (i,) for i, op in enumerate(self.ops)}
+
+    @cached_property
+    def memory(self) -> Profile:
+        """What one copy does to memory."""
+        return Profile.of(self.events)
+
+    @cached_property
+    def by_axis(self) -> dict[str, list[int]]:
+        """Places by the axis that the op's stream serves."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for i, op in enumerate(self.ops):
+            found[axis_of(op)].append(i)
+        return dict(found)
+
+    def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
+        """The places at which each parameter is first used or, backward, its gradient complete."""
+        if self._marks is None:
+            self._marks = tuple(self.behind(param.used if forward else param.ready) for param in params)
+        return self._marks
+
+    def behind(self, op: Op) -> tuple[int, ...]:
+        """The places that stand behind an op of this pass or a mark (`COMING`: what comes in does); an op of another
+        pass has none."""
+        if id(op) not in self._place:
+            found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
+            found |= {COMING} if op is self.source else set()
+            self._place[id(op)] = tuple(sorted(found))
+        return self._place[id(op)]
 
 
-@dataclass
+@dataclass(eq=False)
+class Part:
+    """A block at its prices, `count` times in a row."""
+
+    block: Block
+    count: int
+    seconds: tuple[float, ...]
+    spread: tuple[float, ...]
+    latency: tuple[float, ...]
+    tables: dict[Hashable, object]
+    """What the engine has worked out about the block at these prices."""
+
+    @property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over the ops of one copy, by kind."""
+        found = self.tables.get("sums")
+        if found is None:
+            found = self.tables["sums"] = np.zeros((len(KINDS), len(SUMS)))
+            prices = zip(self.block.ops, self.seconds, self.spread, self.latency, strict=True)
+            for op, seconds, spread, latency in prices:
+                flops = op.work.flops if op.work is not None else 0.0
+                found[KINDS.index(kind_of(op))] += seconds, seconds * spread, seconds + latency, flops
+        assert isinstance(found, np.ndarray)
+        return found
+
+    @cached_property
+    def lasting(self) -> np.ndarray:
+        """From the begin of every op until others see its result [s]."""
+        return np.array(self.seconds) + np.array(self.latency)
+
+
+@dataclass(eq=False)
+class Side:
+    """Priced ops beside the parts, one after another; see `simulator.ops.Beside`."""
+
+    ops: list[Op]
+    seconds: np.ndarray
+    spread: np.ndarray
+    latency: np.ndarray
+    params: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def stream(self) -> str:
+        return self.ops[0].stream
+
+    @property
+    def lasting(self) -> np.ndarray:
+        """From the begin of every op until others see its result [s]."""
+        return self.seconds + self.latency
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """When each op has ended if none waits for anything, from the begin of the first [s]."""
+        return np.cumsum(self.seconds)
+
+
+@dataclass(eq=False)
+class Task:
+    """All ops of one action: those beside it ahead of it, its parts one after another, those beside it behind it.
+
+    takes, gives: bytes that come in at its begin and go out at its end, and the category of memory that they are.
+    marks: for every part, the places at which each of its parameters is first used, or its gradient complete.
+    numbers: for every part, the number of the first parameter of its first copy. forward: whether copies run in the
+    order of the numbers.
+    """
+
+    parts: list[Part]
+    ahead: list[Side]
+    behind: list[Side]
+    takes: float = 0.0
+    gives: float = 0.0
+    category: str = "workspace"
+    marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    forward: bool = True
+
+    @cached_property
+    def memory(self) -> Profile:
+        """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
+        parts = [(part.block.memory, part.count) for part in self.parts]
+        comes, goes = Profile.step(self.takes, self.category), Profile.step(-self.gives, self.category)
+        return Profile.chain([(comes, 1), *parts, (goes, 1)])
+
+    def copy_of(self, part: int, copy: int) -> int:
+        """The number of the first parameter of a copy, counted as they run."""
+        place = copy if self.forward else self.parts[part].count - 1 - copy
+        return self.numbers[part] + place * len(self.marks[part])
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over all ops of one action, by kind."""
+        found = np.zeros((len(KINDS), len(SUMS)))
+        for part in self.parts:
+            found += part.count * part.sums
+        for side in (*self.ahead, *self.behind):
+            sums = side.seconds.sum(), side.seconds @ side.spread, side.lasting.sum(), 0.0
+            found[KINDS.index(kind_of(side.ops[0]))] += sums
+        return found
+
+    def counted(self) -> Iterator[tuple[Op, int]]:
+        """Every op, with how often it runs in one action."""
+        for part in self.parts:
+            yield from ((op, part.count) for op in part.block.ops)
+        for side in (*self.ahead, *self.behind):
+            yield from ((op, 1) for op in side.ops)
+
+
+@dataclass(eq=False)
+class Send:
+    """What carries the result of a slot's actions to another device."""
+
+    work: Transfer
+    stream: str
+    seconds: float
+    spread: float
+    latency: float
+
+
+@dataclass(eq=False)
 class Program:
-    """Flat lists over op instances; `queues` maps (device, stream) to instances in issue order."""
+    """A step: tasks and sends by slot, the update of every device, and where devices meet in its collectives.
 
-    devices: int
-    ops: list[Op] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    latency: list[float] = field(default_factory=list)
-    after: list[tuple[int, ...]] = field(default_factory=list)
-    queues: dict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
-    actions: list[list[tuple[Action, int, Task]]] = field(default_factory=list)
-    """Per device: the actions, each with its first instance and its task."""
-    transfers: list[tuple[int, int, int]] = field(default_factory=list)
-    """(instance, sender, receiver)."""
+    received: by slot, bytes that come from another device.
+    overlap_sends: a device goes on while it sends; otherwise its next action waits for the send. host: seconds that
+    the host takes to issue one op. meetings: (device, place) of ops of the updates that begin together; the op in front
+    of each tells that its device has come.
+    """
 
-    def turns(self) -> list[tuple[int, Task, int]]:
-        """Every task of every device, with the number of times that it runs."""
-        found: dict[tuple[int, int], tuple[int, Task, int]] = {}
-        for device, actions in enumerate(self.actions):
-            for _, _, task in actions:
-                _, _, count = found.get((device, id(task)), (device, task, 0))
-                found[device, id(task)] = (device, task, count + 1)
-        return list(found.values())
+    timetable: Timetable
+    tasks: list[Task]
+    sends: list[Send | None]
+    received: list[int]
+    updates: list[Task]
+    meetings: list[list[tuple[int, int]]]
+    overlap_sends: bool = True
+    host: float = 0.0
 
-    def add(self, op: Op, seconds: float, latency: float, after: tuple[int, ...], device: int) -> int:
-        self.ops.append(op)
-        self.seconds.append(seconds)
-        self.latency.append(latency)
-        self.after.append(after)
-        self.queues[device, op.stream].append(len(self.ops) - 1)
-        return len(self.ops) - 1
+    @property
+    def devices(self) -> int:
+        return self.timetable.shape.p
+
+    def device_of(self, slot: int) -> int:
+        return self.timetable.device(self.timetable.slots[slot].stage)
+
+    def turns(self, device: int | None = None) -> Iterator[tuple[Task, int]]:
+        """Every task of a device (or of all), with the number of times that it runs."""
+        turns = self.timetable.turns
+        for number, task in enumerate(self.tasks):
+            if device in (None, self.device_of(number)):
+                yield task, turns[number]
+        yield from ((task, 1) for d, task in enumerate(self.updates) if device in (None, d))
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over all ops of every device [devices, kinds, sums]; a message counts where it is sent and arrives."""
+        turns = np.array(self.timetable.turns)
+        distinct = {id(task): task for task in (*self.tasks, *self.updates)}
+        index = {key: i for i, key in enumerate(distinct)}
+        times = np.zeros((self.devices, len(distinct)))
+        for number, task in enumerate(self.tasks):
+            times[self.device_of(number), index[id(task)]] += turns[number]
+        for device, task in enumerate(self.updates):
+            times[device, index[id(task)]] += 1
+        found = np.tensordot(times, np.array([task.sums for task in distinct.values()]), 1)
+        sent = [(i, send) for i, send in enumerate(self.sends) if send is not None]
+        if sent:
+            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in sent])
+            message *= turns[[i for i, _ in sent], None]
+            for end in ([s.work.source for _, s in sent], [s.work.target for _, s in sent]):
+                np.add.at(found[:, KINDS.index("pp")], end, message)
+        return found
 
 
-def compile_task(
-    ops: list[Op], price: Price, events: Iterable[tuple[Op, bool, float, str]], entry: Op | None, result: Op | None
+def build(
+    timetable: Timetable,
+    stages: Sequence[Chain],
+    price: Price,
+    axis: str = "pp",
+    overlap_sends: bool = True,
+    updates: Sequence[Fragment] = (),
+    host: float = 0.0,
+) -> Program:
+    """The program of a step. stages: what every virtual stage lowers to. axis: the pipeline's. updates: per device."""
+    split = any(slot.kind == "W" for slot in timetable.slots)
+    tasks: list[Task] = []
+    sends: list[Send | None] = []
+    received: list[int] = []
+    made: dict[tuple[int, str, bool, bool], Task] = {}
+    parts: dict[tuple[int, str], Part] = {}
+    for slot in timetable.slots:
+        chain = stages[slot.stage]
+        first, last = bool(chain.ahead) and slot.first, bool(chain.behind) and slot.last
+        key = (id(chain), slot.kind, first and slot.kind == "F", last and slot.kind in ("BW", "W"))
+        if key not in made:
+            made[key] = _task(chain, slot, price, split, parts, made.get((*key[:2], False, False)))
+        tasks.append(made[key])
+        receiver = timetable.receiver(slot)
+        send = None
+        if receiver is not None:
+            link = chain.links[-1 if slot.kind == "F" else 0]
+            stream = "pipeline-forward" if slot.kind == "F" else "pipeline-backward"
+            work = Transfer(link.nbytes, axis, timetable.device(slot.stage), receiver)
+            send = Send(work, stream, *price(work))
+        sends.append(send)
+        source = slot.stage - 1 if slot.kind == "F" else slot.stage + 1
+        far = slot.kind != "W" and 0 <= source < timetable.shape.stages
+        far = far and timetable.device(source) != timetable.device(slot.stage)
+        received.append(chain.links[0 if slot.kind == "F" else -1].nbytes if far else 0)
+    tails, meetings = _updates(updates, price, axis if timetable.shape.p > 1 else None)
+    return Program(timetable, tasks, sends, received, tails, meetings, overlap_sends, host)
+
+
+def _task(
+    chain: Chain, slot: Slot, price: Price, split: bool, known: dict[tuple[int, str], Part], plain: Task | None
 ) -> Task:
-    """Flattens `ops`: marks are replaced by what they wait for; `entry` is the mark of what comes from outside."""
+    """A task; with `plain`, the same without ops beside it, as a start. known: parts that other chains share."""
+    forward = slot.kind == "F"
+    ahead = [_side(beside, price) for beside in chain.ahead] if forward and slot.first else []
+    behind = [_side(beside, price) for beside in chain.behind] if slot.kind in ("BW", "W") and slot.last else []
+    if plain is not None:
+        return replace(plain, ahead=ahead, behind=behind)
+    starts = np.cumsum([0, *(link.count * len(link.fragment.params) for link in chain.links)]).tolist()
+    links = list(zip(chain.links, starts, strict=False))
+    parts: list[Part] = []
+    marks: list[tuple[tuple[int, ...], ...]] = []
+    numbers: list[int] = []
+    for link, start in links if forward else reversed(links):
+        block = _block(link, slot.kind, split)
+        key = id(link.fragment), slot.kind
+        if key not in known:
+            known[key] = _part(block, link.count, price)
+        parts.append(known[key] if known[key].count == link.count else replace(known[key], count=link.count))
+        marks.append(block.marks(link.fragment.params, forward))
+        numbers.append(start)
+    first, last = chain.links[0], chain.links[-1]
+    ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
+    takes, gives = {"F": ends, "W": (0, 0)}.get(slot.kind, ends[::-1])
+    category = "activations" if forward else "workspace"
+    return Task(parts, ahead, behind, takes, gives, category, marks, numbers, forward)
+
+
+def _side(beside: Beside, price: Price) -> Side:
+    known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
+    seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
+    return Side(beside.ops, seconds, spread, latency, beside.params, beside.starts)
+
+
+def _part(block: Block, count: int, price: Price) -> Part:
+    prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
+    seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
+    return Part(block, count, seconds, spread, latency, block.tables.setdefault((seconds, latency), {}))
+
+
+def _block(link: Link, kind: str, split: bool) -> Block:
+    """One pass of a link, compiled; kept with its fragment."""
+    fragment = link.fragment
+    key = (kind, split)
+    if key not in fragment.compiled:
+        ops = fragment.forward if kind == "F" else fragment.backward
+        if kind in ("B", "W"):
+            ops = [op for op in ops if (op.phase == "W") == (kind == "W")]
+        backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if split else fragment.backward
+        entry, result = {
+            "F": (fragment.entry.get(link.takes or ""), fragment.exit.get(link.gives or "")),
+            "W": (None, None),
+        }.get(kind, (fragment.grad_entry.get(link.gives or ""), fragment.grad_exit.get(link.takes or "")))
+        after, waits, exit, through = compiled(ops, entry, result)
+        events = block_events(ops, after, memory_events(fragment.touches, fragment.forward, backward, link))
+        fragment.compiled[key] = Block(list(ops), after, waits, exit, through, events, entry)
+    block = fragment.compiled[key]
+    assert isinstance(block, Block)
+    return block
+
+
+def compiled(
+    ops: Sequence[Op], entry: Op | None, result: Op | None
+) -> tuple[list[tuple[int, ...]], tuple[int, ...], tuple[int, ...], bool]:
+    """Dependencies as places: what each op waits for, the ops that wait for `entry`, what `result` waits for, and
+    whether that includes `entry` itself. Marks are replaced by what they wait for."""
     place = {id(op): i for i, op in enumerate(ops)}
     found: dict[int, tuple[frozenset[int], bool]] = {}
 
     def sources(op: Op) -> tuple[frozenset[int], bool]:
-        """Places that stand behind an op of this task or a mark, and whether the outside does too."""
+        """Places that stand behind an op of this pass or a mark, and whether what comes in does too."""
         if id(op) in place:
             return frozenset((place[id(op)],)), False
         if op is entry:
@@ -101,219 +383,48 @@ def compile_task(
         return found[id(op)]
 
     after: list[tuple[int, ...]] = []
-    outside: list[int] = []
+    waits: list[int] = []
     for i, op in enumerate(ops):
         parts = [sources(other) for other in op.after]
         after.append(tuple(sorted(frozenset().union(*(p for p, _ in parts)))))
         if any(o for _, o in parts):
-            outside.append(i)
-    prices = [price(op.work) if op.work is not None else (0.0, 0.0) for op in ops]
-    return Task(
-        ops,
-        [s for s, _ in prices],
-        [w for _, w in prices],
-        after,
-        outside,
-        tuple(sorted(sources(result)[0])) if result is not None else (),
-        [(place[id(op)], at_end, nbytes, category) for op, at_end, nbytes, category in events if id(op) in place],
-        [i for i, deps in enumerate(after) if not deps],
-    )
+            waits.append(i)
+    exit, through = sources(result) if result is not None else (frozenset(), False)
+    return after, tuple(waits), tuple(sorted(exit)), through
 
 
-def memory_events(touches: Iterable[Touch], forward: list[Op], backward: list[Op]) -> list[tuple[Op, bool, float, str]]:
-    """When memory comes and goes: from the begin of the first op that touches a key to the end of the last one."""
-    place = {id(op): i for i, op in enumerate([*forward, *backward])}
-    spans: dict[str, list[Touch]] = defaultdict(list)
-    for touch in touches:
-        if id(touch.op) in place and touch.nbytes:
-            spans[touch.key].append(touch)
-    events: list[tuple[Op, bool, float, str]] = []
-    for members in spans.values():
-        first = min(members, key=lambda t: place[id(t.op)]).op
-        last = max(members, key=lambda t: place[id(t.op)]).op
-        nbytes = max(t.nbytes for t in members)
-        category = next((t.category for t in members if t.category != "workspace"), "workspace")
-        if category == "workspace" and place[id(first)] < len(forward) <= place[id(last)]:
-            category = "activations"
-        events += [(first, False, nbytes, category), (last, True, -nbytes, category)]
-    return events
+def _updates(
+    updates: Sequence[Fragment], price: Price, axis: str | None
+) -> tuple[list[Task], list[list[tuple[int, int]]]]:
+    """The update of every device, with a mark in front of each collective over the pipeline's axis.
 
-
-class Builder:
-    """Puts the tasks of all stages into the orders of a schedule.
-
-    overlap_sends: a device goes on while it sends; otherwise its next action waits for the send.
-    updates: per device, the fragment that runs when all its actions are done.
+    The mark stays in the stream: its end is the moment at which this device has come.
     """
+    tasks: list[Task] = []
+    made: dict[int, tuple[Task, list[tuple[Collective, int, int]]]] = {}
+    meetings: dict[tuple[Collective, int], list[tuple[int, int]]] = defaultdict(list)
+    for device, fragment in enumerate(updates):
+        if id(fragment) not in made:
+            made[id(fragment)] = _update(fragment, price, axis)
+        task, met = made[id(fragment)]
+        tasks.append(task)
+        for work, turn, place in met:
+            meetings[work, turn].append((device, place))
+    return tasks, list(meetings.values())
 
-    def __init__(
-        self,
-        shape: Shape,
-        schedule: Schedule,
-        stages: Sequence[StageProgram],
-        price: Price,
-        axis: str = "pp",
-        overlap_sends: bool = True,
-        updates: Sequence[Fragment] = (),
-    ) -> None:
-        self.shape, self.schedule, self.stages, self.price = shape, schedule, stages, price
-        self.axis, self.overlap_sends, self.updates = axis, overlap_sends, updates
-        self.split = len(schedule.backward.split()) > 1
-        self._tasks: dict[tuple[int, str, bool, bool], Task] = {}
-        self._events: dict[int, list[tuple[Op, bool, float, str]]] = {}
 
-    def build(self) -> Program:
-        """The program of one step.
-
-        Raises what the schedule raises for an impossible shape or order.
-        """
-        orders = self.schedule.orders(self.shape)
-        program = Program(self.shape.p)
-        base: dict[Action, int] = {}
-        sent: dict[Action, int] = {}
-        tasks: dict[Action, Task] = {}
-        plans: list[list[tuple[Action, Task]]] = []
-        count = 0
-        # Numbers are given out first, for an action may wait for one of a device that comes later.
-        for order in orders:
-            plan = []
-            final = {(action.stage, action.kind): action for action in order}
-            seen: set[tuple[int, str]] = set()
-            for action in order:
-                turn = (action.stage, action.kind)
-                task = self._task(action, turn not in seen, final[turn] is action)
-                seen.add(turn)
-                plan.append((action, task))
-                tasks[action] = task
-                base[action] = count
-                count += len(task.ops)
-                if self._receiver(action) is not None:
-                    sent[action] = count
-                    count += 1
-            plans.append(plan)
-            if self.updates:
-                count += len(self._update(len(plans) - 1).ops)
-
-        meetings: dict[tuple[Collective, int], list[int]] = defaultdict(list)
-        for device, plan in enumerate(plans):
-            program.actions.append([])
-            waiting: tuple[int, ...] = ()
-            for action, task in plan:
-                received = self._received(action, base, sent, tasks)
-                start = self._place(program, device, action, task, received, waiting)
-                waiting = ()
-                if action in sent:
-                    receiver = self._receiver(action)
-                    assert receiver is not None
-                    stream = "pipeline-forward" if action.kind == "F" else "pipeline-backward"
-                    work = Transfer(self._message(action), self.axis, device, receiver)
-                    seconds, latency = self.price(work)
-                    after = tuple(start + i for i in task.result)
-                    number = program.add(Op(f"send {action}", stream, work), seconds, latency, after, device)
-                    program.transfers.append((number, device, receiver))
-                    if not self.overlap_sends:
-                        waiting = (number,)
-            if self.updates:
-                tails = tuple(queue[-1] for (d, _), queue in program.queues.items() if d == device)
-                task = self._update(device)
-                start = self._place(program, device, Action(device, "O", 0), task, (), (*tails, *waiting))
-                ordinal: dict[Collective, int] = defaultdict(int)
-                for i, op in enumerate(task.ops):
-                    if isinstance(op.work, Collective) and self.axis in op.work.axes and self.shape.p > 1:
-                        meetings[op.work, ordinal[op.work]].append(start + i)
-                        ordinal[op.work] += 1
-        for members in meetings.values():
-            # A collective begins when all members have come: each waits for the mark in front of every other.
-            arrived = tuple(number - 1 for number in members)
-            for number in members:
-                program.after[number] = (*program.after[number], *arrived)
-        return program
-
-    # ---------------------------------------------------------------------------------------- inside
-
-    def _place(
-        self,
-        program: Program,
-        device: int,
-        action: Action,
-        task: Task,
-        received: tuple[int, ...],
-        waiting: tuple[int, ...],
-    ) -> int:
-        start = len(program.ops)
-        outside = set(task.outside) if received else set()
-        free = set(task.free) if waiting else set()
-        for i, op in enumerate(task.ops):
-            after = tuple(start + j for j in task.after[i])
-            if i in outside:
-                after = (*after, *received)
-            if i in free:
-                after = (*after, *waiting)
-            program.add(op, task.seconds[i], task.latency[i], after, device)
-        program.actions[device].append((action, start, task))
-        return start
-
-    def _received(
-        self, action: Action, base: dict[Action, int], sent: dict[Action, int], tasks: dict[Action, Task]
-    ) -> tuple[int, ...]:
-        """Instances that bring what `action` needs from another stage."""
-        numbers: list[int] = []
-        for need in requires(action, self.shape, self.split):
-            if need.stage == action.stage:
-                continue
-            if need in sent:
-                numbers.append(sent[need])
-            else:
-                numbers += [base[need] + i for i in tasks[need].result]
-        return tuple(numbers)
-
-    def _receiver(self, action: Action) -> int | None:
-        """The device that needs the result of `action`; None when it stays on its own."""
-        target = action.stage + 1 if action.kind == "F" else action.stage - 1
-        if action.kind == "W" or not 0 <= target < self.shape.stages:
-            return None
-        device = self.schedule.device(self.shape, target)
-        return None if device == self.schedule.device(self.shape, action.stage) else device
-
-    def _message(self, action: Action) -> int:
-        """Bytes of an activation, or of its gradient, between this stage and the next it goes to."""
-        return self.stages[action.stage if action.kind == "F" else action.stage - 1].message
-
-    def _task(self, action: Action, first: bool, last: bool) -> Task:
-        stage = self.stages[action.stage]
-        fragment = stage.fragment
-        ops = fragment.forward if action.kind == "F" else fragment.backward
-        variants = {op.when for op in ops}
-        key = (id(fragment), action.kind, first and "first" in variants, last and "last" in variants)
-        if key not in self._tasks:
-            if action.kind in ("B", "W"):
-                ops = [op for op in ops if (op.phase == "W") == (action.kind == "W")]
-            turns = {"every"} | ({"first"} if first else set()) | ({"last"} if last else set())
-            ops = [op for op in ops if op.when in turns]
-            if id(fragment) not in self._events:
-                backward = (
-                    sorted(fragment.backward, key=lambda op: op.phase == "W") if self.split else fragment.backward
-                )
-                self._events[id(fragment)] = memory_events(fragment.touches, fragment.forward, backward)
-            if action.kind == "F":
-                entry, result = fragment.entry.get(stage.entry or ""), fragment.exit.get(stage.exit or "")
-            else:
-                entry, result = fragment.grad_entry.get(stage.exit or ""), fragment.grad_exit.get(stage.entry or "")
-            self._tasks[key] = compile_task(ops, self.price, self._events[id(fragment)], entry, result)
-        return self._tasks[key]
-
-    def _update(self, device: int) -> Task:
-        key = (device, "O", False, False)
-        if key not in self._tasks:
-            ops: list[Op] = []
-            own: dict[int, Op] = {}
-            for op in self.updates[device].forward:
-                after = [own.get(id(other), other) for other in op.after]
-                if isinstance(op.work, Collective) and self.axis in op.work.axes and self.shape.p > 1:
-                    # The mark stays in the stream: its end is the moment at which this device has come.
-                    ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
-                    after = ops[-1:]
-                ops.append(Op(op.name, op.stream, op.work, after, op.phase))
-                own[id(op)] = ops[-1]
-            self._tasks[key] = compile_task(ops, self.price, (), None, None)
-        return self._tasks[key]
+def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, list[tuple[Collective, int, int]]]:
+    """An update, and its collectives over `axis`: each with its turn among equal ones and its place."""
+    ops: list[Op] = []
+    own: dict[int, Op] = {}
+    met: list[tuple[Collective, int, int]] = []
+    for op in fragment.forward:
+        after = [own.get(id(other), other) for other in op.after]
+        if isinstance(op.work, Collective) and axis is not None and axis in op.work.axes:
+            ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
+            after = ops[-1:]
+            met.append((op.work, sum(work == op.work for work, _, _ in met), len(ops)))
+        ops.append(Op(op.name, op.stream, op.work, after, op.phase))
+        own[id(op)] = ops[-1]
+    block = Block(ops, compiled(ops, None, None)[0], (), (), False, [])
+    return Task([_part(block, 1, price)], [], []), met

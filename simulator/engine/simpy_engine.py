@@ -1,43 +1,33 @@
-"""Plays a program on SimPy: one process for every stream of every device.
+"""Plays a program on SimPy: one process for every stream of every device, and one for its host.
 
-A process walks its queue in order. It waits until all that an op depends on has happened, lets the op's seconds pass,
-and wakes whoever waits for it. What a transfer brings is seen one latency after it has left its stream.
+A process walks its queue in order. It waits until an op has been issued and all that it depends on has happened, lets
+the op's seconds pass, and wakes whoever waits for it. What a transfer brings is seen one latency after it has left its
+stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 
 import simpy
 
 from hardware.errors import ScheduleError
-from simulator.engine.program import Program
+from simulator.engine.flat import Flat
+from simulator.engine.sweep import Times
 
 
-@dataclass(frozen=True)
-class Times:
-    """Begin and end of every instance of a program [s]."""
-
-    begin: list[float]
-    end: list[float]
-
-    @property
-    def span(self) -> float:
-        """From zero to the last end [s]."""
-        return max(self.end, default=0.0)
-
-
-def play(program: Program) -> Times:
+def play(flat: Flat) -> Times:
     """The times of all ops.
 
     Raises ScheduleError when some wait for each other for ever.
     """
     env = simpy.Environment()
-    count = len(program.ops)
-    begin, end, seen = [0.0] * count, [0.0] * count, bytearray(count)
+    count = len(flat.ops)
+    begin, end = [0.0] * count, [0.0] * count
+    seen, issued = bytearray(count), bytearray(1 if not issue else 0 for issue in flat.issue)
     waiting: dict[int, simpy.Event] = {}
-    after, seconds, latency = program.after, program.seconds, program.latency
+    called: dict[int, simpy.Event] = {}
+    after, seconds, latency = flat.after, flat.seconds, flat.latency
 
     def show(number: int) -> None:
         seen[number] = 1
@@ -46,6 +36,9 @@ def play(program: Program) -> Times:
 
     def walk(queue: list[int]) -> Generator[simpy.Event, object, None]:
         for number in queue:
+            if not issued[number]:
+                called[number] = env.event()
+                yield called[number]
             for other in after[number]:
                 if not seen[other]:
                     if other not in waiting:
@@ -61,12 +54,22 @@ def play(program: Program) -> Times:
             else:
                 show(number)
 
-    walks = [env.process(walk(queue)) for queue in program.queues.values()]
+    def issue(numbers: list[int]) -> Generator[simpy.Event, object, None]:
+        for number in numbers:
+            yield env.timeout(flat.issue[number])
+            issued[number] = 1
+            if (event := called.pop(number, None)) is not None:
+                event.succeed()
+
+    walks = [env.process(walk(queue)) for queue in flat.queues.values()]
+    for device in sorted(set(flat.device)):
+        if own := [n for n in range(count) if flat.device[n] == device and flat.issue[n]]:
+            env.process(issue(own))
     env.run()
     if any(process.is_alive for process in walks):
         stuck = next(n for n in range(count) if not seen[n])
         raise ScheduleError(
-            f"op {program.ops[stuck].name!r}",
+            f"op {flat.ops[stuck].name!r}",
             "it waits for something that never happens",
             "A scheme issues an op ahead of what it depends on; see the order with `meshcast validate pipeline`",
         )

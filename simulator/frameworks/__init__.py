@@ -79,6 +79,8 @@ class Framework(Part):
     memory: MemoryHabit
     rates: dict[str, float]
     """Residual rates of kernels against the calibrated ones: see simulator.costs."""
+    launch_s: float = Field(default=0.0, ge=0)
+    """Time of the host to issue one op [s]."""
     step_overhead_s: float = Field(ge=0)
     """Constant time a step: data loading, logging, launch ramp [s]."""
     spread: float = Field(ge=0)

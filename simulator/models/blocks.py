@@ -1,11 +1,13 @@
 """From a model's shape to the sites that it asks for.
 
 One micro-batch of all replicas: ``b`` counts the samples of every data-parallel rank, so that the data axes divide it.
+Equal layers are one unit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from simulator.layout import Dim, Tensor
 from simulator.models.model import Model
@@ -25,12 +27,13 @@ from simulator.sites import (
     SelfAttention,
     Site,
     Stage,
+    Unit,
 )
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Builds the stages of `model` for micro-batches of `samples` sequences of `seq` tokens.
+    """Builds the stages of `model` for micro-batches of `samples` sequences of `seq` tokens on each of `replicas`.
 
     dtype: number format of activations and weights; grad_dtype: of the gradient buffer; attention: flash or unfused;
     vocab: rows of the embedding, padding included; loss_traffic, loss_kept: see sites.Loss.
@@ -40,6 +43,7 @@ class Blocks:
     samples: int
     seq: int
     vocab: int
+    replicas: int = 1
     dtype: str = "bf16"
     grad_dtype: str = "fp32"
     attention: str = "flash"
@@ -48,23 +52,21 @@ class Blocks:
 
     def stage(self, layers: int, first: bool, last: bool) -> Stage:
         """A stage of `layers` layers, with the embedding when it is the first and the loss when it is the last."""
-        children: list[Site] = []
-        if first:
-            children += self._embedding()
-        else:
-            children.append(Boundary("arriving", (self._act("received"),), (self._act("x0"),)))
-        children += [self._layer(i) for i in range(layers)]
-        if last:
-            children += self._ending(f"x{layers}")
-        else:
-            children.append(Boundary("leaving", (self._act(f"x{layers}"),), (self._act("sent"),)))
-        return Stage("stage", tuple(children))
+        units = [self.embedding] if first else []
+        units += [replace(self.layer, count=layers)] if layers else []
+        units += [self.ending] if last else []
+        return Stage("stage", tuple(units))
+
+    @property
+    def residual(self) -> Tensor:
+        """The stream [b, s, h] that goes from unit to unit."""
+        return self._act("x")
 
     # ----------------------------------------------------------------------------------------- tensors
 
     @property
     def _tokens(self) -> dict[str, Dim]:
-        return {"b": Dim(self.samples), "s": Dim(self.seq)}
+        return {"b": Dim(self.samples * self.replicas), "s": Dim(self.seq)}
 
     def _act(self, name: str, **dims: Dim) -> Tensor:
         """An activation [b, s, ...]; [b, s, h] when no other dim is given."""
@@ -80,79 +82,95 @@ class Blocks:
 
     # ------------------------------------------------------------------------------------------- sites
 
-    def _embedding(self) -> list[Site]:
+    def _unit(self, kind: type[Unit], name: str, children: list[Site], takes: bool, gives: Tensor | None) -> Unit:
+        """A unit; `gives` is moved to the layout in which the residual stream travels."""
+        y = self._act("y")
+        if gives is not None:
+            children = [*children, Boundary("leaving", (gives,), (y,))]
+        # The work of one rank is the same with any number of replicas.
+        alike = name, replace(self, replicas=1)
+        return kind(name, tuple(children), self.residual if takes else None, y if gives else None, alike=alike)
+
+    @cached_property
+    def embedding(self) -> Unit:
+        """From ids to the residual stream."""
         model, drop = self.model, self.model.dropout > 0
         ids = Tensor("ids", self._tokens, "int64")
-        table = self._weight("embedding", v=Dim(self.vocab), h=Dim(model.hidden))
-        learned = model.positions == "learned"
-        first = self._act("x.table" if learned or drop else "x0")
-        sites: list[Site] = [Embedding("embedding", (ids,), (first,), (table,))]
-        if learned or drop:
-            positions = (self._weight("positions", p=Dim(model.seq), h=Dim(model.hidden)),) if learned else ()
-            sites.append(Residual("positions", (first,), (self._act("x0"),), positions, dropout=drop))
-        return sites
+        table, x = self._weight("embedding", v=Dim(self.vocab), h=Dim(model.hidden)), self._act("embedded")
+        sites: list[Site] = [Embedding("embedding", (ids,), (x,), (table,))]
+        if model.positions == "learned" or drop:
+            learned = model.positions == "learned"
+            weights = (self._weight("positions", p=Dim(model.seq), h=Dim(model.hidden)),) if learned else ()
+            sites.append(Residual("positions", (x,), (end := self._act("placed"),), weights, dropout=drop))
+            x = end
+        return self._unit(Unit, "embedding", sites, False, x)
 
-    def _layer(self, i: int) -> Layer:
+    @cached_property
+    def layer(self) -> Layer:
+        """One transformer layer."""
         model, h = self.model, Dim(self.model.hidden)
-        drop, x, middle, end = model.dropout > 0, self._act(f"x{i}"), self._act(f"l{i}.x"), self._act(f"x{i + 1}")
-        normed, again = self._act(f"l{i}.norm1"), self._act(f"l{i}.norm2")
-        projected, down = self._act(f"l{i}.proj"), self._act(f"l{i}.down")
-        proj_bias = (self._weight(f"l{i}.proj.bias", h=h),) if model.proj_bias else ()
-        down_bias = (self._weight(f"l{i}.down.bias", h=h),) if model.mlp_bias else ()
-        return Layer(
-            f"layer{i}",
-            (
-                Norm(f"l{i}.norm1", (x,), (normed,), self._norm_weights(f"l{i}.norm1")),
-                self._attention(i, normed, projected),
-                Residual(f"l{i}.residual1", (x, projected), (middle,), proj_bias, dropout=drop),
-                Norm(f"l{i}.norm2", (middle,), (again,), self._norm_weights(f"l{i}.norm2")),
-                self._mlp(i, again, down),
-                Residual(f"l{i}.residual2", (middle, down), (end,), down_bias, dropout=drop),
-            ),
-        )
+        drop, x, middle, end = model.dropout > 0, self.residual, self._act("middle"), self._act("end")
+        normed, again = self._act("norm1"), self._act("norm2")
+        projected, down = self._act("proj"), self._act("down")
+        proj_bias = (self._weight("proj.bias", h=h),) if model.proj_bias else ()
+        down_bias = (self._weight("down.bias", h=h),) if model.mlp_bias else ()
+        sites: list[Site] = [
+            Norm("norm1", (x,), (normed,), self._norm_weights("norm1")),
+            self._attention(normed, projected),
+            Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
+            Norm("norm2", (middle,), (again,), self._norm_weights("norm2")),
+            self._mlp(again, down),
+            Residual("residual2", (middle, down), (end,), down_bias, dropout=drop),
+        ]
+        unit = self._unit(Layer, "layer", sites, True, end)
+        assert isinstance(unit, Layer)
+        return unit
 
-    def _attention(self, i: int, x: Tensor, y: Tensor) -> SelfAttention:
+    def _attention(self, x: Tensor, y: Tensor) -> SelfAttention:
         model, d, h = self.model, self.model.head_dim, Dim(self.model.hidden)
         width = Dim(model.heads * d, unit=d)
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
-        q, k, v = (self._act(f"l{i}.{n}", a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
-        weights = [self._weight(f"l{i}.{n}", h=h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
+        q, k, v = (self._act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
+        weights = [self._weight(n, h=h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
         if model.qkv_bias:
-            weights += [self._weight(f"l{i}.{n}", a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        sites: list[Site] = [Linear(f"l{i}.qkv", (x,), (q, k, v), tuple(weights), self.grad_dtype)]
+            weights += [self._weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
+        sites: list[Site] = [Linear("qkv", (x,), (q, k, v), tuple(weights), self.grad_dtype)]
         if model.positions == "rope":
-            turned = self._act(f"l{i}.q.rope", a=width), self._act(f"l{i}.k.rope", a=kv)
-            sites.append(Rope(f"l{i}.rope", (q, k), turned))
+            turned = self._act("q.rope", a=width), self._act("k.rope", a=kv)
+            sites.append(Rope("rope", (q, k), turned))
             q, k = turned
-        o = self._act(f"l{i}.o", a=width)
+        o = self._act("o", a=width)
         ins = (q, k.seen_as(s="t"), v.seen_as(s="t"))
-        sites.append(CoreAttention(f"l{i}.core", ins, (o,), (), d, self.attention, model.dropout > 0))
-        sites.append(Linear(f"l{i}.proj", (o,), (y,), (self._weight(f"l{i}.wo", a=width, h=h),), self.grad_dtype))
-        return SelfAttention(f"l{i}.attention", tuple(sites))
+        sites.append(CoreAttention("core", ins, (o,), (), d, self.attention, model.dropout > 0))
+        sites.append(Linear("proj", (o,), (y,), (self._weight("wo", a=width, h=h),), self.grad_dtype))
+        return SelfAttention("attention", tuple(sites))
 
-    def _mlp(self, i: int, x: Tensor, y: Tensor) -> MLP:
+    def _mlp(self, x: Tensor, y: Tensor) -> MLP:
         model, h, f = self.model, Dim(self.model.hidden), Dim(self.model.ffn)
         names = ("gate", "up") if model.gated else ("up",)
-        ups = tuple(self._act(f"l{i}.{name}", f=f) for name in names)
-        weights = [self._weight(f"l{i}.w{name}", h=h, f=f) for name in names]
+        ups = tuple(self._act(name, f=f) for name in names)
+        weights = [self._weight(f"w{name}", h=h, f=f) for name in names]
         if model.mlp_bias:
-            weights += [self._weight(f"l{i}.b{name}", f=f) for name in names]
-        act = self._act(f"l{i}.act", f=f)
+            weights += [self._weight(f"b{name}", f=f) for name in names]
+        act = self._act("act", f=f)
         return MLP(
-            f"l{i}.mlp",
+            "mlp",
             (
-                Linear(f"l{i}.up", (x,), ups, tuple(weights), self.grad_dtype),
-                Activation(f"l{i}.act", ups, (act,)),
-                Linear(f"l{i}.down", (act,), (y,), (self._weight(f"l{i}.wdown", f=f, h=h),), self.grad_dtype),
+                Linear("up", (x,), ups, tuple(weights), self.grad_dtype),
+                Activation("act", ups, (act,)),
+                Linear("down", (act,), (y,), (self._weight("wdown", f=f, h=h),), self.grad_dtype),
             ),
         )
 
-    def _ending(self, x: str) -> list[Site]:
+    @cached_property
+    def ending(self) -> Unit:
+        """From the residual stream to the loss."""
         h, v = Dim(self.model.hidden), Dim(self.vocab)
         normed, logits = self._act("norm.out"), self._act("logits", v=v)
         loss = Tensor("loss", self._tokens, "fp32")
-        return [
-            Norm("final_norm", (self._act(x),), (normed,), self._norm_weights("final_norm")),
+        sites: list[Site] = [
+            Norm("final_norm", (self.residual,), (normed,), self._norm_weights("final_norm")),
             Head("head", (normed,), (logits,), (self._weight("head", h=h, v=v),), self.grad_dtype, self.model.tied),
             Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
         ]
+        return self._unit(Unit, "ending", sites, True, None)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from hardware.units import GIB
-from simulator.costs import Costs
-from simulator.engine.memory import Peak
-from simulator.engine.program import Program
-from simulator.engine.simpy_engine import Times
-from simulator.models import flops
-from simulator.ops import COMPUTE
-from simulator.plan import Plan
-from simulator.report.breakdown import COMPUTING, EXPOSED, Breakdown, breakdown, kind_of
+import numpy as np
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
+from hardware.units import GIB
+from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
+from simulator.engine.memory import CATEGORIES, Peak, over_time, peaks
+from simulator.engine.program import SUMS, Program
+from simulator.engine.step import Step
+from simulator.models import flops
+from simulator.plan import Plan
+from simulator.report.breakdown import Breakdown, breakdown
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -43,41 +41,51 @@ Z90 = 1.645
 
 
 @dataclass(frozen=True)
-class Play:
-    """A played step and what it was played from."""
+class Forecast:
+    """A played step, what it was played from, and the memory of every device."""
 
     plan: Plan
-    program: Program
-    times: Times
-    peaks: Sequence[Peak]
-    costs: Costs
+    step: Step
+    resting: Sequence[dict[str, float]]
+    """Bytes of what lives through the whole step on every device, by category."""
+    assumed: Sequence[str]
+
+    @cached_property
+    def peaks(self) -> list[Peak]:
+        """The most memory that is allocated on every device."""
+        return peaks(self.program, self.resting)
+
+    def memory(self, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """Allocated memory through the step: moments [s] and bytes by category [moments, categories]."""
+        return over_time(self.program, self.step.flat, self.step.times, device, self.resting[device])
+
+    @property
+    def program(self) -> Program:
+        return self.step.program
 
 
 class Report:
     """The forecast of one job. `to_dict` is the answer of ``predict --json``; `play` holds every op with its times."""
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: Forecast) -> None:
         self.play = play
         self.job = play.plan.job
 
     @property
     def step_time(self) -> float:
         """Seconds of one training step."""
-        return self.play.times.span + self.job.framework.step_overhead_s
+        return self.play.step.span + self.job.framework.step_overhead_s
 
     @cached_property
     def device(self) -> int:
         """The slowest rank class, which the breakdown describes: the pipeline device that computes longest."""
         program = self.play.program
-        work = [0.0] * program.devices
-        for device, task, count in program.turns():
-            busy = (s for op, s in zip(task.ops, task.seconds, strict=True) if op.stream == COMPUTE)
-            work[device] += count * sum(busy)
+        work = program.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
         return max(range(program.devices), key=lambda d: (round(work[d], 9), -d))
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        return breakdown(self.play.program, self.play.times, self.device)
+        return breakdown(self.play.program, self.play.step.span, self.play.step.occupied(self.device), self.device)
 
     @cached_property
     def spread(self) -> float:
@@ -86,22 +94,14 @@ class Report:
         Kernels of one kind err together, so each kind counts with its share of the busy time; the kinds and what the
         framework's habits leave unexplained are independent of each other.
         """
-        program, parts = self.play.program, self.breakdown.parts
-        weighted: dict[str, float] = defaultdict(float)
-        seconds: dict[str, float] = defaultdict(float)
-        played = [
-            (op, lasting * count)
-            for device, task, count in program.turns()
-            if device == self.device
-            for op, lasting in zip(task.ops, task.seconds, strict=True)
-        ]
-        sends = [number for number, sender, _ in program.transfers if sender == self.device]
-        for op, lasting in [*played, *((program.ops[number], program.seconds[number]) for number in sends)]:
-            if op.work is not None:
-                weighted[kind_of(op)] += lasting * self.play.costs.estimate(op.work).spread
-                seconds[kind_of(op)] += lasting
+        parts = self.breakdown.parts
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
-        terms = [parts[k] / busy * weighted[k] / seconds[k] for k in seconds if seconds[k] and parts[k]]
+        sums = zip(KINDS, self.play.program.sums[self.device].tolist(), strict=True)
+        terms = [
+            parts[kind] / busy * weighted / seconds
+            for kind, (seconds, weighted, _, _) in sums
+            if seconds and parts[kind]
+        ]
         return math.hypot(self.job.framework.spread, *terms)
 
     @property
@@ -138,9 +138,7 @@ class Report:
     def hfu(self) -> float:
         """FLOPs that the GPUs executed, recomputation included, over dense peak."""
         program = self.play.program
-        executed = sum(
-            count * sum(op.work.flops for op in task.ops if op.work is not None) for _, task, count in program.turns()
-        )
+        executed = float(program.sums[..., SUMS.index("flops")].sum())
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
 
     # -------------------------------------------------------------------------------------- memory
@@ -216,7 +214,7 @@ class Report:
         return [
             f"framework {habits.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{habits.step_overhead_s} s a step for data, logging and launch",
-            *self.play.costs.assumed,
+            *self.play.assumed,
             *self.job.cluster.assumed,
         ]
 

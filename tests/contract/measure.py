@@ -6,22 +6,26 @@ times for pipelines, bytes and FLOPs counted for the rest. `play_job` plays a wh
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from typing import Any
 
-from simulator.engine.memory import Peak
-from simulator.engine.program import Program, StageProgram, memory_events
-from simulator.engine.simpy_engine import Times
-from simulator.forecast import played
+from simulator.engine.flat import Flat
+from simulator.engine.memory import Peak, block_events, memory_events
+from simulator.engine.program import Program, Side, Task
+from simulator.engine.step import Engine, Step
+from simulator.engine.sweep import Times
+from simulator.forecast import forecast, programmed
 from simulator.frameworks import load_framework
 from simulator.job import load_job
 from simulator.lowering import Lowering, rests
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
-from simulator.ops import Attention, Collective, Fragment, Gemm, Memory, Op, Transfer, Work
+from simulator.ops import Attention, Beside, Chain, Collective, Gemm, Link, Memory, Op, Param, Transfer, Work
 from simulator.plan import Plan
 from simulator.schedule import PipelineSetting
 from simulator.scheme import Scheme, find_scheme
@@ -45,11 +49,60 @@ def lowered_stage(
     layers: int = 1,
     regather: bool = False,
     **blocks: Any,
-) -> Fragment:
+) -> Chain:
     """A stage of `layers` layers, with embedding and loss as `ends` says, one sample a data-parallel rank."""
-    samples = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
-    built = Blocks(model, samples, model.seq, model.vocab, **blocks)
+    replicas = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
+    built = Blocks(model, 1, model.seq, model.vocab, replicas, **blocks)
     return Lowering(mesh, schemes, regather).run(built.stage(layers, *ends))
+
+
+def forward_ops(chain: Chain) -> list[Op]:
+    """The ops of the links' forward passes, each as often as it runs."""
+    return [op for link in chain.links for _ in range(link.count) for op in link.fragment.forward]
+
+
+def backward_ops(chain: Chain) -> list[Op]:
+    """The ops of the links' backward passes, each as often as it runs."""
+    return [op for link in reversed(chain.links) for _ in range(link.count) for op in link.fragment.backward]
+
+
+def ops_beside(sides: Iterable[Beside | Side]) -> list[Op]:
+    """The ops that schemes put beside the links, in issue order."""
+    return [op for side in sides for op in side.ops]
+
+
+def params_of(chain: Chain) -> list[Param]:
+    """Every parameter of a stage, once for each layer that has it."""
+    return [param for link in chain.links for _ in range(link.count) for param in link.fragment.params]
+
+
+def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
+    """Ops by what they do and when, and by the places of what they wait for."""
+    ops = list(ops)
+    place = {id(op): i for i, op in enumerate(ops)}
+
+    def sources(op: Op) -> frozenset[int]:
+        return frozenset((place[id(op)],)) if id(op) in place else frozenset().union(*map(sources, op.after))
+
+    return [(*told(op), frozenset().union(*map(sources, op.after))) for op in ops]
+
+
+def told(op: Op) -> tuple[Any, ...]:
+    """What an op does, and when."""
+    return op.name, op.stream, op.work, op.phase, op.when
+
+
+def described(chain: Chain) -> tuple[Any, ...]:
+    """All of a stage but the identity of its ops."""
+
+    def of_link(link: Link) -> tuple[Any, ...]:
+        fragment = link.fragment
+        params = [(p.name, p.size, p.total) for p in fragment.params]
+        touches = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.touches)
+        ends = link.name, link.count, link.takes, link.gives, link.keys, link.nbytes
+        return ends, listed(fragment.forward), listed(fragment.backward), params, touches
+
+    return [of_link(link) for link in chain.links], listed(ops_beside((*chain.ahead, *chain.behind)))
 
 
 def waits_for(op: Op) -> set[int]:
@@ -71,10 +124,15 @@ def sent(ops: Sequence[Op], mesh: Mesh, axis: str) -> float:
     return sum(SENT[work.operation] * (n - 1) / n * work.nbytes for work in works)
 
 
-def saved(fragment: Fragment) -> float:
-    """Bytes that wait for the backward pass at the end of the forward pass."""
-    events = memory_events(fragment.touches, fragment.forward, fragment.backward)
-    return sum(nbytes for _, at_end, nbytes, category in events if not at_end and category == "activations")
+def saved(link: Link) -> float:
+    """Bytes of one copy that wait for the backward pass at the end of the forward pass.
+
+    What comes in was counted where it was made, so what goes out counts here.
+    """
+    fragment = link.fragment
+    events = memory_events(fragment.touches, fragment.forward, fragment.backward, link)
+    made = [event for op in fragment.forward for event in events.get(id(op), ())]
+    return sum(nbytes for _, _, nbytes, category in made if category == "activations")
 
 
 @dataclass(frozen=True)
@@ -91,28 +149,26 @@ class LayerSetting:
     more: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = field(default=())
     """Further schemes, with options."""
 
-    def stage(self, layers: int, use: str | None) -> tuple[Fragment, Mesh]:
-        """A middle stage of `layers` layers under the scheme `use`."""
+    def layer(self, use: str | None) -> tuple[Link, Mesh]:
+        """The layers of a middle stage under the scheme `use`, and the mesh."""
         mesh = Mesh({"tp": self.t})
         model = Model(layers=8, hidden=self.h, heads=self.a, vocab=512, seq=self.s, dropout=0.1)
         schemes = [make(name, mesh, (), **dict(options)) for name, options in self.more]
         if use is not None:
             schemes.append(make(use, mesh, ("tp",) if use.startswith("tensor/") else ()))
         blocks = Blocks(model, self.b, self.s, 512, attention=self.attention)
-        return Lowering(mesh, schemes, self.regather).run(blocks.stage(layers, False, False)), mesh
-
-
-def per_layer(setting: LayerSetting, use: str | None, measure) -> float:  # type: ignore[no-untyped-def]
-    """`measure` of one layer more."""
-    return measure(*setting.stage(3, use)) - measure(*setting.stage(2, use))
+        (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(2, False, False)).links
+        assert link.count == 2
+        return link, mesh
 
 
 def sent_per_layer(setting: LayerSetting, scheme: str) -> float:
-    return per_layer(setting, scheme, lambda fragment, mesh: sent(fragment.forward + fragment.backward, mesh, "tp"))
+    link, mesh = setting.layer(scheme)
+    return sent(link.fragment.forward + link.fragment.backward, mesh, "tp")
 
 
 def activations_per_layer(setting: LayerSetting, scheme: str) -> float:
-    return per_layer(setting, scheme, lambda fragment, mesh: saved(fragment))
+    return saved(setting.layer(scheme)[0])
 
 
 def _with(setting: LayerSetting, name: str) -> LayerSetting:
@@ -129,15 +185,11 @@ def activations_per_layer_full(setting: LayerSetting, scheme: str) -> float:
 
 def recomputed_forward_share(setting: LayerSetting, scheme: str) -> float:
     """FLOPs of recomputation over FLOPs of the forward pass, of one layer."""
-
-    def flops(phase: str):  # type: ignore[no-untyped-def]
-        def count(fragment: Fragment, mesh: Mesh) -> float:
-            ops = fragment.forward + fragment.backward
-            return sum(op.work.flops for op in ops if op.phase == phase and op.work is not None)
-
-        return count
-
-    return per_layer(setting, scheme, flops("R")) / per_layer(setting, scheme, flops("F"))
+    fragment = setting.layer(scheme)[0].fragment
+    flops = {"F": 0.0, "R": 0.0, "B": 0.0, "W": 0.0}
+    for op in fragment.forward + fragment.backward:
+        flops[op.phase] += op.work.flops if op.work is not None else 0.0
+    return flops["R"] / flops["F"]
 
 
 @dataclass(frozen=True)
@@ -158,21 +210,22 @@ class DataSetting:
     def weight_bytes(self) -> int:
         return 2 * self.model.parameters
 
-    def fragment(self, use: str) -> tuple[Fragment, Mesh, Scheme]:
+    def stage(self, use: str) -> tuple[Chain, Mesh, Scheme]:
         mesh = Mesh({"dp": self.n})
         scheme = make(use, mesh, ("dp",))
-        blocks = Blocks(self.model, self.n, 32, 256)
+        blocks = Blocks(self.model, 1, 32, 256, self.n)
         return Lowering(mesh, [scheme], True).run(blocks.stage(2, True, True)), mesh, scheme
 
 
 def sent_per_step(setting: DataSetting, use: str) -> float:
-    fragment, mesh, _ = setting.fragment(use)
-    return sent(fragment.forward + fragment.backward, mesh, "dp")
+    chain, mesh, _ = setting.stage(use)
+    beside = ops_beside((*chain.ahead, *chain.behind))
+    return sent(forward_ops(chain) + backward_ops(chain) + beside, mesh, "dp")
 
 
 def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
-    fragment, mesh, scheme = setting.fragment(use)
-    size = sum(param.size for param in fragment.params)
+    chain, mesh, scheme = setting.stage(use)
+    size = sum(param.size for param in params_of(chain))
     whole = {"parameters": 2, "gradients": 4, "optimizer": 12}
     return sum(size * n / mesh.size(rests([scheme], state)) for state, n in whole.items()) / setting.model.parameters
 
@@ -229,13 +282,13 @@ class Ideal:
     links: float = 1e7
     latency: float = 0.0
 
-    def __call__(self, work: Work) -> tuple[float, float]:
+    def __call__(self, work: Work) -> tuple[float, float, float]:
         match work:
             case Gemm() | Attention():
-                return work.flops / self.flops, 0.0
+                return work.flops / self.flops, 0.0, 0.0
             case Memory():
-                return work.bytes / self.memory, 0.0
-        return work.nbytes / self.links, self.latency if isinstance(work, Transfer) else 0.0
+                return work.bytes / self.memory, 0.0, 0.0
+        return work.nbytes / self.links, 0.0, self.latency if isinstance(work, Transfer) else 0.0
 
 
 PAID = Ideal()
@@ -250,21 +303,50 @@ class Played:
     """A job as lowered and played."""
 
     plan: Plan
-    stages: list[StageProgram]
+    stages: list[Chain]
     program: Program
-    times: Times
-    peaks: list[Peak]
+    step: Step
+    peaks: Sequence[Peak]
+
+    @property
+    def flat(self) -> Flat:
+        return self.step.flat
+
+    @property
+    def times(self) -> Times:
+        return self.step.times
 
     @property
     def ranks(self) -> int:
         """Ranks that each device of the pipeline stands for."""
         return self.plan.mesh.world // self.plan.shape.p
 
+    def actions(self, device: int) -> range:
+        """The numbers of a device's actions."""
+        return range(*self.program.timetable.starts[device : device + 2])
+
+    def task(self, action: int) -> Task:
+        return self.program.tasks[self.program.timetable.slot[action]]
+
+    def ops(self, action: int) -> range:
+        """The numbers of an action's ops."""
+        return range(self.flat.first[action], self.flat.behind[action])
+
     def instances(self, device: int | None = None) -> Iterator[tuple[int, Op]]:
         """Every op that runs, with its number."""
-        for (owner, _), queue in self.program.queues.items():
-            if device in (None, owner):
-                yield from ((number, self.program.ops[number]) for number in queue)
+        for number, op in enumerate(self.flat.ops):
+            if device in (None, self.flat.device[number]):
+                yield number, op
+
+    def held(self, device: int) -> list[Param]:
+        """The parameters of a device, once for each layer that has them."""
+        shape, schedule = self.plan.shape, self.plan.schedule
+        return [
+            param
+            for stage, chain in enumerate(self.stages)
+            if schedule.device(shape, stage) == device
+            for param in params_of(chain)
+        ]
 
     def flops(self, *phases: str) -> dict[str, float]:
         """FLOPs over all ranks by kind of work, of the given phases."""
@@ -274,32 +356,77 @@ class Played:
                 found["gemm" if isinstance(op.work, Gemm) else "attention"] += op.work.flops * self.ranks
         return found
 
+    # -------------------------------------------------------------------------------------- memory
+
+    def changes(self, device: int) -> Iterator[tuple[int, float, str]]:
+        """Memory taken and given back, in the order in which a device issues its ops: action, bytes, category.
+
+        Op by op and copy by copy, from the touches of the fragments.
+        """
+        actions, table = self.actions(device), self.program.timetable
+        for action in actions:
+            flying = self._message(action + 1, False) if action + 1 in actions else 0
+            flying += self._message(action - 1, True) if action - 1 in actions else 0
+            flying *= self.program.overlap_sends
+            yield action, flying, "buffers"
+            stage, kind, _ = table.actions[action]
+            yield from ((action, nbytes, category) for nbytes, category in self._pass(self.stages[stage], kind, action))
+            yield action, -flying, "buffers"
+
+    def _message(self, action: int, sent: bool) -> int:
+        """Bytes that an action sends to another device, or receives from one."""
+        table, plan = self.program.timetable, self.plan
+        stage, kind, _ = table.actions[action]
+        other = stage + (1 if (kind == "F") == sent else -1)
+        if not 0 <= other < plan.shape.stages or plan.schedule.device(plan.shape, other) == table.device(stage):
+            return 0
+        links = self.stages[min(stage, other)].links
+        assert links[-1].nbytes == self.stages[max(stage, other)].links[0].nbytes
+        return links[-1].nbytes
+
+    def _pass(self, chain: Chain, kind: str, action: int) -> Iterator[tuple[float, str]]:
+        """One pass through a stage without a weight pass of its own."""
+        assert kind in ("F", "BW")
+        links = chain.links if kind == "F" else chain.links[::-1]
+        ends = [chain.links[0] if chain.links[0].takes else None, chain.links[-1] if chain.links[-1].gives else None]
+        comes, goes = (end.nbytes if end is not None else 0 for end in (ends if kind == "F" else reversed(ends)))
+        yield comes, "activations" if kind == "F" else "workspace"
+        for link, part in zip(links, self.task(action).parts, strict=True):
+            fragment, block = link.fragment, part.block
+            by_op = memory_events(fragment.touches, fragment.forward, fragment.backward, link)
+            events = sorted(block_events(block.ops, block.after, by_op), key=lambda event: event[:2])
+            for _ in range(link.count):
+                yield from ((nbytes, category) for _, _, nbytes, category in events)
+        yield -goes, "activations" if kind == "F" else "workspace"
+
     def category_peak(self, device: int, category: str) -> float:
         """The most bytes of one category at any moment."""
-        changes = []
-        for _, start, task in self.program.actions[device]:
-            for place, at_end, nbytes, kind in task.events:
-                if kind == category:
-                    when = self.times.end if at_end else self.times.begin
-                    changes.append((when[start + place], nbytes))
-        held = top = 0.0
-        for _, nbytes in sorted(changes):
-            held += nbytes
-            top = max(top, held)
-        return top
+        changes = [nbytes for _, nbytes, kind in self.changes(device) if kind == category]
+        return max(accumulate(changes), default=0.0)
+
+    def kept(self, device: int, category: str = "activations") -> float:
+        """The most bytes of one category between two actions: what waits for backward passes."""
+        by_action: dict[int, float] = defaultdict(float)
+        for action, nbytes, kind in self.changes(device):
+            by_action[action] += nbytes if kind == category else 0.0
+        return max(accumulate(by_action.values()))
 
 
-def play_job(job: Mapping[str, Any], price: Any = PAID, changes: Iterable[str] = ()) -> Played:
+def play_job(
+    job: Mapping[str, Any], price: Any = PAID, changes: Iterable[str] = (), engine: Engine = "simpy"
+) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices."""
     plan = Plan(load_job(job, changes))
-    return Played(plan, *played(plan, price))
+    stages, program = programmed(plan, price)
+    found = forecast(plan, stages, program, engine=engine)
+    return Played(plan, stages, program, found.step, found.peaks)
 
 
 def sent_between_stages(played: Played) -> dict[tuple[int, str], list[int]]:
     """Bytes of every message, by the virtual stage that sends it and the kind of action whose result it is."""
     found: dict[tuple[int, str], list[int]] = {}
-    for number, _, _ in played.program.transfers:
-        op = played.program.ops[number]
+    for number, _, _ in played.flat.sent:
+        op = played.flat.ops[number]
         assert isinstance(op.work, Transfer)
         stage, kind = stage_and_kind(op.name.removeprefix("send "))
         found.setdefault((stage, kind), []).append(op.work.nbytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
 from simulator.models.flops import forward_matmul_flops
-from simulator.ops import BYTES, Attention, Collective, Fragment, Memory, Op
+from simulator.ops import BYTES, Attention, Chain, Collective, Memory
 from simulator.schedule import Action, PipelineSetting, Schedule, Shape
 from simulator.scheme import FAMILIES, Paper, Scheme, find_scheme, scheme_names
 from tests.contract.measure import (
@@ -29,9 +29,16 @@ from tests.contract.measure import (
     Ideal,
     LayerSetting,
     Played,
+    backward_ops,
+    described,
+    forward_ops,
+    listed,
     make,
+    ops_beside,
+    params_of,
     play_job,
     sent_between_stages,
+    told,
 )
 from tests.strategies import SECONDS, changed, jobs, shapes
 
@@ -177,24 +184,7 @@ def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
 # ---------------------------------------------------------------------------------- degree one is nothing
 
 
-def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
-    """Ops by what they do and when, and by the places of what they wait for."""
-    ops = list(ops)
-    place = {id(op): i for i, op in enumerate(ops)}
-
-    def sources(op: Op) -> frozenset[int]:
-        return frozenset((place[id(op)],)) if id(op) in place else frozenset().union(*map(sources, op.after))
-
-    return [(op.name, op.stream, op.work, op.phase, op.when, frozenset().union(*map(sources, op.after))) for op in ops]
-
-
-def described(fragment: Fragment) -> tuple[Any, ...]:
-    params = [(p.name, p.size, p.total) for p in fragment.params]
-    touches = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.touches)
-    return listed(fragment.forward), listed(fragment.backward), params, touches
-
-
-def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Fragment:
+def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Chain:
     model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False)
     blocks = Blocks(model, 2, 16, 64, attention=attention)
     return Lowering(mesh, schemes, True).run(blocks.stage(2, True, True))
@@ -208,7 +198,9 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
     if use.startswith("memory/"):
         # No axis, and a different thing to do: what it keeps out of memory it must do again.
         with_it = a_stage(mesh, [make(use, mesh)], attention)
-        assert listed(with_it.forward) == listed(alone.forward)
+        assert [(link.name, link.count) for link in with_it.links] == [(link.name, link.count) for link in alone.links]
+        for one, other in zip(with_it.links, alone.links, strict=True):
+            assert listed(one.fragment.forward) == listed(other.fragment.forward)
         return
     assert described(a_stage(mesh, [make(use, mesh, ("x",))], attention)) == described(alone)
 
@@ -232,7 +224,8 @@ def test_all_degrees_one_is_the_plan_without_schemes() -> None:
             entries = [("pipeline/1f1b", "pp"), (data, "dp"), (tensor, "tp")]
             schemes = [{"use": use, "over": over} for use, over in entries]
             full = play_job({**job, "plan": {"mesh": mesh, "schemes": schemes}})
-            assert listed(full.program.ops) == listed(bare.program.ops)
+            assert [told(op) for op in full.flat.ops] == [told(op) for op in bare.flat.ops]
+            assert (full.flat.after, full.flat.queues) == (bare.flat.after, bare.flat.queues)
             assert full.times == bare.times
             assert full.peaks == bare.peaks
 
@@ -295,7 +288,7 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     mesh, shape = played.plan.mesh, played.plan.shape
     once = 0.0
     for stage in played.stages:
-        for param in stage.fragment.params:
+        for param in params_of(stage):
             copies = mesh.size(param.partial)
             for scheme in played.plan.inside:
                 # An axis that neither cuts the weight nor sees other tokens holds equal copies of it.
@@ -318,8 +311,8 @@ def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> No
     model = {"layers": 1, "hidden": 64, "heads": 8, "kv_heads": 2, "vocab": 64, "seq": 16, "norm": "rmsnorm"}
     job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": {"tp": 8}}
     played = play_job(job)
-    sizes = {param.name: param.size * 8 / param.total for param in played.stages[0].fragment.params}
-    assert (sizes["l0.wq"], sizes["l0.wk"], sizes["l0.wv"], sizes["l0.wo"]) == (1, 4, 4, 1)
+    sizes = {param.name: param.size * 8 / param.total for param in params_of(played.stages[0])}
+    assert (sizes["wq"], sizes["wk"], sizes["wv"], sizes["wo"]) == (1, 4, 4, 1)
     attention = [op.work for _, op in played.instances() if isinstance(op.work, Attention)]
     assert {(work.heads, work.kv_heads) for work in attention} == {(1, 1)}
     forward = forward_matmul_flops(played.plan.job.model, 16, 16, causal=True)
@@ -333,8 +326,7 @@ def test_one_device_holds_a_tied_table_once() -> None:
     schemes = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}]
     plan = {"mesh": {"pp": 1}, "schemes": schemes}
     played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": plan})
-    held = sum(param.size for stage in played.stages for param in stage.fragment.params)
-    assert held == played.plan.job.model.parameters
+    assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
 
 
 def boundaries(played: Played) -> dict[tuple[int, str], int]:
@@ -374,8 +366,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
                 of = gathered if op.work.operation == "all_gather" else reduced
                 of[device] += op.work.nbytes
     for device in range(plan.shape.p):
-        stages = [s for i, s in enumerate(played.stages) if plan.schedule.device(plan.shape, i) == device]
-        local = sum(param.size for stage in stages for param in stage.fragment.params)
+        local = sum(param.size for param in played.held(device))
         zero = any(scheme.use == "data/zero-1" for scheme in plan.inside)
         many = plan.mesh.size("dp") > 1
         assert reduced[device] == 4 * local * many
@@ -396,17 +387,26 @@ def test_memory_returns_to_its_baseline(job: dict[str, Any]) -> None:
 @given(job=jobs())
 def test_every_action_happens_once(job: dict[str, Any]) -> None:
     played = play_job(job)
-    shape = played.plan.shape
-    ran = Counter(action for actions in played.program.actions for action, _, _ in actions if action.kind != "O")
+    shape, table, flat = played.plan.shape, played.program.timetable, played.flat
     kinds = ["F", *played.plan.schedule.backward.split()]
-    assert ran == {Action(s, k, m): 1 for s in range(shape.stages) for k in kinds for m in shape.microbatches}
+    assert Counter(table.actions) == {
+        Action(s, k, m): 1 for s in range(shape.stages) for k in kinds for m in shape.microbatches
+    }
+    # Each action runs all ops of its stage, each layer's in turn.
+    for number, action in enumerate(table.actions):
+        chain, task = played.stages[action.stage], played.task(number)
+        beside = ops_beside(task.ahead if action.kind == "F" else task.behind)
+        own = forward_ops(chain) if action.kind == "F" else backward_ops(chain)
+        ran = [flat.ops[at] for at in played.ops(number)]
+        assert ran == (beside + own if action.kind == "F" else own + beside)
     # Each op has a time of its own, after all that it waits for.
-    program, times = played.program, played.times
-    assert sorted(n for queue in program.queues.values() for n in queue) == list(range(len(program.ops)))
-    for number, after in enumerate(program.after):
-        assert times.end[number] == pytest.approx(times.begin[number] + program.seconds[number])
+    times = played.times
+    assert sorted(n for queue in flat.queues.values() for n in queue) == list(range(len(flat.ops)))
+    for number, after in enumerate(flat.after):
+        assert times.end[number] == pytest.approx(times.begin[number] + flat.seconds[number])
         for other in after:
-            assert times.begin[number] >= times.end[other] + program.latency[other] - 1e-12
+            assert other < number
+            assert times.begin[number] >= times.end[other] + flat.latency[other] - 1e-12
 
 
 @settings(max_examples=25)
@@ -425,7 +425,7 @@ def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) ->
     """No device takes longer than it computes and waits in the pipeline; one device alone never waits."""
     played = play_job(job, FREE)
     busy = [
-        sum(played.program.seconds[number] for number, _ in played.instances(device))
+        sum(played.flat.seconds[number] for number, _ in played.instances(device))
         for device in range(played.plan.shape.p)
     ]
     assert played.times.span >= max(busy) * (1 - 1e-12)
@@ -471,9 +471,8 @@ def test_it_composes_with_the_default_of_every_other_family(use: str, overlap: b
     played = play_job(job)
     shape = played.plan.shape
     assert (shape.p, shape.v) == (2, chunks)
-    assert sum(len(actions) - 1 for actions in played.program.actions) == shape.stages * shape.m * (
-        1 + len(played.plan.schedule.backward.split())
-    )
+    kinds = 1 + len(played.plan.schedule.backward.split())
+    assert len(played.program.timetable.actions) == shape.stages * shape.m * kinds
     assert all(peak.left == 0 for peak in played.peaks)
     assert played.times.span > play_job(job, FREE).times.span > 0
     model = played.plan.job.model

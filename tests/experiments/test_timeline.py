@@ -25,21 +25,21 @@ def report() -> Any:
 def rows(report: Any) -> list[Any]:
     from experiments.plots.timeline import row_of
 
-    times = report.play.times
+    times = report.play.step.times
     return [row_of(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
 
 
 def test_every_action_has_one_bar(report: Any) -> None:
     for row in rows(report):
         bars = [(s, k, m) for s, k, m in zip(row.stage, row.kind, row.microbatch, strict=True) if k != "O"]
-        actions = [tuple(action) for action, _, _ in report.play.program.actions[row.device] if action.kind != "O"]
+        actions = [tuple(action) for action in report.play.program.timetable.orders[row.device]]
         assert bars == actions
 
 
 def test_bars_follow_each_other_within_the_step(report: Any) -> None:
     for row in rows(report):
         assert (row.begin[1:] >= row.end[:-1] - 1e-12).all()
-        assert row.begin[0] >= 0 and row.end[-1] <= report.play.times.span
+        assert row.begin[0] >= 0 and row.end[-1] <= report.play.step.span
 
 
 def test_recomputation_lies_within_backward_bars(report: Any) -> None:
@@ -62,7 +62,7 @@ def test_busy_shares_keep_the_total() -> None:
 def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
     from experiments.plots.timeline import windows
 
-    span = report.play.times.span
+    span = report.play.step.span
     assert [panel.numbers for panel in windows(rows(report), span, 4)] == [True]
     assert [panel.letter for panel in windows(rows(report), 20 * span, 4)] == ["", "a", "b"]
 

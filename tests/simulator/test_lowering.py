@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
-from simulator.ops import Attention, Collective, Fragment, Gemm, Memory, Op
+from simulator.models.blocks import Blocks
+from simulator.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Memory, Op
 from simulator.scheme import TensorScheme
 from simulator.sites import CoreAttention, Leaf
-from tests.contract.measure import lowered_stage, make, play_job, waits_for
+from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, play_job, waits_for
 from tests.strategies import MODULES, models
 
 T = 4
@@ -26,11 +28,23 @@ TOKENS = 16 * 64 * 2
 """Bytes of one activation [b, s, h]."""
 
 
-def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> Fragment:
+def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> Chain:
     schemes = [make(name, MESH, (), **options) for name, options in more]
     if use is not None:
         schemes.append(make(use, MESH, ("tp",)))
     return lowered_stage(model, MESH, schemes, **how)
+
+
+def layer(use: str | None, *more: Any, **how: Any) -> Fragment:
+    """One layer in the middle of the model."""
+    (link,) = stage(use, *more, **how).links
+    assert (link.name, link.count, link.takes, link.gives) == ("layer", 1, "x", "y")
+    return link.fragment
+
+
+def both(chain: Chain) -> list[Op]:
+    """The ops of the forward and of the backward pass."""
+    return forward_ops(chain) + backward_ops(chain)
 
 
 def names(ops: Iterable[Op]) -> list[str]:
@@ -51,14 +65,14 @@ def collectives(ops: Iterable[Op]) -> list[tuple[str, int]]:
 
 def test_tensor_parallel_layer_in_megatrons_order() -> None:
     """An all-reduce behind each row-parallel linear forward and behind each column-parallel one backward (card TP1)."""
-    fragment = stage("tensor/megatron")
+    fragment = layer("tensor/megatron")
     assert names(fragment.forward) == [
-        *["l0.norm1", "l0.qkv", "l0.core", "l0.proj", "all_reduce l0.proj", "l0.residual1"],
-        *["l0.norm2", "l0.up", "l0.act", "l0.down", "all_reduce l0.down", "l0.residual2"],
+        *["norm1", "qkv", "core", "proj", "all_reduce proj", "residual1"],
+        *["norm2", "up", "act", "down", "all_reduce down", "residual2"],
     ]
     assert names(fragment.backward) == [
-        *["dl0.down", "wl0.down", "dl0.act", "dl0.up", "all_reduce dl0.norm2", "wl0.up", "dl0.norm2", "add dl0.x"],
-        *["dl0.proj", "wl0.proj", "dl0.core", "dl0.qkv", "all_reduce dl0.norm1", "wl0.qkv", "dl0.norm1", "add dx0"],
+        *["ddown", "wdown", "dact", "dup", "all_reduce dnorm2", "wup", "dnorm2", "add dmiddle"],
+        *["dproj", "wproj", "dcore", "dqkv", "all_reduce dnorm1", "wqkv", "dnorm1", "add dx"],
     ]
     assert collectives(fragment.forward + fragment.backward) == [("all_reduce", TOKENS)] * 4
 
@@ -66,16 +80,16 @@ def test_tensor_parallel_layer_in_megatrons_order() -> None:
 def test_sequence_parallel_layer_in_megatrons_order() -> None:
     """Gather in front of each column-parallel linear, scatter behind each row-parallel one; backward the reverse, and
     the stored shard gathered once more for the weight gradient (card TP2)."""
-    fragment = stage("tensor/megatron-sp", regather=True)
+    fragment = layer("tensor/megatron-sp", regather=True)
     assert names(fragment.forward) == [
-        *["l0.norm1", "all_gather l0.norm1", "l0.qkv", "l0.core", "l0.proj", "reduce_scatter l0.proj", "l0.residual1"],
-        *["l0.norm2", "all_gather l0.norm2", "l0.up", "l0.act", "l0.down", "reduce_scatter l0.down", "l0.residual2"],
+        *["norm1", "all_gather norm1", "qkv", "core", "proj", "reduce_scatter proj", "residual1"],
+        *["norm2", "all_gather norm2", "up", "act", "down", "reduce_scatter down", "residual2"],
     ]
     assert names(fragment.backward) == [
-        *["all_gather dl0.down", "dl0.down", "wl0.down", "dl0.act"],
-        *["regather l0.norm2", "dl0.up", "reduce_scatter dl0.norm2", "wl0.up", "dl0.norm2", "add dl0.x"],
-        *["all_gather dl0.proj", "dl0.proj", "wl0.proj", "dl0.core"],
-        *["regather l0.norm1", "dl0.qkv", "reduce_scatter dl0.norm1", "wl0.qkv", "dl0.norm1", "add dx0"],
+        *["all_gather ddown", "ddown", "wdown", "dact"],
+        *["regather norm2", "dup", "reduce_scatter dnorm2", "wup", "dnorm2", "add dmiddle"],
+        *["all_gather dproj", "dproj", "wproj", "dcore"],
+        *["regather norm1", "dqkv", "reduce_scatter dnorm1", "wqkv", "dnorm1", "add dx"],
     ]
     assert {nbytes for _, nbytes in collectives(fragment.forward + fragment.backward)} == {TOKENS}
 
@@ -83,8 +97,8 @@ def test_sequence_parallel_layer_in_megatrons_order() -> None:
 @pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
 def test_the_gradient_is_reduced_beside_the_weight_gradient(use: str) -> None:
     """The reduction waits for the input gradient and not for the weight gradient, nor the weight gradient for it."""
-    fragment = stage(use, regather=True)
-    for column, x in (("l0.up", "l0.norm2"), ("l0.qkv", "l0.norm1")):
+    fragment = layer(use, regather=True)
+    for column, x in (("up", "norm2"), ("qkv", "norm1")):
         (reduction,) = [op for op in fragment.backward if op.name in (f"all_reduce d{x}", f"reduce_scatter d{x}")]
         given_, weights, norm = (named(fragment, name) for name in (f"d{column}", f"w{column}", f"d{x}"))
         place = fragment.backward.index
@@ -96,10 +110,10 @@ def test_the_gradient_is_reduced_beside_the_weight_gradient(use: str) -> None:
 
 def test_the_stored_shard_is_gathered_beside_the_input_gradient() -> None:
     """Only the weight gradient waits for the second gather, which waits for the gradient's arrival."""
-    fragment = stage("tensor/megatron-sp", regather=True)
-    again, given_, weights = (named(fragment, name) for name in ("regather l0.norm2", "dl0.up", "wl0.up"))
+    fragment = layer("tensor/megatron-sp", regather=True)
+    again, given_, weights = (named(fragment, name) for name in ("regather norm2", "dup", "wup"))
     assert id(again) in waits_for(weights) and id(again) not in waits_for(given_)
-    assert id(named(fragment, "dl0.act")) in waits_for(again)
+    assert id(named(fragment, "dact")) in waits_for(again)
     assert again.phase == "W"
 
 
@@ -109,17 +123,20 @@ def test_only_linears_gather_again() -> None:
     class GatheredAttention(TensorScheme):
         """Positions divided everywhere but in the core of attention."""
 
+        name = "gathered-attention"
+
         def layouts(self, site: Leaf) -> str | None:
             return None if isinstance(site, CoreAttention) else "s"
 
-    fragment = lowered_stage(MODEL, MESH, [GatheredAttention(("tp",), None, MESH)], regather=True)
-    assert names(fragment.forward)[2:6] == ["all_gather l0.q", "all_gather l0.k", "all_gather l0.v", "l0.core"]
+    fragment = lowered_stage(MODEL, MESH, [GatheredAttention(("tp",), None, MESH)], regather=True).links[0].fragment
+    assert names(fragment.forward)[2:6] == ["all_gather q", "all_gather k", "all_gather v", "core"]
     assert not [op for op in fragment.backward if op.name.startswith("regather")]
     ends = {"ends": (True, True)}
-    again = [op.name for op in stage("tensor/megatron-sp", regather=True, **ends).backward if "regather" in op.name]
-    assert again == ["regather norm.out", "regather l0.norm2", "regather l0.norm1"], "output layer, MLP and attention"
+    chain = stage("tensor/megatron-sp", regather=True, **ends)
+    again = [op.name for op in backward_ops(chain) if "regather" in op.name]
+    assert again == ["regather norm.out", "regather norm2", "regather norm1"], "output layer, MLP and attention"
     for use, regather in (("tensor/megatron-sp", False), ("tensor/megatron", True)):
-        assert not [op for op in stage(use, regather=regather, **ends).backward if op.name.startswith("regather")]
+        assert not [op for op in backward_ops(stage(use, regather=regather, **ends)) if "regather" in op.name]
 
 
 # ------------------------------------------------------------------------------------------ ends of the model
@@ -127,15 +144,17 @@ def test_only_linears_gather_again() -> None:
 
 def test_vocabulary_parallel_ends() -> None:
     """Embedding: one all-reduce; output layer: one backward; loss: three all-reduces of one fp32 value a token."""
-    fragment = stage("tensor/megatron", ends=(True, True), layers=0)
-    joins = [op for op in fragment.forward if op.name == "loss" and isinstance(op.work, Collective)]
+    chain = stage("tensor/megatron", ends=(True, True), layers=0)
+    assert [link.name for link in chain.links] == ["embedding", "ending"]
+    forward = forward_ops(chain)
+    joins = [op for op in forward if op.name == "loss" and isinstance(op.work, Collective)]
     assert [op.work for op in joins] == [Collective("all_reduce", 16 * 4, ("tp",))] * 3
     assert all(id(a) in waits_for(b) for a, b in pairwise(joins))
-    assert collectives(op for op in fragment.forward if op not in joins) == [("all_reduce", TOKENS)]
-    assert collectives(fragment.backward) == [("all_reduce", TOKENS)]
-    head = named(fragment, "head").work
+    assert collectives(op for op in forward if op not in joins) == [("all_reduce", TOKENS)]
+    assert collectives(backward_ops(chain)) == [("all_reduce", TOKENS)]
+    head = named(chain.links[1].fragment, "head").work
     assert isinstance(head, Gemm) and (head.m, head.n, head.k) == (16, 128 // T, 64)
-    logits = [op.work for op in fragment.forward if isinstance(op.work, Memory) and op.work.what == "cross-entropy"]
+    logits = [op.work for op in forward if isinstance(op.work, Memory) and op.work.what == "cross-entropy"]
     assert [work.read for work in logits] == [7 * 16 * 128 // T] * 2, "one kernel before the sums, one behind them"
 
 
@@ -169,15 +188,15 @@ def test_an_embedding_alone_in_its_stage_is_summed_before_it_leaves(positions: s
     played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 16}, "plan": plan})
     assert [layers for layers in played.plan.layers] == [0, 1, 1, 0]
     whole = TOKENS // (4 if use.endswith("-sp") else 1)
-    assert [stage.message for stage in played.stages[:-1]] == [whole] * 3
+    assert [chain.links[-1].nbytes for chain in played.stages[:-1]] == [whole] * 3
+    assert [chain.links[0].nbytes for chain in played.stages[1:]] == [whole] * 3
     operation = "reduce_scatter" if use.endswith("-sp") else "all_reduce"
-    assert (operation, TOKENS) in collectives(played.stages[0].fragment.forward)
+    assert (operation, TOKENS) in collectives(forward_ops(played.stages[0]))
 
 
 def collectives_of(use: str, model: Model, ends: tuple[bool, bool], layers: int) -> Counter[str]:
     found: Counter[str] = Counter()
-    fragment = stage(use, model=model, ends=ends, layers=layers)
-    for operation, nbytes in collectives(fragment.forward + fragment.backward):
+    for operation, nbytes in collectives(both(stage(use, model=model, ends=ends, layers=layers))):
         found[operation] += nbytes
     return found
 
@@ -187,9 +206,15 @@ def collectives_of(use: str, model: Model, ends: tuple[bool, bool], layers: int)
 
 @given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
 def test_phases_and_dependencies(model: Model, use: str | None) -> None:
-    fragment = stage(use, model=model, ends=(True, True), layers=2, regather=True)
+    chain = stage(use, model=model, ends=(True, True), layers=2, regather=True)
+    assert [(link.name, link.count) for link in chain.links] == [("embedding", 1), ("layer", 2), ("ending", 1)]
+    for link in chain.links:
+        check_phases(link.fragment)
+
+
+def check_phases(fragment: Fragment) -> None:
     assert {op.phase for op in fragment.forward} == {"F"}
-    assert {op.phase for op in fragment.backward} == {"B", "W"}
+    assert {op.phase for op in fragment.backward} <= {"B", "W"}
     for ops in (fragment.forward, fragment.backward):
         place = {id(op): i for i, op in enumerate(ops)}
         for i, op in enumerate(ops):
@@ -206,20 +231,70 @@ def test_phases_and_dependencies(model: Model, use: str | None) -> None:
     assert all(not (weights & waits_for(op)) for op in fragment.backward if op.phase == "B")
 
 
+@given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
+def test_units_pass_on_the_residual_stream_alone(model: Model, use: str | None) -> None:
+    """What one gives the next takes, in the same layout and of the same size; nothing else joins them."""
+    chain = stage(use, model=model, ends=(True, True), layers=2)
+    cut = T if use == "tensor/megatron-sp" else 1
+    assert {link.nbytes for link in chain.links} == {model.seq * model.hidden * 2 // cut}
+    first, middle, last = chain.links
+    assert (first.takes, middle.takes, middle.gives, last.takes, last.gives) == (None, "x", "y", "x", None)
+    for one, other in pairwise((first, middle, middle, last)):
+        fragment, behind = one.fragment, other.fragment
+        assert given_key(one.keys[1]) == given_key(other.keys[0])
+        assert set(fragment.exit) >= {one.gives} and set(behind.entry) == {other.takes}
+        assert set(fragment.grad_entry) == {one.gives} and set(behind.grad_exit) == {other.takes}
+    ends = [link for link in chain.links if link.takes]
+    for link in ends:
+        used = [op for op in link.fragment.forward if id(link.fragment.entry["x"]) in waits_for(op)]
+        assert used == link.fragment.forward, "the forward pass begins with what comes in"
+
+
+def given_key(key: str | None) -> str:
+    """How a tensor is cut, whatever it is called."""
+    assert key is not None
+    return key.partition("@")[2]
+
+
+def test_equal_units_are_lowered_once() -> None:
+    """Stages, and plans that differ in nothing a rank would see, share their units; others do not."""
+    known: dict[Any, Link] = {}
+    replicas = [Mesh({"tp": T, "dp": n}) for n in (2, 8, 1)]
+
+    def lowered(mesh: Mesh, use: str, layers: int, *more: Any) -> Link:
+        schemes = [make("data/ddp", mesh, ("dp",)), *(make(name, mesh, (), **o) for name, o in more)]
+        schemes.append(make(use, mesh, ("tp",)))
+        blocks = Blocks(MODEL, 1, MODEL.seq, MODEL.vocab, mesh.size("dp"))
+        return Lowering(mesh, schemes, True, known).run(blocks.stage(layers, False, False)).links[0]
+
+    first = lowered(replicas[0], "tensor/megatron", 1)
+    more, wider = lowered(replicas[0], "tensor/megatron", 3), lowered(replicas[1], "tensor/megatron", 1)
+    assert more.fragment is first.fragment is wider.fragment
+    assert (first.count, more.count, wider.count) == (1, 3, 1)
+    others = [
+        lowered(replicas[0], "tensor/megatron-sp", 1),
+        lowered(replicas[2], "tensor/megatron", 1),
+        lowered(replicas[0], "tensor/megatron", 1, ("memory/recompute-full", {})),
+        lowered(replicas[0], "tensor/megatron", 1, ("memory/recompute-selective", {})),
+        lowered(Mesh({"tp": 2, "dp": 2}), "tensor/megatron", 1),
+    ]
+    fragments = [first.fragment, *(link.fragment for link in others)]
+    assert len({id(fragment) for fragment in fragments}) == len(fragments)
+
+
 def test_streams() -> None:
-    fragment = stage("tensor/megatron-sp", ends=(True, True))
-    for op in (*fragment.forward, *fragment.backward):
+    for op in both(stage("tensor/megatron-sp", ends=(True, True))):
         assert op.stream == ("tensor" if isinstance(op.work, Collective) else "compute")
 
 
 def test_gradients_of_norms_are_partial_under_sequence_parallelism() -> None:
     """Norm weights and row biases see the tokens of one rank only; matrices and column biases do not care."""
-    partial = {param.name for param in stage("tensor/megatron-sp").params if "tp" in param.partial}
-    norms = [f"l0.norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")]
-    assert partial == {*norms, "l0.proj.bias", "l0.down.bias"}
-    assert not [param for param in stage("tensor/megatron").params if "tp" in param.partial]
-    cut = {param.name for param in stage("tensor/megatron").params if param.size * T == param.total}
-    assert cut == {f"l0.{w}" for w in ("wq", "wk", "wv", "bq", "bk", "bv", "wo", "wup", "bup", "wdown")}
+    partial = {param.name for param in layer("tensor/megatron-sp").params if "tp" in param.partial}
+    norms = [f"norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")]
+    assert partial == {*norms, "proj.bias", "down.bias"}
+    assert not [param for param in layer("tensor/megatron").params if "tp" in param.partial]
+    cut = {param.name for param in layer("tensor/megatron").params if param.size * T == param.total}
+    assert cut == {"wq", "wk", "wv", "bq", "bk", "bv", "wo", "wup", "bup", "wdown"}
 
 
 @pytest.mark.parametrize(("parallel", "sums"), [(True, 1), (False, 0)])
@@ -259,10 +334,10 @@ def test_recompute_runs_exactly_the_module_again(use: str, attention: str, modul
     how: dict[str, Any] = {"model": model, "ends": (True, True), "layers": 2, "attention": attention}
     bare = stage(use, **how)
     with_it = stage(use, ("memory/recompute-selective", {"modules": (module,)}), **how)
-    again = [op for op in with_it.backward if op.phase == "R"]
-    assert works(again) == works(bare.forward, INSIDE[module])
-    assert works(with_it.forward) == works(bare.forward)
-    assert works(op for op in with_it.backward if op.phase != "R") == works(bare.backward)
+    again = [op for op in backward_ops(with_it) if op.phase == "R"]
+    assert works(again) == works(forward_ops(bare), INSIDE[module])
+    assert works(forward_ops(with_it)) == works(forward_ops(bare))
+    assert works(op for op in backward_ops(with_it) if op.phase != "R") == works(backward_ops(bare))
     assert all(op.name.startswith("re ") for op in again)
 
 
@@ -271,20 +346,23 @@ def test_full_recompute_repeats_the_layers_and_their_collectives(use: str) -> No
     """Two more all-reduces (or their halves) a layer, 12 instead of 8 (p-1)/p b s h elements a rank: card TP1."""
     how: dict[str, Any] = {"ends": (True, True), "layers": 2}
     bare, full = stage(use, **how), stage(use, ("memory/recompute-full", {}), **how)
-    again = [op for op in full.backward if op.phase == "R"]
-    layers = [op for op in bare.forward if op.name.split()[-1].startswith(("l0.", "l1."))]
-    assert works(again) == works(layers)
+    again = [op for op in backward_ops(full) if op.phase == "R"]
+    (layers,) = [link for link in bare.links if link.name == "layer"]
+    assert layers.count == 2
+    assert Counter(op.work for op in again) == Counter(op.work for op in layers.fragment.forward * 2)
     one = stage(use, ("memory/recompute-full", {"layers": 1}), **how)
-    assert 2 * works(op for op in one.backward if op.phase == "R").total() == works(again).total()
-    assert [op.phase for op in stage(use, ("memory/recompute-full", {"layers": 0}), **how).backward].count("R") == 0
+    assert [link.count for link in one.links] == [1, 1, 1, 1]
+    assert [op.name for op in one.links[1].fragment.backward if op.phase == "R"], "the first layers of a stage"
+    assert 2 * [op.phase for op in backward_ops(one)].count("R") == len(again)
+    assert "R" not in {op.phase for op in backward_ops(stage(use, ("memory/recompute-full", {"layers": 0}), **how))}
 
 
 @pytest.mark.parametrize("outer", [True, False])
 def test_recompute_in_recompute(outer: bool) -> None:
     """The core of attention inside a layer that is done again: forward, once for the layer, once for the core."""
     entries = [("memory/recompute-full", {}), ("memory/recompute-selective", {"modules": ("core_attn",)})]
-    nested = stage("tensor/megatron", *(entries if outer else reversed(entries)))
-    bare = stage("tensor/megatron")
+    nested = layer("tensor/megatron", *(entries if outer else reversed(entries)))
+    bare = layer("tensor/megatron")
     again = [op for op in nested.backward if op.phase == "R"]
     assert works(again) == works(bare.forward) + works(bare.forward, ("core",))
     cores = [op.work for op in again if isinstance(op.work, Attention)]
@@ -293,9 +371,9 @@ def test_recompute_in_recompute(outer: bool) -> None:
 
 
 def test_recompute_waits_for_the_gradient_and_comes_before_its_use() -> None:
-    fragment = stage("tensor/megatron", ("memory/recompute-selective", {"modules": ("mlp",)}))
+    fragment = layer("tensor/megatron", ("memory/recompute-selective", {"modules": ("mlp",)}))
     again = [op for op in fragment.backward if op.phase == "R"]
     first = fragment.backward.index(again[0])
-    assert names(fragment.backward[first : first + 4]) == ["re l0.up", "re l0.act", "re l0.down", "dl0.down"]
-    (mark,) = [mark for name, mark in fragment.grad_entry.items() if name in ("x1", "sent")]
+    assert names(fragment.backward[first : first + 4]) == ["re up", "re act", "re down", "ddown"]
+    (mark,) = [mark for name, mark in fragment.grad_entry.items() if name == "y"]
     assert all(id(mark) in waits_for(op) for op in again)

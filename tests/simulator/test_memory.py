@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.program import memory_events
-from simulator.ops import Memory, Op, Touch
-from tests.contract.measure import LayerSetting, Played, activations_per_layer, per_layer, play_job, saved
+from simulator.engine.memory import CATEGORIES, Profile, block_events, memory_events
+from simulator.ops import Fragment, Link, Memory, Op, Touch
+from tests.contract.measure import Ideal, LayerSetting, Played, activations_per_layer, play_job
 from tests.strategies import jobs
 
 # ------------------------------------------------------------------------------------------------ touches
@@ -36,13 +37,15 @@ def test_memory_lives_from_the_first_touch_to_the_last() -> None:
         Touch("empty", 0, f2),
         Touch("not here", 1000, elsewhere),
     ]
-    events = memory_events(touches, [f1, f2, f3], [b1, b2])
-    spans: dict[str, tuple[Any, ...]] = {}
-    for (first, at_end, taken, category), (last, at_end_too, given_, same) in zip(
-        events[::2], events[1::2], strict=True
-    ):
-        assert (at_end, at_end_too) == (False, True) and given_ == -taken and same == category
-        spans[f"{taken}"] = (first.name, last.name, category)
+    events = memory_events(touches, [f1, f2, f3], [b1, b2], Link("unit", Fragment()))
+    taken, given_ = ({} for _ in range(2))
+    for one in (f1, f2, f3, b1, b2):
+        for _, at_end, nbytes, category in events.get(id(one), ()):
+            of = given_ if at_end else taken
+            of[f"{abs(nbytes):.0f}"] = (one.name, category)
+            assert (nbytes < 0) == at_end
+    spans = {nbytes: (first, given_[nbytes][0], category) for nbytes, (first, category) in taken.items()}
+    assert {nbytes: category for nbytes, (_, category) in given_.items()} == {n: c for n, (_, _, c) in spans.items()}
     assert spans == {
         "100": ("f2", "b1", "activations"),
         "12": ("f1", "f3", "workspace"),
@@ -52,20 +55,65 @@ def test_memory_lives_from_the_first_touch_to_the_last() -> None:
     }
 
 
-def by_hand(played: Played, device: int) -> tuple[float, dict[str, float]]:
-    """The largest sum and its parts, by walking over all moments; what lives through the step left out."""
-    changes = []
-    for _, start, task in played.program.actions[device]:
-        for place, at_end, nbytes, category in task.events:
-            when = (played.times.end if at_end else played.times.begin)[start + place]
-            changes.append((when, nbytes, category))
-    held: dict[str, float] = {}
-    top, best = 0.0, dict(held)
-    for _, nbytes, category in sorted(changes, key=lambda change: change[:2]):
-        held[category] = held.get(category, 0.0) + nbytes
-        if sum(held.values()) > top:
-            top, best = sum(held.values()), dict(held)
-    return top, best
+def test_what_goes_from_unit_to_unit_is_taken_once() -> None:
+    """The residual is taken where it is made and given back where it was needed last; so is its gradient."""
+    f1, f2, b1, b2 = op("f1"), op("f2"), op("b1", "B"), op("b2", "B")
+    touches = [Touch("x", 8, f1), Touch("x", 8, b2), Touch("y", 9, f2, made=True)]
+    touches += [Touch("d:y", 5, b1), Touch("d:x", 4, b2, made=True)]
+    events = memory_events(touches, [f1, f2], [b1, b2], Link("unit", Fragment(), 1, "x", "y", ("x", "y")))
+    names = {id(one): one.name for one in (f1, f2, b1, b2)}
+    assert sorted((names[at], *event) for at, found in events.items() for event in found) == [
+        ("b1", 0, True, -5, "workspace"),
+        ("b2", 0, False, 4, "workspace"),
+        ("b2", 0, True, -8, "activations"),
+        ("f2", 0, False, 9, "activations"),
+    ]
+
+
+def test_what_a_collective_used_is_free_once_somebody_has_waited_for_it() -> None:
+    """The host goes on behind a collective: its buffers are free where the computation first waits for it."""
+    a, gather, b, user, c = op("a"), op("gather"), op("b"), op("user"), op("c")
+    gather.stream = "tensor"
+    events = {id(gather): [(0, False, 7.0, "workspace"), (0, True, -3.0, "workspace")]}
+    ops = [a, gather, b, user, c]
+    assert block_events(ops, [(), (0,), (0,), (1,), (1,)], events) == [
+        (1, False, 7.0, "workspace"),
+        (2, True, -3.0, "workspace"),
+    ]
+    # Nobody waits for it in this pass.
+    assert block_events(ops, [()] * 5, events)[1] == (4, True, -3.0, "workspace")
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.sampled_from(CATEGORIES)), max_size=6),
+            st.integers(1, 4),
+        ),
+        max_size=4,
+    )
+)
+def test_profiles_are_walks_in_short(rows: list[tuple[list[tuple[bool, int, str]], int]]) -> None:
+    """The peak and its parts of profiles in a row, each so many times, are those of all their events one by one."""
+    held = dict.fromkeys(CATEGORIES, 0.0)
+    top = 0.0
+    profiles = []
+    for changes, count in rows:
+        # One place an event: every unit begins with what is there.
+        events = [(i, less, -n if less else n, category) for i, (less, n, category) in enumerate(changes)]
+        profiles.append((Profile.of(events), count))
+        for _ in range(count):
+            for _, _, nbytes, category in events:
+                held[category] += nbytes
+                top = max(top, sum(held.values()))
+    found = Profile.chain(profiles)
+    assert dict(zip(CATEGORIES, found.net.tolist(), strict=True)) == held
+    assert found.top.sum() == top
+
+
+def by_hand(played: Played, device: int) -> float:
+    """The largest sum of all categories, by walking over all moments; what lives through the step left out."""
+    return max(accumulate((nbytes for _, nbytes, _ in played.changes(device)), initial=0.0))
 
 
 @settings(max_examples=30)
@@ -74,12 +122,29 @@ def test_the_peak_adds_up_by_category(told: dict[str, Any]) -> None:
     played = play_job(told)
     static = ("parameters", "gradients", "optimizer")
     for device, peak in enumerate(played.peaks):
-        top, _ = by_hand(played, device)
         assert peak.total == pytest.approx(sum(peak.by.values()))
-        assert peak.total == pytest.approx(top + sum(peak.by[name] for name in static))
+        assert peak.total == pytest.approx(by_hand(played, device) + sum(peak.by[name] for name in static))
         for name, nbytes in peak.by.items():
             if name not in static:
                 assert 0 <= nbytes <= played.category_peak(device, name) + 1e-6
+
+
+def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
+    """1F1B at its peak: the forward pass before has sent, the backward pass behind receives; the last device has no
+    forward pass that sends, and no backward pass that receives."""
+    message = 2 * S * B * H
+    played = gpt(4, 1, 4, 8, "tp", "none")
+    assert [peak.by.get("buffers", 0) for peak in played.peaks] == [2 * message, 2 * message, 2 * message, message]
+    waits = gpt(4, 1, 4, 8, "tp", "none", habits={"overlap": {"dp": True, "pp": False}})
+    for peak, without in zip(played.peaks, waits.peaks, strict=True):
+        assert "buffers" not in without.by
+        assert without.by == {name: nbytes for name, nbytes in peak.by.items() if name != "buffers"}
+
+
+@given(told=jobs(), price=st.builds(Ideal, links=st.sampled_from([1e4, 1e9]), flops=st.sampled_from([1e6, 1e12])))
+@settings(max_examples=20)
+def test_memory_follows_the_order_and_not_the_times(told: dict[str, Any], price: Ideal) -> None:
+    assert play_job(told, price, engine="matrices").peaks == play_job(told).peaks
 
 
 @given(told=jobs(recompute=False))
@@ -90,8 +155,7 @@ def test_states_rest_as_the_papers_say(told: dict[str, Any]) -> None:
     plan = played.plan
     n = plan.mesh.size("dp") if any(scheme.use == "data/zero-1" for scheme in plan.inside) else 1
     for device, peak in enumerate(played.peaks):
-        stages = [s for i, s in enumerate(played.stages) if plan.schedule.device(plan.shape, i) == device]
-        local = sum(param.size for stage in stages for param in stage.fragment.params)
+        local = sum(param.size for param in played.held(device))
         resting = {name: peak.by[name] for name in ("parameters", "gradients", "optimizer")}
         assert resting == pytest.approx({"parameters": 2 * local, "gradients": 4 * local, "optimizer": 12 * local / n})
 
@@ -110,14 +174,16 @@ LAYER = {
 }
 
 
-def gpt(layers: int, t: int, p: int, m: int, kind: str, recompute: str, **plan: Any) -> Played:
+def gpt(
+    layers: int, t: int, p: int, m: int, kind: str, recompute: str, habits: dict[str, Any] | None = None, **plan: Any
+) -> Played:
     model = {"layers": layers, "hidden": H, "heads": A, "vocab": 128, "seq": S, "dropout": 0.1, "tied": False}
     plan = {"tp": t, "pp": p, "recompute": recompute, "sequence_parallel": kind == "sp", "zero": 0, **plan}
     return play_job(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm", "gpus": t * p},
-            "framework": {"name": "megatron-core", "set": {"attention": "unfused"}},
+            "framework": {"name": "megatron-core", "set": {"attention": "unfused", **(habits or {})}},
             "batch": {"global": m * B, "micro": B},
             "plan": plan,
         }
@@ -142,8 +208,11 @@ def test_activations_of_a_whole_plan(kind: str, recompute: str, t: int) -> None:
     played = gpt(layers, t, p, m, kind, recompute)
     for device in range(p):
         one = layers // p * LAYER[kind, recompute](t) + at_the_ends(played, device, kind, t)
-        assert played.category_peak(device, "activations") == pytest.approx((p - device) * one)
-    first = played.category_peak(0, "activations") - p * at_the_ends(played, 0, kind, t)
+        assert played.kept(device) == pytest.approx((p - device) * one)
+        # At its end a forward pass holds what it is about to send as well.
+        leaving = 2 * S * B * H / (t if kind == "sp" else 1) if device < p - 1 else 0
+        assert played.category_peak(device, "activations") == pytest.approx((p - device) * one + leaving)
+    first = played.kept(0) - p * at_the_ends(played, 0, kind, t)
     assert first == pytest.approx(layers * LAYER[kind, recompute](t))
 
 
@@ -156,7 +225,7 @@ def test_gpipe_holds_all_micro_batches(p: int, m: int) -> None:
             one = 4 // p * LAYER["tp", "none"](1) + at_the_ends(played, device, "tp", 1)
             if p == 1:
                 one += 4 * S * B * H
-            assert played.category_peak(device, "activations") == pytest.approx(held[device] * one)
+            assert played.kept(device) == pytest.approx(held[device] * one)
 
 
 @pytest.mark.parametrize(("p", "v"), [(2, 2), (3, 2), (4, 2), (4, 3)])
@@ -169,10 +238,10 @@ def test_interleaving_holds_more(p: int, v: int) -> None:
     chunks = layers * factor  # of one layer each
     for device in range(1, p - 1):
         wanted = 2 * (p - 1 - device) + (v - 1) * p + 1
-        assert played.category_peak(device, "activations") == pytest.approx(wanted * each)
+        assert played.kept(device) == pytest.approx(wanted * each)
     # Some of the first device's chunks are the first stage, with the embedding's own few bytes.
     extra = at_the_ends(played, 0, "tp", 1)
-    peak = played.category_peak(0, "activations")
+    peak = played.kept(0)
     assert chunks == pytest.approx(p * v + p - 1)
     assert chunks * each <= peak <= chunks * (each + extra)
     of_the_first = (peak - chunks * each) / extra
@@ -199,8 +268,7 @@ SAVINGS = {
 @pytest.mark.parametrize("module", SAVINGS)
 def test_what_recomputing_a_module_saves(module: str, t: int) -> None:
     def kept(*more: Any) -> float:
-        setting = LayerSetting(t, B, S, H, A, more=more)
-        return per_layer(setting, "tensor/megatron-sp", lambda fragment, mesh: saved(fragment))
+        return activations_per_layer(LayerSetting(t, B, S, H, A, more=more), "tensor/megatron-sp")
 
     less = kept() - kept(("memory/recompute-selective", (("modules", (module,)),)))
     assert less == pytest.approx(SAVINGS[module] * S * B * H / t)
@@ -220,7 +288,7 @@ def test_modern_layers_with_a_fused_kernel(gated: bool, kv_heads: int, t: int) -
             "batch": {"global": B, "micro": B},
             "plan": {"tp": t},
         }
-        return play_job(job).category_peak(0, "activations")
+        return play_job(job).kept(0)
 
     cut = 4 + 4 * kv_heads / A + (6 if gated else 4) * ffn / H
     assert peak(3) - peak(2) == pytest.approx(S * B * H * (8 + cut) / t + 4 * A * B * S / t)
@@ -238,16 +306,16 @@ def test_gathering_again_never_keeps_more(t: int, use: str) -> None:
 def test_a_residuals_gradient_lives_until_it_is_added() -> None:
     """While the MLP goes backward, the gradient that the residual hands past it stays: one b s h more."""
     setting = LayerSetting(t=1, b=1, s=S, h=H, a=A, attention="flash")
-    fragment, _ = setting.stage(1, None)
-    keys = {t.key for t in fragment.touches if t.op.name == "add dl0.x"}
-    assert any(key.startswith("d:x1@") or key.startswith("d:sent@") for key in keys), keys
+    fragment = setting.layer(None)[0].fragment
+    keys = {t.key for t in fragment.touches if t.op.name == "add dmiddle"}
+    assert any(key.startswith("d:end@") for key in keys), keys
 
 
 def test_scores_take_memory_on_their_way() -> None:
     """Unfused attention: the scores stand beside the softmax that is made of them."""
-    fragment, _ = LayerSetting(t=1, b=1, s=S, h=H, a=A).stage(1, None)
+    fragment = LayerSetting(t=1, b=1, s=S, h=H, a=A).layer(None)[0].fragment
     scores = 2 * A * S * S
-    passing = [t for t in fragment.touches if t.key.startswith(("l0.core.0", "d:l0.core.")) and t.made]
+    passing = [t for t in fragment.touches if t.key.startswith(("core.0", "d:core.")) and t.made]
     assert [t.nbytes for t in passing] == [scores] * 3
 
 
@@ -266,9 +334,7 @@ def test_figure_1_of_the_sequence_parallelism_paper(
     def activations(sequence_parallel: bool, recompute: str) -> float:
         plan = {"tp": 8, "pp": pp, "chunks": chunks, "recompute": recompute, "sequence_parallel": sequence_parallel}
         told = {"model": model, "cluster": f"dgx-a100:{pp}", "batch": batch, "plan": plan}
-        return (
-            play_job({**told, "framework": {"set": {"attention": "unfused"}}}).category_peak(0, "activations") / 2**30
-        )
+        return play_job({**told, "framework": {"set": {"attention": "unfused"}}}).kept(0) / 2**30
 
     assert activations(False, "none") == pytest.approx(whole, rel=0.02)
     assert activations(True, "selective") == pytest.approx(least, rel=0.02)

@@ -72,12 +72,10 @@ def test_without_overlap_all_gradients_are_reduced_behind_the_last_backward_pass
     ]
     framework = {"set": {"overlap": {"dp": False}}}
     report = simulate(job({"pp": 2, "dp": 2}, schemes, framework=framework))
-    program, times = report.play.program, report.play.times
+    flat, times = report.play.step.flat, report.play.step.times
     for device in range(2):
-        last = max(
-            times.end[at + len(task.ops) - 1] for action, at, task in program.actions[device] if action.kind == "BW"
-        )
-        reduced = [n for n in program.queues[device, "data"] if program.ops[n].name == "reduce grads"]
+        last = max(times.end[n] for n, op in enumerate(flat.ops) if flat.device[n] == device and op.phase in ("B", "W"))
+        reduced = [n for n in flat.queues[device, "data"] if flat.ops[n].name == "reduce grads"]
         assert len(reduced) == 1
         assert times.begin[reduced[0]] >= last
     assert "dp" not in report.breakdown.hidden
@@ -105,12 +103,12 @@ def test_copies_of_key_value_heads_sum_their_gradients() -> None:
     """Two key/value heads on eight ranks: four neighbours hold each, and add up what their queries left there."""
     told = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
     told["model"] = {**MODEL, "kv_heads": 2, "norm": "rmsnorm"}
-    program = simulate(told).play.program
-    (reduced,) = [op.work for op in program.ops if isinstance(op.work, Collective) and op.work.members is not None]
+    ops = simulate(told).play.step.flat.ops
+    (reduced,) = [op.work for op in ops if isinstance(op.work, Collective) and op.work.members is not None]
     # Keys and values of four layers, 64 x 8 weights each, gradients of four bytes.
     assert reduced == Collective("all_reduce", 4 * 2 * 64 * 8 * 4, ("tp",), (0, 1, 2, 3))
     whole = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
-    assert not [op for op in simulate(whole).play.program.ops if getattr(op.work, "members", None)]
+    assert not [op for op in simulate(whole).play.step.flat.ops if getattr(op.work, "members", None)]
 
 
 def test_a_step_beyond_playing_is_refused_at_once() -> None:

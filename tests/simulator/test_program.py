@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hardware.errors import ScheduleError
-from simulator.engine.program import Program, compile_task
+from simulator.engine.flat import Flat
+from simulator.engine.program import compiled
 from simulator.engine.simpy_engine import play
-from simulator.ops import Collective, Memory, Op, Transfer
+from simulator.engine.step import Engine
+from simulator.ops import Collective, Memory, Op, Param, Transfer
 from simulator.report.breakdown import breakdown
-from tests.contract.measure import FREE, Ideal, Played, play_job
-from tests.strategies import jobs
+from tests.contract.measure import FREE, Ideal, Played, backward_ops, forward_ops, ops_beside, play_job
+from tests.strategies import changed, jobs
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
 SLOW = Ideal(links=1e5)
@@ -33,8 +37,7 @@ def job(plan: dict[str, Any], gpus: int, **more: Any) -> dict[str, Any]:
 
 def begins(played: Played, device: int) -> list[float]:
     """When each action of a device begins its first op."""
-    times = played.times.begin
-    return [min(times[at : at + len(task.ops)]) for _, at, task in played.program.actions[device]]
+    return [min(played.times.begin[at] for at in played.ops(action)) for action in played.actions(device)]
 
 
 # ------------------------------------------------------------------------------------------------- sends
@@ -46,12 +49,11 @@ def test_a_send_is_waited_for_when_overlap_is_off(overlap: bool, schedule: str) 
     habits = {"overlap": {"dp": True, "pp": overlap}}
     plan = {"pp": 2, "schedule": schedule}
     played = play_job(job(plan, 2, habits=habits, batch={"global": 4}), SLOW)
-    ends = {played.program.ops[n].name: played.times.end[n] for n, _, _ in played.program.transfers}
+    ends = {played.flat.ops[n].name: played.times.end[n] for n, _, _ in played.flat.sent}
     early = 0
     for device in range(2):
         starts = begins(played, device)
-        actions = [action for action, _, _ in played.program.actions[device]]
-        for action, start in zip(actions, starts[1:], strict=False):
+        for action, start in zip(played.program.timetable.orders[device], starts[1:], strict=False):
             if (sent := ends.get(f"send {action}")) is not None:
                 early += start < sent
                 assert overlap or start >= sent
@@ -72,16 +74,43 @@ def test_waiting_for_sends_costs_the_time_of_the_sends() -> None:
 def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
     """The first kernel that needs the message begins no earlier than it arrives, latency included."""
     played = play_job(told, Ideal(links=1e6, latency=1e-4))
-    program, times = played.program, played.times
-    arrives = {program.ops[n].name: times.end[n] + program.latency[n] for n, _, _ in program.transfers}
-    for actions in program.actions:
-        for action, at, task in actions:
-            if action.kind == "F":
-                source = f"send {action.stage - 1}F{action.microbatch}"
-            else:
-                source = f"send {action.stage + 1}{action.kind}{action.microbatch}"
-            if source in arrives and task.outside:
-                assert min(times.begin[at + i] for i in task.outside) >= arrives[source] - 1e-12
+    flat, times = played.flat, played.times
+    arrives = {flat.ops[n].name: times.end[n] + flat.latency[n] for n, _, _ in flat.sent}
+    met = 0
+    for number, action in enumerate(played.program.timetable.actions):
+        step = -1 if action.kind == "F" else 1
+        source = f"send {action.stage + step}{action.kind}{action.microbatch}"
+        if source in arrives:
+            met += 1
+            begin = min(times.begin[at] for at in played.ops(number) if at in reading(played, number))
+            assert begin >= arrives[source] - 1e-12
+    assert met == len(arrives)
+
+
+def reading(played: Played, action: int) -> set[int]:
+    """The ops of an action that take what the stage before gives, by the marks of its first link."""
+    stage, kind, _ = played.program.timetable.actions[action]
+    links = played.stages[stage].links
+    link = links[0] if kind == "F" else links[-1]
+    fragment = link.fragment
+    ops, mark = (
+        (fragment.forward, fragment.entry[link.takes or ""])
+        if kind == "F"
+        else (fragment.backward, fragment.grad_entry[link.gives or ""])
+    )
+    start = played.flat.first[action] + (len(ops_beside(played.task(action).ahead)) if kind == "F" else 0)
+    return {start + i for i, op in enumerate(ops) if id(mark) in direct(op)}
+
+
+def direct(op: Op) -> set[int]:
+    """What an op waits for itself, through marks."""
+    found: set[int] = set()
+    left = list(op.after)
+    while left:
+        other = left.pop()
+        found.add(id(other))
+        left += other.after if other.work is None else []
+    return found
 
 
 def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
@@ -93,13 +122,15 @@ def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
     ]
     plan = {"mesh": {"pp": 1, "dp": 2, "tp": 2}, "schemes": schemes}
     played = play_job(job(plan, 4, batch={"global": 4}))
-    program = played.program
-    for action, at, task in program.actions[0]:
+    actions, flat = played.program.timetable.actions, played.flat
+    for number, action in enumerate(actions):
         if (action.stage, action.kind) == (1, "F"):
-            (before,) = [(a, t) for other, a, t in program.actions[0] if other == (0, "F", action.microbatch)]
-            result = before[0] + len(before[1].ops) - 1
-            for i in task.outside:
-                assert result in program.after[at + i], (action, program.ops[program.after[at + i][-1]])
+            before = actions.index((0, "F", action.microbatch))
+            result = flat.behind[before] - 1
+            assert flat.ops[result] is played.stages[0].links[-1].fragment.forward[-1]
+            assert reading(played, number)
+            for at in reading(played, number):
+                assert result in flat.after[at], action
 
 
 # ------------------------------------------------------------------------------------------ once a step
@@ -108,25 +139,101 @@ def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
 @given(told=jobs())
 def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, Any]) -> None:
     played = play_job(told)
-    program, shape = played.program, played.plan.shape
-    for actions in program.actions:
-        count: dict[int, Counter[tuple[str, int]]] = defaultdict(Counter)
+    shape, actions = played.plan.shape, played.program.timetable.actions
+    for stage in range(shape.stages):
+        order = [action for action in actions if action.stage == stage]
+        count: Counter[int] = Counter()
         of: dict[int, Op] = {}
-        order: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for action, _, task in actions:
-            order[action.stage, action.kind].append(action.microbatch)
-            for op in task.ops:
-                count[action.stage][op.when, id(op)] += 1
+        for action in order:
+            turn = [other.microbatch for other in order if other.kind == action.kind]
+            for at in played.ops(actions.index(action)):
+                op = played.flat.ops[at]
+                count[id(op)] += 1
                 of[id(op)] = op
-        for counted in count.values():
-            for (when, op), n in counted.items():
-                assert n == (shape.m if when == "every" and of[op].phase != "U" else 1)
-        for action, _, task in actions:
-            turn = order[action.stage, action.kind]
-            if any(op.when == "first" for op in task.ops):
-                assert action.kind == "F" and action.microbatch == turn[0]
-            if any(op.when == "last" for op in task.ops):
-                assert action.kind == "BW" and action.microbatch == turn[-1]
+                if op.when == "first":
+                    assert action.kind == "F" and action.microbatch == turn[0]
+                if op.when == "last":
+                    assert action.kind == "BW" and action.microbatch == turn[-1]
+        chain = played.stages[stage]
+        copies = Counter(id(op) for op in forward_ops(chain) + backward_ops(chain))
+        once = Counter(id(op) for op in ops_beside((*chain.ahead, *chain.behind)))
+        assert set(once) == {number for number, op in of.items() if op.when != "every"}
+        assert count == Counter({number: shape.m * n for number, n in copies.items()}) + once
+
+
+@given(told=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
+def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(told: dict[str, Any], elements: float) -> None:
+    """Bucket by bucket, a reduction begins behind the last of its gradients, a use behind its gather."""
+    habits = {"overlap": {"dp": True, "pp": True}, "bucket": {"elements": elements, "elements_per_rank": 0.0}}
+    played = play_job(changed(told, **habits), SLOW)
+    times = played.times
+    for stage in range(played.plan.shape.stages):
+        forward, backward = ends_of(played, stage)
+        for action, each, moments in (
+            (forward, 2, list(uses(played, stage, forward))),
+            (backward, 4, list(gradients(played, stage, backward))),
+        ):
+            ops = [at for at in played.ops(action) if played.flat.ops[at].stream == "data"]
+            assert bool(ops) == (played.plan.mesh.size("dp") > 1)
+            for at in ops:
+                work = played.flat.ops[at].work
+                assert isinstance(work, Collective)
+                left = work.nbytes // each
+                assert work.operation == ("all_gather" if action == forward else "reduce_scatter")
+                while left > 0:
+                    param, when = moments.pop(0)
+                    left -= param.size
+                    if action == forward:
+                        assert when >= times.end[at] - 1e-12, f"{param.name} is used before it has been gathered"
+                    else:
+                        assert times.begin[at] >= when - 1e-12, f"{param.name} is reduced before its gradient exists"
+                assert left == 0
+            assert not (ops and moments), "every parameter is in a bucket"
+
+
+def ends_of(played: Played, stage: int) -> tuple[int, int]:
+    """The first forward and the last backward action of a stage."""
+    own = [number for number, action in enumerate(played.program.timetable.actions) if action.stage == stage]
+    forward, backward = (
+        [number for number in own if played.program.timetable.actions[number].kind == kind] for kind in ("F", "BW")
+    )
+    return forward[0], backward[-1]
+
+
+def uses(played: Played, stage: int, action: int) -> Iterator[tuple[Param, float]]:
+    """When each parameter is first used in a forward pass."""
+    start = played.flat.first[action] + len(ops_beside(played.task(action).ahead))
+    for link in played.stages[stage].links:
+        place = {id(op): i for i, op in enumerate(link.fragment.forward)}
+        for _ in range(link.count):
+            for param in link.fragment.params:
+                yield param, played.times.begin[start + place[id(param.used)]]
+            start += len(place)
+
+
+def gradients(played: Played, stage: int, action: int) -> Iterator[tuple[Param, float]]:
+    """When the gradient of each parameter exists in a backward pass, last one first."""
+    flat, times = played.flat, played.times
+    name = f"send {stage + 1}BW{played.program.timetable.actions[action].microbatch}"
+    came = max((times.end[n] + flat.latency[n] for n, _, _ in flat.sent if flat.ops[n].name == name), default=0.0)
+    at = flat.first[action]
+    for link in reversed(played.stages[stage].links):
+        fragment = link.fragment
+        for _ in range(link.count):
+            known = {id(op): times.end[at + i] + flat.latency[at + i] for i, op in enumerate(fragment.backward)}
+            if link.gives:
+                known[id(fragment.grad_entry[link.gives])] = came
+            for param in reversed(fragment.params):
+                yield param, moment(param.ready, known)
+            came = moment(fragment.grad_exit[link.takes], known) if link.takes else 0.0
+            at += len(fragment.backward)
+
+
+def moment(op: Op, known: dict[int, float]) -> float:
+    """When an op has happened, or what a mark stands for; an op of another pass has long happened."""
+    if id(op) in known:
+        return known[id(op)]
+    return max((moment(other, known) for other in op.after), default=0.0) if op.work is None else 0.0
 
 
 @given(told=jobs())
@@ -176,12 +283,17 @@ def test_a_tied_embedding_is_summed_between_the_ends(tied: bool, pp: int, chunks
 # ------------------------------------------------------------------------------------------- the engine
 
 
-def longest_path(program: Program) -> tuple[list[float], list[float]]:
+def longest_path(program: Flat) -> tuple[list[float], list[float]]:
     """Begin and end of every op, by relaxing in any order until nothing moves: no queue, no events, no SimPy."""
     before: list[list[int]] = [list(after) for after in program.after]
     previous: dict[int, int] = {}
     for queue in program.queues.values():
         previous |= dict(zip(queue[1:], queue, strict=False))
+    host: dict[int, float] = defaultdict(float)
+    issued = []
+    for device, issue in zip(program.device, program.issue, strict=True):
+        host[device] += issue
+        issued.append(host[device] if issue else 0.0)
     count = len(program.ops)
     users: list[list[int]] = [[] for _ in range(count)]
     missing = [0] * count
@@ -193,10 +305,10 @@ def longest_path(program: Program) -> tuple[list[float], list[float]]:
     ready = [number for number in range(count) if not missing[number]]
     while ready:
         number = ready.pop()
-        starts = [end[other] + program.latency[other] for other in before[number]]
+        starts = [issued[number], *(end[other] + program.latency[other] for other in before[number])]
         if number in previous:
             starts.append(end[previous[number]])
-        begin[number] = max(starts, default=0.0)
+        begin[number] = max(starts)
         end[number] = begin[number] + program.seconds[number]
         for user in users[number]:
             missing[user] -= 1
@@ -206,10 +318,11 @@ def longest_path(program: Program) -> tuple[list[float], list[float]]:
     return begin, end
 
 
-@given(told=jobs())
-def test_the_engine_finds_the_longest_path(told: dict[str, Any]) -> None:
-    played = play_job(told, Ideal(links=1e6, latency=3e-5))
-    begin, end = longest_path(played.program)
+@pytest.mark.parametrize("engine", ["simpy", "sweep"])
+@given(told=jobs(launch=(0.0, 1e-5, 1e-3)))
+def test_the_engine_finds_the_longest_path(engine: Engine, told: dict[str, Any]) -> None:
+    played = play_job(told, Ideal(links=1e6, latency=3e-5), engine=engine)
+    begin, end = longest_path(played.flat)
     assert played.times.begin == pytest.approx(begin, rel=1e-9, abs=1e-15)
     assert played.times.end == pytest.approx(end, rel=1e-9, abs=1e-15)
 
@@ -220,12 +333,12 @@ def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
     for price in (Ideal(links=1e6, latency=3e-5), FREE):
         played = play_job(told, price)
         for device in range(played.plan.shape.p):
-            account = breakdown(played.program, played.times, device)
+            account = breakdown(played.program, played.step.span, played.step.occupied(device), device)
             assert account.step == played.times.span
             assert sum(account.parts.values()) == pytest.approx(account.step, rel=1e-9)
             assert min(account.parts.values()) >= -1e-12 * account.step
             kernels = sum(
-                played.program.seconds[number]
+                played.flat.seconds[number]
                 for number, op in played.instances(device)
                 if op.stream == "compute" and not isinstance(op.work, Collective)
             )
@@ -233,15 +346,15 @@ def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
             assert counted >= kernels * (1 - 1e-9)
             if price is FREE:
                 assert counted == pytest.approx(kernels)
-                assert not any(account.parts[axis] for axis in ("tp", "dp", "pp"))
+                assert sum(account.parts[axis] for axis in ("tp", "dp", "pp")) <= 1e-12 * account.step
 
 
 def test_what_waits_for_ever_is_found() -> None:
-    program = Program(1)
-    program.add(Op("first", work=Memory("add", 1, 1)), 1.0, 0.0, (1,), 0)
-    program.add(Op("second", work=Memory("add", 1, 1)), 1.0, 0.0, (), 0)
+    flat = Flat()
+    flat.add(Op("first", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (1,), 0)
+    flat.add(Op("second", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (), 0)
     with pytest.raises(ScheduleError, match="first"):
-        play(program)
+        play(flat)
 
 
 def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
@@ -250,12 +363,10 @@ def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
     mark = Op("mark", after=[a, other])
     b = Op("b", work=Memory("add", 1, 1), after=[mark])
     c = Op("c", work=Memory("add", 1, 1), after=[Op("far", after=[Op("farther", after=[b, entry])])])
-    task = compile_task([a, b, c], lambda work: (2.0, 0.5), [], entry, Op("out", after=[c, mark]))
-    assert task.after == [(), (0,), (1,)]
-    assert task.outside == [0, 2]
-    assert task.result == (0, 2)
-    assert task.free == [0]
-    assert (task.seconds, task.latency) == ([2.0] * 3, [0.5] * 3)
+    assert compiled([a, b, c], entry, Op("out", after=[c, mark])) == ([(), (0,), (1,)], (0, 2), (0, 2), False)
+    # A result that also waits for what comes in, by no op of this pass.
+    assert compiled([a], entry, Op("out", after=[a, entry]))[2:] == ((0,), True)
+    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], (), (), True)
 
 
 def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:
@@ -268,9 +379,10 @@ def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:
 
 def test_messages_name_both_ends() -> None:
     played = play_job(job({"pp": 4}, 4))
-    for number, sender, receiver in played.program.transfers:
-        work = played.program.ops[number].work
+    assert len(played.flat.sent) == 6 * played.plan.shape.m
+    for number, sender, receiver in played.flat.sent:
+        work = played.flat.ops[number].work
         assert isinstance(work, Transfer)
         assert (work.axis, work.source, work.target) == ("pp", sender, receiver)
         assert abs(sender - receiver) == 1
-        assert number in played.program.queues[sender, "pipeline-forward" if receiver > sender else "pipeline-backward"]
+        assert number in played.flat.queues[sender, "pipeline-forward" if receiver > sender else "pipeline-backward"]

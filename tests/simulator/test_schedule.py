@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError, ScheduleError
-from simulator.schedule import Action, Schedule, Shape, check_orders, nearest_multiple, requires, table
+from simulator.engine.timetable import Slot, Timetable, timetable
+from simulator.schedule import Action, Schedule, Shape, nearest_multiple, table
 from simulator.scheme import find_scheme
 from tests.strategies import shapes
 
@@ -19,10 +20,10 @@ class Given(Schedule):
     """A schedule that was written by hand."""
 
     name = "given"
-    rows: list[str] = []
+    rows: list[list[Action]] = []
 
     def order(self, shape: Shape, device: int) -> list[Action]:
-        return parsed(self.rows[device])
+        return self.rows[device]
 
 
 def parsed(row: str) -> list[Action]:
@@ -36,12 +37,22 @@ def parsed(row: str) -> list[Action]:
 
 def given_schedule(*rows: str, backward: str = "BW") -> Schedule:
     schedule = Given(("pp",))
-    schedule.rows, schedule.backward = list(rows), backward
+    schedule.rows, schedule.backward = [parsed(row) for row in rows], backward
     return schedule
 
 
+def shipped(use: str) -> Schedule:
+    schedule = find_scheme(f"pipeline/{use}")(("pp",))
+    assert isinstance(schedule, Schedule)
+    return schedule
+
+
+def fits(use: str, shape: Shape) -> bool:
+    return shape.v >= 2 and shape.m % shape.p == 0 if use.startswith("inter") else shape.v == 1
+
+
 def test_a_good_order_passes_and_prints_like_the_papers() -> None:
-    orders = given_schedule(*GOOD).orders(SHAPE)
+    orders = timetable(given_schedule(*GOOD), SHAPE).orders
     assert [[str(action) for action in order] for order in orders] == [row.split() for row in GOOD]
     assert table(orders, {1: 2}) == "  device 0: 0F0 0F1 0BW0 0BW1\n  device 1: 1F0 1BW0 >1F1< 1BW1"
 
@@ -60,7 +71,7 @@ def test_a_good_order_passes_and_prints_like_the_papers() -> None:
 )
 def test_an_order_that_is_not_complete_is_refused(rows: list[str], words: list[str]) -> None:
     with pytest.raises(ScheduleError) as refused:
-        given_schedule(*rows).orders(SHAPE)
+        timetable(given_schedule(*rows), SHAPE)
     text = str(refused.value)
     assert "pipeline/given" in text and "exactly once" in text
     assert "device 0: " in text and "device 1: " in text, "the table stands in the message"
@@ -79,58 +90,124 @@ def test_an_order_that_is_not_complete_is_refused(rows: list[str], words: list[s
 )
 def test_a_standstill_is_found_and_shown(rows: list[str], marked: list[str]) -> None:
     with pytest.raises(ScheduleError, match="stands still") as refused:
-        given_schedule(*rows).orders(SHAPE)
+        timetable(given_schedule(*rows), SHAPE)
     for cell in marked:
         assert cell in str(refused.value)
 
 
 def test_backward_passes_in_two_parts() -> None:
     rows = ["0F0 0F1 0B0 0W0 0B1 0W1", "1F0 1B0 1F1 1B1 1W0 1W1"]
-    assert given_schedule(*rows, backward="B W").orders(SHAPE)
+    assert timetable(given_schedule(*rows, backward="B W"), SHAPE).orders
     with pytest.raises(ScheduleError, match="0W0"):
-        given_schedule("0F0 0F1 0B0 0B1 0W1", rows[1], backward="B W").orders(SHAPE)
+        timetable(given_schedule("0F0 0F1 0B0 0B1 0W1", rows[1], backward="B W"), SHAPE)
     with pytest.raises(ScheduleError, match="stands still"):
-        given_schedule("0F0 0F1 0W0 0B0 0B1 0W1", rows[1], backward="B W").orders(SHAPE)
+        timetable(given_schedule("0F0 0F1 0W0 0B0 0B1 0W1", rows[1], backward="B W"), SHAPE)
+
+
+def needs(found: Timetable) -> dict[str, str | None]:
+    """What every action needs from another stage."""
+    actions = found.actions
+    return {str(a): str(actions[n]) if n >= 0 else None for a, n in zip(actions, found.need, strict=True)}
 
 
 def test_what_an_action_needs() -> None:
-    shape = Shape(2, 4, 2)
-    assert requires(Action(0, "F", 1), shape, False) == []
-    assert requires(Action(2, "F", 1), shape, False) == [Action(1, "F", 1)]
-    assert requires(Action(3, "BW", 1), shape, False) == [Action(3, "F", 1)]
-    assert requires(Action(1, "BW", 1), shape, False) == [Action(1, "F", 1), Action(2, "BW", 1)]
-    assert requires(Action(1, "B", 1), shape, True) == [Action(1, "F", 1), Action(2, "B", 1)]
-    assert requires(Action(1, "W", 1), shape, True) == [Action(1, "B", 1)]
+    found = needs(timetable(shipped("interleaved-1f1b"), Shape(2, 4, 2)))
+    assert {name: found[name] for name in ("0F1", "2F1", "3BW1", "1BW1")} == {
+        "0F1": None,
+        "2F1": "1F1",
+        "3BW1": None,  # its own forward pass is on its own stage
+        "1BW1": "2BW1",
+    }
+    split = given_schedule("0F0 0F1 0B0 0W0 0B1 0W1", "1F0 1B0 1F1 1B1 1W0 1W1", backward="B W")
+    found = needs(timetable(split, SHAPE))
+    assert (found["0B1"], found["1B1"], found["0W1"], found["1W1"]) == ("1B1", None, None, None)
 
 
 @given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
 def test_a_shipped_schedule_is_complete_or_says_why_not(shape: Shape, use: str) -> None:
-    schedule = find_scheme(f"pipeline/{use}")(("pp",))
-    assert isinstance(schedule, Schedule)
-    fits = shape.v >= 2 and shape.m % shape.p == 0 if use.startswith("inter") else shape.v == 1
-    if not fits:
+    schedule = shipped(use)
+    if not fits(use, shape):
         with pytest.raises(PlanError) as refused:
-            schedule.orders(shape)
+            timetable(schedule, shape)
         assert refused.value.remedy and f"pipeline/{use}" in refused.value.rule
         return
-    orders = schedule.orders(shape)
-    assert sum(map(len, orders)) == 2 * shape.stages * shape.m
-    check_orders(orders, shape, schedule)
-    assert {schedule.device(shape, action.stage) for action in orders[-1]} == {shape.p - 1}
+    found = timetable(schedule, shape)
+    wanted = [Action(s, kind, m) for s in range(shape.stages) for kind in ("F", "BW") for m in shape.microbatches]
+    assert sorted(found.actions) == sorted(wanted)
+    assert {schedule.device(shape, action.stage) for action in found.orders[-1]} == {shape.p - 1}
+
+
+@given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+def test_a_timetable_is_its_orders_in_numbers(shape: Shape, use: str) -> None:
+    if not fits(use, shape):
+        return
+    schedule = shipped(use)
+    found = timetable(schedule, shape)
+    number = {action: i for i, action in enumerate(found.actions)}
+    place = {n: i for i, n in enumerate(found.sequence)}
+    assert sorted(place) == list(range(len(number)))
+    seen = set()
+    for device, order in enumerate(found.orders):
+        assert found.actions[found.starts[device] : found.starts[device + 1]] == order
+        for action in order:
+            i = number[action]
+            turns = [other.microbatch for other in order if other[:2] == action[:2]]
+            first, last = (action.microbatch == turns[at] for at in (0, -1))
+            assert found.slots[found.slot[i]] == Slot(action.stage, action.kind, first, last)
+            assert found.device_of[i] == device == found.device(action.stage)
+            # What it needs, near and far, comes before it: from the stage before it (or behind), and on its own.
+            step = -1 if action.kind == "F" else 1
+            source = Action(action.stage + step, action.kind, action.microbatch)
+            assert found.need[i] == number.get(source, -1)
+            own = [number[Action(action.stage, "F", action.microbatch)]] if action.kind != "F" else []
+            for other in (*own, found.need[i], *([i - 1] if action is not order[0] else [])):
+                assert other < 0 or place[other] < place[i]
+            seen.add(found.slot[i])
+    assert seen == set(range(len(found.slots)))
+    assert [found.slot.count(i) for i in range(len(found.slots))] == list(found.turns)
+
+
+@given(shape=shapes(st.integers(1, 4), most_p=6, most_m=48), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+def test_rounds_repeat_and_need_nothing_that_comes_later(shape: Shape, use: str) -> None:
+    """From round to round, the same tasks on every device, needing the same of the same round or of the one before."""
+    if not fits(use, shape):
+        return
+    found = timetable(shipped(use), shape)
+    rounds = found.rounds
+    if rounds is None:
+        # GPipe has two parts, neither of which is a round; the others have some as soon as there is much to do.
+        assert use == "gpipe" or shape.m < 6 * shape.p * shape.v
+        return
+    length, slot, need = rounds.length, found.slot, found.need
+    ends = [begin + rounds.count * length for begin in rounds.first]
+    assert rounds.count >= 2
+    for device, begin in enumerate(rounds.first):
+        assert found.starts[device] <= begin and ends[device] <= found.starts[device + 1]
+        for i in range(begin, ends[device] - length):
+            assert slot[i + length] == slot[i]
+            assert need[i + length] == (need[i] + length if need[i] >= 0 else -1)
+        for i in range(found.starts[device], ends[device]):
+            if need[i] >= 0:
+                # Nothing in a round needs a later one; nothing in front of the rounds needs one at all.
+                other = need[i] - rounds.first[found.device_of[need[i]]]
+                assert other // length <= max((i - begin) // length, -1)
+    before = {n for n, d in enumerate(found.device_of) if n < rounds.first[d]}
+    wanted = {need[n] for n in range(len(need)) if n not in before} & before
+    assert set(rounds.waiting) == wanted
 
 
 @given(shape=shapes(most_p=4, most_m=6), data=st.data())
 def test_two_actions_of_one_micro_batch_never_swap(shape: Shape, data: st.DataObject) -> None:
     """Turning the forward and the backward of one micro-batch round stands still, wherever it is done."""
-    schedule = find_scheme("pipeline/gpipe")(("pp",))
-    assert isinstance(schedule, Schedule)
-    orders = schedule.orders(shape)
+    orders = timetable(shipped("gpipe"), shape).orders
     device, k = data.draw(st.integers(0, shape.p - 1)), data.draw(st.integers(0, shape.m - 1))
     order = orders[device]
     i, j = order.index(Action(device, "F", k)), order.index(Action(device, "BW", k))
     order[i], order[j] = order[j], order[i]
+    turned = given_schedule()
+    turned.rows = orders
     with pytest.raises(ScheduleError, match="stands still"):
-        check_orders(orders, shape, schedule)
+        timetable(turned, shape)
 
 
 def test_the_nearest_multiple() -> None:

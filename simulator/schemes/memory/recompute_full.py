@@ -9,13 +9,15 @@ References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from math import inf
 
 from pydantic import Field
 
 from simulator.lowering import recompute
-from simulator.ops import Fragment
-from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
-from simulator.sites import Layer, Site, Stage
+from simulator.ops import Chain, Fragment
+from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
+from simulator.sites import Layer, Site, Stage, Unit
 
 
 class RecomputeFull(MemoryScheme):
@@ -25,14 +27,20 @@ class RecomputeFull(MemoryScheme):
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
 
-    def __init__(self, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(*args, **kwargs)
-        self._chosen: set[Site] = set()
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        left = inf if self.options.layers is None else self.options.layers
+        units: list[Unit] = []
+        for unit in stage.units:
+            again = int(min(left, unit.count)) if isinstance(unit, Layer) else 0
+            left -= again
+            if again:
+                units.append(replace(unit, count=again, marks=unit.marks | {self.role}))
+            if again < unit.count:
+                units.append(replace(unit, count=unit.count - again))
+        return inner(replace(stage, units=tuple(units)))
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
-        if isinstance(site, Stage):
-            self._chosen = set([child for child in site.children if isinstance(child, Layer)][: self.options.layers])
-        return recompute(site, inner) if site in self._chosen else inner(site)
+        return recompute(site, inner) if isinstance(site, Unit) and self.role in site.marks else inner(site)
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         yield Law("recomputed_forward_share", 1.0, "section 5: one more forward pass")

@@ -14,7 +14,7 @@ References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
 from simulator.scheme import Law, Paper
 
 
@@ -22,13 +22,9 @@ class OneFOneB(Schedule):
     paper = Paper("arXiv:2006.09503", "Memory-Efficient Pipeline-Parallel DNN Training", 2020)
 
     def order(self, shape: Shape, device: int) -> list[Action]:
-        warmup = min(shape.m, shape.p - 1 - device)
-        order = [Action(device, "F", k) for k in range(warmup)]
-        for k in shape.microbatches:
-            if warmup + k < shape.m:
-                order.append(Action(device, "F", warmup + k))
-            order.append(Action(device, "BW", k))
-        return order
+        forward = [Action(device, "F", k) for k in shape.microbatches]
+        backward = [Action(device, "BW", k) for k in shape.microbatches]
+        return one_by_one(forward, backward, shape.p - 1 - device)
 
     def laws(self, setting: PipelineSetting) -> Iterable[Law]:
         p, m = setting.shape.p, setting.shape.m

@@ -15,7 +15,7 @@ References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, nearest_multiple
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape, nearest_multiple, one_by_one
 from simulator.scheme import Law, Paper
 
 
@@ -38,20 +38,12 @@ class Interleaved1F1B(Schedule):
             raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
     def order(self, shape: Shape, device: int) -> list[Action]:
-        p, v, units = shape.p, shape.v, shape.m * shape.v
-
-        def unit(k: int, kind: str) -> Action:
-            group, rest = divmod(k, p * v)
-            chunk = rest // p if kind == "F" else v - 1 - rest // p
-            return Action(chunk * p + device, kind, group * p + rest % p)
-
-        warmup = min(units, 2 * (p - 1 - device) + (v - 1) * p)
-        order = [unit(k, "F") for k in range(warmup)]
-        for k in range(units):
-            if warmup + k < units:
-                order.append(unit(warmup + k, "F"))
-            order.append(unit(k, "BW"))
-        return order
+        p, v = shape.p, shape.v
+        stages = [chunk * p + device for chunk in range(v)]
+        groups = range(0, shape.m, p)
+        forward = [Action(stage, "F", g + i) for g in groups for stage in stages for i in range(p)]
+        backward = [Action(stage, "BW", g + i) for g in groups for stage in reversed(stages) for i in range(p)]
+        return one_by_one(forward, backward, 2 * (p - 1 - device) + (v - 1) * p)
 
     def laws(self, setting: PipelineSetting) -> Iterable[Law]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v

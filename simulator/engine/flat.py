@@ -1,0 +1,171 @@
+"""A program op by op: one entry for every op of every action, in an order in which each comes after all it waits for.
+
+This is what SimPy and the longest-path sweep play, and what a trace shows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulator.engine.program import COMING, Program, Side, Task
+from simulator.ops import Op
+
+
+@dataclass
+class Flat:
+    """Flat lists over op instances.
+
+    issue: seconds that the host takes to issue an op. queues: instances by device and stream, in issue order. first,
+    behind: the first instance of every action of the timetable, and the one behind its last. updates: the instances of
+    every device's update. sent: (instance, sender, receiver) of every send.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+    issue: list[float] = field(default_factory=list)
+    after: list[tuple[int, ...]] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+    queues: dict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    first: list[int] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
+    updates: list[list[int]] = field(default_factory=list)
+    sent: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, op: Op, seconds: float, latency: float, issue: float, after: tuple[int, ...], device: int) -> int:
+        self.ops.append(op)
+        self.seconds.append(seconds)
+        self.latency.append(latency)
+        self.issue.append(issue)
+        self.after.append(after)
+        self.device.append(device)
+        self.queues[device, op.stream].append(len(self.ops) - 1)
+        return len(self.ops) - 1
+
+
+@dataclass
+class FlatTask:
+    """A task's ops in issue order: (op, seconds, latency, issue, after) with places, what waits for what comes in, the
+    places after which the result exists, and whether it waits for what comes in besides."""
+
+    ops: list[tuple[Op, float, float, float, tuple[int, ...]]]
+    outside: frozenset[int]
+    result: tuple[int, ...]
+    through: bool
+
+
+def flatten_task(task: Task, host: float) -> FlatTask:
+    """All copies of all parts one after another; ops beside them take no time of the host."""
+    ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
+    outside: list[int] = []
+    held: dict[int, list[int]] = defaultdict(list)
+    for side in task.ahead:
+        for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
+            held[number].append(len(ops) + owner)
+        ops += [
+            (op, s, w, 0.0, ()) for op, s, w in zip(side.ops, side.seconds.tolist(), side.latency.tolist(), strict=True)
+        ]
+    ready: dict[int, tuple[int, ...]] = {}
+    coming: tuple[int, ...] = ()
+    through = True
+    for number, part in enumerate(task.parts):
+        block, marks = part.block, task.marks[number] if task.marks else ()
+        for copy in range(part.count):
+            start, first = len(ops), task.copy_of(number, copy) if marks else 0
+            waits: dict[int, list[int]] = defaultdict(list)
+            for i, places in enumerate(marks):
+                ready[first + i] = tuple(start + j for j in places if j != COMING)
+                if COMING in places:
+                    ready[first + i] += (*coming, *((COMING,) if through else ()))
+                for place in places:
+                    waits[place] += held.get(first + i, ())
+            for i, op in enumerate(block.ops):
+                after = (*(start + j for j in block.after[i]), *waits.get(i, ()))
+                if i in block.entry:
+                    after += coming
+                    if through:
+                        outside.append(len(ops))
+                ops.append((op, part.seconds[i], part.latency[i], host if op.work is not None else 0.0, after))
+            coming = (*(coming if block.through else ()), *(start + j for j in block.exit))
+            through &= block.through
+    for side in task.behind:
+        waits_for: list[set[int]] = [set() for _ in side.ops]
+        for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
+            waits_for[owner].update(ready[number])
+        rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits_for, strict=True)
+        outside += [len(ops) + i for i, places in enumerate(waits_for) if COMING in places]
+        ops += [(op, s, w, 0.0, tuple(sorted(places - {COMING}))) for op, s, w, places in rows]
+    return FlatTask(ops, frozenset(outside), coming, through)
+
+
+def _owners(side: Side) -> list[int]:
+    """For each of a side's parameters, the op that it belongs to."""
+    lengths = np.diff([*side.starts, len(side.params)])
+    return np.repeat(np.arange(len(lengths)), lengths).tolist()
+
+
+def flatten(program: Program) -> Flat:
+    """The whole step, op by op."""
+    table, flat = program.timetable, Flat()
+    tasks = {id(task): flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
+    flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
+    result: list[tuple[int, ...]] = [()] * len(table.slot)
+    waiting: list[tuple[int, ...]] = [()] * program.devices
+    for action in table.sequence:
+        device, slot = table.device_of[action], table.slot[action]
+        task = tasks[id(program.tasks[slot])]
+        received = result[table.need[action]] if table.need[action] >= 0 else ()
+        start = flat.first[action] = len(flat.ops)
+        for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
+            waits = tuple(start + j for j in after)
+            if i in task.outside:
+                waits += received
+            if not after:
+                waits += waiting[device]
+            flat.add(op, seconds, latency, issue, waits, device)
+        flat.behind[action] = len(flat.ops)
+        waiting[device] = ()
+        result[action] = (*(received if task.through else ()), *(start + j for j in task.result))
+        if (send := program.sends[slot]) is not None:
+            op = Op(f"send {table.actions[action]}", send.stream, send.work)
+            number = flat.add(op, send.seconds, send.latency, program.host, result[action], device)
+            flat.sent.append((number, device, send.work.target))
+            result[action] = (number,)
+            if not program.overlap_sends:
+                waiting[device] = (number,)
+    _updates(program, flat, tasks, waiting)
+    return flat
+
+
+def flatten_updates(program: Program) -> Flat:
+    """The updates alone."""
+    flat = Flat()
+    tasks = {id(task): flatten_task(task, program.host) for task in program.updates}
+    _updates(program, flat, tasks, [()] * program.devices)
+    return flat
+
+
+def _updates(program: Program, flat: Flat, tasks: dict[int, FlatTask], waiting: list[tuple[int, ...]]) -> None:
+    """The updates: each begins when its device is done, op by op, and waits at every meeting until all have come."""
+    members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
+    tails = [
+        (*waiting[d], *(queue[-1] for (owner, _), queue in flat.queues.items() if owner == d))
+        for d in range(program.devices)
+    ]
+    flat.updates = [[] for _ in program.updates]
+    moved = True
+    while moved:
+        moved = False
+        for device, task in enumerate(program.updates):
+            done, ops = flat.updates[device], tasks[id(task)].ops
+            while len(done) < len(ops):
+                others = members.get((device, len(done)), ())
+                if any(len(flat.updates[d]) <= i for d, i in others):
+                    break
+                op, seconds, latency, issue, after = ops[len(done)]
+                waits = (*(done[j] for j in after), *(flat.updates[d][i] for d, i in others))
+                done.append(flat.add(op, seconds, latency, issue, waits or tails[device], device))
+                moved = True

@@ -1,0 +1,166 @@
+"""When something ran on a device, by axis: what the breakdown and the plots are made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from simulator.engine.flat import Flat
+from simulator.engine.kinds import EXPOSED, axis_of
+from simulator.engine.matrices import NEVER, Coordinates, product
+from simulator.engine.player import Play, states
+from simulator.engine.program import Part, Program, Side, Task
+from simulator.engine.sweep import Times
+from simulator.ops import COMPUTE
+
+INSTANT = 1e-12
+"""Gaps that are no more than rounding [s]."""
+
+Spans = list[tuple[np.ndarray, np.ndarray]]
+"""Begins and ends of intervals, in any order."""
+
+Occupied = Mapping[str, Spans]
+"""When something ran on a device, by axis; computation under `COMPUTE`. With an axis may stand what is covered before
+it as well."""
+
+
+def measure(spans: Spans) -> float:
+    """The length of the union of intervals."""
+    begin, end = (np.concatenate([span[i].ravel() for span in spans]) for i in (0, 1))
+    order = np.argsort(begin)
+    begin, reached = begin[order], np.maximum.accumulate(end[order])
+    return float((reached[-1] - begin[0]) - np.maximum(begin[1:] - reached[:-1], 0.0).sum())
+
+
+def occupied_in(flat: Flat, times: Times, device: int) -> dict[str, Spans]:
+    """When each axis ran on `device`, from the times of all ops."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for (owner, _), queue in flat.queues.items():
+        if owner == device and queue:
+            numbers[axis_of(flat.ops[queue[0]])] += queue
+    numbers["pp"] += [number for number, _, receiver in flat.sent if receiver == device]
+    begin, end = np.array(times.begin), np.array(times.end) + np.array(flat.latency)
+    return {axis: [(begin[own], end[own])] for axis, own in numbers.items() if own}
+
+
+def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
+    """The same from the states before every action, without working out all ops.
+
+    Actions of one task that find the same state, up to a shift, run alike: each such situation is worked out once, and
+    what it covers is joined before it is repeated. Axes inside the tasks come with all that is covered before them.
+    """
+    table, found = program.timetable, defaultdict[str, Spans](list)
+    groups: dict[tuple[int, int], tuple[Task, list[int]]] = {}
+    for action in range(table.starts[device], table.starts[device + 1]):
+        task = program.tasks[table.slot[action]]
+        # What comes behind the parts does not change when they run.
+        key = id(task.parts), id(task) if task.ahead else 0
+        groups.setdefault(key, (task, []))[1].append(action)
+        if task.behind:
+            for item, begin, *_ in coordinates.walk(task, states(coordinates, task, play, [action])):
+                if isinstance(item, Side):
+                    found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
+    present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
+    levels = [axis for axis in EXPOSED if axis in present] or [COMPUTE]
+    for task, actions in groups.values():
+        _situations(replace(task, behind=[]), coordinates, play, actions, levels, found)
+    sent, slots = np.array(play.sent), table.slot_array
+    for slot, send in enumerate(program.sends):
+        if send is not None and device in (send.work.source, send.work.target):
+            begin = sent[slots == slot]
+            found["pp"].append((begin, begin + send.seconds + send.latency))
+    for axis, spans in occupied_in(play.tail_ops, play.tail, device).items():
+        found[axis] += spans
+    return found
+
+
+def _situations(
+    task: Task,
+    coordinates: Coordinates,
+    play: Play,
+    actions: list[int],
+    levels: list[str],
+    found: dict[str, Spans],
+) -> None:
+    given = states(coordinates, task, play, actions)
+    shift = given[0].copy()
+    given -= shift
+    chosen, which = _distinct(given)
+    for kind, column in enumerate(chosen.tolist()):
+        times = shift[which == kind]
+        for axis, begin, end in _covers(task, coordinates, given[:, column], levels):
+            found[axis].append((begin[:, None] + times, end[:, None] + times))
+
+
+def _covers(
+    task: Task, coordinates: Coordinates, state: np.ndarray, levels: list[str]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """What is covered, by axis, when a task finds `state`; what a part covers is kept with it, by its own state."""
+    if task.ahead:
+        for item, begin, repeats, later in coordinates.walk(task, state[:, None]):
+            if isinstance(item, Side):
+                yield axis_of(item.ops[0]), begin[:, 0], begin[:, 0] + item.lasting
+            else:
+                yield from _cover(item, begin[..., 0], repeats, later, levels)
+        return
+    for part in task.parts:
+        now = state[0]
+        if not np.isfinite(now):
+            now = state[state > NEVER].min()
+        state = state - now
+        key = coordinates.key, part.count, tuple(levels), np.round(state, 12).tobytes()
+        if key not in part.tables:
+            ((_, begin, repeats, later),) = coordinates.walk(replace(task, parts=[part], marks=[()]), state[:, None])
+            covers = list(_cover(part, begin[..., 0], repeats, later, levels))
+            part.tables[key] = covers, product(coordinates.power(part), state[:, None])[:, 0]
+        covers, state = part.tables[key]  # type: ignore[misc]
+        yield from ((axis, begin + now, end + now) for axis, begin, end in covers)
+        state = state + now
+
+
+def _cover(
+    part: Part, begin: np.ndarray, repeats: int, later: np.ndarray | float, levels: list[str]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """What a part covers, up to each of `levels`; the last of its copies [copies, ops] stands for those that follow."""
+    end = begin + part.lasting
+    rows: list[int] = []
+    for axis in (COMPUTE, *EXPOSED):
+        rows = rows + part.block.by_axis.get(axis, [])
+        if axis in levels and rows:
+            joined = _joined(begin[:, rows].T, end[:, rows].T)
+            steps = np.arange(1, repeats + 1) * later
+            both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
+            starts, ends = _joined(*both)
+            yield axis, starts[:, 0], ends[:, 0]
+
+
+def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which columns differ, by one of each kind; and for every column, its kind."""
+    varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > INSTANT]
+    if not varied:
+        return np.zeros(1, int), np.zeros(states.shape[1], int)
+    # One row varies nearly always: when the input came.
+    keys = np.round(varied[0] if len(varied) == 1 else np.array(varied), 12)
+    _, chosen, which = np.unique(keys, axis=-1, return_index=True, return_inverse=True)
+    return chosen, which
+
+
+def _joined(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The union of intervals in each column, as few intervals; columns with fewer repeat their last one."""
+    order = np.argsort(begin, axis=0)
+    columns = np.arange(begin.shape[1])
+    begin, reached = begin[order, columns], end[order, columns]
+    np.maximum.accumulate(reached, axis=0, out=reached)
+    gap = begin[1:] > reached[:-1] + INSTANT
+    if not gap.any():
+        return begin[:1], reached[-1:]
+    most = int(gap.sum(axis=0).max()) + 1
+    begins, ends = np.repeat(reached[-1:], most, axis=0), np.repeat(reached[-1:], most, axis=0)
+    for column in columns:
+        breaks = np.flatnonzero(gap[:, column])
+        begins[: len(breaks) + 1, column] = begin[[0, *(breaks + 1)], column]
+        ends[: len(breaks), column] = reached[breaks, column]
+    return begins, ends

@@ -1,0 +1,318 @@
+"""Plays a program by the (max,+) matrices of its tasks: action by action, and over what is proven to repeat at once.
+
+A device is the times at which its streams are free. Most actions change two numbers of it only, for streams that
+never outlast the computation need no coordinate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.engine.flat import Flat, flatten_updates
+from simulator.engine.matrices import NEVER, Coordinates
+from simulator.engine.program import Program, Task
+from simulator.engine.sweep import Times, sweep
+from simulator.engine.timetable import Rounds
+
+
+@dataclass(frozen=True)
+class Play:
+    """A step played by matrices: the state before every action, from which all else follows.
+
+    entry: when the computation's stream was free. arrival: when what the action waits for came. host: when the host
+    began to issue it. full: all coordinates, for the actions where more than these three matter. sent: when its send
+    began. tail: the updates, op by op. span: the last end [s].
+    """
+
+    entry: list[float]
+    arrival: list[float]
+    host: list[float]
+    full: dict[int, np.ndarray]
+    sent: list[float]
+    tail: Times
+    tail_ops: Flat
+    span: float
+    skipped: int
+    """Actions whose times were not worked out one by one."""
+
+
+def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
+    """Plays a program action by action. skip: jump over rounds that are proven to repeat."""
+    return _Player(program, coordinates).run(skip)
+
+
+def _lead(late: np.ndarray, usual: np.ndarray) -> float:
+    """How far one coordinate must be ahead of another for its paths never to be the longer ones."""
+    real = late > NEVER
+    return float(np.max(late[real] - usual[real], initial=NEVER))
+
+
+def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
+    """The state before each of `actions` of one task (coordinates x actions), without what cannot matter."""
+    found = np.full((coordinates.size, len(actions)), NEVER)
+    port, host = coordinates.port, coordinates.host
+    found[0] = [play.entry[action] for action in actions]
+    found[port] = [play.arrival[action] for action in actions]
+    if host is not None:
+        found[host] = [play.host[action] for action in actions]
+    for i, action in enumerate(actions):
+        if (given := play.full.get(action)) is not None:
+            found[:, i] = given
+    tables = [coordinates.table(part) for part in task.parts]
+    first = tables[0].begin
+    if (first[:, port] <= first[:, 0]).all():
+        found[port, found[port] <= found[0]] = NEVER
+    if host is not None and all(t.out[host, host] <= t.out[0, 0] for t in tables):
+        lead = max(_lead(t.begin[:, host], t.begin[:, 0]) for t in tables)
+        found[host, found[0] - found[host] >= lead] = NEVER
+    return found
+
+
+Short = tuple[float, float, float, float, float]
+"""A task by four numbers, from computation and arrival to computation and result; and the lead that the computation
+must have over the host for the host not to matter."""
+
+
+class _Player:
+    def __init__(self, program: Program, coordinates: Coordinates) -> None:
+        self.program, self.axes, self.table = program, coordinates, program.timetable
+        count, size = len(self.table.slot), coordinates.size
+        matrices: dict[int, np.ndarray] = {}
+        for task in program.tasks:
+            if id(task) not in matrices:
+                matrices[id(task)] = coordinates.matrix(task)
+        self.matrices = [matrices[id(task)] for task in program.tasks]
+        used = {id(task): self._used(task) for task in program.tasks}
+        self.used = [used[id(task)] for task in program.tasks]
+        self.plain = self._streams_follow()
+        short: dict[tuple[int, bool], Short | None] = {}
+        self.short = []
+        for i, (task, send) in enumerate(zip(program.tasks, program.sends, strict=True)):
+            key = id(task), send is not None
+            if key not in short:
+                short[key] = self._short(i)
+            self.short.append(short[key])
+        self.entry, self.arrival, self.result, self.sent = ([NEVER] * count for _ in range(4))
+        self.full: dict[int, np.ndarray] = {}
+        self.free = [0.0] * program.devices
+        self.state = [np.zeros(size) for _ in range(program.devices)]
+        if self.plain:
+            for state in self.state:
+                state[coordinates.inside] = NEVER
+        self.ports = [0.0] * (2 * program.devices)
+        """When the outgoing streams of every device are free: forward, backward."""
+        self.seen = list(self.ports)
+        self.waiting = [NEVER] * program.devices
+        self.issue, self.host, self.hosted = self._host()
+        self.bound: set[int] = set()
+        """Actions that waited for the host."""
+
+    def _used(self, task: Task) -> list[int]:
+        inside = {op.stream for part in task.parts for op in part.block.ops}
+        return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
+
+    def _host(self) -> tuple[list[float], list[float], list[float]]:
+        """By slot, how long the host takes to issue a task and its send; when it begins with every action, for it never
+        waits; and when it has issued all of a device."""
+        each = np.zeros(len(self.program.tasks))
+        if self.axes.host is not None:
+            for i, (matrix, send) in enumerate(zip(self.matrices, self.program.sends, strict=True)):
+                each[i] = matrix[self.axes.host, self.axes.host] + (self.axes.launch if send is not None else 0.0)
+        bounds, took = self.table.starts, each[self.table.slot_array]
+        ends = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
+        begins = [np.concatenate([[0.0], end[:-1]]) for end in ends]
+        return each.tolist(), np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
+
+    def _streams_follow(self) -> bool:
+        """Whether the streams inside the tasks never matter beside the computation's, so that they can be left out.
+
+        So it is if no op begins later for a stream that is free at some time than for a computation that is free then
+        (columns), and every block leaves no such stream longer than the computation (rows): by induction such a stream
+        is never free later than the computation.
+        """
+        parts = {id(p.block): p for task in self.program.tasks for p in task.parts}.values()
+        for part in parts:
+            begin, out = (getattr(self.axes.table(part), name) for name in ("begin", "out"))
+            for s in self.axes.inside:
+                late = out[:, s] > out[:, 0]
+                longer = out[s] > out[0]
+                late[s] = longer[s] = out[s, s] > out[0, 0]
+                if late.any() or longer.any() or (begin[:, s] > begin[:, 0]).any():
+                    return False
+        return True
+
+    def _short(self, slot: int) -> Short | None:
+        """A task in short; None where other streams matter."""
+        task, matrix, axes = self.program.tasks[slot], self.matrices[slot], self.axes
+        if not self.plain or task.ahead or task.behind:
+            return None
+        lead = NEVER
+        if axes.host is not None:
+            rows = [0, axes.port]
+            lead = _lead(matrix[rows, axes.host], matrix[rows, 0])
+            if self.program.sends[slot] is not None:
+                lead = max(lead, matrix[axes.host, axes.host] + axes.launch - matrix[axes.port, 0])
+        (a, b), (c, d) = matrix[:: axes.port, :: axes.port].tolist()
+        return a, b, c, d, lead
+
+    def run(self, skip: bool) -> Play:
+        table = self.table
+        rounds = table.rounds if skip else None
+        skipped = 0
+        if rounds is None:
+            self.advance(table.sequence)
+        else:
+            skipped = self._in_rounds(rounds)
+        return self._finished(skipped)
+
+    def advance(self, actions: Sequence[int]) -> None:
+        """Plays `actions`, in an order in which each comes after what it needs."""
+        slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
+        short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
+        host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
+        overlap = self.program.overlap_sends
+        for action in actions:
+            device, kind = device_of[action], slot[action]
+            other = need[action]
+            come = result[other] if other >= 0 else NEVER
+            now = free[device]
+            if not overlap:
+                if waiting[device] > now:
+                    now = waiting[device]
+            entry[action], arrival[action] = now, come
+            numbers = short[kind]
+            if numbers is not None and now - host[action] >= numbers[4]:
+                a, b = now + numbers[0], come + numbers[1]
+                free[device] = a if a > b else b
+                a, b = now + numbers[2], come + numbers[3]
+                made = a if a > b else b
+            else:
+                made = self._advance_fully(action, device, kind, now, come)
+            waiting[device] = NEVER
+            send = sends[kind]
+            if send is not None:
+                port = 2 * device + (send.stream == "pipeline-backward")
+                begin = ports[port] if ports[port] > made else made
+                if self.axes.host is not None and (issued := host[action] + self.issue[kind]) > begin:
+                    begin = issued
+                    self.bound.add(action)
+                sent[action] = begin
+                ports[port] = end = begin + send.seconds
+                self.seen[port] = made = end + send.latency
+                if not overlap:
+                    waiting[device] = made
+            result[action] = made
+
+    def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float) -> float:
+        axes, state = self.axes, self.state[device]
+        given = state.copy()
+        given[0] = now
+        used = self.used[slot]
+        given[used] = np.maximum(given[used], self.waiting[device])
+        if axes.host is not None:
+            given[axes.host] = self.host[action]
+        given[axes.port] = come
+        if self.plain:
+            given[axes.inside] = NEVER
+        self.full[action] = given
+        paths = self.matrices[slot] + given
+        out = paths.max(axis=1)
+        if axes.host is not None:
+            rows = np.arange(axes.size) != axes.host
+            if (out[rows] > np.delete(paths, axes.host, axis=1).max(axis=1)[rows]).any():
+                self.bound.add(action)
+        self.free[device] = float(out[0])
+        kept = [i for i in used if i]
+        state[kept] = out[kept]
+        return float(out[axes.port])
+
+    # ----------------------------------------------------------------------------------------- rounds
+
+    def _in_rounds(self, rounds: Rounds) -> int:
+        table = self.table
+        first = np.asarray(rounds.first)[np.asarray(table.device_of)]
+        sequence = np.asarray(table.sequence)
+        place = (sequence - first[sequence]) // rounds.length
+        self.advance(sequence[place < 0].tolist())
+        once = sequence[place == 0]
+        states = [self._moment(rounds, 0)]
+        done, skipped = 0, 0
+        while done < rounds.count:
+            self.advance((once + done * rounds.length).tolist())
+            done += 1
+            states.append(self._moment(rounds, done))
+            period, shift = (0, 0.0) if skipped else self._period(rounds, done, states)
+            if period and (times := (rounds.count - done) // period):
+                self._repeat(rounds, done, period, shift, times, states[-1] != states[-1 - period])
+                done += times * period
+                skipped = times * period * rounds.length * self.program.devices
+        self.advance(sequence[place >= rounds.count].tolist())
+        return skipped
+
+    def _moment(self, rounds: Rounds, done: int) -> np.ndarray:
+        """All times that the future depends on, after so many rounds."""
+        waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
+        return np.array([*self.free, *self.waiting, *self.ports, *np.concatenate(self.state), *waiting])
+
+    def _period(self, rounds: Rounds, done: int, moments: Sequence[np.ndarray]) -> tuple[int, float]:
+        """After how many rounds everything that moves has moved by the same time, and by how much; 0: not yet.
+
+        What stands still is not used by the rounds. A host that was ahead stays ahead if it moves no more than the
+        rest; where it was waited for, it must move as much.
+        """
+        last = moments[-1]
+        for period in range(1, min(len(moments), self.program.devices + 1)):
+            before = moments[-1 - period]
+            moved = last != before
+            steps = last[moved] - before[moved]
+            if not len(steps) or not np.isfinite(steps).all() or np.ptp(steps) > 1e-12 * last[moved].max():
+                continue
+            shift, span = float(np.median(steps)), period * rounds.length
+            for begin in rounds.first:
+                end = begin + done * rounds.length
+                took = self.host[end] - self.host[end - span]
+                near = any(action in self.bound for action in range(end - span, end))
+                if took > shift * (1 + 1e-12) or (near and took < shift * (1 - 1e-12)):
+                    break
+            else:
+                return period, shift
+        return 0, 0.0
+
+    def _repeat(self, rounds: Rounds, done: int, period: int, shift: float, times: int, moved: np.ndarray) -> None:
+        """Writes down `times` repetitions of the last `period` rounds, and moves on to the end of them."""
+        span, whole = period * rounds.length, times * shift
+        for begin in rounds.first:
+            start = begin + done * rounds.length
+            for log in (self.entry, self.arrival, self.result, self.sent):
+                block = np.asarray(log[start - span : start]) + shift * np.arange(1, times + 1)[:, None]
+                log[start : start + times * span] = block.ravel().tolist()
+            for action in range(start - span, start):
+                if (given := self.full.get(action)) is not None:
+                    for i in range(1, times + 1):
+                        self.full[action + i * span] = given + i * shift
+        devices = self.program.devices
+        move = moved * whole
+        self.free = (np.array(self.free) + move[:devices]).tolist()
+        self.waiting = (np.array(self.waiting) + move[devices : 2 * devices]).tolist()
+        self.ports = (np.array(self.ports) + move[2 * devices : 4 * devices]).tolist()
+        self.seen = (np.array(self.seen) + move[2 * devices : 4 * devices]).tolist()
+        size = self.axes.size
+        for i, state in enumerate(self.state):
+            state += move[4 * devices + i * size : 4 * devices + (i + 1) * size]
+
+    def _finished(self, skipped: int) -> Play:
+        program, axes = self.program, self.axes
+        streams = len(axes.streams)
+        ends, begins = [], []
+        for device in range(program.devices):
+            own = [self.free[device], *self.state[device][1:streams]]
+            ends += own
+            begins.append(max(*own, *self.seen[2 * device : 2 * device + 2]))
+        flat = flatten_updates(program)
+        tail = sweep(flat, begins, self.hosted)
+        span = max(*ends, *self.ports, tail.span)
+        return Play(self.entry, self.arrival, self.host, self.full, self.sent, tail, flat, span, skipped)
