@@ -95,7 +95,8 @@ def programmed(plan: Plan, price: Price, workshop: Workshop | None = None) -> tu
     stages, updates = lowered(plan, shop.units)
     habits = plan.job.framework
     table = shop.timetable(plan.schedule, plan.shape)
-    return stages, build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, habits.launch_s)
+    host = 0.0 if habits.cuda_graphs else habits.launch_s
+    return stages, build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, host)
 
 
 def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[Fragment]]:

@@ -28,3 +28,6 @@ def kind_of(op: Op) -> str:
 
 
 KINDS = (*COMPUTING, *EXPOSED)
+
+HOST = "host"
+"""Waiting for the host to issue an op."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.engine.flat import Flat
-from simulator.engine.kinds import EXPOSED, axis_of
+from simulator.engine.flat import ARRIVAL, Flat, flatten_alone
+from simulator.engine.kinds import EXPOSED, HOST, axis_of
 from simulator.engine.matrices import NEVER, Coordinates, product
 from simulator.engine.player import Play, states
 from simulator.engine.program import Part, Program, Side, Task
-from simulator.engine.sweep import Times
+from simulator.engine.sweep import Times, sweep
 from simulator.ops import COMPUTE
 
 INSTANT = 1e-12
@@ -38,12 +38,17 @@ def measure(spans: Spans) -> float:
 def occupied_in(flat: Flat, times: Times, device: int) -> dict[str, Spans]:
     """When each axis ran on `device`, from the times of all ops."""
     numbers: dict[str, list[int]] = defaultdict(list)
-    for (owner, _), queue in flat.queues.items():
-        if owner == device and queue:
+    for (owner, stream), queue in flat.queues.items():
+        if owner == device and queue and stream != ARRIVAL:
             numbers[axis_of(flat.ops[queue[0]])] += queue
     numbers["pp"] += [number for number, _, receiver in flat.sent if receiver == device]
     begin, end = np.array(times.begin), np.array(times.end) + np.array(flat.latency)
-    return {axis: [(begin[own], end[own])] for axis, own in numbers.items() if own}
+    found = {axis: [(begin[own], end[own])] for axis, own in numbers.items() if own}
+    sent = {number for number, _, _ in flat.sent}
+    late = [number for number in times.unissued if flat.device[number] == device and number not in sent]
+    if late:
+        found[HOST] = [(np.array([times.unissued[number] for number in late]), begin[late])]
+    return found
 
 
 def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
@@ -98,27 +103,40 @@ def _situations(
 def _covers(
     task: Task, coordinates: Coordinates, state: np.ndarray, levels: list[str]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """What is covered, by axis, when a task finds `state`; what a part covers is kept with it, by its own state."""
-    if task.ahead:
+    """What is covered, by axis, when a task finds `state`."""
+    if coordinates.host is not None and state[coordinates.host] > NEVER:
+        yield from _op_by_op(task, coordinates, state)
+    elif task.ahead:
         for item, begin, repeats, later in coordinates.walk(task, state[:, None]):
             if isinstance(item, Side):
                 yield axis_of(item.ops[0]), begin[:, 0], begin[:, 0] + item.lasting
             else:
                 yield from _cover(item, begin[..., 0], repeats, later, levels)
-        return
-    for part in task.parts:
-        now = state[0]
-        if not np.isfinite(now):
-            now = state[state > NEVER].min()
-        state = state - now
-        key = coordinates.key, part.count, tuple(levels), np.round(state, 12).tobytes()
-        if key not in part.tables:
-            ((_, begin, repeats, later),) = coordinates.walk(replace(task, parts=[part], marks=[()]), state[:, None])
-            covers = list(_cover(part, begin[..., 0], repeats, later, levels))
-            part.tables[key] = covers, product(coordinates.power(part), state[:, None])[:, 0]
-        covers, state = part.tables[key]  # type: ignore[misc]
-        yield from ((axis, begin + now, end + now) for axis, begin, end in covers)
-        state = state + now
+    else:
+        for part in task.parts:
+            # What a part covers is kept with it, by the state that it finds.
+            now = state[0] if np.isfinite(state[0]) else state[state > NEVER].min()
+            state = state - now
+            key = coordinates.key, part.count, tuple(levels), np.round(state, 12).tobytes()
+            if key not in part.tables:
+                alone = replace(task, parts=[part], marks=[()])
+                ((_, begin, repeats, later),) = coordinates.walk(alone, state[:, None])
+                covers = list(_cover(part, begin[..., 0], repeats, later, levels))
+                part.tables[key] = covers, product(coordinates.power(part), state[:, None])[:, 0]
+            covers, state = part.tables[key]  # type: ignore[misc]
+            yield from ((axis, begin + now, end + now) for axis, begin, end in covers)
+            state = state + now
+
+
+def _op_by_op(task: Task, coordinates: Coordinates, state: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The same where the host matters: it is for every op to say whether it waits for it."""
+    flat = flatten_alone(task, coordinates.launch)
+    free = {(0, stream): float(state[i]) for i, stream in enumerate(coordinates.streams)}
+    free[0, ARRIVAL] = float(state[coordinates.port])
+    assert coordinates.host is not None
+    times = sweep(flat, free, [float(state[coordinates.host])])
+    for axis, spans in occupied_in(flat, times, 0).items():
+        yield from ((axis, begin, end) for begin, end in spans)
 
 
 def _cover(

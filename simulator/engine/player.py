@@ -313,6 +313,6 @@ class _Player:
             ends += own
             begins.append(max(*own, *self.seen[2 * device : 2 * device + 2]))
         flat = flatten_updates(program)
-        tail = sweep(flat, begins, self.hosted)
-        span = max(*ends, *self.ports, tail.span)
+        tail = sweep(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
+        span = float(max(*ends, *self.ports, tail.span))
         return Play(self.entry, self.arrival, self.host, self.full, self.sent, tail, flat, span, skipped)

@@ -24,6 +24,7 @@ def play(flat: Flat) -> Times:
     env = simpy.Environment()
     count = len(flat.ops)
     begin, end = [0.0] * count, [0.0] * count
+    unissued: dict[int, float] = {}
     seen, issued = bytearray(count), bytearray(1 if not issue else 0 for issue in flat.issue)
     waiting: dict[int, simpy.Event] = {}
     called: dict[int, simpy.Event] = {}
@@ -36,14 +37,17 @@ def play(flat: Flat) -> Times:
 
     def walk(queue: list[int]) -> Generator[simpy.Event, object, None]:
         for number in queue:
-            if not issued[number]:
-                called[number] = env.event()
-                yield called[number]
             for other in after[number]:
                 if not seen[other]:
                     if other not in waiting:
                         waiting[other] = env.event()
                     yield waiting[other]
+            if not issued[number]:
+                ready = env.now
+                called[number] = env.event()
+                yield called[number]
+                if env.now > ready:
+                    unissued[number] = ready
             begin[number] = env.now
             if seconds[number]:
                 yield env.timeout(seconds[number])
@@ -73,4 +77,4 @@ def play(flat: Flat) -> Times:
             "it waits for something that never happens",
             "A scheme issues an op ahead of what it depends on; see the order with `meshcast validate pipeline`",
         )
-    return Times(begin, end)
+    return Times(begin, end, unissued)

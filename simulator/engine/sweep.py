@@ -6,7 +6,7 @@ which each op comes after those, that is one maximum an op.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.engine.flat import Flat
@@ -14,10 +14,12 @@ from simulator.engine.flat import Flat
 
 @dataclass(frozen=True)
 class Times:
-    """Begin and end of every instance of a flat program [s]."""
+    """Begin and end of every instance of a flat program; for those that waited for the host, when they could have begun
+    without it [s]."""
 
     begin: list[float]
     end: list[float]
+    unissued: dict[int, float]
 
     @property
     def span(self) -> float:
@@ -25,8 +27,8 @@ class Times:
         return max(self.end, default=0.0)
 
 
-def sweep(flat: Flat, free: Sequence[float] = (), host: Sequence[float] = ()) -> Times:
-    """The times of all ops. free, host: when each device's streams and its host begin; zero if not given."""
+def sweep(flat: Flat, free: Mapping[tuple[int, str], float] | None = None, host: Sequence[float] = ()) -> Times:
+    """The times of all ops. free, host: when each stream and each device's host begin; zero if not given."""
     count = len(flat.ops)
     begin, end, seen = [0.0] * count, [0.0] * count, [0.0] * count
     streams = {key: i for i, key in enumerate(flat.queues)}
@@ -34,19 +36,21 @@ def sweep(flat: Flat, free: Sequence[float] = (), host: Sequence[float] = ()) ->
     for key, numbers in flat.queues.items():
         for number in numbers:
             queue[number] = streams[key]
-    ready = [free[device] if free else 0.0 for device, _ in flat.queues]
+    ready = [free[key] if free else 0.0 for key in flat.queues]
+    unissued: dict[int, float] = {}
     clock = list(host) if host else [0.0] * (max(flat.device, default=0) + 1)
     rows = zip(flat.seconds, flat.latency, flat.issue, flat.after, flat.device, queue, strict=True)
     for number, (seconds, latency, issue, after, device, stream) in enumerate(rows):
         at = ready[stream]
-        if issue:
-            clock[device] = issued = clock[device] + issue
-            if issued > at:
-                at = issued
         for other in after:
             if seen[other] > at:
                 at = seen[other]
+        if issue:
+            clock[device] = issued = clock[device] + issue
+            if issued > at:
+                unissued[number] = at
+                at = issued
         begin[number] = at
         end[number] = ready[stream] = at = at + seconds
         seen[number] = at + latency
-    return Times(begin, end)
+    return Times(begin, end, unissued)

@@ -79,8 +79,10 @@ class Framework(Part):
     memory: MemoryHabit
     rates: dict[str, float]
     """Residual rates of kernels against the calibrated ones: see simulator.costs."""
-    launch_s: float = Field(default=0.0, ge=0)
-    """Time of the host to issue one op [s]."""
+    launch_s: float = Field(ge=0)
+    """Time of the host to issue one op [s]: where the GPU is faster, it waits for the host."""
+    cuda_graphs: bool
+    """Ops are replayed from graphs: issuing them takes no time of the host."""
     step_overhead_s: float = Field(ge=0)
     """Constant time a step: data loading, logging, launch ramp [s]."""
     spread: float = Field(ge=0)

@@ -2,14 +2,14 @@
 
 Computation never overlaps itself, so it counts in full. What is left of the step is filled by communication, axis
 after axis in the order of `EXPOSED`: an axis is exposed for as long as it runs beside neither computation nor an axis
-before it.
+before it. Then comes waiting for the host, and what is left is bubble.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
+from simulator.engine.kinds import COMPUTING, EXPOSED, HOST, KINDS
 from simulator.engine.occupied import Occupied, measure
 from simulator.engine.program import Program
 from simulator.ops import COMPUTE
@@ -21,19 +21,19 @@ class Breakdown:
 
     step: float
     parts: dict[str, float] = field(default_factory=dict)
-    """gemm, attention, memory_bound, optimizer, the exposed axes, bubble, idle."""
+    """gemm, attention, memory_bound, optimizer, the exposed axes, host, bubble, idle."""
     hidden: dict[str, float] = field(default_factory=dict)
     """Communication that ran beside computation (or beside communication that was counted), by axis."""
 
 
 def breakdown(program: Program, step: float, occupied: Occupied, device: int) -> Breakdown:
     """The account of `device` from 0 to `step`."""
-    parts = dict.fromkeys((*COMPUTING, *EXPOSED, "bubble", "idle"), 0.0)
+    parts = dict.fromkeys((*COMPUTING, *EXPOSED, HOST, "bubble", "idle"), 0.0)
     seconds, _, lasting, _ = program.sums[device].T.tolist()
     parts |= dict(zip(KINDS, seconds, strict=True)) | dict.fromkeys(EXPOSED, 0.0)
     left = step - sum(parts.values())
     covered = list(occupied.get(COMPUTE, ()))
-    for axis in EXPOSED:
+    for axis in (*EXPOSED, HOST):
         if axis in occupied:
             covered += occupied[axis]
             now = min(left, step - measure(covered))

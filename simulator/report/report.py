@@ -183,7 +183,7 @@ class Report:
             "the optimizer": parts["optimizer"],
             "memory-bound kernels": parts["memory_bound"],
             "idling": parts["idle"],
-            "the host's constant time": self.job.framework.step_overhead_s,
+            "the host": parts["host"] + self.job.framework.step_overhead_s,
         }
         costs |= {f"exposed {name} communication": parts[axis] for axis, name in COMMUNICATION.items()}
         worst_cost = max(costs, key=lambda k: costs[k])
@@ -221,7 +221,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The JSON answer, in seconds and GiB."""
         parts = self.breakdown.parts
-        host = self.job.framework.step_overhead_s
+        host = parts["host"] + self.job.framework.step_overhead_s
         low, high = self.interval_90
         run = self.job.run
         days = run.tokens / self.tokens * self.step_time / 86400 if run.tokens else None
