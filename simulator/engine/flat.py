@@ -140,20 +140,6 @@ def flatten(program: Program) -> Flat:
     return flat
 
 
-ARRIVAL = "arrival"
-"""The stream on which, in a task alone, that arrives which it waits for."""
-
-
-def flatten_alone(task: Task, host: float) -> Flat:
-    """One task on device 0; its first instance, on a stream of its own, brings what it waits for."""
-    flat, body = Flat(), flatten_task(task, host)
-    flat.add(Op(ARRIVAL, ARRIVAL), 0.0, 0.0, 0.0, (), 0)
-    for i, (op, seconds, latency, issue, after) in enumerate(body.ops):
-        waits = (*(1 + j for j in after), *((0,) if i in body.outside else ()))
-        flat.add(op, seconds, latency, issue, waits, 0)
-    return flat
-
-
 def flatten_updates(program: Program) -> Flat:
     """The updates alone."""
     flat = Flat()

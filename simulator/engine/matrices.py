@@ -112,11 +112,12 @@ class Walked(NamedTuple):
     """When the ops of a part, or beside it, begin.
 
     begin: [copies, ops, columns], for a side [ops, columns]; the last of the copies stands for `repeats` further ones,
-    each `shift` [columns] later than the one before.
+    each `shift` [columns] later than the one before. states: what the copies find [copies, coordinates, columns].
     """
 
     item: Part | Side
     begin: np.ndarray
+    states: np.ndarray
     repeats: int = 0
     shift: np.ndarray | float = 0.0
 
@@ -288,7 +289,7 @@ class Coordinates:
         free = {self.at[side.stream]: state[self.at[side.stream]] for side in task.ahead}
         for side in task.ahead:
             stream = self.at[side.stream]
-            yield Walked(side, free[stream] + (side.ends - side.seconds)[:, None])
+            yield Walked(side, free[stream] + (side.ends - side.seconds)[:, None], state)
             free[stream] = free[stream] + side.ends[-1]
         holding = [self._releases(task, state[stream]) for stream in free]
         ready: list[tuple[int, np.ndarray]] = []
@@ -303,13 +304,22 @@ class Coordinates:
                 for copy in range(part.count):
                     states[copy + 1] = np.maximum(product(table.out, states[copy]), pushed[copy])
                 state = states[-1]
-                yield Walked(part, np.maximum(product(table.begin, states[:-1]), product(held.begin, times)))
+                begin = np.maximum(product(table.begin, states[:-1]), product(held.begin, times))
+                yield Walked(part, begin, states[:-1])
                 continue
             if task.behind and task.marks[i]:
                 ready.append((i, product(self._ready(part, task.marks[i]), state)))
             orbit = table.orbit(state, part.count)
-            known = orbit.states if orbit.repeats else orbit.states[:-1]
-            yield Walked(part, product(table.begin, known), max(0, orbit.repeats - 1), orbit.moves[0])
+            known, repeats = (orbit.states, orbit.repeats - 1) if orbit.repeats else (orbit.states[:-1], 0)
+            begin = product(table.begin, known)
+            if repeats and self.host is not None:
+                # An op that nothing else waits for may wait for the host less and less.
+                without = known[-1].copy()
+                without[self.host] = NEVER
+                if not np.array_equal(product(table.begin, without), begin[-1]):
+                    known, repeats = orbit.before, 0
+                    begin = product(table.begin, known)
+            yield Walked(part, begin, known, repeats, orbit.moves[0])
             state = orbit.last
         for _, side, ends in self._behind(task, state, ready) if task.behind else ():
-            yield Walked(side, ends - side.seconds[:, None])
+            yield Walked(side, ends - side.seconds[:, None], state)

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.engine.flat import ARRIVAL, Flat, flatten_alone
+from simulator.engine.flat import Flat
 from simulator.engine.kinds import EXPOSED, HOST, axis_of
-from simulator.engine.matrices import NEVER, Coordinates, product
+from simulator.engine.matrices import NEVER, Coordinates, Walked, product
 from simulator.engine.player import Play, states
 from simulator.engine.program import Part, Program, Side, Task
-from simulator.engine.sweep import Times, sweep
+from simulator.engine.sweep import Times
 from simulator.ops import COMPUTE
 
 INSTANT = 1e-12
@@ -38,8 +38,8 @@ def measure(spans: Spans) -> float:
 def occupied_in(flat: Flat, times: Times, device: int) -> dict[str, Spans]:
     """When each axis ran on `device`, from the times of all ops."""
     numbers: dict[str, list[int]] = defaultdict(list)
-    for (owner, stream), queue in flat.queues.items():
-        if owner == device and queue and stream != ARRIVAL:
+    for (owner, _), queue in flat.queues.items():
+        if owner == device and queue:
             numbers[axis_of(flat.ops[queue[0]])] += queue
     numbers["pp"] += [number for number, _, receiver in flat.sent if receiver == device]
     begin, end = np.array(times.begin), np.array(times.end) + np.array(flat.latency)
@@ -104,55 +104,69 @@ def _covers(
     task: Task, coordinates: Coordinates, state: np.ndarray, levels: list[str]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """What is covered, by axis, when a task finds `state`."""
-    if coordinates.host is not None and state[coordinates.host] > NEVER:
-        yield from _op_by_op(task, coordinates, state)
-    elif task.ahead:
-        for item, begin, repeats, later in coordinates.walk(task, state[:, None]):
-            if isinstance(item, Side):
-                yield axis_of(item.ops[0]), begin[:, 0], begin[:, 0] + item.lasting
+    if task.ahead:
+        for walked in coordinates.walk(task, state[:, None]):
+            if isinstance(walked.item, Side):
+                begin = walked.begin[:, 0]
+                yield axis_of(walked.item.ops[0]), begin, begin + walked.item.lasting
             else:
-                yield from _cover(item, begin[..., 0], repeats, later, levels)
-    else:
-        for part in task.parts:
-            # What a part covers is kept with it, by the state that it finds.
-            now = state[0] if np.isfinite(state[0]) else state[state > NEVER].min()
-            state = state - now
-            key = coordinates.key, part.count, tuple(levels), np.round(state, 12).tobytes()
-            if key not in part.tables:
-                alone = replace(task, parts=[part], marks=[()])
-                ((_, begin, repeats, later),) = coordinates.walk(alone, state[:, None])
-                covers = list(_cover(part, begin[..., 0], repeats, later, levels))
-                part.tables[key] = covers, product(coordinates.power(part), state[:, None])[:, 0]
-            covers, state = part.tables[key]  # type: ignore[misc]
-            yield from ((axis, begin + now, end + now) for axis, begin, end in covers)
-            state = state + now
+                yield from _cover(walked, coordinates, levels)
+        return
+    for part in task.parts:
+        # What a part covers is kept with it, by the state that it finds.
+        now = state[0] if np.isfinite(state[0]) else state[state > NEVER].min()
+        state = state - now
+        key = coordinates.key, part.count, tuple(levels), np.round(state, 12).tobytes()
+        if key not in part.tables:
+            (walked,) = coordinates.walk(replace(task, parts=[part], marks=[()]), state[:, None])
+            covers = list(_cover(walked, coordinates, levels))
+            part.tables[key] = covers, product(coordinates.power(part), state[:, None])[:, 0]
+        covers, state = part.tables[key]  # type: ignore[misc]
+        yield from ((axis, begin + now, end + now) for axis, begin, end in covers)
+        state = state + now
 
 
-def _op_by_op(task: Task, coordinates: Coordinates, state: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The same where the host matters: it is for every op to say whether it waits for it."""
-    flat = flatten_alone(task, coordinates.launch)
-    free = {(0, stream): float(state[i]) for i, stream in enumerate(coordinates.streams)}
-    free[0, ARRIVAL] = float(state[coordinates.port])
-    assert coordinates.host is not None
-    times = sweep(flat, free, [float(state[coordinates.host])])
-    for axis, spans in occupied_in(flat, times, 0).items():
-        yield from ((axis, begin, end) for begin, end in spans)
-
-
-def _cover(
-    part: Part, begin: np.ndarray, repeats: int, later: np.ndarray | float, levels: list[str]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """What a part covers, up to each of `levels`; the last of its copies [copies, ops] stands for those that follow."""
+def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """What a part covers, up to each of `levels`, and how long it waits for the host."""
+    part, begin = walked.item, walked.begin[..., 0]
+    assert isinstance(part, Part)
     end = begin + part.lasting
     rows: list[int] = []
     for axis in (COMPUTE, *EXPOSED):
         rows = rows + part.block.by_axis.get(axis, [])
         if axis in levels and rows:
             joined = _joined(begin[:, rows].T, end[:, rows].T)
-            steps = np.arange(1, repeats + 1) * later
+            # The last copy stands for those that follow it.
+            steps = np.arange(1, walked.repeats + 1) * walked.shift
             both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
             starts, ends = _joined(*both)
             yield axis, starts[:, 0], ends[:, 0]
+    if coordinates.host is not None:
+        yield from _host_waits(walked, coordinates, end)
+
+
+def _host_waits(
+    walked: Walked, coordinates: Coordinates, end: np.ndarray
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """From when ops that begin as they are issued could have begun without the host."""
+    part, begin, states = walked.item, walked.begin[..., 0], walked.states[..., 0]
+    assert isinstance(part, Part) and coordinates.host is not None
+    block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
+    issued = states[:, coordinates.host, None] + coordinates.launch * launched
+    late = np.abs(begin - issued) <= INSTANT
+    before: dict[str, int] = {}
+    for i, op in enumerate(block.ops):
+        copies = np.flatnonzero(late[:, i]) if op.work is not None else ()
+        if len(copies):
+            waits = [end[copies, j] for j in block.after[i]]
+            place = before.get(op.stream)
+            last = states[copies, coordinates.at[op.stream]] if place is None else end[copies, place]
+            arrival = [states[copies, coordinates.port]] if i in block.entry else []
+            could = np.maximum.reduce([last, *waits, *arrival])
+            # What is not known is covered by what runs before.
+            could = np.where(could > NEVER, could, begin[copies, i])
+            yield HOST, could, begin[copies, i]
+        before[op.stream] = i
 
 
 def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
