@@ -159,12 +159,15 @@ def _one_or_more(axes: tuple[str, ...]) -> str | list[str]:
     return axes[0] if len(axes) == 1 else list(axes)
 
 
-def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Job:
+def load_job(
+    source: str | Path | Mapping[str, Any], changes: Iterable[str] = (), base: str | Path | None = None
+) -> Job:
     """The job in a file (YAML or JSON) or a mapping, with `changes` (``plan.tp=4``) made first.
 
+    base: the folder that paths in it start from; the file's own, or the current one, if not given.
     Raises PlanError, ModelError or CatalogError for the first thing that is wrong.
     """
-    base, text, where = Path("."), "", "job"
+    folder, text, where = Path("."), "", "job"
     if isinstance(source, Mapping):
         data: Any = copy.deepcopy(dict(source))
     elif not isinstance(source, (str, Path)):
@@ -172,7 +175,7 @@ def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     else:
         path = Path(source)
         data, text, where = read_yaml(path, str(source), PlanError)
-        base = path.parent
+        folder = path.parent
     if not isinstance(data, dict):
         raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
     changed = list(changes)
@@ -181,7 +184,7 @@ def load_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()
     file = validated(JobFile, data, where, PlanError, text="" if changed else text)
 
     with located(where, text):
-        return _job(file, base, (where, text))
+        return _job(file, folder if base is None else Path(base), (where, text))
 
 
 def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:

@@ -29,13 +29,21 @@ class Mesh:
 
     def size(self, axes: str | Iterable[str]) -> int:
         """The product of the sizes of one or more axes; an axis that the mesh lacks counts one."""
-        names = (axes,) if isinstance(axes, str) else axes
-        return math.prod(self.axes.get(axis, 1) for axis in names)
+        if isinstance(axes, str):
+            return self.axes.get(axes, 1)
+        return math.prod([self.axes.get(axis, 1) for axis in axes])
 
     def stride(self, axis: str) -> int:
         """Rank distance between neighbours along `axis`."""
-        names = list(self.axes)
-        return math.prod(self.axes[name] for name in names[names.index(axis) + 1 :])
+        return self._strides[axis]
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        strides, stride = {}, 1
+        for axis in reversed(self.axes):
+            strides[axis] = stride
+            stride *= self.axes[axis]
+        return strides
 
     def ranks(self, axes: tuple[str, ...], members: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Global ranks of the group over `axes` that holds rank 0; `members` picks positions of a single axis."""

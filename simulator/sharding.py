@@ -8,7 +8,6 @@ bucket.elements_per_rank x ranks)`` elements, or one for all without overlap.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from typing import ClassVar
@@ -107,11 +106,10 @@ def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
 
     held: elements of all parameters up to each one.
     """
-    upto = held.tolist()
-    starts, sizes, start, before = [], [], 0, 0
-    while start < len(upto):
-        stop = min(bisect_left(upto, before + limit, start) + 1, len(upto))
+    before = np.concatenate([[0], held[:-1]])
+    follows = (np.searchsorted(held, before + limit) + 1).tolist()
+    starts, start = [], 0
+    while start < len(held):
         starts.append(start)
-        sizes.append(upto[stop - 1] - before)
-        start, before = stop, upto[stop - 1]
-    return np.array(starts), sizes
+        start = follows[start]
+    return np.array(starts), np.diff([*before[starts], held[-1]]).tolist()

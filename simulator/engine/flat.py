@@ -130,7 +130,8 @@ def flatten(program: Program) -> Flat:
         waiting[device] = ()
         result[action] = (*(received if task.through else ()), *(start + j for j in task.result))
         if (send := program.sends[slot]) is not None:
-            op = Op(f"send {table.actions[action]}", send.stream, send.work)
+            phase = "F" if table.slots[slot].kind == "F" else "B"
+            op = Op(f"send {table.actions[action]}", send.stream, send.work, [], phase)
             number = flat.add(op, send.seconds, send.latency, program.host, result[action], device)
             flat.sent.append((number, device, send.work.target))
             result[action] = (number,)

@@ -166,6 +166,15 @@ class Coordinates:
 
         return self._kept(part, ("powers", part.count), powers)
 
+    def _orbit(self, part: Part, state: np.ndarray) -> Orbit:
+        """What becomes of `state` in all copies of a part."""
+        powers = self._powers(part)
+        moves = powers.moves[:, (state > NEVER).any(axis=1)]
+        if not powers.repeats or (moves == moves[:, :1]).all():
+            # All columns move alike, so every state does.
+            return Orbit(product(powers.states, state), np.repeat(moves[:, :1], state.shape[1], axis=1), part.count)
+        return self.table(part).orbit(state, part.count)
+
     def power(self, part: Part) -> np.ndarray:
         """The matrix of all copies of a part."""
         return self._kept(part, ("power", part.count), lambda: self._powers(part).last)
@@ -309,7 +318,7 @@ class Coordinates:
                 continue
             if task.behind and task.marks[i]:
                 ready.append((i, product(self._ready(part, task.marks[i]), state)))
-            orbit = table.orbit(state, part.count)
+            orbit = self._orbit(part, state)
             known, repeats = (orbit.states, orbit.repeats - 1) if orbit.repeats else (orbit.states[:-1], 0)
             begin = product(table.begin, known)
             if repeats and self.host is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,35 +50,46 @@ class Profile:
     net: np.ndarray
     top: np.ndarray
 
+    @cached_property
+    def grown(self) -> float:
+        """The sum of `net`."""
+        return float(self.net.sum())
+
+    @cached_property
+    def peak(self) -> float:
+        """The sum of `top`."""
+        return float(self.top.sum())
+
     @classmethod
     def of(cls, events: Iterable[Event]) -> Profile:
         """From events; at one place memory is taken before it is given back."""
-        level = np.zeros(len(CATEGORIES))
-        top, best = level.copy(), 0.0
+        level, highest = [0.0] * len(CATEGORIES), 0.0
+        total, top = 0.0, list(level)
         for _, _, nbytes, category in sorted(events, key=lambda event: event[:2]):
             level[CATEGORIES.index(category)] += nbytes
-            if (total := level.sum()) > best:
-                top, best = level.copy(), total
-        return cls(level, top)
+            total += nbytes
+            if total > highest:
+                top, highest = list(level), total
+        return cls(np.array(level), np.array(top))
 
     @classmethod
     def step(cls, nbytes: float, category: str) -> Profile:
         """Memory taken (or, below zero, given back) at once."""
-        net = np.zeros(len(CATEGORIES))
-        net[CATEGORIES.index(category)] = nbytes
-        return cls(net, np.maximum(net, 0.0))
+        return cls.of([(0, False, nbytes, category)])
 
     @classmethod
     def chain(cls, parts: Iterable[tuple[Profile, int]]) -> Profile:
         """Of profiles one after another, each so many times."""
-        level = np.zeros(len(CATEGORIES))
-        top = level
+        level = top = np.zeros(len(CATEGORIES))
+        held = highest = 0.0
         for part, count in parts:
             # What grows from copy to copy is highest in the last one.
-            before = level + part.net * (count - 1 if part.net.sum() > 0 else 0)
-            if (before + part.top).sum() > top.sum():
-                top = before + part.top
-            level = level + part.net * count
+            before = count - 1 if part.grown > 0 else 0
+            if held + before * part.grown + part.peak > highest:
+                top = level + before * part.net + part.top
+                highest = held + before * part.grown + part.peak
+            level = level + count * part.net
+            held += count * part.grown
         return cls(level, top)
 
 
@@ -130,8 +142,8 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     receive through the one before: buffers in flight.
     """
     table = program.timetable
-    nets = np.array([task.memory.net for task in program.tasks])
-    tops = np.array([task.memory.top for task in program.tasks])
+    profiles = [task.memory for task in program.tasks]
+    nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
     sent = np.array([send.work.nbytes if send is not None else 0 for send in program.sends], float)
     coming = np.array(program.received, float)
     net, top = nets.sum(axis=1), tops.sum(axis=1)

@@ -141,7 +141,7 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
             both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
             starts, ends = _joined(*both)
             yield axis, starts[:, 0], ends[:, 0]
-    if coordinates.host is not None:
+    if coordinates.host is not None and walked.states[0, coordinates.host, 0] > NEVER:
         yield from _host_waits(walked, coordinates, end)
 
 
@@ -153,11 +153,12 @@ def _host_waits(
     assert isinstance(part, Part) and coordinates.host is not None
     block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
     issued = states[:, coordinates.host, None] + coordinates.launch * launched
-    late = np.abs(begin - issued) <= INSTANT
+    late: np.ndarray = np.abs(begin - issued) <= INSTANT
+    some = late.any(axis=0).tolist()
     before: dict[str, int] = {}
     for i, op in enumerate(block.ops):
-        copies = np.flatnonzero(late[:, i]) if op.work is not None else ()
-        if len(copies):
+        if some[i] and op.work is not None:
+            copies = np.flatnonzero(late[:, i])
             waits = [end[copies, j] for j in block.after[i]]
             place = before.get(op.stream)
             last = states[copies, coordinates.at[op.stream]] if place is None else end[copies, place]

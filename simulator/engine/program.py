@@ -167,8 +167,9 @@ class Task:
     def memory(self) -> Profile:
         """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
         parts = [(part.block.memory, part.count) for part in self.parts]
-        comes, goes = Profile.step(self.takes, self.category), Profile.step(-self.gives, self.category)
-        return Profile.chain([(comes, 1), *parts, (goes, 1)])
+        comes = [(Profile.step(self.takes, self.category), 1)] if self.takes else []
+        goes = [(Profile.step(-self.gives, self.category), 1)] if self.gives else []
+        return Profile.chain([*comes, *parts, *goes])
 
     def copy_of(self, part: int, copy: int) -> int:
         """The number of the first parameter of a copy, counted as they run."""
@@ -354,7 +355,9 @@ def _block(link: Link, kind: str, split: bool) -> Block:
             "W": (None, None),
         }.get(kind, (fragment.grad_entry.get(link.gives or ""), fragment.grad_exit.get(link.takes or "")))
         after, waits, exit, through = compiled(ops, entry, result)
-        events = block_events(ops, after, memory_events(fragment.touches, fragment.forward, backward, link))
+        if "events" not in fragment.compiled:
+            fragment.compiled["events"] = memory_events(fragment.touches, fragment.forward, backward, link)
+        events = block_events(ops, after, fragment.compiled["events"])  # type: ignore[arg-type]
         fragment.compiled[key] = Block(list(ops), after, waits, exit, through, events, entry)
     block = fragment.compiled[key]
     assert isinstance(block, Block)
@@ -367,30 +370,31 @@ def compiled(
     """Dependencies as places: what each op waits for, the ops that wait for `entry`, what `result` waits for, and
     whether that includes `entry` itself. Marks are replaced by what they wait for."""
     place = {id(op): i for i, op in enumerate(ops)}
-    found: dict[int, tuple[frozenset[int], bool]] = {}
+    found: dict[int, tuple[set[int], bool]] = {}
 
-    def sources(op: Op) -> tuple[frozenset[int], bool]:
-        """Places that stand behind an op of this pass or a mark, and whether what comes in does too."""
-        if id(op) in place:
-            return frozenset((place[id(op)],)), False
-        if op is entry:
-            return frozenset(), True
-        if op.work is not None:
-            return frozenset(), False
+    def sources(op: Op) -> tuple[set[int], bool]:
+        """Places that stand behind all that `op` waits for, and whether what comes in does too."""
         if id(op) not in found:
-            parts = [sources(other) for other in op.after]
-            found[id(op)] = frozenset().union(*(p for p, _ in parts)), any(o for _, o in parts)
+            places, outside = set[int](), False
+            for other in op.after:
+                if (at := place.get(id(other))) is not None:
+                    places.add(at)
+                elif other is entry:
+                    outside = True
+                elif other.work is None:
+                    more, too = sources(other)
+                    places |= more
+                    outside |= too
+            found[id(op)] = places, outside
         return found[id(op)]
 
-    after: list[tuple[int, ...]] = []
-    waits: list[int] = []
-    for i, op in enumerate(ops):
-        parts = [sources(other) for other in op.after]
-        after.append(tuple(sorted(frozenset().union(*(p for p, _ in parts)))))
-        if any(o for _, o in parts):
-            waits.append(i)
-    exit, through = sources(result) if result is not None else (frozenset(), False)
-    return after, tuple(waits), tuple(sorted(exit)), through
+    waits = [sources(op) for op in ops]
+    after = [tuple(sorted(places)) for places, _ in waits]
+    came = tuple(i for i, (_, outside) in enumerate(waits) if outside)
+    if result is None:
+        return after, came, (), False
+    places, outside = sources(Op("result", after=[result]))
+    return after, came, tuple(sorted(places)), outside
 
 
 def _updates(

@@ -1,0 +1,59 @@
+"""Many jobs from one file: ``predict --jobs``. One JSON object a line in, one a line out, in the same order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import MeshcastError, PlanError
+from simulator import load_job, simulate
+from simulator.forecast import Workshop
+
+
+def answers(lines: Iterable[str], name: str, base: Path, changes: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """The answer to every line that is not empty; a line that is wrong answers with its error.
+
+    name: what errors call the file. base: the folder that paths in jobs start from. changes: made in every job first.
+    """
+    workshop = Workshop()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _answer(line, f"{name}:{number}", number, base, changes, workshop)
+
+
+def _answer(
+    line: str, where: str, number: int, base: Path, changes: Sequence[str], workshop: Workshop
+) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    try:
+        told = _parsed(line)
+        return simulate(load_job(told, changes, base), workshop=workshop).to_dict()
+    except MeshcastError as error:
+        name = told.get("id")
+        known = name if isinstance(name, str | int) else None
+        return {"id": known, "line": number, "error": error.at(where).to_dict()}
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        told = json.loads(line, object_pairs_hook=_once, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise PlanError("", f"not a job in JSON ({reason})", "Write one job as one JSON object a line") from None
+    if not isinstance(told, dict):
+        raise PlanError("", "a job is a mapping of keys to values", "Write one JSON object a line", told)
+    return told
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return found
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

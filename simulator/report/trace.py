@@ -1,0 +1,322 @@
+"""The played step as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+
+A process is a device of the pipeline, a thread one of its streams, a slice an op. Arrows join what one device sends to
+the op of another that waits for it, counters show the memory by category. Format: "Trace Event Format", JSON object
+form. Times are written in microseconds [us], all rounded to one grid, so that what follows each other in the step does
+so in the file; the same forecast always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hardware.units import GIB
+from simulator.engine.kinds import kind_of
+from simulator.engine.memory import CATEGORIES
+from simulator.mesh import Mesh
+from simulator.ops import COMPUTE, Op, Transfer, Work
+from simulator.report.report import Report, product_version
+
+ACTIONS, HOST = "actions", "host"
+
+THREADS = (
+    ACTIONS,
+    HOST,
+    COMPUTE,
+    "tensor",
+    "sequence",
+    "expert",
+    "data",
+    "pipeline-forward",
+    "pipeline-backward",
+    "pipeline",
+    "memory",
+)
+"""The threads of every process from top to bottom; all but the first two are streams."""
+
+SPOKEN = {"memory": "copy"}
+"""What a thread is called, where that is not its stream's name: counters show the memory itself."""
+
+STRIDE = 100
+"""Thread ids of a process begin at its id times this: no two threads have one id, none that of its process."""
+
+SAMPLES = 2000
+"""Most samples of the memory of one device."""
+
+LEVEL = 6
+"""Of the compression: Python's own default takes longer and saves next to nothing."""
+
+UPDATE = "O"
+"""The action of an update."""
+
+
+def write(report: Report, path: str | Path) -> None:
+    """Writes the trace of a forecast, compressed where the name ends in .gz.
+
+    Raises OSError where it cannot be written.
+    """
+    with ExitStack() as opened:
+        file: Any = opened.enter_context(open(path, "wb"))
+        if str(path).lower().endswith(".gz"):
+            # Neither the time nor the file's name: the bytes depend on the forecast alone.
+            file = opened.enter_context(gzip.GzipFile("", "wb", LEVEL, file, mtime=0))
+        trace = _Trace(report)
+        file.write(f'{{"displayTimeUnit":"ms","otherData":{_json(trace.about())},"traceEvents":[\n'.encode())
+        separator = ""
+        for lines in trace.events():
+            if lines:
+                file.write((separator + ",\n".join(lines)).encode())
+                separator = ",\n"
+        file.write(b"\n]}\n")
+
+
+class _Trace:
+    """The events of one forecast, each as a line of JSON."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.play = report, report.play
+        self.program, self.flat = report.play.program, report.play.step.flat
+        # Ticks per microsecond: nanoseconds, and for steps below a second finer, a billionth of the step at most.
+        self.scale = 10 ** max(3, math.ceil(3 - math.log10(report.play.step.span or 1.0)))
+        times = report.play.step.times
+        self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
+        self.actions = [*map(str, self.program.timetable.actions), *[UPDATE] * self.program.devices]
+        self.owner = self._owners()
+        self.streams: dict[int, list[str]] = defaultdict(list)
+        for device, stream in self.flat.queues:
+            self.streams[device].append(stream)
+        self._said: dict[int, tuple[str, str]] = {}
+
+    def ticks(self, seconds: Any) -> np.ndarray:
+        """Moments [s] on the grid."""
+        return np.rint(np.asarray(seconds, float) * (1e6 * self.scale)).astype(np.int64)
+
+    def us(self, ticks: np.ndarray) -> list[float]:
+        """Ticks as microseconds; they have at most 15 figures, so the shortest decimal is the exact one."""
+        return (ticks / self.scale).tolist()
+
+    def _owners(self) -> np.ndarray:
+        """The action of every op, by its place in `actions`."""
+        owner = np.empty(len(self.flat.ops), int)
+        for action in range(len(self.program.timetable.slot)):
+            owner[self.flat.first[action] : self.flat.behind[action] + self._sends(action)] = action
+        for device, numbers in enumerate(self.flat.updates):
+            owner[numbers] = len(self.program.timetable.slot) + device
+        return owner
+
+    def _sends(self, action: int) -> bool:
+        """Whether a send stands behind the ops of an action."""
+        return self.program.sends[self.program.timetable.slot[action]] is not None
+
+    # ------------------------------------------------------------------------------------------ parts
+
+    def about(self) -> dict[str, Any]:
+        """What was forecast, and with which version."""
+        report = self.report
+        return {
+            "id": report.job.id,
+            "meshcast": product_version(),
+            "step_time_s": report.step_time,
+            "interval_90_s": list(report.interval_90),
+            "job": report.job.to_dict(),
+        }
+
+    def events(self) -> Iterator[list[str]]:
+        """All events, in batches: a slice stands ahead of the arrow that begins or ends at it."""
+        for device in range(self.program.devices):
+            yield self.names(device)
+            yield self.action_slices(device)
+            yield self.host_slices(device)
+            for stream in sorted(self.streams[device], key=THREADS.index):
+                yield self.slices(device, stream)
+        yield self.arrows()
+        for device in range(self.program.devices):
+            yield self.counters(device)
+
+    def names(self, device: int) -> list[str]:
+        """What a process and its threads are called, and their order."""
+        mesh, axis = self.play.plan.mesh, self.play.plan.pipeline_axis
+        lines = [
+            _named("process_name", device, 0, {"name": f"device {device} ({ranks(mesh, axis, device)})"}),
+            _named("process_sort_index", device, 0, {"sort_index": device}),
+        ]
+        for place, name in enumerate(THREADS):
+            if name in (ACTIONS, *self.streams[device]) or (name == HOST and self._has_host):
+                tid = _tid(device, name)
+                lines.append(_named("thread_name", device, tid, {"name": SPOKEN.get(name, name)}))
+                lines.append(_named("thread_sort_index", device, tid, {"sort_index": place}))
+        return lines
+
+    @property
+    def _has_host(self) -> bool:
+        return self.program.host > 0 or self.report.job.framework.step_overhead_s > 0
+
+    def slices(self, device: int, stream: str) -> list[str]:
+        """Every op of a stream; marks, which do nothing, are left out."""
+        ops, actions, flat = self.flat.ops, self.actions, self.flat
+        numbers = np.array([n for n in flat.queues[device, stream] if ops[n].work is not None], int)
+        begin, end = self.begin[numbers], self.end[numbers]
+        rows = zip(numbers.tolist(), self.us(begin), self.us(end - begin), self.owner[numbers].tolist(), strict=True)
+        where = f'"pid":{device},"tid":{_tid(device, stream)},"ts":'
+        lines = []
+        for number, ts, dur, action in rows:
+            head, tail = self._words(ops[number], flat.latency[number])
+            lines.append(f'{head}{where}{ts},"dur":{dur},"args":{{"action":"{actions[action]}"{tail}')
+        return lines
+
+    def _words(self, op: Op, latency: float) -> tuple[str, str]:
+        """What stands in front of an op's times, and behind its action; the same for all turns of one op."""
+        if id(op) not in self._said:
+            assert op.work is not None
+            # A message belongs to no phase; its action says which way it goes.
+            told: dict[str, Any] = {} if isinstance(op.work, Transfer) else {"phase": op.phase}
+            told |= _told(op.work)
+            if latency:
+                told["latency_us"] = float(f"{latency * 1e6:.6g}")
+            head = f'{{"ph":"X","name":{_json(op.name)},"cat":"{kind_of(op)}",'
+            self._said[id(op)] = head, f",{_json(told)[1:]}}}"
+        return self._said[id(op)]
+
+    def action_slices(self, device: int) -> list[str]:
+        """Every action of a device, from its first kernel to its last."""
+        table = self.program.timetable
+        queue = np.array([n for n in self.flat.queues[device, COMPUTE] if self.flat.ops[n].work is not None], int)
+        owner = self.owner[queue]
+        # Kernels stand in the order of the actions, so those of one action are neighbours.
+        first = np.flatnonzero(np.diff(owner, prepend=-1))
+        last = np.append(first[1:], len(queue)) - 1 if len(queue) else first
+        begin, end = self.begin[queue[first]], self.end[queue[last]]
+        lines = []
+        for action, ts, dur in zip(owner[first].tolist(), self.us(begin), self.us(end - begin), strict=True):
+            args: dict[str, Any] = {"kind": UPDATE}
+            if action < len(table.slot):
+                stage, kind, microbatch = table.actions[action]
+                args = {"stage": stage, "kind": kind, "microbatch": microbatch}
+            lines.append(_slice(self.actions[action], "action", device, ACTIONS, ts, dur, args))
+        return lines
+
+    def host_slices(self, device: int) -> list[str]:
+        """The host of a device: it issues the ops of one action after another and waits for none; and its constant
+        time behind the step."""
+        lines = []
+        issue = np.asarray(self.flat.issue)
+        own = np.flatnonzero((np.asarray(self.flat.device) == device) & (issue > 0))
+        if len(own):
+            first = np.flatnonzero(np.diff(self.owner[own], prepend=-1))
+            clock = self.ticks(np.concatenate([[0.0], np.cumsum(issue[own])]))[[*first, len(own)]]
+            rows = zip(self.us(clock[:-1]), self.us(np.diff(clock)), np.diff([*first, len(own)]).tolist(), strict=True)
+            for (ts, dur, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
+                name = self.actions[action]
+                lines.append(_slice(f"issue {name}", HOST, device, HOST, ts, dur, {"action": name, "ops": count}))
+        if self.report.job.framework.step_overhead_s:
+            done = max(int(self.end.max(initial=0)), int(self.ticks(self.play.step.span)))
+            ends = np.array([done, int(self.ticks(self.report.step_time))])
+            (ts, _), (dur,) = self.us(ends), self.us(np.diff(ends))
+            lines.append(_slice("host: data, logging", HOST, device, HOST, ts, dur, {}))
+        return lines
+
+    def arrows(self) -> list[str]:
+        """From every send to the first op of the receiving action that waits for it."""
+        table, flat = self.program.timetable, self.flat
+        lines: list[str] = []
+        for action, need in enumerate(table.need):
+            if need < 0 or not self._sends(need):
+                continue
+            send = flat.behind[need]
+            numbers = range(flat.first[action], flat.behind[action] + self._sends(action))
+            # A stage without layers hands on what comes: there it is its own send that waits, or nothing.
+            reader = next((n for n in numbers if send in flat.after[n]), None)
+            if reader is None:
+                continue
+            ends = [("s", send, ""), ("f", reader, ',"bp":"e"')]
+            for ph, number, more in ends:
+                (ts,) = self.us(self.begin[[number]])
+                device, stream = flat.device[number], flat.ops[number].stream
+                lines.append(
+                    f'{{"ph":"{ph}","id":{send},"name":"{self.actions[need]}","cat":"send","pid":{device},'
+                    f'"tid":{_tid(device, stream)},"ts":{ts}{more}}}'
+                )
+        return lines
+
+    def counters(self, device: int) -> list[str]:
+        """The memory of a device [GiB] by category, thinned: of a stretch of time its peak and its end."""
+        moments, held = self.play.memory(device)
+        chosen = thinned(moments, held.sum(axis=1), SAMPLES)
+        shown = [i for i in range(len(CATEGORIES)) if held[:, i].any()]
+        names = [CATEGORIES[i] for i in shown]
+        rows = zip(self.us(self.ticks(moments[chosen])), (held[chosen][:, shown] / GIB).tolist(), strict=True)
+        lines = []
+        for ts, values in rows:
+            # Rounding must not leave a hair of what was given back.
+            args = ",".join(f'"{name}":{max(value, 0.0):.9g}' for name, value in zip(names, values, strict=True))
+            lines.append(f'{{"ph":"C","name":"memory [GiB]","pid":{device},"tid":0,"ts":{ts},"args":{{{args}}}}}')
+        return lines
+
+
+def thinned(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of some ordered samples: of every stretch of equal time the largest and the last."""
+    if len(moments) <= most:
+        return np.arange(len(moments))
+    bins = most // 2 - 1
+    width = (moments[-1] - moments[0]) / bins or 1.0
+    bin_of = np.minimum(((moments - moments[0]) / width).astype(int), bins - 1)
+    first = np.flatnonzero(np.diff(bin_of, prepend=-1))
+    last = np.append(first[1:], len(moments)) - 1
+    largest = [a + int(np.argmax(total[a : b + 1])) for a, b in zip(first, last, strict=True)]
+    return np.unique([0, *largest, *last])
+
+
+def ranks(mesh: Mesh, axis: str, position: int) -> str:
+    """The ranks at one position of an axis, in words: a device of the pipeline stands for all of them.
+
+    >>> ranks(Mesh({"pp": 2, "tp": 4}), "pp", 1), ranks(Mesh({"dp": 16, "pp": 2, "tp": 2}), "pp", 0)
+    ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 32 ranks')
+    """
+    stride = mesh.stride(axis) if axis in mesh.axes else 1
+    found = [rank for rank in range(mesh.world) if rank // stride % mesh.size(axis) == position]
+    if len(found) == 1:
+        return f"rank {found[0]}"
+    if found[-1] - found[0] == len(found) - 1:
+        return f"ranks {found[0]} to {found[-1]}: {len(found)} ranks"
+    return f"ranks {', '.join(map(str, found[:4]))}{', ...' if len(found) > 4 else ''}: {len(found)} ranks"
+
+
+def _told(work: Work) -> dict[str, Any]:
+    """A piece of work by its fields, with its bytes and FLOPs."""
+    told: dict[str, Any] = {"work": type(work).__name__.lower()}
+    told |= {field.name: value for field in fields(work) if (value := getattr(work, field.name)) is not None}
+    if hasattr(work, "bytes"):
+        told["bytes"] = int(work.bytes)
+    if work.flops:
+        told["FLOPs"] = int(work.flops)
+    return told
+
+
+def _tid(device: int, thread: str) -> int:
+    return device * STRIDE + 1 + THREADS.index(thread)
+
+
+def _slice(name: str, category: str, device: int, thread: str, ts: float, dur: float, args: dict[str, Any]) -> str:
+    return (
+        f'{{"ph":"X","name":{_json(name)},"cat":"{category}","pid":{device},"tid":{_tid(device, thread)},'
+        f'"ts":{ts},"dur":{dur},"args":{_json(args)}}}'
+    )
+
+
+def _named(what: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+    return f'{{"ph":"M","name":"{what}","pid":{pid},"tid":{tid},"args":{_json(args)}}}'
+
+
+def _json(value: Any) -> str:
+    """Compact JSON. A model that was given as an object stands there in words."""
+    return json.dumps(value, separators=(",", ":"), default=str)
