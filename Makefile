@@ -13,15 +13,15 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint bench clean help
+.PHONY: demo test lint bench golden clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(BASE) ## forecast two well-known runs and draw their timelines into out/
+demo: $(BASE) ## forecast two well-known runs and draw them into out/
 	@mkdir -p out
-	$(BIN)/meshcast predict examples/llama3-70b-dgx-h100.yaml --plot out/llama3-70b-timeline.png
-	$(BIN)/meshcast predict examples/gpt3-175b-dgx-a100.yaml --plot out/gpt3-175b-timeline.png
+	$(BIN)/meshcast predict examples/llama3-70b-dgx-h100.yaml --plot out/llama3-70b/
+	$(BIN)/meshcast predict examples/gpt3-175b-dgx-a100.yaml --plot out/gpt3-175b/
 
 test: $(DEV) ## run the tests (WORKERS=2 processes)
 	$(BIN)/python -m pytest -n $(WORKERS) -q
@@ -33,6 +33,9 @@ lint: $(DEV) ## check style, formatting and types
 
 bench: $(DEV) ## time the simulator itself
 	$(BIN)/python -m pytest benchmarks/ --benchmark-only
+
+golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
+	$(BIN)/python -m tests.golden.rewrite
 
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

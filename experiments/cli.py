@@ -7,6 +7,7 @@ Answers go to stdout, messages to stderr. Exit codes: 0 answered, 2 a mistake of
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ LATER = ("published", "kernels", "collectives", "stages", "distributed", "claims
 """Kinds of validation that have a contract and no code yet."""
 
 FIGURES = (".png", ".svg")
+TRACES = (".json", ".json.gz")
 
 app = typer.Typer(
     name="meshcast",
@@ -104,30 +106,41 @@ def predict(
     ] = None,
     as_json: AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the timeline into a .png or .svg file.")
+        str | None,
+        typer.Option(
+            "--plot", metavar="PATH", help="Draw the timeline into a .png or .svg file, or all figures into a FOLDER/."
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Write what ran when into a .json or .json.gz, for ui.perfetto.dev."
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when the plan does not fit in memory.")] = False,
 ) -> None:
     """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
     with answering(as_json):
-        if plot is not None:
-            check_figure(plot)
+        files = figure_files(plot) if plot is not None else {}
+        if trace is not None:
+            check_trace(trace, job)
         from simulator import load_job, simulate
 
         report = simulate(load_job(job, change or ()))
-        if plot is not None:
-            from experiments.plots.timeline import draw
+        draw(report, files)
+        if trace is not None:
+            from simulator.report.trace import write
 
             try:
-                draw(report, plot)
+                write(report, trace)
             except OSError as error:
-                raise unwritable(plot, error.strerror or str(error)) from None
+                raise unwritable(trace, error.strerror or str(error), "--trace") from None
         if as_json:
             emit(report.to_dict())
         else:
             from experiments.page import page, show
 
-            show(page(report, str(plot) if plot else None))
+            show(page(report, list(files.values()), str(trace) if trace else None))
         if strict and not report.fits:
             missing = (report.peak_device - report.capacity) / 2**30
             told = OutOfMemory(
@@ -137,21 +150,64 @@ def predict(
             raise typer.Exit(TOO_LARGE)
 
 
-def check_figure(path: Path) -> None:
-    """Refuses before the work what cannot be drawn after it."""
-    if path.suffix.lower() not in FIGURES:
-        raise PlanError(
-            "--plot", "a timeline is drawn as .png or .svg", f"Write {path.stem or 'timeline'}.png", str(path)
-        )
+def figure_files(plot: str) -> dict[str, Path]:
+    """Which figure goes where: a timeline into a file, all of them into a folder.
+
+    Refuses before the work what cannot be drawn after it.
+    """
+    path, named = Path(plot), plot.endswith(("/", os.sep))
+    if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
+        if path.suffix.lower() not in FIGURES:
+            remedy = f"Write {path.stem or 'timeline'}.png, or {path.stem or 'figures'}/ for a folder of all figures"
+            raise PlanError("--plot", "a timeline is drawn as .png or .svg", remedy, plot)
+        check_place(path, "--plot")
+        return {"timeline": path}
+    if path.exists() and not path.is_dir():
+        raise unwritable(path, "it is no folder")
+    files = {name: path / f"{name}.png" for name in ("timeline", "memory", "breakdown")}
+    for place in files.values() if path.is_dir() else [path]:
+        check_place(place, "--plot")
+    return files
+
+
+def draw(report: Any, files: dict[str, Path]) -> None:
+    """Draws figures into their files, and makes their folder."""
+    if not files:
+        return
+    from experiments.plots import breakdown, memory, timeline
+
+    figures = {"timeline": timeline.draw, "memory": memory.draw, "breakdown": breakdown.draw}
+    for name, path in files.items():
+        try:
+            path.parent.mkdir(exist_ok=True)
+            figures[name](report, path)
+        except OSError as error:
+            raise unwritable(path, error.strerror or str(error)) from None
+
+
+def check_trace(path: Path, job: Path) -> None:
+    """Refuses before the work what cannot be written after it."""
+    if not path.name.lower().endswith(TRACES):
+        remedy = f"Write {path.stem or 'trace'}.json.gz"
+        raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, str(path))
+    check_place(path, "--trace")
+    if path.exists() and job.exists() and path.samefile(job):
+        raise unwritable(path, "it is the job", "--trace")
+
+
+def check_place(path: Path, option: str) -> None:
+    """Refuses the name of a file that cannot be written."""
     if not path.parent.is_dir():
-        raise unwritable(path, f"there is no folder {path.parent}")
+        raise unwritable(path, f"there is no folder {path.parent}", option)
     if path.is_dir():
-        raise unwritable(path, "it is a folder")
+        raise unwritable(path, "it is a folder", option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise unwritable(path, "permission denied", option)
 
 
-def unwritable(path: Path, reason: str) -> PlanError:
+def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:
     return PlanError(
-        "--plot", f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
+        option, f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
     )
 
 

@@ -9,6 +9,7 @@ import io
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -66,8 +67,8 @@ def show(what: RenderableType) -> None:
         sys.stdout.write(text)
 
 
-def page(report: Report, plot: str | None = None) -> RenderableType:
-    """The whole page. plot: the file into which the timeline was drawn."""
+def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -> RenderableType:
+    """The whole page. plots, trace: the files that were drawn and written."""
     answer = report.to_dict()
     parts: list[RenderableType] = [
         title(report),
@@ -82,8 +83,12 @@ def page(report: Report, plot: str | None = None) -> RenderableType:
     ]
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
-    if plot:
-        parts.append(_field("timeline", f"drawn into {plot}"))
+    if len(plots) == 1:
+        parts.append(_field("timeline", f"drawn into {plots[0]}"))
+    elif plots:
+        parts.append(_field("figures", f"{', '.join(path.name for path in plots)} drawn into {plots[0].parent}"))
+    if trace:
+        parts.append(_field("trace", f"written into {trace}; ui.perfetto.dev shows it"))
     return Group(*parts)
 
 

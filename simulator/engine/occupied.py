@@ -153,8 +153,8 @@ def _host_waits(
     assert isinstance(part, Part) and coordinates.host is not None
     block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
     issued = states[:, coordinates.host, None] + coordinates.launch * launched
-    late: np.ndarray = np.abs(begin - issued) <= INSTANT
-    some = late.any(axis=0).tolist()
+    late = np.abs(begin - issued) <= INSTANT
+    some = np.asarray(late.any(axis=0)).tolist()
     before: dict[str, int] = {}
     for i, op in enumerate(block.ops):
         if some[i] and op.work is not None:
