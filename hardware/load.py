@@ -26,12 +26,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from hardware import units
 from hardware.errors import CatalogError, MeshcastError, nearest
+from hardware.plain import read_plain
 
 MAX_BYTES = 10_000_000
 """Longest file that is read, in bytes: no description is near it, and parsing more would look like a hang."""
@@ -64,6 +62,15 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     """
     where = where or ("text" if isinstance(source, str) else str(source))
     text = source if isinstance(source, str) else _read_text(source, where, error)
+    data = read_plain(text)
+    return Document(_parsed(text, where, error) if data is None else data, text, where)
+
+
+def _parsed(text: str, where: str, error: type[MeshcastError]) -> Any:
+    """The data of a YAML document in the whole language."""
+    from ruamel.yaml import YAML  # here, for it takes long to import and most documents are plain
+    from ruamel.yaml.error import YAMLError
+
     try:
         # The safe loader knows no line numbers and is several times faster than the round-trip one; lines are only
         # wanted for an error, and then `line_of` parses again.
@@ -83,7 +90,7 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     if "&" in text and "*" in text and _too_large(data):
         rule = f"its aliases write out to more than {MAX_NODES:,} items"
         raise error(where, rule, "Write the values out instead of using & and *")
-    return Document(data, text, where)
+    return data
 
 
 def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError]) -> str:
@@ -119,6 +126,10 @@ def _too_large(data: Any) -> bool:
 
 def line_of(text: str, place: Place) -> int:
     """The line (from 1) of the field at `place` in YAML `text`, or of the innermost parent that is there."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
     try:
         node: Node | None = YAML(typ="safe", pure=True).compose(text)
     except (YAMLError, ValueError, RecursionError):
