@@ -1,8 +1,8 @@
 """Reads the plain YAML that descriptions are written in, many times faster than a parser of the whole language.
 
 Plain is printable ASCII in blocks of ``key: value`` lines, each value in one line: a word, a number, a day, text in
-double quotes without escapes, or lists and mappings of these in brackets. JSON without escapes is plain, too. Whatever
-else a document holds, mistakes included, is for the parser of the whole language: then `read_plain` answers None.
+double quotes without escapes, or lists and mappings of these in brackets. One such value alone is plain, and so is JSON
+without escapes. Whatever else a document holds, mistakes included, is for the parser of the whole language.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINE = re.compile(r"( *)([A-Za-z_][\w.-]{0,99}):(?: +(.*?))? *")
 OPENING = re.compile(r"([\[{]) *")
 BETWEEN = re.compile(r" *(?:, *(?![\]}])|(?=[\]}]))")
 KEY = re.compile(r"([A-Za-z_][\w.-]{0,99}): +")
-QUOTED = re.compile(r'"([^"\\]*)"')
+QUOTED = re.compile(r'"([^"\\\n]*)"')
 WORD = re.compile(r"(?:[A-Za-z0-9_/.]|[+-](?=[\w.]))(?:[\w ./+()=%;<>~'-]|:(?=[\w/.]))*")
 LINE_WORD = re.compile(WORD.pattern.replace("[\\w ", "[\\w ,"))
 """Outside brackets a comma is a part of a word."""
@@ -45,27 +45,25 @@ class Other(Exception):
     """The document is not plain."""
 
 
-def read_plain(text: str) -> dict[str, Any] | None:
-    """The mapping that a plain document holds; None for any other document."""
-    try:
-        if not PRINTABLE.fullmatch(text):
-            return None
-        if text.startswith("{"):
-            return _json(text)
-        return _blocks(text)
-    except (Other, ValueError, RecursionError):
-        return None
+def read_plain(text: str) -> Any:
+    """What a plain document holds; None for any other document."""
+    if PRINTABLE.fullmatch(text):
+        for form in (_json, _line, _blocks):
+            try:
+                return form(text)
+            except (Other, ValueError, RecursionError):
+                continue
+    return None
 
 
-def _json(text: str) -> dict[str, Any]:
+def _json(text: str) -> Any:
     def refused(_: str) -> None:
         raise Other
 
     # Escapes differ a little; and a depth that ends the other parser, or whatever walks the data, must not pass here.
     if "\\" in text or text.count("{") + text.count("[") > BRACKETS:
         raise Other
-    found: dict[str, Any] = json.loads(text, object_pairs_hook=_once, parse_constant=refused)
-    return found
+    return json.loads(text, object_pairs_hook=_once, parse_constant=refused)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,7 +73,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _blocks(text: str) -> dict[str, Any] | None:
+def _line(text: str) -> Any:
+    value, end = _value(text, 0, LINE_WORD, DEPTH)
+    if text.startswith("...") or not END.fullmatch(text, end):  # three dots end a document
+        raise Other
+    return value
+
+
+def _blocks(text: str) -> Any:
     top: dict[str, Any] = {}
     stack = [(0, top)]  # the mappings that are open, with their indentation
     opened: str | None = None  # the key whose mapping the next line may begin

@@ -33,6 +33,7 @@ PLAIN = [
     "a: 1\nb: -2.5e-3\nc: 1e12\nd: true\ne: null\nf:\ng: 2026-11-21\nh: 1f1b\n",
     'a: {b: 80 GiB, c: [1, two, 3.0, []], d: {}, e: "x # y: {z}"} # why\n# and why not\nf: dgx-h100:64\n',
     "a:\n  b:\n    c: 1\n  d: yes\n\ne: https://x.org/a, page 3 (b)\n",
+    *("8", "-1.5e12", "true", "words: 1 # why", "words, and words", "[2, 2] # why", "{tp: 8}", '"8"', "dgx-a100:2"),
     '{"a": 1, "b": [true, null, 1.5], "c": {"d": "x"}}\n',
 ]
 
@@ -45,7 +46,8 @@ def test_what_is_plain(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "a", "- a\n", "a:1\n", "  a: 1\n", "a: 1\n b: 2\n", "a:\n  b: 1\n c: 2\n", "a: x\n  y\n", "\ta: 1\n"),
+        *("", "null", "a\nb", '"a\nb"', "... a", "...", "- a", "a #b\nc", "*a", "[1, 2"),
+        *("- a\n", "a:1\n", "  a: 1\n", "a: 1\n b: 2\n", "a:\n  b: 1\n c: 2\n", "a: x\n  y\n", "\ta: 1\n"),
         *("a: 1\na: 1\n", "a: {b: 1, b: 2}\n", '{"a": 1, "a": 2}', "null: 1\n", "1: 2\n", "a: 1\n---\nb: 1\n"),
         *("a: &x 1\n", "a: *x\n", "a: !t x\n", "a: |\n  x\n", "a: 'x'\n", 'a: "\\n"\n', 'a: "x" y\n', "<<: 1\n"),
         *("a: 0x10\n", "a: 0o7\n", "a: 010\n", "a: 1_0\n", "a: +1\n", "a: .5\n", "a: .inf\n", "a: 2026-13-45\n"),
