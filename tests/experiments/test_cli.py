@@ -238,12 +238,12 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
 
 @pytest.mark.parametrize("example", ["llama3-70b-dgx-h100", "gpt3-175b-dgx-a100"])
 def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
-    """What is heavy and not needed: drawing, tables, and, for shipped files, the parser of all of YAML."""
+    """What is heavy and not needed: drawing and tables."""
     code = (
         "import os, sys\nfrom experiments.cli import main\n"
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'ruamel.yaml', 'validation', 'experiments.plots'}\n"
+        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'validation', 'experiments.plots'}\n"
         "print(sorted(heavy & set(sys.modules)), os.environ['OPENBLAS_NUM_THREADS'])"
     )
     env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
