@@ -16,6 +16,7 @@ from hardware.gpu import GPU
 from hardware.link import Link
 from hardware.load import Document, Value, catalog, line_of, load, read_yaml, validated
 from hardware.node import Node
+from hardware.shared import shared
 from hardware.topology import Reach, reach
 
 __all__ = [
@@ -61,6 +62,8 @@ def clusters() -> tuple[str, ...]:
 def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> Cluster:
     """The cluster that `spec` describes; any mistake in it raises one CatalogError.
 
+    Equal descriptions give the same object, files included: they are read every time, for they may have changed.
+
     Args:
         spec: ``dgx-h100:64`` (node : number of nodes), a name of the catalog, the path of a YAML file, or a mapping:
             ``{node: dgx-h100, nodes: 64}`` or ``{gpu: h100-sxm, gpus: 128, gpus_per_node: 8, scale_up_domain: 8,
@@ -99,11 +102,16 @@ def _counted(node: str, count: str, where: str, spec: str) -> Cluster:
         raise CatalogError(where, rule, f"Write it like {node}:64", spec)
     if len(count) > 20 or int(count) * int(load("nodes", node).gpus) > MAX_GPUS:
         raise CatalogError(where, f"more than {MAX_GPUS:,} GPUs", "Write fewer nodes", spec)
-    return validated(Cluster, {"name": f"{node}:{int(count)}", "node": node, "nodes": int(count)}, where)
+    data = {"name": f"{node}:{int(count)}", "node": node, "nodes": int(count)}
+    return shared(Cluster, data, lambda: validated(Cluster, data, where))
 
 
 def _described(document: Document) -> Cluster:
     """The cluster of a mapping, in either of its two forms."""
+    return shared(Cluster, document.data, lambda: _read(document))
+
+
+def _read(document: Document) -> Cluster:
     data, text, where = document
     if not isinstance(data, dict) or not {"gpu", "gpus_per_node", "scale_up_domain", "inter"} & data.keys():
         return validated(Cluster, data, where, text=text)

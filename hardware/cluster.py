@@ -113,7 +113,7 @@ class Cluster(Strict):
         link = nics.link
         return Tier(link.name, share, float(link.latency), float(link.payload), self.fabric.oversubscription)
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # cheap: a cluster is a key of what is kept for it
         return hash((self.name, self.node.name, self.nodes, self.used))
 
     def __str__(self) -> str:

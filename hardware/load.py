@@ -16,7 +16,7 @@ import datetime
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -24,20 +24,26 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from hardware import units
 from hardware.errors import CatalogError, MeshcastError, nearest
+
+try:
+    from yaml import CSafeLoader as SafeLoader  # libyaml, many times faster
+except ImportError:
+    from yaml import SafeLoader  # type: ignore[assignment]
 
 MAX_BYTES = 10_000_000
 """Longest file that is read, in bytes: no description is near it, and parsing more would look like a hang."""
 
 MAX_NODES = 1_000_000
 """Most items a document may hold once its aliases are written out (``*a`` of ``*b`` of ``*c`` grows without bound)."""
+
+MAX_DEPTH = 100
+"""Deepest nesting that is read: libyaml ends the process where its stack ends."""
 
 Place = tuple[int | str, ...]
 """Keys and indices from a document's top to a field."""
@@ -56,6 +62,70 @@ class Document(NamedTuple):
     where: str
 
 
+class GivenTwice(yaml.MarkedYAMLError):
+    """A mapping has a key twice."""
+
+
+class Loader(SafeLoader):
+    """PyYAML's safe loader, for YAML 1.2.
+
+    Words without quotes are what the core schema of YAML 1.2 says: ``yes``, ``off`` and ``1:30`` are text, ``1e3`` is a
+    number. Beyond it ``2026-11-21`` is a day, and ``1_000``, ``0b11`` and the merging of ``<<`` are understood.
+    """
+
+    yaml_implicit_resolvers = {  # without numbers and truth as YAML 1.1 had them
+        first: [one for one in found if one[0].endswith((":null", ":timestamp", ":merge"))]
+        for first, found in SafeLoader.yaml_implicit_resolvers.items()
+    }
+    depth = 0
+
+    def descend_resolver(self, *_: Any) -> None:
+        """Called before each node that is composed."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise RecursionError
+
+    def ascend_resolver(self) -> None:
+        """Called after each node that was composed."""
+        self.depth -= 1
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node)).replace("_", "")
+        return int(text, 0 if text.lstrip("+-")[1:2] in ("b", "o", "x") else 10)  # 012 is twelve
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called before each mapping that is constructed: refuses a key given twice and merges ``<<``."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self._key(key_node)
+            if key in seen:
+                raise GivenTwice(problem=f"the key {str(key)!r} is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        if "<<" in seen:
+            super().flatten_mapping(node)
+            # Each key once, or mappings merged into each other would grow without bound.
+            node.value = list({self._key(pair[0]): pair for pair in node.value}.values())
+
+    def _key(self, node: yaml.Node) -> Any:
+        if node.tag == "tag:yaml.org,2002:merge":
+            return node.value
+        key = self.construct_object(node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.MarkedYAMLError(problem="found unhashable key", problem_mark=node.start_mark)
+        return key
+
+
+CORE = (
+    ("bool", r"true|True|TRUE|false|False|FALSE"),
+    ("int", r"[-+]?(?:[0-9][0-9_]*|0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+)"),
+    ("float", r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
+)
+for _tag, _form in CORE:
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list("tTfF-+.0123456789"))
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
 def read_yaml(source: str | Path | Traversable, where: str = "", error: type[MeshcastError] = CatalogError) -> Document:
     """The YAML 1.2 document in a file (`source` is a path) or in text (`source` is a str).
 
@@ -65,21 +135,20 @@ def read_yaml(source: str | Path | Traversable, where: str = "", error: type[Mes
     where = where or ("text" if isinstance(source, str) else str(source))
     text = source if isinstance(source, str) else _read_text(source, where, error)
     try:
-        # The safe loader knows no line numbers and is several times faster than the round-trip one; lines are only
-        # wanted for an error, and then `line_of` parses again.
-        data = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as e:
+        data = yaml.load(text, Loader)
+    except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = str(getattr(e, "problem", None) or str(e).splitlines()[0])
-        if "duplicate key" in problem:
-            key = problem.partition('"')[2].partition('"')[0]
-            raise error(f"{where}{line}", f"the key {key!r} is given twice", "Keep one of the two") from None
-        rule = f"not valid YAML 1.2 ({problem.split(chr(10))[0]})"
-        raise error(f"{where}{line}", rule, "Correct the line; `key: value`, spaces for indentation") from None
-    except (ValueError, RecursionError, OverflowError) as e:
-        rule = "nested too deeply" if isinstance(e, RecursionError) else f"not valid YAML 1.2 ({e})"
-        raise error(where, rule, "Simplify the file") from None
+        where += f":{mark.line + 1}" if mark else ""
+        if isinstance(e, GivenTwice):
+            raise error(where, str(e.problem), "Keep one of the two") from None
+        problem = str(getattr(e, "problem", None) or e).splitlines()[0]
+        problem = "the anchor is given twice" if problem == "second occurrence" else problem
+        rule = f"not valid YAML 1.2 ({problem})"
+        raise error(where, rule, "Correct the line; `key: value`, spaces for indentation") from None
+    except RecursionError:
+        raise error(where, "nested too deeply", "Simplify the file") from None
+    except (ValueError, LookupError, AttributeError) as e:  # a day or a number that is none, or !!int before a word
+        raise error(where, f"not valid YAML 1.2 ({e})", "Simplify the file") from None
     if "&" in text and "*" in text and _too_large(data):
         rule = f"its aliases write out to more than {MAX_NODES:,} items"
         raise error(where, rule, "Write the values out instead of using & and *")
@@ -120,17 +189,17 @@ def _too_large(data: Any) -> bool:
 def line_of(text: str, place: Place) -> int:
     """The line (from 1) of the field at `place` in YAML `text`, or of the innermost parent that is there."""
     try:
-        node: Node | None = YAML(typ="safe", pure=True).compose(text)
-    except (YAMLError, ValueError, RecursionError):
+        node: yaml.Node | None = yaml.compose(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
         return 1
     line = 1
     for part in place:
-        if isinstance(node, MappingNode):
+        if isinstance(node, yaml.MappingNode):
             found = [(k, v) for k, v in node.value if str(k.value) == str(part)]
             if not found:
                 break
             line, node = found[0][0].start_mark.line + 1, found[0][1]
-        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
             line = node.start_mark.line + 1
         else:

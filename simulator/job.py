@@ -194,14 +194,13 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(file.model, "model", base)
     precision = _precision(file, framework)
-    framework = framework.model_copy(
-        update={
-            "weights": precision.compute,
-            "gradients": precision.gradients,
-            "main_weights": precision.main_weights,
-            "moments": precision.moments,
-        }
-    )
+    formats = {
+        "weights": precision.compute,
+        "gradients": precision.gradients,
+        "main_weights": precision.main_weights,
+        "moments": precision.moments,
+    }
+    framework = load_framework(choice.name, choice.set | formats)
     plan = _long(file.plan, cluster.gpus)
     named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
     return Job(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validated
+from hardware.shared import shared
 
 Format = Literal["fp32", "bf16", "fp16"]
 
@@ -88,10 +89,14 @@ class Framework(Part):
     spread: float = Field(ge=0)
     """Standard deviation of log(measured / predicted) of the step that the habits leave unexplained."""
 
+    def __hash__(self) -> int:  # cheap, and `rates` is a dict; equal frameworks are equal in these
+        return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))
 
-def framework_names() -> list[str]:
+
+@cache
+def framework_names() -> tuple[str, ...]:
     """The frameworks that have a file."""
-    return sorted(f.name[:-5] for f in resources.files(__name__).iterdir() if f.name.endswith(".yaml"))
+    return tuple(sorted(f.name[:-5] for f in resources.files(__name__).iterdir() if f.name.endswith(".yaml")))
 
 
 @cache
@@ -100,13 +105,14 @@ def _file(name: str) -> dict[str, Any]:
 
 
 def load_framework(name: str, changes: dict[str, Any] | None = None, where: str = "framework") -> Framework:
-    """The framework `name` with the fields in `changes` set (nested as in its file).
+    """The framework `name` with the fields in `changes` set (nested as in its file); equal ones are the same object.
 
     Raises PlanError for an unknown name, field or value.
     """
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
-    return validated(Framework, _merged(_file(name), changes or {}), f"{where}.set", PlanError)
+    fields = _merged(_file(name), changes or {})
+    return shared(Framework, fields, lambda: validated(Framework, fields, f"{where}.set", PlanError))
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

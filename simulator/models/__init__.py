@@ -23,6 +23,7 @@ from typing import Any
 
 from hardware.errors import ModelError, nearest
 from hardware.load import MAX_BYTES, Document, read_yaml
+from hardware.shared import shared
 from simulator.models.huggingface import from_config
 from simulator.models.model import Model, explained, place
 
@@ -46,9 +47,10 @@ NESTING = 8
 """Model files that may build on each other before we call it a circle."""
 
 
-def presets() -> list[str]:
+@cache
+def presets() -> tuple[str, ...]:
     """The names of all presets (without aliases), by family and then by size."""
-    return sorted((file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml")), key=_family_and_size)
+    return tuple(sorted((file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml")), key=_family_and_size))
 
 
 def preset_source(name: str) -> str:
@@ -59,7 +61,7 @@ def preset_source(name: str) -> str:
 
 
 def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model:
-    """The model that `spec` describes.
+    """The model that `spec` describes; equal fields give the same object.
 
     Args:
         spec: a preset's name, a path (``config.json``, a folder that holds one, a YAML model file), a mapping of
@@ -75,7 +77,7 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
     fields = _fields(spec, where, Path(base), 0)
     fields.pop("source", None)
     with explained(where):
-        return Model.model_validate(fields)
+        return shared(Model, fields, lambda: Model.model_validate(fields))
 
 
 def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:

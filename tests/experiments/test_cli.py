@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -233,6 +234,21 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("example", ["llama3-70b-dgx-h100", "gpt3-175b-dgx-a100"])
+def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
+    """What is heavy and not needed: drawing and tables."""
+    code = (
+        "import os, sys\nfrom experiments.cli import main\n"
+        f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'validation', 'experiments.plots'}\n"
+        "print(sorted(heavy & set(sys.modules)), os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, env=env)
+    assert done.stdout.splitlines()[-1] == "[] 1"
 
 
 def test_an_interrupt_is_quiet(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

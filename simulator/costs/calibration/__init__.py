@@ -83,8 +83,9 @@ def load_links(up: Tier, out: Tier) -> tuple[LinkLaw, NetworkLaw]:
     return inner, _law("network", "network", NetworkLaw, fabric)
 
 
+@cache
 def coefficients(name: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """The file `name` as data: section -> coefficient -> {value, spread, ...}, checked."""
+    """The file `name` as data: section -> coefficient -> {value, spread, ...}, checked; read once."""
     data = read_yaml(resources.files(__name__) / f"{name}.yaml", f"calibration/{name}.yaml").data
     for section, entries in data.items():
         for key, entry in entries.items():

@@ -1,0 +1,53 @@
+"""One object for equal descriptions: what was made of data that is written the same is made once.
+
+Descriptions are frozen, so they can be shared. A program that forecasts thousands of jobs reads each of its clusters,
+models and frameworks once, and whatever it keeps for one of them is found again by the object itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
+
+MOST = 1000
+"""Most objects that are kept: a sweep over ever new models must not fill the memory."""
+
+PLAIN = (str, int, float, bool, type(None), datetime.date)
+
+_made: dict[Hashable, Any] = {}
+
+
+def shared(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made:
+    """What `make` makes of `data`, the same object for equal data of one `kind`; what it raises is not kept.
+
+    Data that holds more than mappings, lists and plain values, or itself, is made anew.
+    """
+    try:
+        key = kind, frozen(data)
+    except (TypeError, RecursionError):
+        return make()
+    if key not in _made:
+        made = make()
+        if len(_made) >= MOST:
+            _made.clear()
+        _made[key] = made
+    found: Made = _made[key]
+    return found
+
+
+def frozen(data: Any) -> Hashable:
+    """`data` as a key. The order of a mapping does not count, the type of a value does: 1 is neither 1.0 nor true.
+
+    Raises TypeError for data that is not plain.
+    """
+    kind = type(data)
+    if kind in PLAIN:
+        return kind, data
+    if kind is dict:
+        return dict, frozenset((key, frozen(value)) for key, value in data.items())
+    if kind is list or kind is tuple:
+        return list, tuple(map(frozen, data))
+    raise TypeError(f"{kind.__name__} is not plain")

@@ -1,0 +1,134 @@
+"""Reading YAML: what words stand for, and every way of not being YAML as one clear error."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hardware.errors import CatalogError
+from hardware.load import MAX_DEPTH, line_of, read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TEXT = (
+    *("yes", "no", "on", "off", "y", "n", "Yes", "NO", "nULL", "tRUE", "inf", "nan", ".INf", "1f1b", "80GiB", "80 GiB"),
+    *("1:30", "190:20:30", "1:30.5", "12:00:00", "1.2.3", "2026-1-2", "2026-11", "0X1F", "_1", "._1", "+", "e3", "1e"),
+    *("1e3.5", ".", "=", "dgx-h100:64", "https://x.org/a,b", "a#b", "1,000", "words, and words"),
+)
+
+WORDS = [
+    *((word, word) for word in TEXT),
+    *((word, None) for word in ("null", "Null", "NULL", "~", "")),
+    *((word, True) for word in ("true", "True", "TRUE")),
+    *((word, False) for word in ("false", "False", "FALSE")),
+    *(("1", 1), ("-1", -1), ("+1", 1), ("0", 0), ("012", 12), ("08", 8), ("0o17", 15), ("0x1F", 31), ("-0x1f", -31)),
+    *(("0b11", 3), ("1_000", 1000), ("99999999999999999999", 99999999999999999999)),
+    *(("1e3", 1000.0), ("1E+3", 1000.0), ("1.", 1.0), (".5", 0.5), ("-.5", -0.5), (".5e3", 500.0), ("1.5", 1.5)),
+    *(("40.0e6", 4e7), ("-2.5e-3", -0.0025), ("1e12", 1e12), ("1_0.5", 10.5), ("0.0", 0.0)),
+    *((".inf", float("inf")), ("-.Inf", float("-inf"))),
+    ("2026-11-21", datetime.date(2026, 11, 21)),
+    ("2026-11-21 10:00:00", datetime.datetime(2026, 11, 21, 10)),
+    *(("'1'", "1"), ('"true"', "true"), ("!!str 1", "1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "value"), WORDS)
+def test_what_a_word_stands_for(word: str, value: object) -> None:
+    assert repr(read_yaml(word).data) == repr(value)
+    assert repr(read_yaml(f"a: {word} # why").data) == repr({"a": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [
+        ("a: 1\nb:\nc:\n  d: [two, 3.0, []]\n  e: {}\n", {"a": 1, "b": None, "c": {"d": ["two", 3.0, []], "e": {}}}),
+        ('a: {b: 80 GiB, e: "x # y: {z}"} # why\n# and\n', {"a": {"b": "80 GiB", "e": "x # y: {z}"}}),
+        ("a: >-\n  x\n  y\nb: |\n  x\n", {"a": "x y", "b": "x\n"}),
+        ('{\n\t"a": 1,\n\t"b": [true, null, 1.5], "c": "\\u00e9\\/"}\n', {"a": 1, "b": [True, None, 1.5], "c": "é/"}),
+        ("- &x {b: 1, c: 2}\n- *x\n- {<<: *x, b: 3}\n", [{"b": 1, "c": 2}, {"b": 1, "c": 2}, {"b": 3, "c": 2}]),
+        ("a: {b: &x {<<: {c: 1}, c: 2}}\nd: {<<: [*x, {e: 3}], c: 4}\n", {"a": {"b": {"c": 2}}, "d": {"e": 3, "c": 4}}),
+        *(("", None), ("- 1\n- é\n", [1, "é"]), ("\ufeffa: 1\r\nb: 2\r\n", {"a": 1, "b": 2}), ("1: a\n", {1: "a"})),
+    ],
+)  # fmt: skip
+def test_what_a_document_holds(text: str, data: object) -> None:
+    assert read_yaml(text).data == data
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "text:3: the key 'a' is given twice. Keep one of the two"),
+        ("a: {b: 1,\n  b: 2}\n", "text:2: the key 'b' is given twice"),
+        ('{"a": 1, "a": 2}', "text:1: the key 'a' is given twice"),
+        ("1: a\n0x1: b\n", "text:2: the key '1' is given twice"),
+        ("<<: {a: 1}\n<<: {b: 1}\n", "text:2: the key '<<' is given twice"),
+        ("a: 1\n? {b: 1}\n: 2\n", "text:2: not valid YAML 1.2 (found unhashable key)"),
+        ("a: 1\n---\nb: 2\n", "text:2: not valid YAML 1.2 (but found another document)"),
+        ("a: 1\nb: [1, 2\n", "text:3: not valid YAML 1.2 ("),
+        ("a: x: y\n", "text:1: not valid YAML 1.2 (mapping values"),
+        ("a: 1\n\tb: 2\n", "text:2: not valid YAML 1.2 (found a"),
+        ("a: *x\n", "text:1: not valid YAML 1.2 (found undefined alias"),
+        ("a: &x 1\nb: &x 2\n", "text:2: not valid YAML 1.2 (the anchor is given twice)"),
+        ("a: !t x\n", "text:1: not valid YAML 1.2 (could not determine a constructor for the tag '!t')"),
+        ("a: !!python/name:os.system x\n", "text:1: not valid YAML 1.2 (could not determine a constructor"),
+        ("a: 2026-13-45\n", "text: not valid YAML 1.2 (month must be in 1..12)"),
+        (f"a: 1{'0' * 5000}\n", "text: not valid YAML 1.2 (Exceeds the limit"),
+        *((f"a: !!{tag}\n", "text: not valid YAML 1.2 (") for tag in ("int x", "bool x", "float ''", "timestamp x")),
+        *((f"a: {c}\n", "text: not valid YAML 1.2 (") for c in ("\0", "\x07", "\ud800")),
+        *(("a: &x [*x]\n", "its aliases write out to more than"), ("a: &x {b: *x}\n", "its aliases write out")),
+        ("? &x {*x : 1}\n: 2\n", "not valid YAML 1.2 (found unconstructable recursive node)"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read(text: str, said: str) -> None:
+    with pytest.raises(CatalogError) as refused:
+        read_yaml(text)
+    assert said in str(refused.value) and len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", '{"a":', "[{? "])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 10_000, 1_000_000])
+def test_deep_nesting_is_one_clear_error(opening: str, depth: int) -> None:
+    with pytest.raises(CatalogError, match=r"^text: nested too deeply\. Simplify the file$"):
+        read_yaml(opening * depth)
+    assert line_of(opening * depth, ("a",)) == 1
+
+
+def test_what_is_nested_less_deeply_is_read() -> None:
+    data = read_yaml("[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1)).data
+    for _ in range(MAX_DEPTH - 1):
+        (data,) = data
+    assert data == 1
+
+
+def test_mappings_merged_into_each_other_do_not_grow() -> None:
+    lines = ["a0: &a0 {x0: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}, *a{i - 1}], x{i}: 1}}" for i in range(1, 60)]
+    begin = time.process_time()
+    assert len(read_yaml("\n".join(lines)).data["a59"]) == 60
+    assert time.process_time() - begin < 5
+
+
+def test_without_libyaml_the_same_is_read() -> None:
+    """PyYAML may have been built without libyaml; its own parser is slower and says the same of all that is shipped."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "if 'slow' in sys.argv: sys.modules['yaml._yaml'] = None\n"
+        "from hardware.load import Loader, read_yaml\n"
+        "for path in sorted(Path().rglob('*/*.yaml')):\n"
+        "    if path.parts[0] in ('hardware', 'simulator', 'examples'): print(path, read_yaml(path).data)\n"
+        "for text in ('['*10**5, 'a: 1\\na: 2', 'a: !t x', 'a: 1\\n---\\nb: 2'):\n"
+        "    try: print(read_yaml(text))\n"
+        "    except Exception as refused: print(refused)\n"
+        "print(hasattr(Loader, 'scan_to_next_token'), file=sys.stderr)\n"
+    )
+    quick, slow = (
+        subprocess.run([sys.executable, "-c", code, kind], capture_output=True, text=True, cwd=ROOT, check=True)
+        for kind in ("quick", "slow")
+    )
+    assert slow.stderr.strip() == "True"
+    assert quick.stdout == slow.stdout and quick.stdout.count("\n") > 40
