@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,7 +105,7 @@ def top(
 
 @app.command()
 def predict(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
+    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")] = None,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field first, e.g. plan.tp=4.")
     ] = None,
@@ -123,9 +123,24 @@ def predict(
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when the plan does not fit in memory.")] = False,
+    jobs: Annotated[
+        Path | None,
+        typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object a line; answers likewise."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the answers of --jobs into a file.")
+    ] = None,
 ) -> None:
     """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
     with answering(as_json):
+        if jobs is not None:
+            if job is not None or plot is not None or trace is not None:
+                raise PlanError("--jobs", "many jobs are forecast without JOB, --plot and --trace", "Leave them out")
+            if forecast_all(jobs, out, change or ()) and strict:
+                raise typer.Exit(TOO_LARGE)
+            return
+        if job is None or out is not None:
+            raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
         files = figure_files(plot) if plot is not None else {}
         if trace is not None:
             check_trace(trace, job)
@@ -153,6 +168,25 @@ def predict(
             )
             typer.echo(f"meshcast: {told}", err=True)
             raise typer.Exit(TOO_LARGE)
+
+
+def forecast_all(jobs: Path, out: Path | None, changes: list[str] | tuple[()]) -> bool:
+    """Answers every line of `jobs` into `out` (kept when interrupted) or to stdout; whether some plan does not fit."""
+    from experiments.jobs import answers, progress
+
+    if out is not None:
+        check_place(out, "--out")
+        if out.exists() and out.samefile(jobs):
+            raise unwritable(out, "it is the file of the jobs", "--out")
+    if not jobs.is_file():
+        raise PlanError(str(jobs), "no such file", "Name a file with one JSON object a line")
+    misfit = False
+    with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
+        target = stack.enter_context(out.open("w", encoding="utf-8")) if out is not None else sys.stdout
+        for told in answers(progress(lines, jobs, out is not None), str(jobs), jobs.parent, changes):
+            misfit |= told.get("status") == "does-not-fit"
+            target.write(json.dumps(told) + "\n")
+    return misfit
 
 
 def figure_files(plot: str) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,21 @@ def answers(lines: Iterable[str], name: str, base: Path, changes: Sequence[str] 
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _answer(line, f"{name}:{number}", number, base, changes, workshop)
+
+
+def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
+    """The same lines, with a bar on a terminal while they are asked for."""
+    if not (wanted and sys.stderr.isatty()):
+        yield from lines
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with path.open("rb") as file:
+        total = sum(1 for _ in file)
+    columns = TextColumn("jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield from bar.track(lines, total=total)
 
 
 def _answer(

@@ -26,6 +26,7 @@ class Workshop:
 
     def __init__(self) -> None:
         self.units: Known = {}
+        self.divisible: set[Hashable] = set()
         self._timetables: dict[Hashable, Timetable] = {}
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
@@ -70,7 +71,7 @@ def simulate(
     Raises PlanError, ModelError or CatalogError for a job that is wrong; a job that does not fit in memory is no error.
     """
     shop = workshop or Workshop()
-    plan = Plan(job if isinstance(job, Job) else load_job(job))
+    plan = Plan(job if isinstance(job, Job) else load_job(job), shop.divisible)
     costs = shop.costs(plan)
     stages, program = programmed(plan, costs.estimate, shop)
     return Report(forecast(plan, stages, program, costs.assumed, engine, skip))

@@ -5,7 +5,8 @@ Every rule is a small function ``check_...`` that raises one PlanError; all are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from hardware.errors import PlanError, nearest
@@ -28,18 +29,20 @@ DIM_NAMES = {
 }
 
 
-MAX_PASSES = 300_000
-"""Most passes of micro-batches through layers: some fifteen million ops, a minute or two and a few GiB."""
+MAX_PASSES = 2_000_000
+"""Most passes of micro-batches through stages, forward and backward: some ten seconds."""
 
 
 class Plan:
     """The plan of a job, checked.
 
+    divisible: what was found to divide for other plans; new findings are added.
     Raises PlanError for the first rule that it breaks.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, divisible: set[Hashable] | None = None) -> None:
         self.job = job
+        self.divisible = divisible if divisible is not None else set()
         with located(*job.origin):
             self._check(job)
 
@@ -174,11 +177,11 @@ def check_batch(plan: Plan) -> None:
 
 
 def check_size(plan: Plan) -> None:
-    """A step is played op by op, so there is an end to how much of it can be."""
-    passes = plan.job.model.layers * plan.shape.m
+    """Every pass of a micro-batch through a stage is played, so there is an end to how many there can be."""
+    passes = 2 * plan.shape.stages * plan.shape.m
     if passes > MAX_PASSES:
-        most = MAX_PASSES // plan.job.model.layers * plan.job.batch.micro * plan.replicas
-        rule = f"{plan.job.model.layers} layers x {plan.shape.m:,} micro-batches are more than {MAX_PASSES:,} passes"
+        most = MAX_PASSES // (2 * plan.shape.stages) * plan.job.batch.micro * plan.replicas
+        rule = f"{plan.shape.m:,} micro-batches through {plan.shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
 
 
@@ -194,6 +197,10 @@ def check_divisible(plan: Plan) -> None:
     """Every dim divides by the axes that cut it, at every site."""
     from simulator.lowering import Lowering
 
+    # The samples of all replicas divide by their number, whatever it is.
+    key = (replace(plan.blocks, replicas=1), *(scheme.alike for scheme in plan.inside))
+    if key in plan.divisible:
+        return
     lowering = Lowering(plan.mesh, plan.inside)
 
     def visit(leaf: Leaf) -> None:
@@ -209,6 +216,7 @@ def check_divisible(plan: Plan) -> None:
 
     for unit in (plan.blocks.embedding, plan.blocks.layer, plan.blocks.ending):
         walk(unit, visit)
+    plan.divisible.add(key)
 
 
 def _refuse(dim: str, units: int, parts: int, axes: Sequence[str]) -> None:

@@ -217,12 +217,14 @@ def rows(
         room = places[0]["ms"] - 0.62 - LABELS
         axes = sheet.axes(LABELS, top, room, ROW * len(keys))
         axes.set_axis_off()
-        axes.set_xlim(0, max(part.took + part.hidden for part in accounts[0].values()))
+        longest = max(part.took + part.hidden for part in accounts[0].values())
+        axes.set_xlim(0, longest)
         axes.set_ylim(len(keys) - 0.5, -0.5)
         for y, key in enumerate(keys):
             part = accounts[0][key]
-            axes.barh(y, part.took, 0.66, **{"linewidth": 0, **LOOKS[key]})
-            axes.barh(y, part.hidden, 0.66, part.took, **hidden_looks(key))
+            seen = max(part.took, longest / 400) if part.took else 0.0  # what is there can be seen
+            axes.barh(y, seen, 0.66, **{"linewidth": 0, **LOOKS[key]})
+            axes.barh(y, part.hidden, 0.66, seen, **hidden_looks(key))
     for i, key in enumerate(keys):
         middle = top + ROW * (i + 0.5)
         swatch = {"linewidth": 0, **LOOKS[key]}

@@ -49,7 +49,7 @@ SEEN = {"peak": 0.2, "time": 0.5}
 SMALLEST = 0.002
 """Share of all memory from which on a category can be seen, and is told in the legend."""
 
-LEFT, RIGHT, FREE = 0.66, 1.38, 0.9
+LEFT, RIGHT, FREE = 0.66, 1.24, 0.76
 """Margins beside the bars [in]; the right one holds each device's sum and, in its last part, what stays free."""
 
 TALL = 1.75
@@ -115,7 +115,7 @@ def memory(report: Report) -> Figure:
         fontweight="bold" if over else "normal",
     )
 
-    where = "at its peak" if len(everyone) == 1 else "every device at its peak"
+    where = "the device at its peak" if len(everyone) == 1 else "every device at its peak"
     if len(shown) < len(everyone):
         where = f"{len(shown)} of {len(everyone)} devices, each at its peak"
     caption(sheet, first - 0.14, "a", where)
@@ -198,7 +198,7 @@ def columns(moments: np.ndarray, held: np.ndarray, span: float, count: int = BIN
 def gib(nbytes: float) -> str:
     """A capacity is a round figure and is told as one."""
     value = nbytes / GIB
-    return f"{value:.0f} GiB" if abs(value - round(value)) < 1e-9 else f"{value:.1f} GiB"
+    return f"{value:,.0f} GiB" if abs(value - round(value)) < 1e-9 else f"{value:,.1f} GiB"
 
 
 def within(need: float, capacity: float, panel: str) -> bool:
@@ -239,8 +239,8 @@ def stacks(axes: Any, shown: list[Bar], row: float, capacity: float) -> None:
         spare = (capacity - bar.total) / GIB
         if spare < 0:
             axes.barh(y, -spare, tall, capacity / GIB, **TOO_MUCH)
-        words = f"{abs(spare):.1f} {'free' if spare >= 0 else 'too many'}"
-        for column, told in ((FREE, f"{bar.total / GIB:.1f}"), (EDGE, words)):
+        words = f"{abs(spare):,.1f} {'free' if spare >= 0 else 'over'}"
+        for column, told in ((FREE, f"{bar.total / GIB:,.1f}"), (EDGE, words)):
             axes.annotate(
                 told,
                 (1, y),
@@ -301,7 +301,7 @@ def curve(axes: Any, report: Report, moments: np.ndarray, held: np.ndarray, full
     side = "left" if at < 0.2 * span else "right" if at > 0.8 * span else "center"
     axes.plot([at * scale], [peak], marker=CARETDOWN, color=style.INK, markersize=4, clip_on=False)
     axes.annotate(
-        f"peak {peak:.1f} GiB at {figures(at * scale)} {unit}",
+        f"peak {peak:,.1f} GiB at {figures(at * scale)} {unit}",
         (at * scale, peak),
         (0, 6),
         textcoords="offset points",

@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 from experiments.plots import style
 
@@ -41,7 +41,7 @@ class Sheet:
 
     def text(self, x: float, y: float, words: str, **looks: Any) -> None:
         """Words whose baseline is at `y`."""
-        self.figure.text(x / style.PAGE, 1 - y / self.height, words, **looks)
+        self.figure.text(x / style.PAGE, 1 - y / self.height, words, parse_math=False, **looks)
 
     def patch(self, x: float, y: float, width: float, height: float, **looks: Any) -> None:
         """A rectangle; `y` is its upper side."""
@@ -65,8 +65,8 @@ def wrapped(parts: Sequence[str]) -> list[str]:
 
 def width_of(words: str, size: float = style.SMALL, bold: bool = False) -> float:
     """How wide words are in print [in]."""
-    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")  # type: ignore[arg-type]
-    return float(TextPath((0, 0), words, size=size, prop=font).get_extents().width) / 72 if words.strip() else 0.0
+    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
+    return float(text_to_path.get_text_width_height_descent(words, font, False)[0]) / 72
 
 
 def fitting(words: str, room: float) -> str:

@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hardware.errors import PlanError
 from simulator.engine.program import COMING, Program, Side, Task
 from simulator.ops import Op
+
+MAX_OPS = 20_000_000
+"""Most ops that are held one by one: some 10 GiB, a minute or two."""
 
 
 @dataclass
@@ -108,7 +112,14 @@ def _owners(side: Side) -> list[int]:
 
 
 def flatten(program: Program) -> Flat:
-    """The whole step, op by op."""
+    """The whole step, op by op.
+
+    Raises PlanError for a step of more than `MAX_OPS` ops.
+    """
+    count = sum(turns * sum(times for _, times in task.counted()) for task, turns in program.turns())
+    if count > MAX_OPS:
+        rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
+        raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")
     table, flat = program.timetable, Flat()
     tasks = {id(task): flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -307,11 +308,9 @@ class Coordinates:
             if holding and task.marks[i]:
                 held = self._held(part, task.marks[i])
                 times = reduce(np.maximum, [self._of_copies(task, i, one) for by in holding for one in by.values()])
-                pushed = product(held.out, times)
-                states = np.empty((part.count + 1, *state.shape))
-                states[0] = state
-                for copy in range(part.count):
-                    states[copy + 1] = np.maximum(product(table.out, states[copy]), pushed[copy])
+                states = np.concatenate([state[None], product(held.out, times)])
+                for now, after in pairwise(states):
+                    np.maximum(product(table.out, now), after, out=after)
                 state = states[-1]
                 begin = np.maximum(product(table.begin, states[:-1]), product(held.begin, times))
                 yield Walked(part, begin, states[:-1])

@@ -142,7 +142,9 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     receive through the one before: buffers in flight.
     """
     table = program.timetable
-    profiles = [task.memory for task in program.tasks]
+    # What runs beside the parts takes no memory of its own.
+    known = {id(task.parts): task.memory for task in {id(task.parts): task for task in program.tasks}.values()}
+    profiles = [known[id(task.parts)] for task in program.tasks]
     nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
     sent = np.array([send.work.nbytes if send is not None else 0 for send in program.sends], float)
     coming = np.array(program.received, float)

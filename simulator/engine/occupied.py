@@ -172,6 +172,8 @@ def _host_waits(
 
 def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which columns differ, by one of each kind; and for every column, its kind."""
+    if states.shape[1] == 1:
+        return np.zeros(1, int), np.zeros(1, int)
     varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > INSTANT]
     if not varied:
         return np.zeros(1, int), np.zeros(states.shape[1], int)

@@ -220,10 +220,11 @@ class _Player:
             given[axes.inside] = NEVER
         self.full[action] = given
         paths = self.matrices[slot] + given
-        out = paths.max(axis=1)
+        out = np.maximum.reduce(paths, axis=1)
         if axes.host is not None:
-            rows = np.arange(axes.size) != axes.host
-            if (out[rows] > np.delete(paths, axes.host, axis=1).max(axis=1)[rows]).any():
+            by_host = paths[:, axes.host] == out
+            by_host[axes.host] = False
+            if (by_host & (out > NEVER)).any():
                 self.bound.add(action)
         self.free[device] = float(out[0])
         kept = [i for i in used if i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -271,6 +271,7 @@ class Report:
         }
 
 
+@cache
 def product_version() -> str:
     """The version of the installed distribution."""
     try:
