@@ -13,11 +13,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from hardware.errors import MeshcastError, OutOfMemory, PlanError, nearest
+
+if TYPE_CHECKING:
+    from simulator.engine.step import Engine
 
 WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 
@@ -123,6 +126,13 @@ def predict(
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when the plan does not fit in memory.")] = False,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="{matrices|sweep|simpy}", help="How the step is played: all give one answer."),
+    ] = "matrices",
+    every_round: Annotated[
+        bool, typer.Option("--every-round", help="Play every round, also those that are proven to repeat.")
+    ] = False,
     jobs: Annotated[
         Path | None,
         typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object a line; answers likewise."),
@@ -146,7 +156,7 @@ def predict(
             check_trace(trace, job)
         from simulator import load_job, simulate
 
-        report = simulate(load_job(job, change or ()))
+        report = simulate(load_job(job, change or ()), engine=engine_of(engine), skip=not every_round)
         draw(report, files)
         if trace is not None:
             from simulator.report.trace import write
@@ -168,6 +178,15 @@ def predict(
             )
             typer.echo(f"meshcast: {told}", err=True)
             raise typer.Exit(TOO_LARGE)
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of this name."""
+    from simulator.engine.step import ENGINES
+
+    if name not in ENGINES:
+        raise PlanError("--engine", "no such engine", nearest(name, ENGINES), name)
+    return cast("Engine", name)
 
 
 def forecast_all(jobs: Path, out: Path | None, changes: list[str] | tuple[()]) -> bool:

@@ -113,7 +113,7 @@ def plan_words(report: Report) -> list[str]:
     """The plan in a few words: its axes, then its schemes."""
     plan = report.play.plan
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.axes.items())
-    words = [f"{axes} = {plan.mesh.world} GPUs"]
+    words = [f"{axes} = {plan.mesh.world} GPU{'s' if plan.mesh.world > 1 else ''}"]
     for entry in plan.job.plan.schemes:
         if entry.over and plan.mesh.size(entry.over) == 1:
             continue

@@ -145,7 +145,8 @@ class Lowering:
         whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
         if prefix:
             tensor = self._same.get(tensor.name, tensor)
-        return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made)
+        category = "logits" if tensor.has("v") else "workspace"
+        return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
 
     def produced(self, tensor: Tensor) -> Layout:
         """How a tensor leaves its producer, in the dims of this reader."""

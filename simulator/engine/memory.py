@@ -181,28 +181,28 @@ def over_time(
     actions = range(table.starts[device], table.starts[device + 1])
     sent = [send.work.nbytes if send is not None and overlap else 0 for send in program.sends]
     coming = [nbytes if overlap else 0 for nbytes in program.received]
-    when, change = [0.0], [[static.get(category, 0.0) for category in CATEGORIES]]
+    moments, changes = [np.zeros(1)], [np.array([[static.get(category, 0.0) for category in CATEGORIES]])]
+    begin, end = np.array(times.begin), np.array(times.end)
+    buffers = CATEGORIES.index("buffers")
 
-    def note(moment: float, nbytes: float, category: str) -> None:
-        if nbytes:
-            row = [0.0] * len(CATEGORIES)
-            row[CATEGORIES.index(category)] = nbytes
-            when.append(moment)
-            change.append(row)
+    def note(moment: float, flying: float, nbytes: float, category: str) -> None:
+        row = np.zeros((1, len(CATEGORIES)))
+        row[0, buffers] = flying
+        row[0, CATEGORIES.index(category)] += nbytes
+        moments.append(np.array([moment]))
+        changes.append(row)
 
     for action in actions:
         task, start = program.tasks[table.slot[action]], flat.first[action]
         flying = sent[table.slot[action - 1]] if action > actions[0] else 0
         flying += coming[table.slot[action + 1]] if action < actions[-1] else 0
-        begin, end = times.begin[start], max(times.end[start : flat.behind[action]])
-        note(begin, flying, "buffers")
-        note(begin, task.takes, task.category)
+        note(begin[start], flying, task.takes, task.category)
         place = start + sum(len(side.ops) for side in task.ahead)
         for part in task.parts:
-            for _ in range(part.count):
-                for at, at_end, nbytes, category in sorted(part.block.events, key=lambda event: event[:2]):
-                    note((times.end if at_end else times.begin)[place + max(at, 0)], nbytes, category)
-                place += len(part.block.ops)
-        note(end, -task.gives, task.category)
-        note(end, -flying, "buffers")
-    return np.maximum.accumulate(when), np.cumsum(change, axis=0)
+            at, at_end, rows = part.block.event_rows
+            numbers = (place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()
+            moments.append(np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]))
+            changes.append(np.tile(rows, (part.count, 1)))
+            place += part.count * len(part.block.ops)
+        note(end[start : flat.behind[action]].max(), -flying, -task.gives, task.category)
+    return np.maximum.accumulate(np.concatenate(moments)), np.cumsum(np.concatenate(changes), axis=0)

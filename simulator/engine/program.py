@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from simulator.engine.kinds import KINDS, axis_of, kind_of
-from simulator.engine.memory import Event, Profile, block_events, memory_events
+from simulator.engine.memory import CATEGORIES, Event, Profile, block_events, memory_events
 from simulator.engine.timetable import Slot, Timetable
 from simulator.ops import Beside, Chain, Collective, Fragment, Link, Op, Param, Transfer, Work
 
@@ -61,6 +61,16 @@ class Block:
     def memory(self) -> Profile:
         """What one copy does to memory."""
         return Profile.of(self.events)
+
+    @cached_property
+    def event_rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What happens to memory, in order: places of ops, whether at their end, and bytes by category."""
+        events = sorted(self.events, key=lambda event: event[:2])
+        rows = np.zeros((len(events), len(CATEGORIES)))
+        for row, (_, _, nbytes, category) in zip(rows, events, strict=True):
+            row[CATEGORIES.index(category)] = nbytes
+        places = np.array([max(place, 0) for place, *_ in events], int)
+        return places, np.array([at_end for _, at_end, *_ in events], bool), rows
 
     @cached_property
     def by_axis(self) -> dict[str, list[int]]:

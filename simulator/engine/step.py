@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from simulator.engine.flat import Flat, flatten
 from simulator.engine.matrices import Coordinates
@@ -16,6 +16,8 @@ from simulator.engine.sweep import Times, sweep
 
 Engine = Literal["matrices", "sweep", "simpy"]
 """Task by task as (max,+) matrices; op by op in one pass; op by op as SimPy processes. All give the same answer."""
+
+ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 class Step(ABC):

@@ -250,9 +250,10 @@ def test_interleaving_holds_more(p: int, v: int) -> None:
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_logits_of_the_last_stage(t: int) -> None:
-    """Four bytes a logit wait for the backward pass, of one micro-batch, cut along the vocabulary."""
+    """Four bytes a logit wait for the backward pass, of one micro-batch, cut along the vocabulary; beside them are the
+    two of a logit, or of its gradient, in the format of the activations."""
     played = gpt(4, t, 2, 4, "sp", "none")
-    assert played.category_peak(1, "logits") == 4 * B * S * 128 / t
+    assert played.category_peak(1, "logits") == (4 + 2) * B * S * 128 / t
     assert played.category_peak(0, "logits") == 0
 
 
