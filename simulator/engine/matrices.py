@@ -39,6 +39,12 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.maximum.reduce(a[..., None] + b[..., None, :, :], axis=-2)
 
 
+def ahead(late: np.ndarray, usual: np.ndarray) -> float:
+    """How far one coordinate must be ahead of another for its paths never to be the longer ones."""
+    real = late > NEVER
+    return float(np.max(late[real] - usual[real], initial=NEVER))
+
+
 @dataclass(frozen=True)
 class Table:
     """A block at its prices, in columns of coordinates. begin: a row for every op; out: a row for every coordinate."""
@@ -134,6 +140,9 @@ class Coordinates:
         self.streams = [COMPUTE, *sorted((inside | beside) - {COMPUTE})]
         self.inside = [i for i, stream in enumerate(self.streams) if stream in inside and i]
         """The streams, other than the computation's, that the blocks use."""
+        self.beside = [i for i, stream in enumerate(self.streams) if stream not in inside and i]
+        """Those that only ops beside the blocks use."""
+        self._leads: dict[int, tuple[float, Task]] = {}
         self.at = {stream: i for i, stream in enumerate(self.streams)}
         self.launch = program.host
         self.host = len(self.streams) if program.host else None
@@ -232,6 +241,29 @@ class Coordinates:
         return Table(begin, now)
 
     # ------------------------------------------------------------------------------------------- tasks
+
+    def patient(self, task: Task) -> bool:
+        """Whether what comes in never matters if it comes before the computation is free."""
+        begin = self.table(task.parts[0]).begin
+        return bool((begin[:, self.port] <= begin[:, 0]).all())
+
+    def lead(self, task: Task) -> float:
+        """How far the computation must be ahead of the host for the host not to matter to any op of a task."""
+        if self.host is None:
+            return NEVER
+        if id(task.parts) not in self._leads:
+            tables = [self.table(part) for part in task.parts]
+            grows = all(t.out[self.host, self.host] <= t.out[0, 0] for t in tables)
+            lead = max(ahead(t.begin[:, self.host], t.begin[:, 0]) for t in tables) if grows else np.inf
+            self._leads[id(task.parts)] = lead, task
+        return self._leads[id(task.parts)][0]
+
+    def without_host(self, state: np.ndarray, lead: float) -> np.ndarray:
+        """`state`, without the host where the computation is `lead` ahead of it."""
+        if self.host is not None and state[self.host] > NEVER and state[0] - state[self.host] >= lead:
+            state = state.copy()
+            state[self.host] = NEVER
+        return state
 
     def matrix(self, task: Task) -> np.ndarray:
         """The matrix of a whole task."""

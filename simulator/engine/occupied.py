@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from simulator.engine.flat import Flat
 from simulator.engine.kinds import EXPOSED, HOST, axis_of
-from simulator.engine.matrices import NEVER, Coordinates, Walked, product
+from simulator.engine.matrices import ALIKE, NEVER, Coordinates, Walked
 from simulator.engine.player import Play, states
 from simulator.engine.program import Part, Program, Side, Task
 from simulator.engine.sweep import Times
@@ -91,6 +92,8 @@ def _situations(
     found: dict[str, Spans],
 ) -> None:
     given = states(coordinates, task, play, actions)
+    if not task.ahead:
+        given[coordinates.beside] = NEVER
     shift = given[0].copy()
     given -= shift
     chosen, which = _distinct(given)
@@ -106,24 +109,63 @@ def _covers(
     """What is covered, by axis, when a task finds `state`."""
     if task.ahead:
         for walked in coordinates.walk(task, state[:, None]):
+            # Ops ahead hold back others, each copy in its own way.
             if isinstance(walked.item, Side):
                 begin = walked.begin[:, 0]
                 yield axis_of(walked.item.ops[0]), begin, begin + walked.item.lasting
             else:
                 yield from _cover(walked, coordinates, levels)
         return
+    lead = coordinates.lead(task)
     for part in task.parts:
-        # What a part covers is kept with it, by the state that it finds.
-        now = state[0] if np.isfinite(state[0]) else state[state > NEVER].min()
-        state = state - now
-        key = coordinates.key, part.count, tuple(levels), np.round(state, 12).tobytes()
-        if key not in part.tables:
-            (walked,) = coordinates.walk(replace(task, parts=[part], marks=[()]), state[:, None])
-            covers = list(_cover(walked, coordinates, levels))
-            part.tables[key] = covers, product(coordinates.power(part), state[:, None])[:, 0]
-        covers, state = part.tables[key]  # type: ignore[misc]
-        yield from ((axis, begin + now, end + now) for axis, begin, end in covers)
-        state = state + now
+        left = part.count
+        while left:
+            state = coordinates.without_host(state, lead)
+            copy = _copy(part, coordinates, state, levels)
+            now = state[0]
+            times = left if copy.steady is not None else 1
+            for axis, begin, end in copy.covers:
+                yield axis, *_repeated(begin + now, end + now, times, copy.steady or 0.0)
+            state = copy.after + now + (times - 1) * (copy.steady or 0.0)
+            left -= times
+
+
+class Copy(NamedTuple):
+    """One copy of a part that finds some state, in time since the computation is free.
+
+    after: the state behind it. steady: how much later that is, where it is the same state.
+    """
+
+    covers: list[tuple[str, np.ndarray, np.ndarray]]
+    after: np.ndarray
+    steady: float | None
+
+
+def _copy(part: Part, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
+    """Worked out once for equal states, and kept with the part."""
+    state = state - state[0]
+    key = coordinates.key, tuple(levels), np.round(state, 12).tobytes()
+    known = part.tables.get(key)
+    if known is None:
+        table = coordinates.table(part)
+        begin, after = (np.maximum.reduce(matrix + state, axis=1) for matrix in (table.begin, table.out))
+        covers = list(_cover(Walked(part, begin[None, :, None], state[None, :, None]), coordinates, levels))
+        real = after > NEVER
+        moved = after[real] - state[real] if np.array_equal(real, state > NEVER) else np.array([0.0, np.inf])
+        steady = float(moved[0]) if np.ptp(moved) <= ALIKE * after[real].max() else None
+        known = part.tables[key] = Copy(covers, after, steady)
+    assert isinstance(known, Copy)
+    return known
+
+
+def _repeated(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals again and again, each time so much later."""
+    if times == 1:
+        return begin, end
+    if len(begin) == 1 and end[0] - begin[0] >= later - INSTANT:
+        return begin, end + (times - 1) * later
+    steps = np.arange(times)[:, None] * later
+    return (begin + steps).ravel(), (end + steps).ravel()
 
 
 def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.engine.flat import Flat, flatten_updates
-from simulator.engine.matrices import NEVER, Coordinates
+from simulator.engine.matrices import NEVER, Coordinates, ahead
 from simulator.engine.program import Program, Task
 from simulator.engine.sweep import Times, sweep
 from simulator.engine.timetable import Rounds
@@ -45,12 +45,6 @@ def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
     return _Player(program, coordinates).run(skip)
 
 
-def _lead(late: np.ndarray, usual: np.ndarray) -> float:
-    """How far one coordinate must be ahead of another for its paths never to be the longer ones."""
-    real = late > NEVER
-    return float(np.max(late[real] - usual[real], initial=NEVER))
-
-
 def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
     """The state before each of `actions` of one task (coordinates x actions), without what cannot matter."""
     found = np.full((coordinates.size, len(actions)), NEVER)
@@ -62,13 +56,10 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     for i, action in enumerate(actions):
         if (given := play.full.get(action)) is not None:
             found[:, i] = given
-    tables = [coordinates.table(part) for part in task.parts]
-    first = tables[0].begin
-    if (first[:, port] <= first[:, 0]).all():
+    if coordinates.patient(task):
         found[port, found[port] <= found[0]] = NEVER
-    if host is not None and all(t.out[host, host] <= t.out[0, 0] for t in tables):
-        lead = max(_lead(t.begin[:, host], t.begin[:, 0]) for t in tables)
-        found[host, found[0] - found[host] >= lead] = NEVER
+    if host is not None:
+        found[host, found[0] - found[host] >= coordinates.lead(task)] = NEVER
     return found
 
 
@@ -153,7 +144,7 @@ class _Player:
         lead = NEVER
         if axes.host is not None:
             rows = [0, axes.port]
-            lead = _lead(matrix[rows, axes.host], matrix[rows, 0])
+            lead = ahead(matrix[rows, axes.host], matrix[rows, 0])
             if self.program.sends[slot] is not None:
                 lead = max(lead, matrix[axes.host, axes.host] + axes.launch - matrix[axes.port, 0])
         (a, b), (c, d) = matrix[:: axes.port, :: axes.port].tolist()
