@@ -102,6 +102,10 @@ class Orbit:
         """Copies whose state is that of the last known one, but later."""
         return self.count + 1 - len(self.states)
 
+    def of(self, count: int) -> Orbit:
+        """The same of another number of copies: any, or fewer where nothing repeats."""
+        return Orbit(self.states[: count + 1], self.moves, count)
+
     @property
     def last(self) -> np.ndarray:
         return np.asarray(self.states[-1] + self.repeats * self.moves)
@@ -135,7 +139,7 @@ class Coordinates:
     def __init__(self, program: Program) -> None:
         tasks = {id(task): task for task in program.tasks}.values()
         blocks = {id(part.block): part.block for task in tasks for part in task.parts}.values()
-        inside = {op.stream for block in blocks for op in block.ops}
+        inside = set[str]().union(*(block.streams for block in blocks))
         beside = {side.stream for task in tasks for side in (*task.ahead, *task.behind)}
         self.streams = [COMPUTE, *sorted((inside | beside) - {COMPUTE})]
         self.inside = [i for i, stream in enumerate(self.streams) if stream in inside and i]
@@ -168,13 +172,13 @@ class Coordinates:
 
     def _powers(self, part: Part) -> Orbit:
         """The matrices of no copy, of one, and so on to all."""
-
-        def powers() -> Orbit:
+        key = self.key, "powers"
+        known = part.tables.get(key)
+        if not isinstance(known, Orbit) or (known.count < part.count and not known.repeats):
             identity = np.full((self.size, self.size), NEVER)
             np.fill_diagonal(identity, 0.0)
-            return self.table(part).orbit(identity, part.count)
-
-        return self._kept(part, ("powers", part.count), powers)
+            known = part.tables[key] = self.table(part).orbit(identity, part.count)
+        return known.of(part.count)
 
     def _orbit(self, part: Part, state: np.ndarray) -> Orbit:
         """What becomes of `state` in all copies of a part."""

@@ -77,7 +77,7 @@ class _Player:
             if id(task) not in matrices:
                 matrices[id(task)] = coordinates.matrix(task)
         self.matrices = [matrices[id(task)] for task in program.tasks]
-        used = {id(task): self._used(task) for task in program.tasks}
+        used = {id(task): self._used(task) for task in {id(task): task for task in program.tasks}.values()}
         self.used = [used[id(task)] for task in program.tasks]
         self.plain = self._streams_follow()
         short: dict[tuple[int, bool], Short | None] = {}
@@ -103,7 +103,7 @@ class _Player:
         """Actions that waited for the host."""
 
     def _used(self, task: Task) -> list[int]:
-        inside = {op.stream for part in task.parts for op in part.block.ops}
+        inside = set[str]().union(*(part.block.streams for part in task.parts))
         return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
 
     def _host(self) -> tuple[list[float], list[float], list[float]]:

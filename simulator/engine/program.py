@@ -73,6 +73,10 @@ class Block:
         return places, np.array([at_end for _, at_end, *_ in events], bool), rows
 
     @cached_property
+    def streams(self) -> frozenset[str]:
+        return frozenset(op.stream for op in self.ops)
+
+    @cached_property
     def by_axis(self) -> dict[str, list[int]]:
         """Places by the axis that the op's stream serves."""
         found: dict[str, list[int]] = defaultdict(list)
