@@ -31,6 +31,13 @@ class Workshop:
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
 
+    def tidy(self) -> None:
+        """Forgets all units where they have become too many."""
+        if len(self.units) > MOST_KEPT:
+            self.units.clear()
+        if len(self.divisible) > 100 * MOST_KEPT:
+            self.divisible.clear()
+
     def timetable(self, schedule: Schedule, shape: Shape) -> Timetable:
         return _kept(self._timetables, (schedule.use, schedule.options, shape), lambda: timetable(schedule, shape))
 
@@ -46,8 +53,8 @@ class Workshop:
         )
 
 
-MOST_KEPT = 1000
-"""Entries of one kind that a workshop keeps."""
+MOST_KEPT = 300
+"""Entries of one kind that a workshop keeps: what one grid of plans has in common is fewer, and each may be a MiB."""
 
 
 def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
@@ -71,6 +78,7 @@ def simulate(
     Raises PlanError, ModelError or CatalogError for a job that is wrong; a job that does not fit in memory is no error.
     """
     shop = workshop or Workshop()
+    shop.tidy()
     plan = Plan(job if isinstance(job, Job) else load_job(job), shop.divisible)
     costs = shop.costs(plan)
     stages, program = programmed(plan, costs.estimate, shop)

@@ -147,6 +147,7 @@ class Coordinates:
         self.beside = [i for i, stream in enumerate(self.streams) if stream not in inside and i]
         """Those that only ops beside the blocks use."""
         self._leads: dict[int, tuple[float, Task]] = {}
+        self._own: dict[tuple[int, int, str], np.ndarray] = {}
         self.at = {stream: i for i, stream in enumerate(self.streams)}
         self.launch = program.host
         self.host = len(self.streams) if program.host else None
@@ -154,7 +155,15 @@ class Coordinates:
         self.size = self.port + 1
         self.key = tuple(self.streams), self.launch
 
+    def _once(self, part: Part, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """What is large, and made once for all copies of a part in this program."""
+        key = id(part.tables), part.count, what
+        if key not in self._own:
+            self._own[key] = make()
+        return self._own[key]
+
     def _kept(self, part: Part, what: Hashable, make: Callable[[], T]) -> T:
+        """What is made once for a block at its prices, and stays with it."""
         tables = part.tables
         key = (self.key, what)
         if key not in tables:
@@ -207,14 +216,12 @@ class Coordinates:
                         np.maximum(row, ends[place], out=row)
             return product(rows, self._powers(part).before)
 
-        return self._kept(part, ("ready", part.count), rows)
+        return self._once(part, "ready", rows)
 
     def _pushed(self, part: Part, marks: Marks) -> np.ndarray:
         """What holding back the ops at the places of `marks` in each copy does to the state behind the last copy
         [copies, coordinates, marks]."""
-        return self._kept(
-            part, ("pushed", part.count), lambda: product(self._powers(part).before[::-1], self._held(part, marks).out)
-        )
+        return self._once(part, "pushed", lambda: product(self._powers(part).before[::-1], self._held(part, marks).out))
 
     def _sweep(self, part: Part, marks: Marks) -> Table:
         block = part.block

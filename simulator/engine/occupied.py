@@ -20,6 +20,9 @@ from simulator.ops import COMPUTE
 INSTANT = 1e-12
 """Gaps that are no more than rounding [s]."""
 
+MOST_KEPT = 200
+"""States for which is kept what a copy of a part covers."""
+
 Spans = list[tuple[np.ndarray, np.ndarray]]
 """Begins and ends of intervals, in any order."""
 
@@ -144,16 +147,20 @@ class Copy(NamedTuple):
 def _copy(part: Part, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
     """Worked out once for equal states, and kept with the part."""
     state = state - state[0]
+    copies = part.tables.setdefault("copies", {})
+    assert isinstance(copies, dict)
     key = coordinates.key, tuple(levels), np.round(state, 12).tobytes()
-    known = part.tables.get(key)
+    known = copies.get(key)
     if known is None:
+        if len(copies) >= MOST_KEPT:
+            copies.clear()
         table = coordinates.table(part)
         begin, after = (np.maximum.reduce(matrix + state, axis=1) for matrix in (table.begin, table.out))
         covers = list(_cover(Walked(part, begin[None, :, None], state[None, :, None]), coordinates, levels))
         real = after > NEVER
         moved = after[real] - state[real] if np.array_equal(real, state > NEVER) else np.array([0.0, np.inf])
         steady = float(moved[0]) if np.ptp(moved) <= ALIKE * after[real].max() else None
-        known = part.tables[key] = Copy(covers, after, steady)
+        known = copies[key] = Copy(covers, after, steady)
     assert isinstance(known, Copy)
     return known
 

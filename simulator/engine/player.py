@@ -51,11 +51,11 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     port, host = coordinates.port, coordinates.host
     found[0] = [play.entry[action] for action in actions]
     found[port] = [play.arrival[action] for action in actions]
-    if host is not None:
-        found[host] = [play.host[action] for action in actions]
     for i, action in enumerate(actions):
         if (given := play.full.get(action)) is not None:
             found[:, i] = given
+    if host is not None:
+        found[host] = [play.host[action] for action in actions]
     if coordinates.patient(task):
         found[port, found[port] <= found[0]] = NEVER
     if host is not None:

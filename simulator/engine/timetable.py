@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -105,10 +106,10 @@ def timetable(schedule: Schedule, shape: Shape) -> Timetable:
     devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
     kinds = ["F", *schedule.backward.split()]
     starts = [0, *np.cumsum([len(order) for order in orders]).tolist()]
-    flat = [action for order in orders for action in order]
-    stage, microbatch = (np.array([action[i] for action in flat], int) for i in (0, 2))
+    columns = list(zip(*chain.from_iterable(orders), strict=True)) or [(), (), ()]
     code = {kind: i for i, kind in enumerate(kinds)}
-    kind = np.array([code.get(action[1], -1) for action in flat], int)
+    stage, microbatch = np.array(columns[0], int), np.array(columns[2], int)
+    kind = np.array([code.get(name, -1) for name in columns[1]], int)
     owner = np.repeat(np.arange(shape.p), np.diff(starts))
     m, last = shape.m, shape.stages - 1
     known = (kind >= 0) & (stage >= 0) & (stage <= last) & (microbatch >= 0) & (microbatch < m)
