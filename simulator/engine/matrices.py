@@ -146,7 +146,6 @@ class Coordinates:
         """The streams, other than the computation's, that the blocks use."""
         self.beside = [i for i, stream in enumerate(self.streams) if stream not in inside and i]
         """Those that only ops beside the blocks use."""
-        self._leads: dict[int, tuple[float, Task]] = {}
         self._own: dict[tuple[int, int, str], np.ndarray] = {}
         self.at = {stream: i for i, stream in enumerate(self.streams)}
         self.launch = program.host
@@ -258,23 +257,16 @@ class Coordinates:
         begin = self.table(task.parts[0]).begin
         return bool((begin[:, self.port] <= begin[:, 0]).all())
 
-    def lead(self, task: Task) -> float:
-        """How far the computation must be ahead of the host for the host not to matter to any op of a task."""
-        if self.host is None:
-            return NEVER
-        if id(task.parts) not in self._leads:
-            tables = [self.table(part) for part in task.parts]
-            grows = all(t.out[self.host, self.host] <= t.out[0, 0] for t in tables)
-            lead = max(ahead(t.begin[:, self.host], t.begin[:, 0]) for t in tables) if grows else np.inf
-            self._leads[id(task.parts)] = lead, task
-        return self._leads[id(task.parts)][0]
+    def issue(self, part: Part) -> float:
+        """How long the host takes to issue one copy of a part."""
+        return 0.0 if self.host is None else float(self.table(part).out[self.host, self.host])
 
-    def without_host(self, state: np.ndarray, lead: float) -> np.ndarray:
-        """`state`, without the host where the computation is `lead` ahead of it."""
-        if self.host is not None and state[self.host] > NEVER and state[0] - state[self.host] >= lead:
-            state = state.copy()
-            state[self.host] = NEVER
-        return state
+    def host_matters(self, part: Part, state: np.ndarray, host: float) -> bool:
+        """Whether some op of a copy that finds `state` (its host left out) waits for a host that begins at `host`."""
+        if self.host is None or host == NEVER:
+            return False
+        begin = self.table(part).begin
+        return bool((begin[:, self.host] + host > np.maximum.reduce(begin + state, axis=1)).any())
 
     def matrix(self, task: Task) -> np.ndarray:
         """The matrix of a whole task."""

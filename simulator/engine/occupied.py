@@ -69,7 +69,10 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
         key = id(task.parts), id(task) if task.ahead else 0
         groups.setdefault(key, (task, []))[1].append(action)
         if task.behind:
-            for item, begin, *_ in coordinates.walk(task, states(coordinates, task, play, [action])):
+            given = states(coordinates, task, play, [action])
+            if coordinates.host is not None:
+                given[coordinates.host] = play.host[action]
+            for item, begin, *_ in coordinates.walk(task, given):
                 if isinstance(item, Side):
                     found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
@@ -97,40 +100,65 @@ def _situations(
     given = states(coordinates, task, play, actions)
     if not task.ahead:
         given[coordinates.beside] = NEVER
+    host = np.full(len(actions), NEVER)
+    if coordinates.host is not None:
+        host = np.array([play.host[action] for action in actions]) - given[0]
     shift = given[0].copy()
     given -= shift
     chosen, which = _distinct(given)
     for kind, column in enumerate(chosen.tolist()):
-        times = shift[which == kind]
-        for axis, begin, end in _covers(task, coordinates, given[:, column], levels):
-            found[axis].append((begin[:, None] + times, end[:, None] + times))
+        left = np.flatnonzero(which == kind)
+        while len(left):
+            # Where the host that is least ahead does not matter, none does.
+            latest = host[left].max()
+            covers, matters = _covers(task, coordinates, given[:, column], float(latest), levels)
+            alike = host[left] >= (latest - INSTANT if matters else NEVER)
+            times = shift[left[alike]]
+            for axis, begin, end in covers:
+                found[axis].append((begin[:, None] + times, end[:, None] + times))
+            left = left[~alike]
+
+
+Covers = list[tuple[str, np.ndarray, np.ndarray]]
+"""Axes, and begins and ends of intervals that are covered up to them."""
 
 
 def _covers(
-    task: Task, coordinates: Coordinates, state: np.ndarray, levels: list[str]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """What is covered, by axis, when a task finds `state`."""
+    task: Task, coordinates: Coordinates, state: np.ndarray, host: float, levels: list[str]
+) -> tuple[Covers, bool]:
+    """What is covered when a task finds `state`, its host at `host`; and whether the host matters."""
+    covers: Covers = []
     if task.ahead:
+        # Ops ahead hold back others, each copy in its own way.
+        if coordinates.host is not None:
+            state = state.copy()
+            state[coordinates.host] = host
         for walked in coordinates.walk(task, state[:, None]):
-            # Ops ahead hold back others, each copy in its own way.
             if isinstance(walked.item, Side):
                 begin = walked.begin[:, 0]
-                yield axis_of(walked.item.ops[0]), begin, begin + walked.item.lasting
+                covers.append((axis_of(walked.item.ops[0]), begin, begin + walked.item.lasting))
             else:
-                yield from _cover(walked, coordinates, levels)
-        return
-    lead = coordinates.lead(task)
+                covers += _cover(walked, coordinates, levels)
+        return covers, coordinates.host is not None
+    mattered = False
     for part in task.parts:
-        left = part.count
+        left, took = part.count, coordinates.issue(part)
         while left:
-            state = coordinates.without_host(state, lead)
-            copy = _copy(part, coordinates, state, levels)
-            now = state[0]
-            times = left if copy.steady is not None else 1
-            for axis, begin, end in copy.covers:
-                yield axis, *_repeated(begin + now, end + now, times, copy.steady or 0.0)
-            state = copy.after + now + (times - 1) * (copy.steady or 0.0)
+            matters = coordinates.host_matters(part, state, host)
+            mattered |= matters
+            if matters:
+                state = state.copy()
+                state[coordinates.host] = host
+            copy, now = _copy(part, coordinates, state, levels), state[0]
+            once = copy.steady is None or (not matters and copy.steady < took)
+            times, later = (1, 0.0) if once else (left, copy.steady or 0.0)
+            covers += [(axis, *_repeated(begin + now, end + now, times, later)) for axis, begin, end in copy.covers]
+            state = copy.after + now + (times - 1) * later
+            if coordinates.host is not None:
+                state[coordinates.host] = NEVER
+            host += times * took
             left -= times
+    return covers, mattered
 
 
 class Copy(NamedTuple):
@@ -139,7 +167,7 @@ class Copy(NamedTuple):
     after: the state behind it. steady: how much later that is, where it is the same state.
     """
 
-    covers: list[tuple[str, np.ndarray, np.ndarray]]
+    covers: Covers
     after: np.ndarray
     steady: float | None
 

@@ -46,7 +46,8 @@ def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
 
 
 def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
-    """The state before each of `actions` of one task (coordinates x actions), without what cannot matter."""
+    """The state before each of `actions` of one task (coordinates x actions), without the host, and without an arrival
+    that cannot matter."""
     found = np.full((coordinates.size, len(actions)), NEVER)
     port, host = coordinates.port, coordinates.host
     found[0] = [play.entry[action] for action in actions]
@@ -55,11 +56,9 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
         if (given := play.full.get(action)) is not None:
             found[:, i] = given
     if host is not None:
-        found[host] = [play.host[action] for action in actions]
+        found[host] = NEVER
     if coordinates.patient(task):
         found[port, found[port] <= found[0]] = NEVER
-    if host is not None:
-        found[host, found[0] - found[host] >= coordinates.lead(task)] = NEVER
     return found
 
 
