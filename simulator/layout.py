@@ -77,11 +77,14 @@ class Tensor:
 
     def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int]:
         """Local size of every dim."""
-        parts = dict.fromkeys(self.dims, 1)
-        for axis, dim in layout.items():
-            if dim in parts:
-                parts[dim] *= mesh.size(axis)
-        return {name: dim.local(parts[name]) for name, dim in self.dims.items()}
+        found = {}
+        for name, dim in self.dims.items():
+            parts = 1
+            for axis, cut in layout.items():
+                if cut == name:
+                    parts *= mesh.size(axis)
+            found[name] = dim.local(parts) if parts > 1 else dim.size
+        return found
 
     def local(self, layout: Layout, mesh: Mesh) -> int:
         """Local number of elements."""
