@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -48,6 +48,8 @@ def main() -> None:
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     gc.set_threshold(50_000)  # a forecast leaves little to collect, and looking for it took a twentieth of the time
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  closed by whoever started us
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that knows no block characters gets question marks
             stream.reconfigure(errors="replace")
@@ -146,7 +148,7 @@ def predict(
         if jobs is not None:
             if job is not None or plot is not None or trace is not None:
                 raise PlanError("--jobs", "many jobs are forecast without JOB, --plot and --trace", "Leave them out")
-            if forecast_all(jobs, out, change or ()) and strict:
+            if forecast_all(jobs, out, change or (), engine_of(engine), not every_round) and strict:
                 raise typer.Exit(TOO_LARGE)
             return
         if job is None or out is not None:
@@ -189,20 +191,22 @@ def engine_of(name: str) -> Engine:
     return cast("Engine", name)
 
 
-def forecast_all(jobs: Path, out: Path | None, changes: list[str] | tuple[()]) -> bool:
+def forecast_all(jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool) -> bool:
     """Answers every line of `jobs` into `out` (kept when interrupted) or to stdout; whether some plan does not fit."""
     from experiments.jobs import answers, progress
 
+    if jobs.is_dir() or not jobs.exists():
+        rule = "it is a folder" if jobs.is_dir() else "no such file"
+        raise PlanError(str(jobs), rule, "Name a file with one JSON object a line")
     if out is not None:
         check_place(out, "--out")
         if out.exists() and out.samefile(jobs):
             raise unwritable(out, "it is the file of the jobs", "--out")
-    if not jobs.is_file():
-        raise PlanError(str(jobs), "no such file", "Name a file with one JSON object a line")
     misfit = False
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
-        target = stack.enter_context(out.open("w", encoding="utf-8")) if out is not None else sys.stdout
-        for told in answers(progress(lines, jobs, out is not None), str(jobs), jobs.parent, changes):
+        target = stack.enter_context(out.open("w", encoding="utf-8", buffering=1)) if out is not None else sys.stdout
+        wanted = progress(lines, jobs, out is not None and jobs.is_file())
+        for told in answers(wanted, str(jobs), jobs.parent, changes, engine, skip):
             misfit |= told.get("status") == "does-not-fit"
             target.write(json.dumps(told) + "\n")
     return misfit

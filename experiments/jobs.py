@@ -10,18 +10,35 @@ from typing import Any
 
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
+from simulator.engine.step import Engine
 from simulator.forecast import Workshop
 
 
-def answers(lines: Iterable[str], name: str, base: Path, changes: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def answers(
+    lines: Iterable[str],
+    name: str,
+    base: Path,
+    changes: Sequence[str] = (),
+    engine: Engine = "matrices",
+    skip: bool = True,
+) -> Iterator[dict[str, Any]]:
     """The answer to every line that is not empty; a line that is wrong answers with its error.
 
     name: what errors call the file. base: the folder that paths in jobs start from. changes: made in every job first.
+    engine, skip: see simulator.forecast.simulate.
     """
     workshop = Workshop()
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _answer(line, f"{name}:{number}", number, base, changes, workshop)
+            where, told = f"{name}:{number}", dict[str, Any]()
+            try:
+                told = _parsed(line)
+                report = simulate(load_job(told, changes, base), engine, skip, workshop)
+                yield report.to_dict()
+            except MeshcastError as error:
+                known = told.get("id")
+                known = known if isinstance(known, str | int) else None
+                yield {"id": known, "line": number, "error": error.at(where).to_dict()}
 
 
 def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
@@ -37,19 +54,6 @@ def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
     columns = TextColumn("jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:
         yield from bar.track(lines, total=total)
-
-
-def _answer(
-    line: str, where: str, number: int, base: Path, changes: Sequence[str], workshop: Workshop
-) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    try:
-        told = _parsed(line)
-        return simulate(load_job(told, changes, base), workshop=workshop).to_dict()
-    except MeshcastError as error:
-        name = told.get("id")
-        known = name if isinstance(name, str | int) else None
-        return {"id": known, "line": number, "error": error.at(where).to_dict()}
 
 
 def _parsed(line: str) -> dict[str, Any]:

@@ -43,9 +43,8 @@ class Workshop:
 
     def costs(self, plan: Plan) -> Costs:
         cluster, rates = plan.job.cluster, plan.job.framework.rates
-        same = id(cluster), tuple(rates.items())
+        same = cluster, tuple(rates.items())
         kernels: dict[Work, Estimate] = _kept(self._kernels, same, dict)
-        # The costs hold the cluster, so its id is not given to another one.
         return _kept(
             self._costs,
             (same, tuple(plan.mesh.axes.items())),

@@ -97,8 +97,8 @@ class LongPlan(Part):
 
 
 class RunLength(Part):
-    tokens: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    price_per_gpu_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    tokens: float | None = Field(default=None, gt=0, le=1e20, allow_inf_nan=False)
+    price_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
 
 
 class JobFile(Part):

@@ -30,7 +30,7 @@ DIM_NAMES = {
 
 
 MAX_PASSES = 2_000_000
-"""Most passes of micro-batches through stages, forward and backward: some ten seconds."""
+"""Most passes of micro-batches through stages, forward and backward: ten or twenty seconds."""
 
 
 class Plan:

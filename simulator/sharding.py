@@ -34,8 +34,8 @@ class DataScheme(Scheme):
 
     @property
     def alike(self) -> Hashable:
-        """A rank does the same work beside any number of others: only whether there are some matters."""
-        return self.use, self.over, self.mesh.size(self.over) > 1, self.options
+        """A rank does the same work beside any number of others: only along which axes there are some matters."""
+        return self.use, self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.options
 
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""

@@ -125,8 +125,9 @@ def _checked(rates: Mapping[str, float]) -> dict[str, float]:
     for name, value in rates.items():
         if name not in RATES:
             raise PlanError(f"framework.rates.{name}", "no such rate", nearest(name, RATES), value)
-        if not value > 0:
-            raise PlanError(f"framework.rates.{name}", "a rate is above 0", "Write 1 for the calibrated one", value)
+        if not 1e-3 <= value <= 1e3:
+            rule = "a rate lies between 0.001 and 1000"
+            raise PlanError(f"framework.rates.{name}", rule, "Write 1 for the calibrated one", value)
     return {name: float(value) for name, value in rates.items()}
 
 

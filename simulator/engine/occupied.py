@@ -70,6 +70,8 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
         groups.setdefault(key, (task, []))[1].append(action)
         if task.behind:
             given = states(coordinates, task, play, [action])
+            # What comes behind may wait for what arrived, and for the host, where the parts do not.
+            given[coordinates.port] = play.arrival[action]
             if coordinates.host is not None:
                 given[coordinates.host] = play.host[action]
             for item, begin, *_ in coordinates.walk(task, given):

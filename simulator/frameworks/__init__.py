@@ -34,8 +34,8 @@ class Overlap(Part):
 class Bucket(Part):
     """Gradient buckets hold max(elements, elements_per_rank x data-parallel ranks) elements."""
 
-    elements: float = Field(gt=0)
-    elements_per_rank: float = Field(ge=0)
+    elements: float = Field(gt=0, le=1e15)
+    elements_per_rank: float = Field(ge=0, le=1e15)
 
 
 class LossHabit(Part):
@@ -49,9 +49,9 @@ class LossHabit(Part):
 class MemoryHabit(Part):
     """What the process takes beyond its tensors."""
 
-    reserved_share: float = Field(ge=1)
+    reserved_share: float = Field(ge=1, le=100)
     """Reserved by the allocator over allocated at the peak."""
-    context_gib: float = Field(ge=0)
+    context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
 
 
@@ -80,13 +80,13 @@ class Framework(Part):
     memory: MemoryHabit
     rates: dict[str, float]
     """Residual rates of kernels against the calibrated ones: see simulator.costs."""
-    launch_s: float = Field(ge=0)
+    launch_s: float = Field(ge=0, le=1)
     """Time of the host to issue one op [s]: where the GPU is faster, it waits for the host."""
     cuda_graphs: bool
     """Ops are replayed from graphs: issuing them takes no time of the host."""
-    step_overhead_s: float = Field(ge=0)
+    step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time a step: data loading, logging, launch ramp [s]."""
-    spread: float = Field(ge=0)
+    spread: float = Field(ge=0, le=3)
     """Standard deviation of log(measured / predicted) of the step that the habits leave unexplained."""
 
     def __hash__(self) -> int:  # cheap, and `rates` is a dict; equal frameworks are equal in these

@@ -14,6 +14,9 @@ from simulator.engine.occupied import Occupied, measure
 from simulator.engine.program import Program
 from simulator.ops import COMPUTE
 
+ROUNDING = 1e-12
+"""Part of a step below which an account is rounding."""
+
 
 @dataclass
 class Breakdown:
@@ -36,9 +39,10 @@ def breakdown(program: Program, step: float, occupied: Occupied, device: int) ->
     for axis in (*EXPOSED, HOST):
         if axis in occupied:
             covered += occupied[axis]
-            now = min(left, step - measure(covered))
+            now = min(left, max(0.0, step - measure(covered)))
             parts[axis], left = left - now, now
-    parts["bubble" if program.devices > 1 else "idle"] = left
+    # What is left of many sums and differences is no time when it is no more than their rounding.
+    parts["bubble" if program.devices > 1 else "idle"] = left if left > ROUNDING * step else 0.0
     busy = dict(zip(KINDS, lasting, strict=True))
     hidden = {axis: busy[axis] - parts[axis] for axis in EXPOSED if busy[axis] > parts[axis] * (1 + 1e-9)}
     return Breakdown(step, parts, hidden)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,45 @@ def test_jobs_that_share_a_workshop_are_answered_as_alone() -> None:
     for order in (JOBS, [*JOBS, *JOBS], JOBS[::-1]):
         found = list(answers(lines(order), "jobs.jsonl", Path(".")))
         assert found == [simulate(job).to_dict() for job in order]
+
+
+def test_plans_that_use_other_axes_share_nothing_that_differs() -> None:
+    """Gradients are summed over the axes that are larger than one, whichever they are."""
+    jobs = [
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100:2",
+            "batch": {"global": 64, "sequence": 2048},
+            "plan": {
+                "mesh": {"replicate": replicate, "shard": 16 // replicate},
+                "schemes": [{"use": use, "over": ["replicate", "shard"]}],
+            },
+        }
+        for use in ("data/ddp", "data/zero-1")
+        for replicate in (1, 2, 16)
+    ]
+    alone = {json.dumps(job): simulate(job).to_dict() for job in jobs}
+    for order in permutations(jobs[:3]), permutations(jobs[3:]):
+        for some in order:
+            assert list(answers(lines(list(some)), "jobs", Path("."))) == [alone[json.dumps(job)] for job in some]
+
+
+def test_no_accepted_value_ends_the_run() -> None:
+    settings: list[dict[str, Any]] = [
+        {"spread": 3},
+        {"spread": 500},
+        {"launch_s": 1},
+        {"launch_s": 1e300},
+        {"rates": {"kernel": 1e-3}},
+        {"rates": {"kernel": 1e-300}},
+        {"bucket": {"elements": 1e-9, "elements_per_rank": 0}},
+        {"step_overhead_s": 1e308},
+    ]
+    jobs = [{**JOBS[1], "framework": {"name": "megatron-core", "set": one}} for one in settings]
+    jobs += [{**JOBS[1], "run": {"tokens": 1e308, "price_per_gpu_hour": 1e308}}]
+    found = list(answers(lines(jobs), "jobs", Path(".")))
+    assert ["error" in answer for answer in found] == [False, True, False, True, False, True, False, True, True]
+    json.dumps(found, allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +134,9 @@ def test_strict_tells_by_the_exit_code_that_a_plan_does_not_fit(tmp_path: Path) 
     ("words", "told"),
     [
         (["--jobs", "none.jsonl"], "no such file"),
+        (["--jobs", "none.jsonl", "--out", "jobs.jsonl"], "no such file"),
+        (["--jobs", "."], "it is a folder"),
+        (["--jobs", "jobs.jsonl", "--engine", "fast"], "no such engine"),
         (["job.yaml", "--jobs", "jobs.jsonl"], "Leave them out"),
         (["--jobs", "jobs.jsonl", "--plot", "a.png"], "Leave them out"),
         (["--jobs", "jobs.jsonl", "--out", "jobs.jsonl"], "cannot be written"),

@@ -240,3 +240,25 @@ def test_a_slower_host_never_makes_a_step_shorter(told: dict[str, Any]) -> None:
     spans = [simulate(changed(told, launch_s=launch)).step_time for launch in launches]
     assert all(one <= other * (1 + 1e-12) for one, other in pairwise(spans))
     assert spans[1] == pytest.approx(spans[0], rel=1e-3), "a host that takes next to no time is as good as none"
+
+
+def test_a_bucket_that_waits_for_what_arrives_alone() -> None:
+    """The gradients of biases behind a residual are complete when the gradient comes in: no kernel makes them."""
+    told = {
+        "model": {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 160, "seq": 1024},
+        "cluster": {"gpu": "a100-sxm-80", "gpus": 64},
+        "framework": {"name": "megatron-core", "set": {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}},
+        "batch": {"global": 8},
+        "plan": {
+            "mesh": {"pp": 2, "dp": 2, "tp": 16},
+            "schemes": [
+                {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 3},
+                {"use": "tensor/megatron", "over": "tp"},
+                {"use": "data/zero-1", "over": "dp"},
+            ],
+            "partition": [1, 2, 1, 1, 1, 0],
+        },
+    }
+    swept, played = simulate(told, engine="sweep"), simulate(told)
+    assert played.breakdown.parts == pytest.approx(swept.breakdown.parts, abs=1e-9 * swept.step_time)
+    assert played.breakdown.parts["dp"] > 0
