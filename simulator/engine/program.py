@@ -291,6 +291,7 @@ def build(
     received: list[int] = []
     made: dict[tuple[int, str, bool, bool], Task] = {}
     parts: dict[tuple[int, str], Part] = {}
+    messages: dict[tuple[int, str], tuple[Send | None, int]] = {}
     for slot in timetable.slots:
         chain = stages[slot.stage]
         first, last = bool(chain.ahead) and slot.first, bool(chain.behind) and slot.last
@@ -298,20 +299,27 @@ def build(
         if key not in made:
             made[key] = _task(chain, slot, price, split, parts, made.get((*key[:2], False, False)))
         tasks.append(made[key])
-        receiver = timetable.receiver(slot)
-        send = None
-        if receiver is not None:
-            link = chain.links[-1 if slot.kind == "F" else 0]
-            stream = "pipeline-forward" if slot.kind == "F" else "pipeline-backward"
-            work = Transfer(link.nbytes, axis, timetable.device(slot.stage), receiver)
-            send = Send(work, stream, *price(work))
-        sends.append(send)
-        source = slot.stage - 1 if slot.kind == "F" else slot.stage + 1
-        far = slot.kind != "W" and 0 <= source < timetable.shape.stages
-        far = far and timetable.device(source) != timetable.device(slot.stage)
-        received.append(chain.links[0 if slot.kind == "F" else -1].nbytes if far else 0)
+        turn = slot.stage, slot.kind
+        if turn not in messages:
+            messages[turn] = _messages(timetable, slot, chain, price, axis)
+        sends.append(messages[turn][0])
+        received.append(messages[turn][1])
     tails, meetings = _updates(updates, price, axis if timetable.shape.p > 1 else None)
     return Program(timetable, tasks, sends, received, tails, meetings, overlap_sends, host)
+
+
+def _messages(timetable: Timetable, slot: Slot, chain: Chain, price: Price, axis: str) -> tuple[Send | None, int]:
+    """What a slot's actions send, and the bytes that they receive from another device."""
+    forward, send = slot.kind == "F", None
+    receiver = timetable.receiver(slot)
+    if receiver is not None:
+        stream = "pipeline-forward" if forward else "pipeline-backward"
+        work = Transfer(chain.links[-1 if forward else 0].nbytes, axis, timetable.device(slot.stage), receiver)
+        send = Send(work, stream, *price(work))
+    source = slot.stage - 1 if forward else slot.stage + 1
+    far = slot.kind != "W" and 0 <= source < timetable.shape.stages
+    far = far and timetable.device(source) != timetable.device(slot.stage)
+    return send, chain.links[0 if forward else -1].nbytes if far else 0
 
 
 def _task(
