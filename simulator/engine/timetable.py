@@ -127,11 +127,17 @@ def timetable(schedule: Schedule, shape: Shape) -> Timetable:
     behind = np.where(stage < last, where[(keys + step) % len(where)], -1)
     need_array = np.select([kind == 0, kind == 1], [before, behind], -1)
 
-    first, final = np.zeros((2, len(keys)), bool)
-    first[np.unique(turn, return_index=True)[1]] = True
-    final[len(keys) - 1 - np.unique(turn[::-1], return_index=True)[1]] = True
-    _, chosen, slot_array = np.unique(turn * 4 + first * 2 + final, return_index=True, return_inverse=True)
-    slots = [Slot(int(stage[i]), kinds[kind[i]], bool(first[i]), bool(final[i])) for i in chosen]
+    # Of what is written twice to one place, the last stays.
+    numbers = np.arange(len(keys))
+    first_of, last_of = np.zeros((2, shape.stages * len(kinds)), int)
+    first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
+    first, final = first_of[turn] == numbers, last_of[turn] == numbers
+    variant = turn * 4 + first * 2 + final
+    chosen = np.full(4 * shape.stages * len(kinds), -1)
+    chosen[variant] = numbers
+    slot_array = (np.cumsum(chosen >= 0) - 1)[variant]
+    chosen = chosen[chosen >= 0]
+    slots = [Slot(int(stage[i]), kinds[kind[i]], bool(first[i]), bool(final[i])) for i in chosen.tolist()]
     slot, need, waits = slot_array.tolist(), need_array.tolist(), own.tolist()
 
     done = bytearray(len(keys) + 1)
