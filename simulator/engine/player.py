@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.engine.flat import Flat, flatten_updates
-from simulator.engine.matrices import NEVER, Coordinates, ahead
-from simulator.engine.program import Program, Task
+from simulator.engine.matrices import NEVER, Coordinates, ahead, product
+from simulator.engine.program import Part, Program, Task
 from simulator.engine.sweep import Times, sweep
 from simulator.engine.timetable import Rounds
 
@@ -23,12 +23,14 @@ from simulator.engine.timetable import Rounds
 class Play:
     """A step played by matrices: the state before every action, from which all else follows.
 
-    entry: when the computation's stream was free. arrival: when what the action waits for came. host: when the host
-    began to issue it. full: all coordinates, for the actions where more than these three matter. sent: when its send
-    began. tail: the updates, op by op. span: the last end [s].
+    entry: when the computation's stream was free. second: a further stream that matters (its coordinate; or none), and
+    when it was free. arrival: when what the action waits for came. host: when the host began to issue it. full: all
+    coordinates, for the actions where more than these matter. sent: when its send began. tail: the updates, op by op.
+    span: the last end [s].
     """
 
     entry: list[float]
+    second: tuple[int | None, list[float]]
     arrival: list[float]
     host: list[float]
     full: dict[int, np.ndarray]
@@ -51,6 +53,8 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     found = np.full((coordinates.size, len(actions)), NEVER)
     port, host = coordinates.port, coordinates.host
     found[0] = [play.entry[action] for action in actions]
+    if play.second[0] is not None:
+        found[play.second[0]] = [play.second[1][action] for action in actions]
     found[port] = [play.arrival[action] for action in actions]
     for i, action in enumerate(actions):
         if (given := play.full.get(action)) is not None:
@@ -62,9 +66,10 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     return found
 
 
-Short = tuple[float, float, float, float, float]
-"""A task by four numbers, from computation and arrival to computation and result; and the lead that the computation
-must have over the host for the host not to matter."""
+Short = tuple[float, ...]
+"""A task in numbers: the lead that the computation must have over the host for the host not to matter; then from
+computation and arrival to computation and result; then, with a second stream, from it to these two, and to it from
+computation, arrival and itself."""
 
 
 class _Player:
@@ -78,7 +83,12 @@ class _Player:
         self.matrices = [matrices[id(task)] for task in program.tasks]
         used = {id(task): self._used(task) for task in {id(task): task for task in program.tasks}.values()}
         self.used = [used[id(task)] for task in program.tasks]
-        self.plain = self._streams_follow()
+        follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
+        rest = [s for s in coordinates.inside if s not in follow]
+        self.second = rest[0] if len(rest) == 1 else None
+        self.plain = len(rest) <= 1
+        """Whether two streams at the most say all of a device."""
+        self.left_out = follow
         short: dict[tuple[int, bool], Short | None] = {}
         self.short = []
         for i, (task, send) in enumerate(zip(program.tasks, program.sends, strict=True)):
@@ -86,13 +96,14 @@ class _Player:
             if key not in short:
                 short[key] = self._short(i)
             self.short.append(short[key])
-        self.entry, self.arrival, self.result, self.sent = ([NEVER] * count for _ in range(4))
+        self.entry, self.beside, self.arrival, self.result, self.sent = ([NEVER] * count for _ in range(5))
         self.full: dict[int, np.ndarray] = {}
         self.free = [0.0] * program.devices
+        self.free_second = [0.0 if self.second is not None else NEVER] * program.devices
+        self.uses_second = [self.second in used for used in self.used]
         self.state = [np.zeros(size) for _ in range(program.devices)]
-        if self.plain:
-            for state in self.state:
-                state[coordinates.inside] = NEVER
+        for state in self.state:
+            state[follow] = NEVER
         self.ports = [0.0] * (2 * program.devices)
         """When the outgoing streams of every device are free: forward, backward."""
         self.seen = list(self.ports)
@@ -117,23 +128,36 @@ class _Player:
         begins = [np.concatenate([[0.0], end[:-1]]) for end in ends]
         return each.tolist(), np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
 
-    def _streams_follow(self) -> bool:
-        """Whether the streams inside the tasks never matter beside the computation's, so that they can be left out.
+    def _follows_everywhere(self, s: int) -> bool:
+        """Whether a stream inside the tasks never matters beside the computation's, so that it can be left out.
 
-        So it is if no op begins later for a stream that is free at some time than for a computation that is free then
-        (columns), and every block leaves no such stream longer than the computation (rows): by induction such a stream
-        is never free later than the computation.
+        So it is if in no task an op begins later for such a stream that is free at some time than for a computation
+        that is free then (columns), and no task leaves the stream longer than the computation (rows): by induction the
+        stream is never free later than the computation when a task begins.
         """
-        parts = {id(p.block): p for task in self.program.tasks for p in task.parts}.values()
+        distinct = {id(task.parts): task.parts for task in self.program.tasks}.values()
+        return all(self._follows(parts, s) for parts in distinct)
+
+    def _follows(self, parts: Sequence[Part], s: int) -> bool:
+        others = [i for i in range(self.axes.size) if i != s]
+        state = np.full((self.axes.size, self.axes.size), NEVER)
+        np.fill_diagonal(state, 0.0)
         for part in parts:
-            begin, out = (getattr(self.axes.table(part), name) for name in ("begin", "out"))
-            for s in self.axes.inside:
-                late = out[:, s] > out[:, 0]
-                longer = out[s] > out[0]
-                late[s] = longer[s] = out[s, s] > out[0, 0]
-                if late.any() or longer.any() or (begin[:, s] > begin[:, 0]).any():
+            table = self.axes.table(part)
+            begin = product(table.begin, state)
+            if (begin[:, s] > begin[:, 0]).any():
+                return False
+            if part.count > 1:
+                # From copy to copy it must hold as from task to task.
+                own, out = table.begin, table.out
+                late = (own[:, s] > own[:, 0]).any() or (out[others, s] > out[others, 0]).any()
+                if late or (out[s, others] > out[0, others]).any() or out[s, s] > out[0, 0]:
                     return False
-        return True
+                if (state[s, others] > state[0, others]).any() or state[s, s] > state[0, 0]:
+                    return False
+            state = product(self.axes.power(part), state)
+        late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
+        return not late and bool(state[s, s] <= state[0, 0])
 
     def _short(self, slot: int) -> Short | None:
         """A task in short; None where other streams matter."""
@@ -142,12 +166,15 @@ class _Player:
             return None
         lead = NEVER
         if axes.host is not None:
-            rows = [0, axes.port]
+            rows = [0, axes.port] if self.second is None else [0, axes.port, self.second]
             lead = ahead(matrix[rows, axes.host], matrix[rows, 0])
             if self.program.sends[slot] is not None:
                 lead = max(lead, matrix[axes.host, axes.host] + axes.launch - matrix[axes.port, 0])
-        (a, b), (c, d) = matrix[:: axes.port, :: axes.port].tolist()
-        return a, b, c, d, lead
+        s, (a, b) = self.second, (0, axes.port)
+        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
+        if s is not None:
+            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
+        return tuple(map(float, (lead, *numbers)))
 
     def run(self, skip: bool) -> Play:
         table = self.table
@@ -164,7 +191,7 @@ class _Player:
         slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
         short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
         host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
-        overlap = self.program.overlap_sends
+        overlap, second, beside, free_second = self.program.overlap_sends, self.second, self.beside, self.free_second
         for action in actions:
             device, kind = device_of[action], slot[action]
             other = need[action]
@@ -174,12 +201,21 @@ class _Player:
                 if waiting[device] > now:
                     now = waiting[device]
             entry[action], arrival[action] = now, come
+            if second is not None:
+                also = free_second[device]
+                if not overlap and self.uses_second[kind] and waiting[device] > also:
+                    also = waiting[device]
+                beside[action] = also
             numbers = short[kind]
-            if numbers is not None and now - host[action] >= numbers[4]:
-                a, b = now + numbers[0], come + numbers[1]
-                free[device] = a if a > b else b
-                a, b = now + numbers[2], come + numbers[3]
+            if numbers is not None and now - host[action] >= numbers[0]:
+                a, b = now + numbers[1], come + numbers[2]
+                after = a if a > b else b
+                a, b = now + numbers[3], come + numbers[4]
                 made = a if a > b else b
+                if second is not None:
+                    after, made = max(after, also + numbers[5]), max(made, also + numbers[6])
+                    free_second[device] = max(now + numbers[7], come + numbers[8], also + numbers[9])
+                free[device] = after
             else:
                 made = self._advance_fully(action, device, kind, now, come)
             waiting[device] = NEVER
@@ -206,8 +242,9 @@ class _Player:
         if axes.host is not None:
             given[axes.host] = self.host[action]
         given[axes.port] = come
-        if self.plain:
-            given[axes.inside] = NEVER
+        given[self.left_out] = NEVER
+        if self.second is not None:
+            given[self.second] = self.beside[action]
         self.full[action] = given
         paths = self.matrices[slot] + given
         out = np.maximum.reduce(paths, axis=1)
@@ -219,6 +256,8 @@ class _Player:
         self.free[device] = float(out[0])
         kept = [i for i in used if i]
         state[kept] = out[kept]
+        if self.second is not None:
+            self.free_second[device] = float(out[self.second])
         return float(out[axes.port])
 
     # ----------------------------------------------------------------------------------------- rounds
@@ -247,7 +286,8 @@ class _Player:
     def _moment(self, rounds: Rounds, done: int) -> np.ndarray:
         """All times that the future depends on, after so many rounds."""
         waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
-        return np.array([*self.free, *self.waiting, *self.ports, *np.concatenate(self.state), *waiting])
+        streams = self.free, self.free_second, self.waiting, self.ports, np.concatenate(self.state), waiting
+        return np.concatenate([np.asarray(times, float) for times in streams])
 
     def _period(self, rounds: Rounds, done: int, moments: Sequence[np.ndarray]) -> tuple[int, float]:
         """After how many rounds everything that moves has moved by the same time, and by how much; 0: not yet.
@@ -278,7 +318,7 @@ class _Player:
         span, whole = period * rounds.length, times * shift
         for begin in rounds.first:
             start = begin + done * rounds.length
-            for log in (self.entry, self.arrival, self.result, self.sent):
+            for log in (self.entry, self.beside, self.arrival, self.result, self.sent):
                 block = np.asarray(log[start - span : start]) + shift * np.arange(1, times + 1)[:, None]
                 log[start : start + times * span] = block.ravel().tolist()
             for action in range(start - span, start):
@@ -288,22 +328,24 @@ class _Player:
         devices = self.program.devices
         move = moved * whole
         self.free = (np.array(self.free) + move[:devices]).tolist()
-        self.waiting = (np.array(self.waiting) + move[devices : 2 * devices]).tolist()
-        self.ports = (np.array(self.ports) + move[2 * devices : 4 * devices]).tolist()
-        self.seen = (np.array(self.seen) + move[2 * devices : 4 * devices]).tolist()
+        self.free_second = (np.array(self.free_second) + move[devices : 2 * devices]).tolist()
+        self.waiting = (np.array(self.waiting) + move[2 * devices : 3 * devices]).tolist()
+        self.ports = (np.array(self.ports) + move[3 * devices : 5 * devices]).tolist()
+        self.seen = (np.array(self.seen) + move[3 * devices : 5 * devices]).tolist()
         size = self.axes.size
         for i, state in enumerate(self.state):
-            state += move[4 * devices + i * size : 4 * devices + (i + 1) * size]
+            state += move[5 * devices + i * size : 5 * devices + (i + 1) * size]
 
     def _finished(self, skipped: int) -> Play:
         program, axes = self.program, self.axes
         streams = len(axes.streams)
         ends, begins = [], []
         for device in range(program.devices):
-            own = [self.free[device], *self.state[device][1:streams]]
+            own = [self.free[device], self.free_second[device], *self.state[device][1:streams]]
             ends += own
             begins.append(max(*own, *self.seen[2 * device : 2 * device + 2]))
         flat = flatten_updates(program)
         tail = sweep(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
         span = float(max(*ends, *self.ports, tail.span))
-        return Play(self.entry, self.arrival, self.host, self.full, self.sent, tail, flat, span, skipped)
+        second = self.second, self.beside
+        return Play(self.entry, second, self.arrival, self.host, self.full, self.sent, tail, flat, span, skipped)
