@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
@@ -23,6 +22,7 @@ from matplotlib.patches import Patch
 
 from experiments.page import plan_words, seconds
 from experiments.plots import style
+from experiments.plots.sheet import save, unit_of
 from simulator.engine.kinds import axis_of
 from simulator.ops import COMPUTE
 from simulator.report.report import Report
@@ -89,9 +89,7 @@ def draw(report: Report, path: str | Path) -> None:
 
     Raises OSError where it cannot be written.
     """
-    with matplotlib.rc_context(style.RC):
-        figure = timeline(report)
-        figure.savefig(path, dpi=style.DPI, metadata=style.metadata(str(path).lower()))
+    save(lambda: timeline(report), path)
 
 
 def timeline(report: Report) -> Figure:
@@ -247,16 +245,11 @@ def busy(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.ndarray) 
 # ------------------------------------------------------------------------------------------- drawing
 
 
-def unit_of(panel: Panel) -> tuple[float, str]:
-    """The unit of a panel's axis of time, and how many there are in a second."""
-    return (1.0, "s") if panel.stop >= 2 else (1e3, "ms")
-
-
 def paint(
     axes: Any, panel: Panel, rows: Sequence[Row], lanes: Sequence[str], chunks: int, p: int, devices: int
 ) -> None:
     """One panel."""
-    scale, unit = unit_of(panel)
+    scale, unit = unit_of(panel.stop)
     start, stop = panel.start * scale, panel.stop * scale
     inches = style.PAGE - LEFT - RIGHT
     thin = 0.105
@@ -346,7 +339,7 @@ def paint(
 
 def mark(axes: Any, panel: Panel, whole: Panel) -> None:
     """Shows on the whole step which part another panel enlarges."""
-    scale, _ = unit_of(whole)
+    scale, _ = unit_of(whole.stop)
     y = -0.06 - 0.045 / whole.height
     axes.plot(
         [panel.start * scale, panel.stop * scale],

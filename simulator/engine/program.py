@@ -246,13 +246,10 @@ class Program:
     def device_of(self, slot: int) -> int:
         return self.timetable.device(self.timetable.slots[slot].stage)
 
-    def turns(self, device: int | None = None) -> Iterator[tuple[Task, int]]:
-        """Every task of a device (or of all), with the number of times that it runs."""
-        turns = self.timetable.turns
-        for number, task in enumerate(self.tasks):
-            if device in (None, self.device_of(number)):
-                yield task, turns[number]
-        yield from ((task, 1) for d, task in enumerate(self.updates) if device in (None, d))
+    def turns(self) -> Iterator[tuple[Task, int]]:
+        """Every task of all devices, with the number of times that it runs."""
+        yield from zip(self.tasks, self.timetable.turns, strict=True)
+        yield from ((task, 1) for task in self.updates)
 
     @cached_property
     def sums(self) -> np.ndarray:

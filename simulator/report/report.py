@@ -214,6 +214,7 @@ class Report:
         return [
             f"framework {habits.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{habits.step_overhead_s} s a step for data, logging and launch",
+            *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *self.play.assumed,
             *self.job.cluster.assumed,
         ]
