@@ -2,11 +2,12 @@
 
 A model is the shape and nothing else: how it is split, in which number format and on which GPU belong to the
 job. Letters used in this package: L layers, h hidden, a heads, k key/value heads, d width of a head, f width
-of the MLP, V vocabulary, T (or seq) positions of a sequence.
+of the MLP, V vocabulary, T (or seq) positions of a sequence, E experts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -26,27 +27,87 @@ Flag = Annotated[bool, Field(strict=True)]
 
 Probability = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)]
 
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+
+Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+"""A number of layers or experts that may be none."""
+
 UNDESCRIBED = {
     "attention": "Choose the attention kernel in framework.set.attention",
-    "moe": "Leave the key out; experts are not described yet",
-    "mla": "Leave the key out; latent attention is not described yet",
     "ssm": "Leave the key out; state-space layers are not described yet",
-    "mtp": "Leave the key out; multi-token prediction is not described yet",
-    "window": "Leave the key out; sliding windows are not described yet",
-    "qk_layernorm": "Leave the key out; norms on queries and keys are not described yet",
 }
 """Words of ``spec.model`` that no field describes. Where they say "nothing of the kind" they may stand."""
 
 
-class Model(BaseModel):
-    """A dense decoder-only transformer.
+class Shape(BaseModel):
+    """Fields of which null means the default; unknown keys are refused, nothing changes after reading."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
+
+
+class MLA(Shape):
+    """Multi-head latent attention: keys and values, and as a rule queries, pass through a narrow latent.
+
+    Every head has its own queries, keys and values, expanded from the latents; the rope part of a key is made straight
+    from the layer's input and shared by all heads. Source: DeepSeek-V2, section 2.1 (arXiv 2405.04434).
+    """
+
+    q_lora_rank: Size | None = None
+    """Width of the queries' latent; None: queries are made without one (DeepSeek-V2-Lite)."""
+    kv_lora_rank: Size
+    """Width of the latent that keys and values share."""
+    qk_nope: Size
+    """Width of the part of a query's or key's head that no position turns."""
+    qk_rope: Size
+    """Width of the part that rope turns."""
+    v: Size
+    """Width of a head's values."""
+
+
+class MoE(Shape):
+    """Experts: MLPs of which a router chooses a few for each token. They have the model's gate and biases."""
+
+    experts: Size
+    """Routed experts of a layer, E."""
+    top_k: Size
+    """Routed experts that a token passes."""
+    expert_ffn: Size
+    """Inner width of one routed expert."""
+    shared_experts: Count = 0
+    """Experts that every token passes."""
+    shared_ffn: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
+        default_factory=lambda given: given.get("shared_experts", 0) * given.get("expert_ffn", 0)
+    )
+    """Inner width of all shared experts together. Default: shared_experts * expert_ffn."""
+    first_dense: Count = 0
+    """Layers at the start that have a plain MLP instead."""
+    dense_ffn: Size | None = None
+    """Inner width of the MLP of layers without experts; None: the model's `ffn`."""
+    every: Size = 1
+    """Of every so many layers after the first dense ones, the last has experts (GShard and Switch: 2; the same as
+    Qwen's ``decoder_sparse_step`` in ``transformers``; Megatron's ``--moe-layer-freq`` puts the first in its place)."""
+    capacity: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    """Every expert takes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None: as they come."""
+    routing: Literal["balanced", "forced-balanced", "natural"] | None = None
+    """How a run routed: padded to equal load, by a router that was replaced by an even one, or as learned."""
+    router_bias: Flag = False
+    """The router has one number for each expert beside its matrix (a bias, or DeepSeek-V3's correction)."""
+
+
+class Model(Shape):
+    """A decoder-only transformer.
 
     The first five fields have no default. The other defaults are together a GPT: learned
     positions, layer norms, biases everywhere, a GELU MLP four times as wide as the model, a tied output layer.
     None (``null``) means the default.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     layers: Depth
     """Transformer layers, L."""
@@ -61,44 +122,66 @@ class Model(BaseModel):
 
     name: Annotated[str, Field(strict=True, min_length=1)] = "custom"
     """What reports call it."""
+    mla: MLA | None = None
+    """Latent attention, in place of plain multi-head or grouped-query attention."""
+    moe: MoE | None = None
+    """Experts, in place of the MLP of some layers."""
     kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
     """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
-    head_dim: Size = Field(default_factory=lambda given: max(1, given.get("hidden", 1) // given.get("heads", 1)))
-    """Width of one head, d (elements). Default: hidden / heads, which must then divide."""
+    head_dim: Size = Field(default_factory=lambda given: _head_dim(given))
+    """Width of one head, d (elements). Default: hidden / heads, which must then divide; with `mla` its `v`."""
     ffn: Size = Field(default_factory=lambda given: 4 * given.get("hidden", 1))
     """Inner width of the MLP, f (elements). Default: 4 hidden."""
     gated: Flag = False
-    """True: SwiGLU, three matrices. False: GELU, two."""
-    positions: Literal["learned", "rope", "none"] = "learned"
+    """True: SwiGLU or GeGLU, three matrices. False: GELU or squared ReLU, two."""
+    positions: Literal["learned", "rope", "alibi", "none"] = "learned"
     """Only learned positions have parameters."""
+    position_rows: Size = Field(default_factory=lambda given: given.get("seq", 1))
+    """Rows of the table of learned positions. Default: `seq`; OPT has two more."""
+    rope_share: Share = 1.0
+    """Share of each head's width that rope turns (GPT-NeoX: ``rotary_pct``)."""
     tied: Flag = True
     """The output layer shares the matrix of the embedding."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "layernorm"
     """rmsnorm has a weight; the other two a weight and a bias (layernorm1p stores weight - 1)."""
-    qkv_bias: Flag = Field(default_factory=lambda given: given.get("norm") == "layernorm")
-    """Bias of the query, key and value layers. Default: True with layernorm."""
-    proj_bias: Flag = Field(default_factory=lambda given: given.get("norm") == "layernorm")
+    embedding_norm: Flag = False
+    """A norm right after the embedding (BLOOM)."""
+    qk_layernorm: Flag = Field(default_factory=lambda given: given.get("mla") is not None)
+    """RMS norms over each head's width of queries and keys, one weight for all heads; with `mla`, where it is the
+    default, over the latents."""
+    qkv_bias: Flag = Field(default_factory=lambda given: _biased(given) and given.get("mla") is None)
+    """Bias of the query, key and value layers. Default: True with layernorm and without `mla`, which has none."""
+    proj_bias: Flag = Field(default_factory=lambda given: _biased(given))
     """Bias of the attention's output layer. Default: True with layernorm."""
-    mlp_bias: Flag = Field(default_factory=lambda given: given.get("norm") == "layernorm")
-    """Biases of all MLP layers. Default: True with layernorm."""
+    mlp_bias: Flag = Field(default_factory=lambda given: _biased(given))
+    """Biases of all MLP layers, those of experts included. Default: True with layernorm."""
+    parallel_residual: Flag = False
+    """Attention and MLP both read the layer's input, each through its own norm (GPT-NeoX)."""
+    window: Size | None = None
+    """Tokens that a token attends to, itself included (a sliding window); None: all before it."""
+    full_every: Count = 0
+    """The last of every so many layers attends to everything in spite of `window` (gpt-oss: 2); 0: none does."""
+    mtp: Count = 0
+    """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
+    embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,
+    the final norm and the output layer are those of the model. Source: DeepSeek-V3, section 2.2 (arXiv 2412.19437)."""
     dropout: Probability = 0.0
     """Probability on the embedding, on attention scores and on both residual branches; 0: no kernels for it."""
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_said(cls, given: Any) -> Any:
-        """Leaves out what is null, and words for features that the model does not have."""
+        """Leaves out words for features that the model does not have."""
         if not isinstance(given, Mapping):
             return given
         for key, remedy in UNDESCRIBED.items():
             if given.get(key):
                 raise ModelError(key, "no block of meshcast describes it", remedy, given[key])
-        left_open = {key for key, value in given.items() if value is None and key in cls.model_fields}
-        return {key: value for key, value in given.items() if key not in left_open and key not in UNDESCRIBED}
+        return {key: value for key, value in given.items() if key not in UNDESCRIBED}
 
     @model_validator(mode="after")
     def _relations(self) -> Model:
-        if "head_dim" not in self.model_fields_set and self.hidden % self.heads:
+        if self.mla is None and "head_dim" not in self.model_fields_set and self.hidden % self.heads:
             raise ModelError(
                 "hidden",
                 f"it must be a multiple of heads ({self.heads}) when head_dim is not given",
@@ -113,20 +196,99 @@ class Model(BaseModel):
                 f"Possible: {', '.join(map(str, divisors[:20]))}",
                 self.kv_heads,
             )
-        if self.positions == "rope" and self.head_dim % 2:
-            raise ModelError(
-                "head_dim", "rope turns pairs of elements, so it must be even", "Give an even head_dim", self.head_dim
-            )
+        if self.positions == "rope" and self.mla is None and self.rope_width % 2:
+            if self.rope_share == 1:
+                rule, remedy = "rope turns pairs of elements, so it must be even", "Give an even head_dim"
+                raise ModelError("head_dim", rule, remedy, self.head_dim)
+            rule = f"rope turns pairs of elements, of heads {self.head_dim} wide it would turn {self.rope_width}"
+            raise ModelError("rope_share", rule, f"Give an even number over {self.head_dim}", self.rope_share)
+        if self.positions == "learned" and self.position_rows < self.seq:
+            rule = f"the table of positions needs a row for each token of a sequence (seq {self.seq})"
+            raise ModelError("position_rows", rule, "Give at least seq, or leave it out", self.position_rows)
+        if self.mla:
+            self._latent_relations(self.mla)
+        if self.moe:
+            self._expert_relations(self.moe)
         return self
 
+    def _latent_relations(self, mla: MLA) -> None:
+        if self.kv_heads != self.heads:
+            rule = f"with mla keys and values are expanded for every head ({self.heads})"
+            raise ModelError("kv_heads", rule, "Leave it out", self.kv_heads)
+        if self.head_dim != mla.v:
+            rule = f"with mla the widths of a head stand there; this one is its v ({mla.v})"
+            raise ModelError("head_dim", rule, "Leave it out", self.head_dim)
+        if self.positions != "rope":
+            rule = "latent attention has rope"
+            raise ModelError("positions", rule, "Give `positions: rope`", self.positions)
+        if mla.qk_rope % 2:
+            rule, remedy = "rope turns pairs of elements, so it must be even", "Give an even width"
+            raise ModelError("mla.qk_rope", rule, remedy, mla.qk_rope)
+        if self.qkv_bias:
+            raise ModelError("qkv_bias", "latent attention is described without biases", "Leave it out", True)
+
+    def _expert_relations(self, moe: MoE) -> None:
+        if moe.top_k > moe.experts:
+            rule = f"a token passes each expert at most once, and there are {moe.experts}"
+            raise ModelError("moe.top_k", rule, f"Give at most {moe.experts}", moe.top_k)
+        if moe.first_dense > self.layers:
+            rule = f"there are {self.layers} layers in all"
+            raise ModelError("moe.first_dense", rule, f"Give at most {self.layers}", moe.first_dense)
+        if bool(moe.shared_experts) != bool(moe.shared_ffn):
+            rule = f"it is the inner width of the shared experts together, and there are {moe.shared_experts}"
+            raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
+
+    # -------------------------------------------------------------------------------- layers and widths
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether `layer` (from 0) has experts."""
+        moe = self.moe
+        return moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
+
+    def slides(self, layer: int) -> bool:
+        """Whether `layer` (from 0) attends to no more than `window` tokens."""
+        return self.window is not None and not (self.full_every and (layer + 1) % self.full_every == 0)
+
+    def kind(self, layer: int) -> tuple[bool, bool]:
+        """(`is_moe`, `slides`): layers of one kind are alike."""
+        return self.is_moe(layer), self.slides(layer)
+
     @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer: both norms, attention and MLP, biases included."""
-        h, q, kv, f = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim, self.ffn
-        ups = 2 if self.gated else 1
-        attention = h * (q + 2 * kv) + self.qkv_bias * (q + 2 * kv) + q * h + self.proj_bias * h
-        mlp = (ups + 1) * h * f + self.mlp_bias * (ups * f + h)
-        return 2 * self.norm_parameters + attention + mlp
+    def kinds(self) -> Counter[tuple[bool, bool]]:
+        """How many layers there are of each kind, those of multi-token prediction not among them."""
+        return Counter(map(self.kind, range(self.layers)))
+
+    @property
+    def query_width(self) -> int:
+        """Width of a token's queries, all heads (elements)."""
+        return self.heads * (self.mla.qk_nope + self.mla.qk_rope if self.mla else self.head_dim)
+
+    @property
+    def key_width(self) -> int:
+        """Width of a token's keys, all heads as attention takes them (elements)."""
+        return self.query_width if self.mla else self.kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of a token's values, all heads (elements)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def output_width(self) -> int:
+        """Width of what attention gives for a token, all heads (elements): what its output layer takes."""
+        return self.heads * self.head_dim
+
+    @property
+    def rope_width(self) -> int:
+        """Elements of a head that rope turns, where positions are rope."""
+        return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
+
+    @property
+    def dense_ffn(self) -> int:
+        """Inner width of the MLP of layers without experts."""
+        return (self.moe and self.moe.dense_ffn) or self.ffn
+
+    # ----------------------------------------------------------------------------------------- parameters
 
     @property
     def norm_parameters(self) -> int:
@@ -134,25 +296,86 @@ class Model(BaseModel):
         return self.hidden * (1 if self.norm == "rmsnorm" else 2)
 
     @property
+    def attention_parameters(self) -> int:
+        """Parameters of one layer's attention, biases and norms on queries, keys or latents included."""
+        h, q, out, mla = self.hidden, self.query_width, self.output_width, self.mla
+        if mla:
+            rank = mla.q_lora_rank
+            queries = h * rank + rank * q if rank else h * q
+            keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
+            made, normed = queries + keys, (rank or 0) + mla.kv_lora_rank
+        else:
+            made, normed = (h + self.qkv_bias) * (q + self.key_width + self.value_width), 2 * self.head_dim
+        return made + self.qk_layernorm * normed + out * h + self.proj_bias * h
+
+    def mlp_parameters(self, ffn: int) -> int:
+        """Parameters of an MLP or expert of inner width `ffn`, biases included."""
+        ups = 2 if self.gated else 1
+        return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
+
+    def layer_parameters(self, moe: bool = False, experts: int | None = None) -> int:
+        """Parameters of a layer without or with experts: both norms, attention, MLP or router and experts, biases.
+
+        experts: how many of the routed experts count; default: all.
+        """
+        if moe and self.moe:
+            its = self.moe
+            routed = (its.experts if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
+            shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
+            inner = its.experts * (self.hidden + its.router_bias) + routed + shared
+        else:
+            inner = self.mlp_parameters(self.dense_ffn)
+        return 2 * self.norm_parameters + self.attention_parameters + inner
+
+    @property
     def parameter_parts(self) -> dict[str, int]:
-        """Parameters by part; ``layer`` is one layer, ``head`` is 0 when the output layer is tied."""
-        table = self.vocab * self.hidden
-        return {
-            "embedding": table,
-            "positions": self.seq * self.hidden if self.positions == "learned" else 0,
-            "layer": self.layer_parameters,
-            "final_norm": self.norm_parameters,
-            "head": 0 if self.tied else table,
-        }
+        """Parameters by part, with the vocabulary as given; ``head`` is 0 when the output layer is tied."""
+        return self._parts(None)
 
     @property
     def parameters(self) -> int:
         """All parameters, exactly, with the vocabulary as given (a tied matrix counts once)."""
-        return sum(self.parameter_parts.values()) + (self.layers - 1) * self.layer_parameters
+        return sum(self.parameter_parts.values())
+
+    @property
+    def parameters_without_mtp(self) -> int:
+        """`parameters` less those of multi-token prediction, the figure that publications print."""
+        return self.parameters - self.parameter_parts["mtp"]
+
+    @property
+    def active_parameters(self) -> int:
+        """`parameters` less those of routed experts that a token does not pass (it passes top_k of each layer)."""
+        return sum(self._parts(self.moe.top_k if self.moe else None).values())
+
+    def _parts(self, experts: int | None) -> dict[str, int]:
+        table, h, last = self.vocab * self.hidden, self.hidden, self.is_moe(self.layers - 1)
+        with_experts = sum(map(self.is_moe, range(self.layers)))
+        plain = self.layers - with_experts
+        return {
+            "embedding": table,
+            "embedding_norm": self.norm_parameters if self.embedding_norm else 0,
+            "positions": self.position_rows * h if self.positions == "learned" else 0,
+            "layers": plain * self.layer_parameters() + with_experts * self.layer_parameters(True, experts),
+            "final_norm": self.norm_parameters,
+            "head": 0 if self.tied else table,
+            "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + self.layer_parameters(last, experts)),
+        }
 
     def padded_vocab(self, multiple: int) -> int:
         """The vocabulary rounded up to a multiple; Megatron pads to 128 times the tensor-parallel size."""
         return -(-self.vocab // multiple) * multiple
+
+
+def _head_dim(given: Mapping[str, Any]) -> int:
+    """The default of `Model.head_dim`."""
+    if given.get("mla"):
+        return int(given["mla"].v)
+    return max(1, int(given.get("hidden", 1)) // int(given.get("heads", 1)))
+
+
+def _biased(given: Mapping[str, Any]) -> bool:
+    """The default of biases."""
+    return given.get("norm") == "layernorm"
 
 
 @contextmanager
@@ -180,4 +403,4 @@ def explained(where: str, text: str = "", words: Mapping[str, str] | None = None
 
 def place(where: str, field: str, text: str = "") -> str:
     """The place of a field: ``model.heads`` in a job, ``my.yaml:3 heads`` in a file with `text`."""
-    return f"{where}:{line_of(text, (field,))} {field}" if text else f"{where}.{field}"
+    return f"{where}:{line_of(text, tuple(field.split('.')))} {field}" if text else f"{where}.{field}"

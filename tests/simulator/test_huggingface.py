@@ -73,9 +73,9 @@ def test_llama_defaults_and_options() -> None:
     assert from_config(LLAMA | {"head_dim": 64}).head_dim == 64
     biased = from_config(LLAMA | {"attention_bias": True})
     assert (biased.qkv_bias, biased.proj_bias, biased.mlp_bias) == (True, True, False)
-    assert biased.layer_parameters - m.layer_parameters == 4 * 4096
+    assert biased.layer_parameters() - m.layer_parameters() == 4 * 4096
     biased = from_config(LLAMA | {"mlp_bias": True})
-    assert biased.layer_parameters - m.layer_parameters == 2 * 11008 + 4096
+    assert biased.layer_parameters() - m.layer_parameters() == 2 * 11008 + 4096
     scaled = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 5e5, "torch_dtype": "bfloat16"}
     assert from_config(LLAMA | scaled, name="llama2-7b") == m
 

@@ -72,10 +72,8 @@ def test_parts_add_up() -> None:
     for name in presets():
         m = load_model(name)
         parts = m.parameter_parts
-        assert list(parts) == ["embedding", "positions", "layer", "final_norm", "head"]
-        total = sum(parts.values()) - parts["layer"] + m.layers * parts["layer"]
-        assert total == m.parameters
-        assert parts["layer"] == m.layer_parameters
+        assert list(parts) == ["embedding", "embedding_norm", "positions", "layers", "final_norm", "head", "mtp"]
+        assert sum(parts.values()) == m.parameters
         assert (parts["head"] == 0) == m.tied
 
 
@@ -101,16 +99,16 @@ def test_null_is_the_default_and_absent_features_may_be_said() -> None:
 def test_head_width_may_differ_from_hidden() -> None:
     m = load_model(GPT | {"hidden": 2049, "head_dim": 128, "ffn": 8192})
     assert m.head_dim == 128
-    assert m.layer_parameters == (
+    assert m.layer_parameters() == (
         4 * 2049 + 2049 * 3 * 2048 + 3 * 2048 + 2048 * 2049 + 2049 + 2 * 2049 * 8192 + 8192 + 2049
     )
 
 
 def test_biases_count() -> None:
-    bare = load_model(GPT | {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}).layer_parameters
-    assert load_model(GPT | {"proj_bias": False, "mlp_bias": False}).layer_parameters - bare == 3 * 2048
-    assert load_model(GPT | {"qkv_bias": False, "mlp_bias": False}).layer_parameters - bare == 2048
-    assert load_model(GPT | {"qkv_bias": False, "proj_bias": False}).layer_parameters - bare == 8192 + 2048
+    bare = load_model(GPT | {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}).layer_parameters()
+    assert load_model(GPT | {"proj_bias": False, "mlp_bias": False}).layer_parameters() - bare == 3 * 2048
+    assert load_model(GPT | {"qkv_bias": False, "mlp_bias": False}).layer_parameters() - bare == 2048
+    assert load_model(GPT | {"qkv_bias": False, "proj_bias": False}).layer_parameters() - bare == 8192 + 2048
 
 
 def test_padded_vocab() -> None:
@@ -134,7 +132,7 @@ def test_changes_on_a_preset_move_the_defaults() -> None:
     cut = load_model({"preset": "llama3-70b", "layers": 16})
     whole = load_model("llama3-70b")
     assert cut.layers == 16
-    assert whole.parameters - cut.parameters == 64 * whole.layer_parameters
+    assert whole.parameters - cut.parameters == 64 * whole.layer_parameters()
     assert cut.name == "llama3-70b with layers 16"
     assert load_model({"preset": "llama3-70b", "layers": 16, "name": "cut"}).name == "cut"
     wide = load_model({"preset": "gpt3-175b", "hidden": 6144})
@@ -193,8 +191,8 @@ REFUSED = {
     "dropout of one": (GPT | {"dropout": 1.0}, "model.dropout", "below 1"),
     "text for a flag": (GPT | {"tied": "yes"}, "model.tied", "true or false"),
     "unknown norm": (GPT | {"norm": "batchnorm"}, "model.norm", "layernorm"),
-    "unknown positions": (GPT | {"positions": "alibi"}, "model.positions", "rope"),
-    "experts": (GPT | {"moe": {"experts": 8}}, "model.moe", "no block"),
+    "unknown positions": (GPT | {"positions": "sinusoidal"}, "model.positions", "rope"),
+    "state-space layers": (GPT | {"ssm": {"state": 128}}, "model.ssm", "no block"),
     "attention kernel": (GPT | {"attention": "flash"}, "model.attention", "framework.set.attention"),
     "empty name of a model": (GPT | {"name": ""}, "model.name", "empty"),
 }
