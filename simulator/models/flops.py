@@ -5,66 +5,129 @@ its convention. Every function here takes ``(model, seq)`` and returns the FLOPs
 step, forward and backward, where each sequence holds `seq` tokens; a multiply-add is 2 FLOPs. N is the number
 of parameters, L layers, h hidden, a heads, d the width of a head (a d = H Q in the words of PaLM), T = seq.
 
+What the papers of these formulas did not have is counted alike in all of them:
+
+- experts: N are the *active* parameters (`Model.active_parameters`: the router and shared experts in full, top_k of the
+  routed ones), for a token does no work in the others; work on padding (`MoE.capacity`) is no work of the model;
+- latent attention: a d is the mean of the width of queries and keys, nope and rope parts, and that of values, for the
+  scores are products over the one and the weighted values over the other;
+- a window of w < T tokens: in the layers that have it `palm` counts w in place of T, `causal` the pairs that mask and
+  window let through; the other conventions count all pairs, as the kernels of their time computed them;
+- multi-token prediction: its layers count among L, their parameters in N. Only formulas of products (`causal`,
+  `megatron_2021`) see that they run through the output layer again.
+
 Measured throughput of all GPUs in tokens/s, times such a figure, over the peak of all GPUs is the MFU.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from simulator.models.model import Model
 
+PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mtp", "head")
+"""What `forward_matmul_flops` tells apart."""
 
-def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> dict[str, int]:
+
+def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> dict[str, float]:
     """FLOPs of all matrix products of one forward pass over `tokens` tokens, by part, summed over all layers.
 
-    A linear layer from m to n features does 2 tokens m n. Attention (scores and weighted values together) does
-    4 tokens seq a d, half of it when `causal`. ``head`` is the output layer; looking rows up in the embedding
-    is no product. Nothing else is counted: no biases, norms, activations, softmax. Over a training step
-    without recomputation the products do exactly three times this (input and weight gradients cost as much as
-    the forward pass each), if the backward pass of attention is counted without its own recomputation.
+    A linear layer from m to n features does 2 tokens m n. The parts:
+
+    - ``qkv``: from the layer's input to queries, keys and values, with `mla` down to the latents and up again;
+    - ``attention``: scores (2 tokens seq a d) and weighted values (as much; with `mla` the widths differ), half of it
+      when `causal`, and in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half;
+    - ``proj``: attention's output layer;
+    - ``mlp``: of layers without experts;
+    - ``router``, ``experts``, ``shared``: of layers with experts. A token passes top_k routed experts, times the
+      capacity where tokens are dropped or padded to it;
+    - ``mtp``: the projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
+    - ``head``: the output layer, once more for each multi-token prediction. Looking rows up in the embedding is no
+      product.
+
+    Nothing else is counted: no biases, norms, activations, softmax. Over a training step without recomputation the
+    products do exactly three times this (input and weight gradients cost as much as the forward pass each), if the
+    backward pass of attention is counted without its own recomputation.
 
     Args:
         tokens: tokens of the pass, a multiple of `seq` for whole sequences.
         seq: tokens of each sequence.
-        causal: count only pairs that the causal mask lets through, (seq - 1)/2 taken as seq/2.
+        causal: count only pairs that the causal mask and the window let through, (seq - 1)/2 taken as seq/2.
+            Otherwise all pairs, as kernels do that mask afterwards.
     """
-    h, q, kv = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    matrices = 3 if model.gated else 2
-    return {
-        "qkv": model.layers * 2 * tokens * h * (q + 2 * kv),
-        "attention": model.layers * (2 if causal else 4) * tokens * seq * q,
-        "proj": model.layers * 2 * tokens * q * h,
-        "mlp": model.layers * matrices * 2 * tokens * h * model.ffn,
-        "head": 2 * tokens * h * model.vocab,
-    }
+    h = model.hidden
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0)
+    for (moe, slides), layers in _kinds(model).items():
+        seen = 2 * seq if not causal else _half(seq, model.window) if slides and model.window else seq
+        parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
+        parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
+        parts["proj"] += layers * 2 * tokens * model.output_width * h
+        if moe and model.moe:
+            passes = model.moe.top_k * (model.moe.capacity or 1)
+            parts["router"] += layers * 2 * tokens * h * model.moe.experts
+            parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
+            parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
+        else:
+            parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
+    parts["mtp"] = model.mtp * 2 * tokens * 2 * h * h
+    parts["head"] = (1 + model.mtp) * 2 * tokens * h * model.vocab
+    return parts
+
+
+def _kinds(model: Model) -> Counter[tuple[bool, bool]]:
+    """How many layers there are of each kind (`Model.kind`), those of multi-token prediction included."""
+    return model.kinds + Counter({model.kind(model.layers - 1): model.mtp})
+
+
+def _half(seq: int, window: int) -> float:
+    """Twice the mean number of tokens that a token attends to under the causal mask and a window; seq without one."""
+    return 2 * window - window * window / seq if window < seq else seq
+
+
+def _mlp(model: Model, tokens: int, ffn: int) -> int:
+    return (3 if model.gated else 2) * 2 * tokens * model.hidden * ffn
+
+
+def _qkv_weights(model: Model) -> int:
+    """Elements of the matrices that make queries, keys and values."""
+    h, mla = model.hidden, model.mla
+    if mla is None:
+        return h * (model.query_width + model.key_width + model.value_width)
+    rank = mla.q_lora_rank
+    queries = h * rank + rank * model.query_width if rank else h * model.query_width
+    return queries + h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
 
 
 def six_n(model: Model, seq: int) -> float:
-    """6 N. All parameters count, embeddings and positions too; attention does not, so `seq` changes nothing.
+    """6 N. All active parameters count, embeddings and positions too; attention does not, so `seq` changes nothing.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), there without embeddings; Hoffmann et al. 2022
     (arXiv 2203.15556) with them, as here.
     """
-    return 6.0 * model.parameters
+    return 6.0 * model.active_parameters
 
 
 def palm(model: Model, seq: int) -> float:
-    """6 N + 12 L a d T: attention in full, without halving for the causal mask. All parameters count.
+    """6 N + 12 L a d T: attention in full, without halving for the causal mask. All active parameters count.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B, arXiv 2204.02311. nanoGPT leaves learned positions out of
     N, torchtitan an untied input embedding.
     """
-    return six_n(model, seq) + 12.0 * model.layers * model.heads * model.head_dim * seq
+    seen = sum(
+        layers * (min(seq, model.window or seq) if slides else seq) for (_, slides), layers in _kinds(model).items()
+    )
+    return six_n(model, seq) + 6.0 * seen * (model.query_width + model.output_width)
 
 
 def causal(model: Model, seq: int) -> float:
     """Three times the matrix products of the forward pass, attention halved: 6 (N in products) + 6 L a d T.
 
-    The output layer counts, tied or not; the input embedding, positions, norms and biases do not. It is the
-    least work that the model needs. Source: ``num_floating_point_operations`` of Megatron-LM (d98e8a64dd).
+    The output layer counts, tied or not; the input embedding, positions, norms and biases do not, nor do experts that
+    a token does not pass. It is the least work that the model needs. Source: ``num_floating_point_operations`` of
+    Megatron-LM (d98e8a64dd).
     """
-    return 3.0 * sum(forward_matmul_flops(model, 1, seq, causal=True).values())
+    return 3.0 * sum(_needed(model, seq, causal=True).values())
 
 
 def megatron_2021(model: Model, seq: int, recompute: bool = True) -> float:
@@ -77,13 +140,22 @@ def megatron_2021(model: Model, seq: int, recompute: bool = True) -> float:
 
     Source: Narayanan et al. 2021, equation 3, arXiv 2104.04473.
     """
-    parts = forward_matmul_flops(model, 1, seq, causal=False)
+    parts = _needed(model, seq, causal=False)
     head = parts.pop("head")
     return (4.0 if recompute else 3.0) * sum(parts.values()) + 3.0 * head
 
 
+def _needed(model: Model, seq: int, causal: bool) -> dict[str, float]:
+    """The products of one token, without padding of experts."""
+    parts = forward_matmul_flops(model, 1, seq, causal)
+    if model.moe and model.moe.capacity:
+        parts["experts"] /= model.moe.capacity
+    return parts
+
+
 def mosaic_mfu(model: Model, seq: int) -> float:
-    """3 (2 N + 4 L h T). All parameters count; equal to `palm` where a d = h.
+    """3 (2 N + 4 L h T). All active parameters count; equal to `palm` where a d = h
+    and no layer has a window.
 
     Source: MosaicML llm-foundry, scripts/train/benchmarking/README.md.
     """
@@ -91,7 +163,7 @@ def mosaic_mfu(model: Model, seq: int) -> float:
 
 
 def mosaic_hfu(model: Model, seq: int, flash: bool = False) -> float:
-    """4 (2 N + 4 L h T), hardware FLOPs when every activation is recomputed. All parameters count.
+    """4 (2 N + 4 L h T), hardware FLOPs when every activation is recomputed. All active parameters count.
 
     flash: count attention 5 times, for a fused kernel computes the scores once more in its backward pass; the
     README calls this strictly right and prints its tables without it.
@@ -102,7 +174,7 @@ def mosaic_hfu(model: Model, seq: int, flash: bool = False) -> float:
 
 
 def _mosaic_forward(model: Model, seq: int) -> float:
-    return 2.0 * model.parameters + 4.0 * model.layers * model.hidden * seq
+    return 2.0 * model.active_parameters + 4.0 * model.layers * model.hidden * seq
 
 
 CONVENTIONS: dict[str, Callable[[Model, int], float]] = {

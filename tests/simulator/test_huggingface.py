@@ -85,10 +85,10 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 REFUSED = {
-    "another architecture": (LLAMA | {"model_type": "mamba"}, "config.json.model_type", "Valid: gpt2, llama"),
+    "another architecture": (LLAMA | {"model_type": "mamba"}, "config.json.model_type", "fields of `model:` themselves"),
     "nearly an architecture": (LLAMA | {"model_type": "lama"}, "config.json.model_type", "Did you mean 'llama'"),
     "no model_type": (without(LLAMA, "model_type"), "config.json.model_type", "missing"),
-    "model_type no text": (LLAMA | {"model_type": ["llama"]}, "config.json.model_type", "gpt2, llama"),
+    "model_type no text": (LLAMA | {"model_type": ["llama"]}, "config.json.model_type", "gpt2, gpt_neox"),
     "not a mapping": ([LLAMA], "config.json", "mapping"),
     "one key missing": (without(LLAMA, "vocab_size"), "config.json.vocab_size", "missing"),
     "three keys missing": (

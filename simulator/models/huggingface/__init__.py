@@ -1,0 +1,67 @@
+"""Reads the ``config.json`` of a Hugging Face model.
+
+Each ``model_type`` that meshcast can describe has a class (`gpt`, `llama`, `moe`): which keys it reads, what they
+default to (the defaults of the ``transformers`` library, release 4.57), which values it can describe, and the model
+that follows. The widths and counts that make a model this very model have no default here. A config
+holds many keys that do not change the cost of a step (token ids, generation, initialisation, rope's base and
+scaling); those are passed over. A key that does change it is read, or refused when its value is not described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hardware.errors import ModelError, nearest
+from simulator.models.huggingface.config import Config
+from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, GPTNeoX
+from simulator.models.huggingface.llama import Gemma, Llama, Mistral, Qwen2, Qwen3
+from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Mixtral, Qwen3MoE
+from simulator.models.model import Model, explained, place
+
+__all__ = ["SUPPORTED", "from_config"]
+
+SUPPORTED: dict[str, type[Config]] = {
+    "gpt2": GPT2,
+    "gpt_neox": GPTNeoX,
+    "opt": OPT,
+    "bloom": Bloom,
+    "mpt": MPT,
+    "llama": Llama,
+    "mistral": Mistral,
+    "mixtral": Mixtral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "qwen3_moe": Qwen3MoE,
+    "deepseek_v2": DeepSeekV2,
+    "deepseek_v3": DeepSeekV3,
+    "gemma": Gemma,
+}
+"""The classes by the ``model_type`` of a config."""
+
+
+def from_config(
+    config: Mapping[str, Any], where: str = "config.json", name: str | None = None, text: str = ""
+) -> Model:
+    """The model that a Hugging Face config describes.
+
+    Args:
+        config: the parsed ``config.json``.
+        where: its place, for error messages.
+        name: what reports shall call the model; default: the config's ``_name_or_path``, else its ``model_type``.
+        text: the text of the file, for the line numbers of error messages.
+
+    Raises:
+        ModelError: another ``model_type``, a missing key, or a value that meshcast does not describe.
+    """
+    if not isinstance(config, Mapping):
+        raise ModelError(where, "a Hugging Face config is a mapping", "Give the path of a config.json", config)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in SUPPORTED:
+        rule = "needed and missing" if kind is None else "meshcast does not describe this architecture"
+        remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
+        raise ModelError(place(where, "model_type", text), rule, remedy, kind)
+    reader = SUPPORTED[kind]
+    with explained(where, text, reader.words()):
+        fields = reader.model_validate(config).fields()
+        return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})

@@ -1,0 +1,193 @@
+"""Configs of the GPT family: layer norms and biases, MLPs without a gate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hardware.errors import ModelError
+from simulator.models.huggingface.config import Config, Gelu, Keys, key, without
+from simulator.models.model import Depth, Flag, Probability, Share, Size
+
+
+class GPT2(Config):
+    """``GPT2Config``: layer norms, biases everywhere, learned positions, a tied output layer."""
+
+    layers: Depth = key("n_layer", "num_hidden_layers")
+    hidden: Size = key("n_embd", "hidden_size")
+    heads: Size = key("n_head", "num_attention_heads")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("n_positions", "max_position_embeddings", "n_ctx")
+    ffn: Size | None = key("n_inner", default=None)
+    activation: Gelu = key("activation_function", default="gelu_new")
+    tied: Flag = key("tie_word_embeddings", default=True)
+    dropout: Probability = key("resid_pdrop", default=0.1)
+    attention_dropout: Probability = key("attn_pdrop", default=0.1)
+    embedding_dropout: Probability = key("embd_pdrop", default=0.1)
+    cross_attention: Annotated[Flag, without("cross-attention")] = key("add_cross_attention", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
+        dropout = self.dropped("dropout", "attention_dropout", "embedding_dropout")
+        return shape | dropout | {"norm": "layernorm", "positions": "learned", "gated": False}
+
+
+class GPTNeoX(Config):
+    """``GPTNeoXConfig``: rope on a share of each head, attention and MLP in parallel, an output layer of its own."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    ffn: Size = key("intermediate_size")
+    activation: Gelu = key("hidden_act", default="gelu")
+    rope_share: Share = key("rotary_pct", default=0.25)
+    parallel_residual: Flag = key("use_parallel_residual", default=True)
+    tied: Flag = key("tie_word_embeddings", default=False)
+    attention_bias: Flag = key("attention_bias", default=True)
+    dropout: Probability = key("hidden_dropout", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "rope_share", "parallel_residual")
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        dropout = self.dropped("dropout", "attention_dropout")
+        return shape | biases | dropout | {"norm": "layernorm", "positions": "rope", "gated": False}
+
+
+class OPT(Config):
+    """``OPTConfig``: a GPT with ReLU, whose table of positions has two rows more than it has positions.
+
+    Its dropout is on the residual branches, never on the embedding, and with a probability of its own on attention.
+    A model has it everywhere or nowhere, so `dropout` decides: the kernels that this adds are small.
+    """
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    ffn: Size = key("ffn_dim")
+    activation: Literal["relu"] | Gelu = key("activation_function", default="relu")
+    tied: Flag = key("tie_word_embeddings", default=True)
+    biases: Flag = key("enable_bias", default=True)
+    dropout: Probability = key("dropout", default=0.1)
+    norm_first: Flag = key("do_layer_norm_before", default=True)
+    embedding_width: Size | None = key("word_embed_proj_dim", default=None)
+    bare_end: Annotated[Flag, without("model without a final norm")] = key("_remove_final_layer_norm", default=False)
+    norm_weights: Flag = key("layer_norm_elementwise_affine", default=True)
+    layer_dropout: Annotated[Probability, without("dropout of whole layers")] = key("layerdrop", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        if not self.norm_first:
+            raise ModelError("norm_first", "norms after the branches are not described", "Only true is read", False)
+        if not self.norm_weights:
+            raise ModelError("norm_weights", "norms without weights are not described", "Only true is read", False)
+        if self.embedding_width not in (None, self.hidden):
+            rule = f"an embedding of another width than hidden_size ({self.hidden}) is not described"
+            raise ModelError("embedding_width", rule, "Give hidden_size, or leave it out", self.embedding_width)
+        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "dropout")
+        biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
+        positions = {"positions": "learned", "position_rows": self.seq + 2}
+        return shape | biases | positions | {"norm": "layernorm", "gated": False}
+
+
+class Bloom(Config):
+    """``BloomConfig``: a GPT with alibi and a norm after the embedding. A config need not name a sequence length."""
+
+    layers: Depth = key("n_layer", "num_hidden_layers")
+    hidden: Size = key("n_embed", "hidden_size")
+    heads: Size = key("n_head", "num_attention_heads")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("seq_length", default=2048)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    dropout: Probability = key("hidden_dropout", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+    from_norm: Annotated[Flag, without("residual stream that starts at a norm's output")] = key(
+        "apply_residual_connection_post_layernorm", default=False
+    )
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "tied") | self.dropped(
+            "dropout", "attention_dropout"
+        )
+        return shape | {"norm": "layernorm", "embedding_norm": True, "positions": "alibi", "gated": False}
+
+
+class MPTAttention(Keys):
+    """``attn_config`` of MPT, with the keys of llm-foundry that ``transformers`` does not have."""
+
+    kind: Literal["multihead_attention", "multiquery_attention", "grouped_query_attention"] = key(
+        "attn_type", default="multihead_attention"
+    )
+    kv_heads: Size | None = key("kv_n_heads", default=None)
+    alibi: Flag = key("alibi", default=True)
+    rope: Flag = key("rope", default=False)
+    dropout: Probability = key("attn_pdrop", default=0.0)
+    reach: Annotated[int, Field(strict=True, ge=-1)] = key("sliding_window_size", default=-1)
+    qk_ln: Annotated[Flag, without("norm over all heads of queries and keys together")] = key("qk_ln", default=False)
+    qk_gn: Annotated[Flag, without("group norm on queries and keys")] = key("qk_gn", default=False)
+    clip: Annotated[float | None, without("clipping of queries, keys and values")] = key("clip_qkv", default=None)
+    prefix: Annotated[Flag, without("prefix that attends to itself in full")] = key("prefix_lm", default=False)
+    by_document: Annotated[Flag, without("attention that stops at a document's end")] = key(
+        "attn_uses_sequence_id", default=False
+    )
+
+
+class MPTFeedForward(Keys):
+    """``ffn_config`` of llm-foundry."""
+
+    kind: Literal["mptmlp", "mptglu"] = key("ffn_type", default="mptmlp")
+    width: Size | None = key("ffn_hidden_size", default=None)
+
+
+class MPT(Config):
+    """``MptConfig``: as a rule alibi and no bias anywhere, the norms included.
+
+    A layer norm without bias has the weights and the traffic of an RMS norm, which is what such a model gets. Alibi or
+    rope takes the place of learned positions, as in llm-foundry, whose keys are read as well.
+    """
+
+    layers: Depth = key("n_layers", "num_hidden_layers")
+    hidden: Size = key("d_model", "hidden_size")
+    heads: Size = key("n_heads", "num_attention_heads")
+    head_dim: Size | None = key("head_dim", default=None)
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_seq_len")
+    ffn: Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)] = key("expansion_ratio", default=4)
+    attention: MPTAttention = key("attn_config", default=MPTAttention())
+    feed_forward: MPTFeedForward = key("ffn_config", default=MPTFeedForward())
+    learned: Flag = key("learned_pos_emb", default=True)
+    no_bias: Flag = key("no_bias", default=True)
+    norm: Literal["layernorm", "low_precision_layernorm", "rmsnorm", "low_precision_rmsnorm"] = key(
+        "norm_type", default="low_precision_layernorm"
+    )
+    tied: Flag = key("tie_word_embeddings", default=True)
+    dropout: Probability = key("resid_pdrop", default=0.0)
+    embedding_dropout: Probability = key("emb_pdrop", default=0.0)
+    overrides: Annotated[Any, without("layers that differ from each other")] = key("block_overrides", default=None)
+    capped: Annotated[float | None, without("capping of logits")] = key("final_logit_softcapping", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        attention, biased = self.attention, not self.no_bias
+        dropout = self.dropped("dropout", "embedding_dropout")
+        if bool(attention.dropout) != bool(self.dropout):
+            rule = f"dropout in some places only is not described (resid_pdrop is {self.dropout})"
+            raise ModelError("attn_config.attn_pdrop", rule, "Give both, or 0 for both", attention.dropout)
+        positions = "learned" if self.learned else "none"
+        window = {"window": attention.reach + 1} if attention.reach >= 0 else {}
+        return (
+            self.same("layers", "hidden", "heads", "head_dim", "vocab", "seq", "tied")
+            | dropout
+            | window
+            | dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), biased)
+            | {
+                "kv_heads": 1 if attention.kind == "multiquery_attention" else attention.kv_heads,
+                "ffn": self.feed_forward.width or int(self.ffn * self.hidden),
+                "norm": "layernorm" if biased and "rms" not in self.norm else "rmsnorm",
+                "positions": "alibi" if attention.alibi else "rope" if attention.rope else positions,
+                "gated": self.feed_forward.kind == "mptglu",
+            }
+        )

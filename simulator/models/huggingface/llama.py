@@ -1,0 +1,85 @@
+"""Configs of the Llama family: RMS norms, gated MLPs, rope."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hardware.errors import ModelError
+from simulator.models.huggingface.config import Decoder, Gelu, key, sliding
+from simulator.models.model import Flag, Size
+
+LayerTypes = list[Literal["full_attention", "sliding_attention"]]
+
+
+class Llama(Decoder):
+    """``LlamaConfig`` (Llama 1, 2, 3): as a rule no biases and an output layer of its own."""
+
+    head_dim: Size | None = key("head_dim", default=None)
+    attention_bias: Flag = key("attention_bias", default=False)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        return super().fields() | biases | self.same("head_dim", "mlp_bias")
+
+
+class Mistral(Decoder):
+    """``MistralConfig``: grouped queries and a window in all layers; null turns it off."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=None)
+    window: Size | None = key("sliding_window", default=4096)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.same("head_dim", "window")
+
+
+class Qwen2(Decoder):
+    """``Qwen2Config`` (Qwen 2 and 2.5): biases on queries, keys and values alone.
+
+    The first ``max_window_layers`` layers attend to everything, and all do unless ``use_sliding_window``.
+    """
+
+    kv_heads: Size | None = key("num_key_value_heads", default=32)
+    slides: Flag = key("use_sliding_window", default=False)
+    window: Size | None = key("sliding_window", default=4096)
+    full_layers: int = key("max_window_layers", default=28)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        slides, word = [layer >= self.full_layers for layer in range(self.layers)], "max_window_layers"
+        if self.layer_types is not None:
+            slides, word = [each == "sliding_attention" for each in self.layer_types], "layer_types"
+        if len(slides) != self.layers:
+            rule = f"it must say the type of each of the {self.layers} layers"
+            raise ModelError(word, rule, "Correct the list, or leave it out", slides)
+        window = sliding(self.window if self.slides else None, slides, word)
+        return super().fields() | window | {"qkv_bias": True}
+
+
+class Qwen3(Qwen2):
+    """``Qwen3Config``: heads of their own width, with norms on queries and keys in place of biases."""
+
+    head_dim: Size = key("head_dim", default=128)
+    attention_bias: Flag = key("attention_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        return super().fields() | biases | self.same("head_dim") | {"qk_layernorm": True}
+
+
+class Gemma(Decoder):
+    """``GemmaConfig`` (Gemma 1): heads 256 wide, a gate of GELU, a tied output layer.
+
+    Old configs call the activation ``hidden_act``; the library then takes ``hidden_activation`` in its place.
+    """
+
+    kv_heads: Size | None = key("num_key_value_heads", default=16)
+    head_dim: Size = key("head_dim", default=256)
+    activation: Gelu = key("hidden_activation", "hidden_act", default="gelu_pytorch_tanh")  # type: ignore[assignment]
+    tied: Flag = key("tie_word_embeddings", default=True)
+    attention_bias: Flag = key("attention_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        return super().fields() | biases | self.same("head_dim")

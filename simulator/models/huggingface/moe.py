@@ -1,0 +1,108 @@
+"""Configs of models with experts, and of latent attention."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from simulator.models.huggingface.config import Decoder, expert_layers, key, without
+from simulator.models.model import Count, Flag, Size
+
+Index = Annotated[int, Field(strict=True, ge=0)]
+
+
+class Mixtral(Decoder):
+    """``MixtralConfig``: experts in every layer, of the width ``intermediate_size``."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=None)
+    window: Size | None = key("sliding_window", default=None)
+    experts: Size = key("num_local_experts", default=8)
+    top_k: Size = key("num_experts_per_tok", default=2)
+
+    def fields(self) -> dict[str, Any]:
+        moe = self.same("experts", "top_k") | {"expert_ffn": self.ffn}
+        return super().fields() | self.same("head_dim", "window") | {"moe": moe}
+
+
+class Qwen3MoE(Decoder):
+    """``Qwen3MoeConfig``: experts in every ``decoder_sparse_step``-th layer that is not among ``mlp_only_layers``."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    head_dim: Size | None = key("head_dim", default=None)
+    attention_bias: Flag = key("attention_bias", default=False)
+    slides: Flag = key("use_sliding_window", default=False)
+    window: Size | None = key("sliding_window", default=4096)
+    experts: Size = key("num_experts", default=128)
+    top_k: Size = key("num_experts_per_tok", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=768)
+    every: Size = key("decoder_sparse_step", default=1)
+    plain: list[Index] | None = key("mlp_only_layers", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        plain = set(self.plain or ())
+        flags = [layer not in plain and (layer + 1) % self.every == 0 for layer in range(self.layers)]
+        moe = {}
+        if any(flags):
+            places = expert_layers(flags, "mlp_only_layers" if plain else "decoder_sparse_step")
+            moe = {"moe": self.same("experts", "top_k", "expert_ffn") | places}
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        window = {"window": self.window} if self.slides else {}
+        return super().fields() | self.same("head_dim") | biases | window | moe | {"qk_layernorm": True}
+
+
+def _fp8_only(value: Any) -> Any:
+    """Passes over the format that DeepSeek-V3 is trained and published in: number formats belong to the job."""
+    if value and not (isinstance(value, dict) and value.get("quant_method") == "fp8"):
+        raise ValueError("meshcast describes no quantised weights. Remove the key if the model works without it")
+    return value
+
+
+class DeepSeekV2(Decoder):
+    """``DeepseekV2Config``: latent attention; experts from layer ``first_k_dense_replace`` on, some of them shared.
+
+    ``n_routed_experts: null`` is a model without experts, ``q_lora_rank: null`` one whose queries have no latent.
+    ``moe_layer_freq`` is a key of DeepSeek's own code, as is ``num_nextn_predict_layers``.
+    """
+
+    quantization: Annotated[Any, AfterValidator(_fp8_only)] = key("quantization_config", default=None)
+    attention_bias: Annotated[Flag, without("bias of latent attention")] = key("attention_bias", default=False)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+    q_lora_rank: Size | None = key("q_lora_rank", default=1536)
+    kv_lora_rank: Size = key("kv_lora_rank", default=512)
+    qk_nope: Size = key("qk_nope_head_dim", default=128)
+    qk_rope: Size = key("qk_rope_head_dim", default=64)
+    v: Size = key("v_head_dim", default=128)
+    experts: Size | None = key("n_routed_experts", default=64)
+    top_k: Size = key("num_experts_per_tok")
+    expert_ffn: Size = key("moe_intermediate_size", default=1407)
+    shared_experts: Count | None = key("n_shared_experts", default=2)
+    first_dense: Count = key("first_k_dense_replace", default=0)
+    every: Size = key("moe_layer_freq", default=1)
+    selection: str = key("topk_method", default="greedy")
+    mtp: Count = key("num_nextn_predict_layers", default=0)
+
+    def fields(self) -> dict[str, Any]:
+        mla = self.same("q_lora_rank", "kv_lora_rank", "qk_nope", "qk_rope", "v")
+        return super().fields() | self.same("mlp_bias", "mtp") | {"mla": mla, "moe": self._moe()}
+
+    def _moe(self) -> dict[str, Any] | None:
+        flags = [layer >= self.first_dense and layer % self.every == 0 for layer in range(self.layers)]
+        if self.experts is None or not any(flags):
+            return None
+        moe = self.same("experts", "top_k", "expert_ffn") | {"shared_experts": self.shared_experts or 0}
+        # The router's correction of its choice is one number for each expert.
+        return moe | expert_layers(flags, "moe_layer_freq") | {"router_bias": self.selection == "noaux_tc"}
+
+
+class DeepSeekV3(DeepSeekV2):
+    """``DeepseekV3Config`` (DeepSeek V3 and R1)."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=128)
+    experts: Size | None = key("n_routed_experts", default=256)
+    top_k: Size = key("num_experts_per_tok", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=2048)
+    shared_experts: Count | None = key("n_shared_experts", default=1)
+    first_dense: Count = key("first_k_dense_replace", default=3)
+    selection: Literal["noaux_tc", "greedy", "group_limited_greedy"] = key("topk_method", default="noaux_tc")
