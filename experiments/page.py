@@ -112,7 +112,7 @@ def figures(value: float) -> str:
 def plan_words(report: Report) -> list[str]:
     """The plan in a few words: its axes, then its schemes."""
     plan = report.play.plan
-    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.axes.items())
+    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
     words = [f"{axes} = {plan.mesh.world} GPU{'s' if plan.mesh.world > 1 else ''}"]
     for entry in plan.job.plan.schemes:
         if entry.over and plan.mesh.size(entry.over) == 1:

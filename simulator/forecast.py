@@ -112,10 +112,10 @@ def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[F
     lowering = Lowering(plan.mesh, plan.schemes, plan.job.framework.regather, known)
     last = plan.shape.stages - 1
     ends = _ends(plan)
-    made: dict[tuple[int, bool, bool], Chain] = {}
+    made: dict[Hashable, Chain] = {}
     stages = []
-    for index, layers in enumerate(plan.layers):
-        key = (layers, index == 0, index == last)
+    for index in range(plan.shape.stages):
+        key = (plan.blocks.runs(plan.layers_of(index)), index == 0, index == last)
         if key not in made:
             made[key] = lowering.run(plan.stage(index), index == last and ends[0] == ends[1])
         stages.append(made[key])
@@ -161,16 +161,20 @@ def _update(plan: Plan, device: int, params: tuple[tuple[Param, int], ...], stag
 
 
 def resting(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
-    """Bytes of the states that live through the whole step on one rank, by category."""
-    habits, size = plan.job.framework, sum(count * param.size for param, count in params)
+    """Bytes of the states that live through the whole step on one rank, by category.
 
-    def cut(state: str) -> float:
-        return size / plan.mesh.size(rests(plan.schemes, state))
-
-    # Weights that are kept in full precision anyway have no second copy.
-    main = BYTES[habits.main_weights] if habits.main_weights != habits.weights else 0
-    return {
-        "parameters": cut("parameters") * BYTES[habits.weights],
-        "gradients": cut("gradients") * BYTES[habits.gradients],
-        "optimizer": cut("optimizer") * (main + 2 * BYTES[habits.moments]),
-    }
+    Weights that rest cut are those that the optimizer updates; others have a copy of their own in its format, unless it
+    is the same.
+    """
+    habits = plan.job.framework
+    compute, full, moments = BYTES[habits.weights], BYTES[habits.main_weights], 2 * BYTES[habits.moments]
+    found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
+    for param, count in params:
+        size = count * param.size
+        at_rest = {state: plan.mesh.size(rests(plan.schemes, state, param)) for state in found}
+        cut = at_rest["parameters"] > 1
+        main = full if habits.main_weights != habits.weights and not cut else 0
+        found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
+        found["gradients"] += size * BYTES[habits.gradients] / at_rest["gradients"]
+        found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
+    return found

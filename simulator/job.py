@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hardware import Cluster, load_cluster
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import line_of, read_yaml, validated
-from simulator.frameworks import Format, Framework, load_framework
+from simulator.frameworks import Format, Framework, Quantised, load_framework
 from simulator.models import load_model
 from simulator.models.model import Model
 
@@ -49,7 +49,8 @@ class Batch(Part):
 class Precision(Part):
     """Number formats; what is not given is the framework's habit."""
 
-    compute: Format | None = None
+    compute: Format | Quantised | None = None
+    """Of the linear layers' products; below 16 bits everything else computes in bf16."""
     gradients: Format | None = None
     main_weights: Format | None = None
     moments: Format | None = None
@@ -91,6 +92,8 @@ class ShortPlan(Part):
 class LongPlan(Part):
     mesh: dict[str, Count]
     """Axis names to sizes, outermost (slowest links) first."""
+    views: dict[Literal["experts"], dict[str, Count]] = {}
+    """A second reading of the ranks of one pipeline stage, for the experts: edp, ep, etp."""
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""
     partition: str | tuple[int, ...] = "even"
@@ -134,7 +137,7 @@ class Job(Part):
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
-        plan = self.plan.model_dump(mode="json", exclude={"schemes"})
+        plan = self.plan.model_dump(mode="json", exclude={"schemes"} if self.plan.views else {"schemes", "views"})
         plan["schemes"] = [
             {
                 "use": entry.use,
@@ -194,8 +197,10 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(file.model, "model", base)
     precision = _precision(file, framework)
+    quantised = precision.compute in get_args(Quantised)
     formats = {
-        "weights": precision.compute,
+        "weights": "bf16" if quantised else precision.compute,
+        "quantised": precision.compute if quantised else "",
         "gradients": precision.gradients,
         "main_weights": precision.main_weights,
         "moments": precision.moments,
@@ -248,7 +253,7 @@ def _set(data: dict[str, Any], change: str) -> None:
 def _precision(file: JobFile, framework: Framework) -> Precision:
     given = file.precision
     return Precision(
-        compute=given.compute or framework.weights,
+        compute=given.compute or framework.quantised or framework.weights,
         gradients=given.gradients or framework.gradients,
         main_weights=given.main_weights or framework.main_weights,
         moments=given.moments or framework.moments,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from simulator.mesh import Mesh
 from simulator.ops import BYTES, Collective
@@ -31,13 +32,15 @@ class Dim:
     """One dim of a tensor: `size` elements, cut only at multiples of `unit` (a head is never cut).
 
     copies: a dim of fewer units than ranks (key and value heads) is copied rather than cut below one unit.
+    A unit below one divides a dim that adds no elements of its own: routed tokens, counted along another dim, that are
+    spread over experts evenly.
     """
 
     size: int
-    unit: int = 1
+    unit: int | Fraction = 1
     copies: bool = False
 
-    def local(self, parts: int) -> int:
+    def local(self, parts: int) -> int | Fraction:
         """Elements on one of `parts` ranks."""
         units = self.size // self.unit
         return (math.ceil(units / parts) if self.copies else units // parts) * self.unit
@@ -75,7 +78,7 @@ class Tensor:
         """The producer's layout in this consumer's dim names."""
         return {axis: self.renamed.get(dim, dim) for axis, dim in layout.items()}
 
-    def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int]:
+    def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int | Fraction]:
         """Local size of every dim."""
         found = {}
         for name, dim in self.dims.items():
@@ -88,7 +91,7 @@ class Tensor:
 
     def local(self, layout: Layout, mesh: Mesh) -> int:
         """Local number of elements."""
-        return math.prod(self.local_dims(layout, mesh).values())
+        return int(math.prod(self.local_dims(layout, mesh).values()))
 
     def nbytes(self, layout: Layout, mesh: Mesh) -> int:
         """Local bytes."""
@@ -109,17 +112,21 @@ def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Co
     """The collectives that turn `source` into `target`, in order.
 
     Reductions come first, then all-to-alls, then gathers, inner axes first: so every step moves the least. Turning a
-    full copy into a cut is a slice and moves nothing.
+    full copy into a cut is a slice and moves nothing. Equal steps over all parts of one axis are one step over it.
     """
     steps: list[Collective] = []
     now = dict(source)
     axes = [axis for axis in mesh.inner_first(mesh.axes) if mesh.size(axis) > 1 and now.get(axis) != target.get(axis)]
 
     def step(operation: str, axis: str, buffer: Layout) -> None:
-        steps.append(Collective(operation, tensor.nbytes(buffer, mesh), (axis,)))
+        work = Collective(operation, tensor.nbytes(buffer, mesh), (axis,))
         now.pop(axis, None)
         if axis in target:
             now[axis] = target[axis]
+        if steps and steps[-1].operation == operation and mesh.joined(joined := (axis, *steps[-1].axes)):
+            # The widest buffer of a rank: what a gather ends with, what a reduction begins with.
+            work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)
+        steps.append(work)
 
     for axis in axes:
         if now.get(axis) == PARTIAL and target.get(axis) != PARTIAL:

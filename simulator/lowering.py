@@ -13,12 +13,16 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
+from simulator.leaves import Boundary, CoreAttention, Embedding, Linear, Residual
 from simulator.mesh import Mesh
 from simulator.ops import COMPUTE, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch, Work
 from simulator.scheme import Inner, Rule, Scheme
-from simulator.sites import Boundary, Embedding, Leaf, Linear, Local, Nest, Residual, Site, Stage, Unit, Update, walk
+from simulator.sites import Leaf, Local, Nest, Site, Stage, Unit, Update, walk
 
 Contribution = tuple[Layout, Op]
+
+TOKENS = ("b", "s")
+"""The dims that count tokens."""
 
 Known = dict[Hashable, Link]
 """Lowered units by what they depend on."""
@@ -37,10 +41,10 @@ class Lowering:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
         self._known: Known = known if known is not None else {}
         self._alike = (regather, tuple(mesh.axes), *(scheme.alike for scheme in schemes))
-        self.stream_of = {axis: scheme.family for scheme in schemes for axis in scheme.over}
         self.producer: dict[str, tuple[Tensor, Leaf]] = {}
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
+        self._families: dict[str, str] = {part: one.family for one in reversed(self.schemes) for part in one.over}
         self._embeds = False
         self._same: dict[str, Tensor] = {}
         self._passed_on: dict[str, Tensor] = {}
@@ -49,7 +53,9 @@ class Lowering:
 
     def run(self, stage: Stage, embeds: bool = False) -> Chain:
         """Lowers a whole stage; `embeds`: its device holds the embedding, in this stage or another."""
-        self._embeds = embeds or any(isinstance(leaf, Embedding) for unit in stage.units for leaf in unit.leaves())
+        self._embeds = embeds or any(
+            isinstance(leaf, Embedding) and not leaf.tied for unit in stage.units for leaf in unit.leaves()
+        )
         return self._around(stage, 0)
 
     def lower(self, site: Site) -> Fragment:
@@ -57,15 +63,26 @@ class Lowering:
         return self._fold(site, 0)
 
     def division(self, leaf: Leaf) -> dict[str, str]:
-        """Which dim each axis divides at `leaf`, over all schemes; axes of size one divide nothing."""
+        """Which dim each axis divides at `leaf`, over all schemes; axes of size one divide nothing.
+
+        In a view its own schemes have the last word. Along the axes of a view that no scheme claims ranks hold copies
+        of the weights, so only tokens are divided there.
+        """
         if leaf not in self._divisions:
             divide: dict[str, str] = {}
-            for scheme in self.schemes:
+            inside = leaf.view if leaf.view in self.mesh.views else ""
+            for scheme in sorted(self.schemes, key=lambda one: one.view != ""):
+                if scheme.view not in ("", inside):
+                    continue
                 rule = scheme.layouts(leaf)
                 if isinstance(rule, str):
                     rule = Rule(dict.fromkeys(scheme.over, rule))
                 if rule is not None:
                     divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
+            claimed = {part for scheme in self.schemes if scheme.view == inside for part in scheme.over}
+            for part in self.mesh.parts(self.mesh.views.get(inside, ())):
+                if part not in claimed and divide.get(part) not in TOKENS:
+                    divide[part] = "s"
             self._divisions[leaf] = divide
         return self._divisions[leaf]
 
@@ -123,8 +140,12 @@ class Lowering:
         assert isinstance(site, Leaf)
         return self._leaf(site)
 
-    def _op(self, name: str, work: Work, after: Iterable[Op], phase: str) -> Op:
-        stream = self.stream_of[work.axes[0]] if isinstance(work, Collective) else COMPUTE
+    def _op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
+        """`view`: the one in which a collective takes place, or to which it leads."""
+        stream = COMPUTE
+        if isinstance(work, Collective):
+            inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
+            stream = next(inside, self._families.get(work.axes[0], COMPUTE))
         return Op(name, stream, work, list(after), phase)
 
     def _chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str) -> list[Op]:
@@ -153,6 +174,12 @@ class Lowering:
         made, leaf = self.producer[tensor.name]
         return tensor.arriving(leaf.leaving(made, self.division(leaf)))
 
+    def meeting(self, tensor: Tensor, *readers: Leaf) -> str:
+        """The view in which the maker of a tensor or one of its readers lies."""
+        maker = self.producer.get(tensor.name)
+        leaves = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
+        return next((leaf.view for leaf in leaves if leaf.view), "")
+
     def _leaf(self, leaf: Leaf) -> Fragment:
         divide = self.division(leaf)
         at = Local(divide, self.mesh)
@@ -176,11 +203,20 @@ class Lowering:
             size = weight.local(needed(weight, divide), self.mesh)
             total = weight.local({}, self.mesh)
             tied = getattr(leaf, "tied", False)
-            cuts = [(axis, weight.dims[dim].holders(self.mesh.size(axis))) for axis, dim in at.layout(weight).items()]
-            copies = next((cut for cut in cuts if cut[1] > 1), None)
-            frag.params.append(Param(weight.name, size, total, partial, ready, end, tied, copies))
+            view = leaf.view if leaf.view in self.mesh.views else ""
+            frag.params.append(
+                Param(weight.name, size, total, partial, ready, end, tied, self._copies(weight, at), view)
+            )
         frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
         return frag
+
+    def _copies(self, weight: Tensor, at: Local) -> tuple[tuple[str, ...], int] | None:
+        """The axes along which neighbours hold the same part of a weight, though they cut it, and their number."""
+        for name, dim in weight.dims.items():
+            axes = at.axes_of(name)
+            if (holders := dim.holders(self.mesh.size(axes))) > 1:
+                return tuple(axes), holders
+        return None
 
     def _touches(self, leaf: Leaf, at: Local, frag: Fragment, inputs: list[Op], weights: list[Op]) -> Iterable[Touch]:
         if frag.forward:
@@ -209,20 +245,20 @@ class Lowering:
 
     def _update(self, site: Update) -> Fragment:
         """Sums what no data scheme summed, then clipping's norm, then the optimizer over the local shards."""
-        data = {axis for scheme in self.schemes if scheme.family == "data" for axis in scheme.over}
         rest: dict[tuple[str, ...], int] = defaultdict(int)
-        copied: dict[tuple[str, int], int] = defaultdict(int)
-        elements = 0
+        copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
+        elements, shard = 0, 0.0
         for param, count in site.params:
-            if axes := tuple(axis for axis in param.partial if axis not in data):
+            summed = {axis for scheme in self.schemes for axis in scheme.sums(param)}
+            if axes := tuple(axis for axis in param.partial if axis not in summed):
                 rest[axes] += count * param.size
             if param.copies:
                 copied[param.copies] += count * param.size
             elements += count * param.size
-        shard = elements / self.mesh.size(rests(self.schemes, "optimizer"))
+            shard += count * param.size / self.mesh.size(rests(self.schemes, "optimizer", param))
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
-        for (axis, holders), n in sorted(copied.items()):
-            sums.append(Collective("all_reduce", n * site.grad_bytes, (axis,), tuple(range(holders))))
+        for (axes, holders), n in sorted(copied.items()):
+            sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
         if site.copies:
             sums.append(Collective("all_reduce", site.copies * site.grad_bytes, (site.axis,), site.ends))
         ops = [self._op("reduce", work, [], "U") for work in sums]
@@ -276,23 +312,24 @@ class _Join:
         key = low.key(tensor, wanted)
         if steps and key not in moved:
             for work in steps:
-                source = low._op(f"{work.operation} {tensor.name}", work, [source], "F")
+                source = low._op(f"{work.operation} {tensor.name}", work, [source], "F", low.meeting(tensor, leaf))
                 self.fragment.forward.append(source)
             self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
-        if gathered and low.regather and isinstance(leaf, Linear):
+        if gathered and low.regather and isinstance(leaf, Linear | CoreAttention):
             self._gather_again(leaf, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
 
     def _gather_again(
         self, leaf: Leaf, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
-        """Keeps the shard instead of the gathered input, and gathers it again for the weight gradient."""
+        """Keeps the shard instead of the gathered input, and gathers it again for the gradient that needs it."""
         low = self.lowering
-        readers = [op for op in frag.backward if op.phase == "W"]
+        phase = "W" if isinstance(leaf, Linear) else "B"
+        readers = [op for op in frag.backward if op.phase == phase]
         key = low.key(tensor, wanted)
-        again = low._chain(f"regather {tensor.name}", steps, list(frag.grad_entry.values()), "W")
+        again = low._chain(f"regather {tensor.name}", steps, list(frag.grad_entry.values()), phase)
         for op in readers:
             op.after.append(again[-1])
         frag.touches = [
@@ -365,7 +402,7 @@ class _Join:
             # Right behind its producer, ahead of pending weight gradients: that is what hides it.
             place = ops.index(op) + 1 if op in ops else 0
             for work in moves(tensor, layout, wanted, self.mesh):
-                source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op], "B")
+                source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op], "B", low.meeting(tensor))
                 ops.insert(place, op)
                 place += 1
                 self.fragment.touches.append(low.touch(tensor, wanted, op, made=True, prefix="d:"))
@@ -398,9 +435,9 @@ class _Join:
 # -------------------------------------------------------------------------------------- for schemes
 
 
-def rests(schemes: Iterable[Scheme], state: str) -> tuple[str, ...]:
-    """All axes over which `state` is cut while it rests."""
-    return tuple(axis for scheme in schemes for axis in scheme.rests(state))
+def rests(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
+    """All axes over which `state` of a parameter is cut while it rests."""
+    return tuple(axis for scheme in schemes for axis in scheme.rests(state, param))
 
 
 def recompute(site: Site, inner: Inner) -> Fragment:

@@ -1,41 +1,106 @@
-"""The mesh: named axes over the GPUs, outermost (slowest links) first.
+"""The mesh: named axes over the GPUs, outermost (slowest links) first, and other readings of the same ranks.
 
 Rank numbers are row-major over the axes, so the last axis joins neighbours. An *axis* belongs to the mesh, a *dim*
 to a tensor. Ranks of one scale-up domain or node are consecutive numbers.
+
+A *view* reads the ranks of one pipeline stage a second time, with other axes: experts, say, are spread over
+``edp x ep x etp`` where everything else is spread over ``dp x cp x tp``. Both readings are row-major over the same ranks,
+so each axis is a product of *parts* that the readings have in common; whatever is lowered speaks of parts only, and an
+axis that no view divides is its own only part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+
+from hardware.errors import PlanError
 
 
 class Mesh:
     """Axes with their sizes, outermost first; the product of the sizes is the number of GPUs.
 
+    views: further readings, each by name as axes with their sizes. region: the axes that the views read again, the
+    others are left as they are. Raises PlanError for a view of another size, or one whose axes do not divide the others.
+
+    Attributes:
+        named: the axes as they were given; views: the further readings.
+        axes: the parts with their sizes, outermost first.
+
     >>> mesh = Mesh({"pp": 2, "dp": 2, "tp": 4})
     >>> mesh.stride("dp"), mesh.ranks(("tp",)), mesh.ranks(("dp",))
     (4, (0, 1, 2, 3), (0, 4))
+    >>> mesh = Mesh({"pp": 2, "dp": 8, "tp": 2}, {"experts": {"edp": 4, "ep": 4}}, ["dp", "tp"])
+    >>> mesh.axes
+    {'pp': 2, 'dp.0': 4, 'dp.1': 2, 'tp': 2}
+    >>> mesh.parts("ep"), mesh.parts("edp"), mesh.parts("dp")
+    (('dp.1', 'tp'), ('dp.0',), ('dp.0', 'dp.1'))
     """
 
-    def __init__(self, axes: Mapping[str, int]) -> None:
-        self.axes = dict(axes)
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        views: Mapping[str, Mapping[str, int]] | None = None,
+        region: Sequence[str] = (),
+    ) -> None:
+        self.named = dict(axes)
+        self.views = {name: dict(view) for name, view in (views or {}).items()}
+        again = {axis: size for axis, size in axes.items() if axis in region}
+        for name, view in self.views.items():
+            _check_view(name, view, again)
+        borders = {name: _borders(reading) for name, reading in {"": again, **self.views}.items()}
+        cuts = sorted({cut for reading in borders.values() for pair in reading.values() for cut in pair})
+        for inner, outer in zip(cuts, cuts[1:], strict=False):
+            if outer % inner:
+                rule = f"groups of {inner} and of {outer} consecutive ranks do not nest"
+                raise PlanError("plan.views", rule, "Choose degrees of which one divides the other", self.views)
+        self._parts: dict[str, tuple[str, ...]] = {}
+        self.axes: dict[str, int] = {}
+        at: dict[int, str] = {}
+        for axis, size in self.named.items():
+            low, high = borders[""].get(axis, (1, size))
+            inside = [cut for cut in cuts if low <= cut < high] if axis in again and high > low else [low]
+            names = [axis] if len(inside) == 1 else [f"{axis}.{i}" for i in range(len(inside))]
+            self._parts[axis] = tuple(names)
+            for part, (begin, end) in zip(names, reversed([*zip(inside, [*inside[1:], high], strict=True)]), strict=True):
+                self.axes[part] = end // begin
+                if axis in again and end > begin:
+                    at[begin] = part
+        for name in self.views:
+            for axis, (low, high) in borders[name].items():
+                self._parts[axis] = tuple(at[cut] for cut in reversed(cuts) if low <= cut < high)
 
     @cached_property
     def world(self) -> int:
         """The number of ranks."""
         return math.prod(self.axes.values())
 
+    def parts(self, axes: str | Iterable[str]) -> tuple[str, ...]:
+        """The parts of one or more axes, outermost first within each; a part stands for itself."""
+        if isinstance(axes, str):
+            return self._parts.get(axes, (axes,))
+        return tuple(part for axis in axes for part in self.parts(axis))
+
+    def view_of(self, axis: str) -> str:
+        """The view that an axis belongs to; empty for the axes of the mesh itself."""
+        return next((name for name, view in self.views.items() if axis in view), "")
+
+    def joined(self, parts: Iterable[str]) -> bool:
+        """Whether all these are parts of one axis."""
+        wanted = set(parts)
+        return any(wanted <= set(own) for own in self._parts.values())
+
     def size(self, axes: str | Iterable[str]) -> int:
         """The product of the sizes of one or more axes; an axis that the mesh lacks counts one."""
         if isinstance(axes, str):
-            return self.axes.get(axes, 1)
-        return math.prod([self.axes.get(axis, 1) for axis in axes])
+            size = self.axes.get(axes)
+            return size if size is not None else math.prod(self.axes[part] for part in self._parts.get(axes, ()))
+        return math.prod([self.size(axis) for axis in axes])
 
     def stride(self, axis: str) -> int:
         """Rank distance between neighbours along `axis`."""
-        return self._strides[axis]
+        return self._strides[self.parts(axis)[-1]]
 
     @cached_property
     def _strides(self) -> dict[str, int]:
@@ -46,15 +111,33 @@ class Mesh:
         return strides
 
     def ranks(self, axes: tuple[str, ...], members: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Global ranks of the group over `axes` that holds rank 0; `members` picks positions of a single axis."""
+        """Global ranks of the group over `axes` that holds rank 0; `members` picks some of them by their positions."""
         ranks = [0]
-        for axis in axes:
-            positions = members if members is not None else range(self.axes.get(axis, 1))
-            steps = [i * self.stride(axis) if axis in self.axes else 0 for i in positions]
+        for axis in self.parts(axes):
+            steps = [i * self.stride(axis) if axis in self.axes else 0 for i in range(self.axes.get(axis, 1))]
             ranks = [rank + step for rank in ranks for step in steps]
-        return tuple(sorted(ranks))
+        found = sorted(ranks)
+        return tuple(found if members is None else [found[i] for i in members])
 
     def inner_first(self, axes: Iterable[str]) -> list[str]:
         """`axes` from the innermost to the outermost."""
         order = list(self.axes)
         return sorted(axes, key=order.index, reverse=True)
+
+
+def _borders(axes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """For each axis of a reading its stride and that of the next one out."""
+    found, stride = {}, 1
+    for axis in reversed(axes):
+        found[axis] = stride, stride * axes[axis]
+        stride *= axes[axis]
+    return found
+
+
+def _check_view(name: str, view: Mapping[str, int], again: Mapping[str, int]) -> None:
+    if math.prod(view.values()) != math.prod(again.values()):
+        ours, theirs = (" x ".join(f"{axis} {n}" for axis, n in one.items()) for one in (view, again))
+        rule = f"{ours} = {math.prod(view.values())} must be {theirs} = {math.prod(again.values())}, the same ranks"
+        raise PlanError(f"plan.views.{name}", rule, "Correct a degree", dict(view))
+    if both := [axis for axis in view if axis in again]:
+        raise PlanError(f"plan.views.{name}", "an axis has one size", "Give it another name", both[0])

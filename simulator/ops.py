@@ -10,11 +10,11 @@ parameters it owns.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "bool": 1}
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5, "int64": 8, "bool": 1}
 """Bytes of one element of each number format."""
 
 
@@ -108,7 +108,7 @@ class Collective:
     operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast. nbytes: the largest buffer on one
     rank, as nccl-tests counts it: the tensor of an all-reduce, the gathered tensor of an all-gather, the
     unreduced one of a reduce-scatter, all that one rank sends (its own share included) in an all-to-all.
-    members: positions along a single axis that take part; None for all of them.
+    members: positions in the group that take part; None for all of them.
     """
 
     operation: str
@@ -180,8 +180,8 @@ class Param:
 
     size: local elements; total: elements of the whole tensor; partial: axes over which its gradient is a partial
     sum; ready: the backward op after which its gradient is complete; used: the first forward op that reads it.
-    copies: axis and number of neighbours on it that hold the same part (of key and value heads fewer than ranks)
-    and sum its gradients.
+    copies: axes and number of neighbours on them that hold the same part (of key and value heads fewer than ranks)
+    and sum its gradients. view: the view of the mesh that its site lies in.
     """
 
     name: str
@@ -191,7 +191,8 @@ class Param:
     ready: Op
     used: Op
     tied: bool = False
-    copies: tuple[str, int] | None = None
+    copies: tuple[tuple[str, ...], int] | None = None
+    view: str = ""
 
 
 @dataclass(slots=True)
@@ -212,6 +213,25 @@ class Fragment:
     touches: list[Touch] = field(default_factory=list)
     compiled: dict[Hashable, object] = field(default_factory=dict, repr=False)
     """What the engine has made of it."""
+
+    def copy(self) -> Fragment:
+        """The same with ops of its own, to which something can be added."""
+        own: dict[int, Op] = {}
+
+        def mine(op: Op) -> Op:
+            if id(op) not in own:
+                own[id(op)] = found = replace(op, after=[])
+                found.after = [mine(other) for other in op.after]
+            return own[id(op)]
+
+        return Fragment(
+            [mine(op) for op in self.forward],
+            [mine(op) for op in self.backward],
+            *({name: mine(op) for name, op in marks.items()} for marks in (self.entry, self.exit)),
+            *({name: mine(op) for name, op in marks.items()} for marks in (self.grad_entry, self.grad_exit)),
+            [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
+            [replace(touch, op=mine(touch.op)) for touch in self.touches],
+        )
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from functools import cached_property
 from hardware.errors import PlanError, nearest
 from hardware.load import validated
 from simulator.job import Job, located
+from simulator.leaves import EXPERTS
 from simulator.mesh import Mesh
 from simulator.models.blocks import Blocks
 from simulator.partition import layers_of_stages
@@ -47,7 +48,7 @@ class Plan:
             self._check(job)
 
     def _check(self, job: Job) -> None:
-        self.mesh = Mesh(job.plan.mesh)
+        self.mesh = self._mesh()
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
         for check in (check_world, check_axes, check_roles, check_batch):
             check(self)
@@ -59,6 +60,12 @@ class Plan:
 
     # -------------------------------------------------------------------------------------- parts
 
+    def _mesh(self) -> Mesh:
+        """Views read the ranks of one pipeline stage again."""
+        plan = self.job.plan
+        pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
+        return Mesh(plan.mesh, plan.views, [axis for axis in plan.mesh if axis not in pipeline])
+
     def _scheme(self, i: int) -> Scheme:
         entry = self.job.plan.schemes[i]
         where = f"plan.schemes[{i}]"
@@ -67,11 +74,16 @@ class Plan:
         if kind.most_axes is not None and len(over) > kind.most_axes:
             rule = f"{kind.family} schemes take {'one axis' if kind.most_axes else 'no axis'}"
             raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
+        view = EXPERTS if kind.family == "expert" else ""
+        known = self.mesh.views.get(view, {}) if view else self.mesh.named
         for axis in over:
-            if axis not in self.mesh.axes:
-                raise PlanError(f"{where}.over", "no such axis in plan.mesh", nearest(axis, self.mesh.axes), axis)
+            if axis not in known:
+                place = f"plan.views.{view}" if view else "plan.mesh"
+                raise PlanError(f"{where}.over", f"no such axis in {place}", nearest(axis, known), axis)
         options = validated(kind.Options, entry.model_extra or {}, where, PlanError)
-        return kind(over, options, self.mesh, self.job.framework)
+        sequence = (e.over for e in self.job.plan.schemes if e.use.startswith("sequence/"))
+        beside = self.mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
+        return kind(over, options, self.mesh, self.job.framework, beside)
 
     def family(self, family: str) -> list[Scheme]:
         return [scheme for scheme in self.schemes if scheme.family == family]
@@ -94,7 +106,7 @@ class Plan:
     @property
     def pipeline_axis(self) -> str:
         """The axis of the pipeline; empty, and of size one, where no scheme makes a pipeline."""
-        return self.schedule.over[0] if self.schedule.over else ""
+        return self.schedule.claims[0] if self.schedule.claims else ""
 
     @property
     def replicas(self) -> int:
@@ -131,11 +143,17 @@ class Plan:
             habits.attention,
             (habits.loss.forward, habits.loss.backward),
             habits.loss.kept,
+            habits.quantised,
         )
+
+    def layers_of(self, index: int) -> range:
+        """The layers of one virtual stage."""
+        start = sum(self.layers[:index])
+        return range(start, start + self.layers[index])
 
     def stage(self, index: int) -> Stage:
         """The sites of one virtual stage."""
-        return self.blocks.stage(self.layers[index], index == 0, index == self.shape.stages - 1)
+        return self.blocks.stage(self.layers_of(index), index == 0, index == self.shape.stages - 1)
 
 
 # --------------------------------------------------------------------------------------------- rules
@@ -145,21 +163,21 @@ def check_world(plan: Plan) -> None:
     """The mesh uses every GPU once."""
     gpus = plan.job.cluster.gpus
     if plan.mesh.world != gpus:
-        product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.axes.items())
+        product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
         rule = f"the product of the axes ({product} = {plan.mesh.world}) must be the {gpus} GPUs of the cluster"
-        raise PlanError("plan.mesh", rule, "Change an axis, or the number of nodes", dict(plan.mesh.axes))
+        raise PlanError("plan.mesh", rule, "Change an axis, or the number of nodes", dict(plan.mesh.named))
 
 
 def check_axes(plan: Plan) -> None:
     """Every axis larger than one has one scheme that says what it does."""
     owners: dict[str, str] = {}
     for scheme in plan.schemes:
-        for axis in scheme.over:
+        for axis in scheme.claims:
             if axis in owners:
                 rule = f"{owners[axis]} and {scheme.use} both claim the axis {axis!r}"
                 raise PlanError("plan.schemes", rule, "Give each scheme an axis of its own")
             owners[axis] = scheme.use
-    for axis, size in plan.mesh.axes.items():
+    for axis, size in plan.mesh.named.items():
         if size > 1 and axis not in owners:
             remedy = f"Add a scheme with `over: {axis}`, for example data/ddp"
             raise PlanError(f"plan.mesh.{axis}", "no scheme says what this axis does", remedy, size)
@@ -214,7 +232,7 @@ def check_divisible(plan: Plan) -> None:
                 if tensor.has(dim) and not tensor.dims[dim].divides(count):
                     _refuse(dim, tensor.dims[dim].size // tensor.dims[dim].unit, count, names[dim])
 
-    for unit in (plan.blocks.embedding, plan.blocks.layer, plan.blocks.ending):
+    for unit in plan.blocks.units:
         walk(unit, visit)
     plan.divisible.add(key)
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hardware.errors import PlanError, nearest
 from simulator.mesh import Mesh
-from simulator.ops import Chain, Fragment
+from simulator.ops import Chain, Fragment, Param
 from simulator.sites import Leaf, Site, Stage
 
 FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
@@ -69,8 +69,9 @@ class SchemeOptions(BaseModel):
 class Scheme:
     """Base of all schemes.
 
-    over: its axes, in the order its paper uses. mesh, habits: where it runs and the framework's habits. name: the
-    plan's name of its file.
+    claims: its axes, in the order its paper uses; over: their parts (see `Mesh`). mesh, habits: where it runs and the
+    framework's habits. beside: parts of other schemes' axes along which ranks hold the same weights and other tokens.
+    name: the plan's name of its file.
     """
 
     family: ClassVar[str]
@@ -88,11 +89,19 @@ class Scheme:
         options: SchemeOptions | None = None,
         mesh: Mesh | None = None,
         habits: Any = None,
+        beside: Sequence[str] = (),
     ) -> None:
-        self.over = tuple(over)
+        self.claims = tuple(over)
         self.options: Any = options if options is not None else self.Options()
         self.mesh = mesh if mesh is not None else Mesh({})
+        self.over = self.mesh.parts(self.claims)
         self.habits = habits
+        self.beside = tuple(beside)
+
+    @property
+    def view(self) -> str:
+        """The view of the mesh that its axes belong to; empty for the mesh itself."""
+        return self.mesh.view_of(self.claims[0]) if self.claims else ""
 
     def layouts(self, site: Leaf) -> str | Rule | None:
         """Which dim my axes divide here; None: I leave this site whole."""
@@ -111,8 +120,12 @@ class Scheme:
         """Equal for schemes under which a unit lowers to the same ops."""
         return self.use, self.over, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
-    def rests(self, state: str) -> tuple[str, ...]:
-        """Axes over which `state` (parameters, gradients, optimizer) is cut while it rests in memory."""
+    def sums(self, param: Param) -> tuple[str, ...]:
+        """Axes over which I sum the gradient of `param`; what no scheme sums is summed at the update."""
+        return ()
+
+    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+        """Axes over which `state` (parameters, gradients, optimizer) of `param` is cut while it rests in memory."""
         return ()
 
     def laws(self, setting: Any) -> Iterable[Law]:
@@ -127,6 +140,17 @@ class Scheme:
 
 class TensorScheme(Scheme):
     family = "tensor"
+
+
+class SequenceScheme(Scheme):
+    family = "sequence"
+
+
+class ExpertScheme(Scheme):
+    """Its axes are those of the view of the experts."""
+
+    family = "expert"
+    role = "expert scheme"
 
 
 class MemoryScheme(Scheme):

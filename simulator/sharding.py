@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
-from simulator.ops import BYTES, Beside, Chain, Collective, Fragment, Op, Param
+from simulator.ops import BYTES, COMPUTE, Beside, Chain, Collective, Fragment, Link, Op, Param, Touch
 from simulator.scheme import Around, Inner, Scheme
 from simulator.sites import Leaf, Site, Stage, Update
 
@@ -25,12 +26,24 @@ class DataScheme(Scheme):
     family = "data"
     shards: ClassVar[tuple[str, ...]] = ()
     """States that rest cut: optimizer, gradients, parameters."""
+    each_batch: ClassVar[bool] = False
+    """Gradients are reduced in every micro-batch, by what `lower_stage` puts there, and not at the end of the step."""
 
     def layouts(self, site: Leaf) -> str | None:
         return "b" if site.has("b") else None
 
-    def rests(self, state: str) -> tuple[str, ...]:
-        return self.over if state in self.shards else ()
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same weights, where no view says otherwise."""
+        return self.mesh.size((*self.over, *self.beside))
+
+    def sums(self, param: Param) -> tuple[str, ...]:
+        """Along my axes and those beside them ranks have the same weights; in a view along all that see other tokens."""
+        mine = {*self.over, *self.beside}
+        return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
+
+    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+        return self.sums(param) if state in self.shards else ()
 
     @property
     def alike(self) -> Hashable:
@@ -40,29 +53,30 @@ class DataScheme(Scheme):
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
         chain = inner(stage)
-        if self.mesh.size(self.over) > 1 and self.habits.overlap.dp:
-            chain.behind += self._in_buckets(chain, lambda axes, n: self._reduce(axes, n, "W", "last"), backward=True)
+        if self.copies > 1 and self.habits.overlap.dp:
+            chain.behind += self._in_buckets(chain, lambda axes, n: self.reduce(axes, n, "W", "last"), backward=True)
             if self._gathers:
                 # Each bucket of weights is gathered in front of its first use in the first micro-batch.
                 chain.ahead += self._in_buckets(
-                    chain, lambda axes, n: self._gather(axes, n, "F", "first"), backward=False
+                    chain, lambda axes, n: self.gather(axes, n, "F", "first"), backward=False
                 )
         return chain
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
         """Without overlap all is reduced, and gathered again, around the update."""
         fragment = inner(site)
-        if isinstance(site, Update) and self.mesh.size(self.over) > 1 and not self.habits.overlap.dp:
+        alone = self.habits.overlap.dp or self.each_batch
+        if isinstance(site, Update) and self.copies > 1 and not alone:
             whole: dict[tuple[str, ...], int] = defaultdict(int)
             for param, count in site.params:
-                if axes := self._axes(param):
+                if axes := self.sums(param):
                     whole[axes] += count * param.size
-            sums = [self._reduce(axes, elements, "U", "every") for axes, elements in whole.items()]
+            sums = [self.reduce(axes, elements, "U", "every") for axes, elements in whole.items()]
             for op in fragment.forward:
                 op.after += sums
             gathers = []
             for axes, elements in whole.items() if self._gathers else ():
-                gathers.append(self._gather(axes, elements, "U", "every"))
+                gathers.append(self.gather(axes, elements, "U", "every"))
                 gathers[-1].after.append(fragment.forward[-1])
             fragment.forward = [*sums, *fragment.forward, *gathers]
         return fragment
@@ -72,23 +86,19 @@ class DataScheme(Scheme):
         """Updated shards must come together before the weights are used again."""
         return "optimizer" in self.shards and "parameters" not in self.shards
 
-    def _axes(self, param: Param) -> tuple[str, ...]:
-        """My axes over which the gradient of `param` is summed."""
-        return tuple(axis for axis in self.over if axis in param.partial)
-
-    def _reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+    def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         operation = "reduce_scatter" if "optimizer" in self.shards else "all_reduce"
         work = Collective(operation, elements * BYTES[self.habits.gradients], axes)
         return Op("reduce grads", "data", work, [], phase, when)
 
-    def _gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+    def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         work = Collective("all_gather", elements * BYTES[self.habits.weights], axes)
         return Op("gather params", "data", work, [], phase, when)
 
     def _in_buckets(self, chain: Chain, make: Callable[[tuple[str, ...], int], Op], backward: bool) -> Iterable[Beside]:
         """For each set of axes that gradients are summed over, an op a bucket, in the order in which they begin."""
-        limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.mesh.size(self.over))
-        axes_of = [self._axes(param) for param, _ in chain.params()]
+        limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.copies)
+        axes_of = [self.sums(param) for param, _ in chain.params()]
         sets = list(dict.fromkeys(axes_of))
         summed = chain.of_params([sets.index(axes) for axes in axes_of])
         size = chain.of_params([param.size for param, _ in chain.params()])
@@ -113,3 +123,102 @@ def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
         starts.append(start)
         start = follows[start]
     return np.array(starts), np.diff([*before[starts], held[-1]]).tolist()
+
+
+# ------------------------------------------------------------------------------------------ unit by unit
+
+
+def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
+    """`chain` with every unit's weights gathered before its passes and its gradients scattered behind.
+
+    ahead: a unit's weights are gathered while the one before it computes, else while nobody does.
+    """
+    links = chain.links
+    held = [_held(scheme, link) for link in links]
+    made: list[Link] = []
+    for i, link in enumerate(links):
+        before, after = held[i - 1] if i else {}, held[i + 1] if i + 1 < len(links) else {}
+        # Copies differ in their neighbours: the first, those between, the last.
+        rows = [(1, before, held[i]), (link.count - 2, held[i], held[i]), (1, held[i], after)]
+        if link.count == 1:
+            rows = [(1, before, after)]
+        for place, (count, previous, following) in enumerate(rows):
+            if not count:
+                continue
+            first = not ahead or (i == 0 and place == 0)
+            last = i == len(links) - 1 and place == len(rows) - 1
+            neighbours = (following, previous) if ahead else ({}, {})
+            fragment = _whole(scheme, link, held[i], *neighbours, first, last, not ahead)
+            made.append(replace(link, fragment=fragment, count=count))
+    return Chain(made, chain.ahead, chain.behind)
+
+
+Held = dict[tuple[str, ...], int]
+"""Elements of a unit's parameters, by the axes that they are cut over at rest."""
+
+
+def _held(scheme: DataScheme, link: Link) -> Held:
+    found: Held = defaultdict(int)
+    for param in link.fragment.params:
+        if axes := scheme.sums(param):
+            found[axes] += param.size
+    return dict(found)
+
+
+def _whole(
+    scheme: DataScheme, link: Link, own: Held, following: Held, previous: Held, first: bool, last: bool, again: bool
+) -> Fragment:
+    """A unit that gathers the weights of the `following` unit in its forward pass and of the `previous` one in its
+    backward pass. first: it gathers its own before. last: it keeps them until its backward pass, or (again) does not.
+    """
+    made = link.fragment.copy()
+    gradients = BYTES[scheme.habits.gradients]
+
+    def gathers(held: Held, source: list[Op], phase: str, name: str) -> list[Op]:
+        return [replace(scheme.gather(axes, n, phase, "every"), name=name, after=source) for axes, n in held.items()]
+
+    def bring(held: Held, ops: list[Op], came: list[Op], phase: str, name: str, gate: dict[str, Op], to: str) -> None:
+        """Gathers a neighbour's weights from the begin of a pass on; who waits for its result waits for them too."""
+        if not held or to not in gate:
+            return
+        found = gathers(held, came, phase, name)
+        gate[to] = Op(f"{name} of the next", after=[gate[to], *found], phase=phase)
+        made.touches += _lives(name, _bytes(scheme, held), found[0], ops[-1])
+        ops[:0] = found
+
+    def own_first(ops: list[Op], came: list[Op], phase: str) -> None:
+        found = gathers(own, came, phase, "gather params")
+        for op in ops:
+            if op.stream == COMPUTE:
+                op.after += found
+        ops[:0] = found
+
+    forward, backward = made.forward, made.backward
+    came = [made.entry[link.takes]] if link.takes in made.entry else []
+    grads = [made.grad_entry[link.gives]] if link.gives in made.grad_entry else backward[:1]
+    if own:
+        size = _bytes(scheme, own)
+        if first:
+            own_first(forward, came, "F")
+        if again and not last:
+            own_first(backward, grads, "B")
+        ends = [(forward[0], backward[-1])] if last else [(forward[0], forward[-1]), (backward[0], backward[-1])]
+        for number, (begin, end) in enumerate(ends):
+            made.touches += _lives(f"weights {number}", size, begin, end)
+    bring(following, forward, came, "F", "gather params", made.exit, link.gives or "")
+    bring(previous, backward, grads, "B", "gather params again", made.grad_exit, link.takes or "")
+    for axes, elements in own.items():
+        ready = [param.ready for param in made.params if scheme.sums(param) == axes]
+        scatter = replace(scheme.reduce(axes, elements, "W", "every"), after=ready)
+        begin = next((op for op in backward if op.phase == "W"), backward[-1])
+        made.touches += _lives(f"gradients {axes}", elements * gradients, begin, scatter, "gradients")
+        backward.append(scatter)
+    return made
+
+
+def _bytes(scheme: DataScheme, held: Held) -> int:
+    return sum(held.values()) * BYTES[scheme.habits.weights]
+
+
+def _lives(key: str, nbytes: int, begin: Op, end: Op, category: str = "parameters") -> list[Touch]:
+    return [Touch(key, nbytes, begin, True, category), Touch(key, nbytes, end, False, category)]

@@ -16,6 +16,8 @@ from hardware.load import read_yaml, validated
 from hardware.shared import shared
 
 Format = Literal["fp32", "bf16", "fp16"]
+Quantised = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
+"""Formats of the products of linear layers alone; everything else stays in bf16."""
 
 
 class Part(BaseModel):
@@ -63,6 +65,8 @@ class Framework(Part):
     source: str
     weights: Format
     """Format of the compute weights and activations."""
+    quantised: Quantised | Literal[""] = ""
+    """Format of the products of linear layers, where it is not that of the weights."""
     gradients: Format
     """Format in which gradients are accumulated and reduced."""
     main_weights: Format

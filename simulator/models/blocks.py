@@ -6,29 +6,37 @@ Equal layers are one unit.
 
 from __future__ import annotations
 
+from collections.abc import Container, Hashable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
+from itertools import groupby
 
 from simulator.layout import Dim, Tensor
-from simulator.models.model import Model
-from simulator.sites import (
-    MLP,
+from simulator.leaves import (
     Activation,
     Boundary,
+    Concat,
     CoreAttention,
     Embedding,
+    ExpertActivation,
+    ExpertLinear,
     Head,
-    Layer,
     Linear,
     Loss,
     Norm,
+    Permute,
     Residual,
     Rope,
-    SelfAttention,
-    Site,
-    Stage,
-    Unit,
+    TopK,
+    Unpermute,
 )
+from simulator.models.model import MLA, Model
+from simulator.models.model import MoE as Experts
+from simulator.sites import MLP, Layer, Leaf, MoE, Nest, SelfAttention, Site, Stage, Unit
+
+Kind = tuple[bool, bool]
+"""Of a layer: whether it has experts, and whether its attention sees a window only."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,8 @@ class Blocks:
     """Builds the stages of `model` for micro-batches of `samples` sequences of `seq` tokens on each of `replicas`.
 
     dtype: number format of activations and weights; grad_dtype: of the gradient buffer; attention: flash or unfused;
-    vocab: rows of the embedding, padding included; loss_traffic, loss_kept: see sites.Loss.
+    vocab: rows of the embedding, padding included; loss_traffic, loss_kept: see leaves.Loss; quantised: see
+    leaves.Linear.
     """
 
     model: Model
@@ -49,13 +58,26 @@ class Blocks:
     attention: str = "flash"
     loss_traffic: tuple[int, int] = (14, 6)
     loss_kept: int = 4
+    quantised: str = ""
 
-    def stage(self, layers: int, first: bool, last: bool) -> Stage:
-        """A stage of `layers` layers, with the embedding when it is the first and the loss when it is the last."""
+    def stage(self, layers: range, first: bool, last: bool) -> Stage:
+        """A stage of these layers, with the embedding when it is the first and the loss when it is the last."""
         units = [self.embedding] if first else []
-        units += [replace(self.layer, count=layers)] if layers else []
+        units += [replace(self.layer(kind), count=count) for kind, count in self.runs(layers)]
         units += [self.ending] if last else []
         return Stage("stage", tuple(units))
+
+    def runs(self, layers: range) -> tuple[tuple[Kind, int], ...]:
+        """The layers' kinds, each with how many of it stand in a row."""
+        return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
+
+    @property
+    def units(self) -> Iterator[Unit]:
+        """One of every kind."""
+        yield self.embedding
+        for kind in dict.fromkeys(map(self.model.kind, range(self.model.layers))):
+            yield self.layer(kind)
+        yield self.ending
 
     @property
     def residual(self) -> Tensor:
@@ -75,102 +97,300 @@ class Blocks:
     def _weight(self, name: str, **dims: Dim) -> Tensor:
         return Tensor(name, dims, self.dtype)
 
-    def _norm_weights(self, name: str) -> tuple[Tensor, ...]:
-        h = Dim(self.model.hidden)
-        bias = (self._weight(f"{name}.bias", h=h),) if self.model.norm != "rmsnorm" else ()
-        return (self._weight(f"{name}.weight", h=h), *bias)
+    @property
+    def _h(self) -> Dim:
+        return Dim(self.model.hidden)
+
+    @property
+    def _table(self) -> Tensor:
+        return self._weight("embedding", v=Dim(self.vocab), h=self._h)
+
+    def _norm(self, name: str) -> tuple[Tensor, ...]:
+        """The weights of a norm over h."""
+        bias = (self._weight(f"{name}.bias", h=self._h),) if self.model.norm != "rmsnorm" else ()
+        return (self._weight(f"{name}.weight", h=self._h), *bias)
 
     # ------------------------------------------------------------------------------------------- sites
 
-    def _unit(self, kind: type[Unit], name: str, children: list[Site], takes: bool, gives: Tensor | None) -> Unit:
-        """A unit; `gives` is moved to the layout in which the residual stream travels."""
+    def _unit(
+        self,
+        kind: type[Unit],
+        name: str,
+        children: list[Site],
+        takes: bool,
+        gives: Tensor | None,
+        alike: Hashable = None,
+    ) -> Unit:
+        """A unit; `gives` is moved to the layout in which the residual stream travels. alike: what else tells it from
+        others of its name."""
         y = self._act("y")
         if gives is not None:
             children = [*children, Boundary("leaving", (gives,), (y,))]
         # The work of one rank is the same with any number of replicas.
-        alike = name, replace(self, replicas=1)
-        return kind(name, tuple(children), self.residual if takes else None, y if gives else None, alike=alike)
+        same = name, alike, replace(self, replicas=1)
+        return kind(name, tuple(children), self.residual if takes else None, y if gives else None, alike=same)
 
     @cached_property
     def embedding(self) -> Unit:
         """From ids to the residual stream."""
-        model, drop = self.model, self.model.dropout > 0
+        model = self.model
         ids = Tensor("ids", self._tokens, "int64")
-        table, x = self._weight("embedding", v=Dim(self.vocab), h=Dim(model.hidden)), self._act("embedded")
-        sites: list[Site] = [Embedding("embedding", (ids,), (x,), (table,))]
-        if model.positions == "learned" or drop:
-            learned = model.positions == "learned"
-            weights = (self._weight("positions", p=Dim(model.seq), h=Dim(model.hidden)),) if learned else ()
-            sites.append(Residual("positions", (x,), (end := self._act("placed"),), weights, dropout=drop))
+        x = self._act("embedded")
+        sites: list[Site] = [Embedding("embedding", (ids,), (x,), (self._table,))]
+        if model.embedding_norm:
+            sites.append(Norm("embedding_norm", (x,), (normed := self._act("embedded.norm"),), self._norm("embedding")))
+            x = normed
+        if model.positions == "learned" or model.dropout > 0:
+            rows = Dim(model.position_rows)
+            learned = (self._weight("positions", p=rows, h=self._h),) if model.positions == "learned" else ()
+            end = self._act("placed")
+            sites.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
             x = end
         return self._unit(Unit, "embedding", sites, False, x)
 
-    @cached_property
-    def layer(self) -> Layer:
+    def layer(self, kind: Kind) -> Layer:
         """One transformer layer."""
-        model, h = self.model, Dim(self.model.hidden)
-        drop, x, middle, end = model.dropout > 0, self.residual, self._act("middle"), self._act("end")
-        normed, again = self._act("norm1"), self._act("norm2")
-        projected, down = self._act("proj"), self._act("down")
-        proj_bias = (self._weight("proj.bias", h=h),) if model.proj_bias else ()
-        down_bias = (self._weight("down.bias", h=h),) if model.mlp_bias else ()
-        sites: list[Site] = [
-            Norm("norm1", (x,), (normed,), self._norm_weights("norm1")),
-            self._attention(normed, projected),
-            Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
-            Norm("norm2", (middle,), (again,), self._norm_weights("norm2")),
-            self._mlp(again, down),
-            Residual("residual2", (middle, down), (end,), down_bias, dropout=drop),
-        ]
-        unit = self._unit(Layer, "layer", sites, True, end)
-        assert isinstance(unit, Layer)
-        return unit
+        if kind not in self._layers:
+            end = self._act("end")
+            unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
+            assert isinstance(unit, Layer)
+            self._layers[kind] = unit
+        return self._layers[kind]
 
-    def _attention(self, x: Tensor, y: Tensor) -> SelfAttention:
-        model, d, h = self.model, self.model.head_dim, Dim(self.model.hidden)
+    @cached_property
+    def _layers(self) -> dict[Kind, Layer]:
+        return {}
+
+    def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Site]:
+        """The sites of a layer, from x to end."""
+        model, (experts, slides) = self.model, kind
+        drop = model.dropout > 0
+        normed, again = self._act("norm1"), self._act("norm2")
+        projected, middle = self._act("proj"), self._act("middle")
+        proj_bias = (self._weight("proj.bias", h=self._h),) if model.proj_bias else ()
+        down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and not experts else ()
+        block, results = self._moe(again) if experts else self._dense(again)
+        inner: list[Site]
+        if model.parallel_residual:
+            joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
+            inner = [Norm("norm2", (x,), (again,), self._norm("norm2")), block, joined]
+        else:
+            inner = [
+                Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
+                Norm("norm2", (middle,), (again,), self._norm("norm2")),
+                block,
+                Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
+            ]
+        return [
+            Norm("norm1", (x,), (normed,), self._norm("norm1")),
+            self._latent(model.mla, normed, projected, slides)
+            if model.mla
+            else self._attention(normed, projected, slides),
+            *inner,
+        ]
+
+    # --------------------------------------------------------------------------------------- attention
+
+    def _attention(self, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
+        model, d = self.model, self.model.head_dim
         width = Dim(model.heads * d, unit=d)
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
         q, k, v = (self._act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
-        weights = [self._weight(n, h=h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
+        weights = [self._weight(n, h=self._h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
         if model.qkv_bias:
             weights += [self._weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        sites: list[Site] = [Linear("qkv", (x,), (q, k, v), tuple(weights), self.grad_dtype)]
+        sites: list[Site] = [self._linear("qkv", x, (q, k, v), *weights)]
+        if model.qk_layernorm:
+            normed = self._act("q.norm", a=width), self._act("k.norm", a=kv)
+            scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in "qk")
+            sites.append(Norm("qk_norm", (q, k), normed, scales))
+            q, k = normed
         if model.positions == "rope":
             turned = self._act("q.rope", a=width), self._act("k.rope", a=kv)
-            sites.append(Rope("rope", (q, k), turned))
+            sites.append(Rope("rope", (q, k), turned, (), model.rope_share))
             q, k = turned
+        return self._core(sites, q, k, v, y, slides, d, d)
+
+    def _latent(self, mla: MLA, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
+        """Latent attention: queries, and keys with values, pass through a narrow latent (arXiv 2405.04434, 2.1)."""
+        heads, qk = self.model.heads, mla.qk_nope + mla.qk_rope
+        width, value = Dim(heads * qk, unit=qk), Dim(heads * mla.v, unit=mla.v)
+        q, v = self._act("q", a=width), self._act("v", a=value)
+        k_up = self._act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
+        turning = self._act("k.pe", r=Dim(mla.qk_rope))
+        sites: list[Site] = []
+
+        def narrow(name: str, rank: int, *more: Tensor) -> Tensor:
+            """The latent of `rank` made from x, normed; `more` is made by the same linear."""
+            latent, normed = self._act(name, r=Dim(rank)), self._act(f"{name}.norm", r=Dim(rank))
+            weights = [self._weight(f"w{t.name}", h=self._h, r=t.dims["r"]) for t in (latent, *more)]
+            sites.append(self._linear(f"{name}.down", x, (latent, *more), *weights))
+            if not self.model.qk_layernorm:
+                return latent
+            sites.append(Norm(f"{name}.norm", (latent,), (normed,), (self._weight(f"{name}.scale", r=Dim(rank)),)))
+            return normed
+
+        if mla.q_lora_rank:
+            source = narrow("q.latent", mla.q_lora_rank)
+            sites.append(self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width)))
+        else:
+            sites.append(self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width)))
+        source = narrow("kv.latent", mla.kv_lora_rank, turning)
+        ups = [self._weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
+        sites.append(self._linear("kv.up", source, (k_up, v), *ups))
+        turned = self._act("q.rope", a=width), self._act("k.rope", a=width)
+        sites.append(Rope("rope", (q, k_up, turning), turned))
+        return self._core(sites, *turned, v, y, slides, qk, mla.v)
+
+    def _core(
+        self, sites: list[Site], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
+    ) -> SelfAttention:
+        """The attention of queries on keys and values, and its output layer."""
+        model = self.model
+        width = Dim(model.heads * value, unit=value)
         o = self._act("o", a=width)
+        window = model.window if slides else None
         ins = (q, k.seen_as(s="t"), v.seen_as(s="t"))
-        sites.append(CoreAttention("core", ins, (o,), (), d, self.attention, model.dropout > 0))
-        sites.append(Linear("proj", (o,), (y,), (self._weight("wo", a=width, h=h),), self.grad_dtype))
+        sites.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, window))
+        sites.append(self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h)))
         return SelfAttention("attention", tuple(sites))
 
-    def _mlp(self, x: Tensor, y: Tensor) -> MLP:
-        model, h, f = self.model, Dim(self.model.hidden), Dim(self.model.ffn)
-        names = ("gate", "up") if model.gated else ("up",)
-        ups = tuple(self._act(name, f=f) for name in names)
-        weights = [self._weight(f"w{name}", h=h, f=f) for name in names]
+    def _linear(self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor) -> Linear:
+        return Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised)
+
+    # --------------------------------------------------------------------------------- MLP and experts
+
+    def _dense(self, x: Tensor) -> tuple[Site, tuple[Tensor, ...]]:
+        """A layer's MLP, and its result."""
+        moe, y = self.model.moe, self._act("down")
+        ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
+        return self._mlp("mlp", x, y, Dim(ffn)), (y,)
+
+    def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim) -> MLP:
+        model, h, pre = self.model, self._h, "" if name == "mlp" else f"{name}."
+        names = [f"{pre}{one}" for one in (("gate", "up") if model.gated else ("up",))]
+        ups = tuple(self._act(one, f=f) for one in names)
+        weights = [self._weight(f"w{one}", h=h, f=f) for one in names]
         if model.mlp_bias:
-            weights += [self._weight(f"b{name}", f=f) for name in names]
-        act = self._act("act", f=f)
+            weights += [self._weight(f"b{one}", f=f) for one in names]
+        act = self._act(f"{pre}act", f=f)
         return MLP(
-            "mlp",
+            name,
             (
-                Linear("up", (x,), ups, tuple(weights), self.grad_dtype),
-                Activation("act", ups, (act,)),
-                Linear("down", (act,), (y,), (self._weight("wdown", f=f, h=h),), self.grad_dtype),
+                self._linear(f"{pre}up", x, ups, *weights),
+                Activation(f"{pre}act", ups, (act,)),
+                self._linear(f"{pre}down", act, (y,), self._weight(f"w{pre}down", f=f, h=h)),
             ),
         )
 
+    def _moe(self, x: Tensor) -> tuple[Site, tuple[Tensor, ...]]:
+        """Routed experts and what all tokens pass, and their results."""
+        moe = self.model.moe
+        assert moe is not None
+        r, y = Dim(moe.experts), self._act("down")
+        logits, chosen = self._act("router.logits", r=r), Tensor("chosen", {**self._tokens, "k": Dim(moe.top_k)}, "fp32")
+        router = [self._weight("wrouter", h=self._h, r=r)]
+        router += [self._weight("brouter", r=r)] if moe.router_bias else []
+        # Plain precision: routers are not quantised.
+        sites: list[Site] = [
+            Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
+            TopK("top_k", (logits,), (chosen,)),
+            *self._experts(moe, x, chosen, y),
+        ]
+        if not moe.shared_ffn:
+            return MoE("moe", tuple(sites)), (y,)
+        shared = self._act("shared.down")
+        sites.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn)))
+        return MoE("moe", tuple(sites)), (y, shared)
+
+    def _experts(self, moe: Experts, x: Tensor, chosen: Tensor, y: Tensor) -> list[Site]:
+        """Tokens to their experts, through them and back.
+
+        A token takes `top_k` places, more or less where the experts' capacity is fixed: places lie along its positions
+        and are spread over the experts evenly.
+        """
+        model, f = self.model, Dim(moe.expert_ffn)
+        places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
+        e, own = Dim(1, unit=Fraction(1, moe.experts)), Dim(moe.experts)
+        spread = {"b": self._tokens["b"], "s": Dim(int(self.seq * places), unit=places), "e": e}
+
+        def routed(name: str, **dims: Dim) -> Tensor:
+            return Tensor(name, {**spread, **dims}, self.dtype)
+
+        names = ("expert.gate", "expert.up") if model.gated else ("expert.up",)
+        sent, ups, act, back = (
+            routed("sent", h=self._h),
+            tuple(routed(name, f=f) for name in names),
+            routed("expert.act", f=f),
+            routed("expert.down", h=self._h),
+        )
+        weights = [self._weight(f"w{name}", e=own, h=self._h, f=f) for name in names]
+        last = [self._weight("wexpert.down", e=own, f=f, h=self._h)]
+        if model.mlp_bias:
+            weights += [self._weight(f"b{name}", e=own, f=f) for name in names]
+            last += [self._weight("bexpert.down", e=own, h=self._h)]
+        made = self.grad_dtype, self.quantised
+        return [
+            Permute("permute", (x,), (sent,)),
+            ExpertLinear("expert.up", (sent,), ups, tuple(weights), *made, sorts="ins"),
+            ExpertActivation("expert.act", ups, (act,)),
+            ExpertLinear("expert.down", (act,), (back,), tuple(last), *made, sorts="outs"),
+            Unpermute("unpermute", (back, chosen), (y,)),
+        ]
+
+    # ------------------------------------------------------------------------------------------ the end
+
     @cached_property
     def ending(self) -> Unit:
-        """From the residual stream to the loss."""
-        h, v = Dim(self.model.hidden), Dim(self.vocab)
-        normed, logits = self._act("norm.out"), self._act("logits", v=v)
+        """From the residual stream to the loss, and to further losses where the model predicts more than one token."""
+        sites, x = self._predict(self.residual, owns=True), self.residual
+        for i in range(self.model.mtp):
+            further = [prefixed(site, f"mtp{i}.", {x.name}) for site in self._further(x, owns=i == 0)]
+            sites += further
+            x = replace(self._act("end"), name=f"mtp{i}.end")
+        return self._unit(Unit, "ending", sites, True, None)
+
+    def _predict(self, x: Tensor, owns: bool) -> list[Site]:
+        """Loss of the next token. owns: whether the norm and the output layer are held here, or only read."""
+        normed, logits = self._act("norm.out"), self._act("logits", v=Dim(self.vocab))
         loss = Tensor("loss", self._tokens, "fp32")
-        sites: list[Site] = [
-            Norm("final_norm", (self.residual,), (normed,), self._norm_weights("final_norm")),
-            Head("head", (normed,), (logits,), (self._weight("head", h=h, v=v),), self.grad_dtype, self.model.tied),
+        scales = self._norm("final_norm") if owns else ()
+        head = (self._weight("head", h=self._h, v=Dim(self.vocab)),) if owns else ()
+        return [
+            Norm("final_norm", (x,), (normed,), scales),
+            Head("head", (normed,), (logits,), head, self.grad_dtype, "", self.model.tied),
             Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
         ]
-        return self._unit(Unit, "ending", sites, True, None)
+
+    def _further(self, x: Tensor, owns: bool) -> list[Site]:
+        """A layer of multi-token prediction, from the stream of the one before, and its loss (arXiv 2412.19437, 2.2).
+
+        owns: whether a copy of the embedding is held here, where no other is.
+        """
+        ids, embedded = Tensor("ids", self._tokens, "int64"), self._act("embedded")
+        both, joined, end = self._act("both", c=Dim(2 * self.model.hidden)), self._act("joined"), self._act("end")
+        normed = self._act("norm.x"), self._act("norm.embedded")
+        table = (self._table,) if owns and not self.model.tied else ()
+        project = self._weight("wjoin", c=both.dims["c"], h=self._h)
+        return [
+            Embedding("embedding", (ids,), (embedded,), table, tied=True),
+            Norm("norm.x", (x,), normed[:1], self._norm("norm.x")),
+            Norm("norm.embedded", (embedded,), normed[1:], self._norm("norm.embedded")),
+            Concat("both", normed, (both,)),
+            self._linear("join", both, (joined,), project),
+            *self._layer(self.model.kind(self.model.layers - 1), joined, end),
+            *self._predict(end, owns=False),
+        ]
+
+
+def prefixed(site: Site, prefix: str, outside: Container[str]) -> Site:
+    """A copy of `site` with a prefix to all names, except tensors that come from outside."""
+    name = prefix + site.name
+    if isinstance(site, Nest):
+        return replace(site, name=name, children=tuple(prefixed(one, prefix, outside) for one in site.children))
+    assert isinstance(site, Leaf)
+
+    def named(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)
+
+    return replace(site, name=name, ins=named(site.ins), outs=named(site.outs), weights=named(site.weights))

@@ -199,7 +199,7 @@ class Report:
         found = []
         cluster, mesh, plan = self.job.cluster, self.play.plan.mesh, self.play.plan
         for scheme in plan.family("tensor"):
-            for axis in scheme.over:
+            for axis in scheme.claims:
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
                     found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")

@@ -53,7 +53,7 @@ def lowered_stage(
     """A stage of `layers` layers, with embedding and loss as `ends` says, one sample a data-parallel rank."""
     replicas = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
     built = Blocks(model, 1, model.seq, model.vocab, replicas, **blocks)
-    return Lowering(mesh, schemes, regather).run(built.stage(layers, *ends))
+    return Lowering(mesh, schemes, regather).run(built.stage(range(layers), *ends))
 
 
 def forward_ops(chain: Chain) -> list[Op]:
@@ -157,7 +157,7 @@ class LayerSetting:
         if use is not None:
             schemes.append(make(use, mesh, ("tp",) if use.startswith("tensor/") else ()))
         blocks = Blocks(model, self.b, self.s, 512, attention=self.attention)
-        (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(2, False, False)).links
+        (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(2), False, False)).links
         assert link.count == 2
         return link, mesh
 
@@ -214,7 +214,7 @@ class DataSetting:
         mesh = Mesh({"dp": self.n})
         scheme = make(use, mesh, ("dp",))
         blocks = Blocks(self.model, 1, 32, 256, self.n)
-        return Lowering(mesh, [scheme], True).run(blocks.stage(2, True, True)), mesh, scheme
+        return Lowering(mesh, [scheme], True).run(blocks.stage(range(2), True, True)), mesh, scheme
 
 
 def sent_per_step(setting: DataSetting, use: str) -> float:

@@ -187,7 +187,7 @@ def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
 def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Chain:
     model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False)
     blocks = Blocks(model, 2, 16, 64, attention=attention)
-    return Lowering(mesh, schemes, True).run(blocks.stage(2, True, True))
+    return Lowering(mesh, schemes, True).run(blocks.stage(range(2), True, True))
 
 
 @pytest.mark.parametrize("attention", ["flash", "unfused"])

@@ -17,7 +17,8 @@ from simulator.models import Model
 from simulator.models.blocks import Blocks
 from simulator.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Memory, Op
 from simulator.scheme import TensorScheme
-from simulator.sites import CoreAttention, Leaf
+from simulator.leaves import CoreAttention
+from simulator.sites import Leaf
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, play_job, waits_for
 from tests.strategies import MODULES, models
 
@@ -265,7 +266,7 @@ def test_equal_units_are_lowered_once() -> None:
         schemes = [make("data/ddp", mesh, ("dp",)), *(make(name, mesh, (), **o) for name, o in more)]
         schemes.append(make(use, mesh, ("tp",)))
         blocks = Blocks(MODEL, 1, MODEL.seq, MODEL.vocab, mesh.size("dp"))
-        return Lowering(mesh, schemes, True, known).run(blocks.stage(layers, False, False)).links[0]
+        return Lowering(mesh, schemes, True, known).run(blocks.stage(range(layers), False, False)).links[0]
 
     first = lowered(replicas[0], "tensor/megatron", 1)
     more, wider = lowered(replicas[0], "tensor/megatron", 3), lowered(replicas[1], "tensor/megatron", 1)

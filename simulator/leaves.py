@@ -1,0 +1,395 @@
+"""The leaves of a model: its operations, each over named dims with global sizes.
+
+Samples ``b``, positions ``s``, key positions ``t``, hidden ``h``, head width ``a``, feed-forward width ``f``, vocabulary
+``v``, experts ``e``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from simulator.layout import Layout, Tensor, needed
+from simulator.ops import Attention, Collective, Gemm, Memory, Work
+from simulator.sites import Leaf, Local
+
+EXPERTS = "experts"
+"""The view of the mesh that leaves of experts lie in."""
+
+@dataclass(frozen=True, eq=False)
+class Boundary(Leaf):
+    """Where the residual stream enters or leaves a unit: no work, its input handed on, in the layout of a residual."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding(Leaf):
+    """Rows of a table [v, h] picked by ids [b, s]; where v is divided, a rank adds zeros for rows it lacks.
+
+    tied: the table is a copy of the model's first one.
+    """
+
+    tied: bool = False
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("embedding", at.bytes(*self.outs), at.bytes(*self.outs))]
+
+    def backward_weights(self, at: Local) -> list[Work]:
+        # Rows are added to an fp32 gradient: read the incoming gradient, read and write four bytes an element.
+        return [Memory("embedding", at.bytes(*self.outs) + 4 * at.size(*self.outs), 4 * at.size(*self.outs))]
+
+    @property
+    def reads_for_weights(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True, eq=False)
+class Residual(Leaf):
+    """Bias, dropout and addition in one kernel: y = ins[0] + dropout(ins[1] + bias). The bias is of the linear before.
+
+    With one input (positions, embedding dropout) the second operand is a weight or nothing.
+    """
+
+    dropout: bool = False
+
+    @property
+    def passing(self) -> list[Tensor]:
+        """Inputs whose gradient from here is the gradient of the output itself, and takes no memory of its own."""
+        return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
+
+    def forward(self, at: Local) -> list[Work]:
+        mask = at.size(*self.outs) if self.dropout else 0
+        return [Memory("residual", at.bytes(*self.ins), at.bytes(*self.outs) + mask)]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        if not self.dropout:
+            return []
+        size = at.bytes(*self.outs)
+        return [Memory("dropout", size + at.size(*self.outs), size)]
+
+    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+        return [("mask", at.size(*self.outs), "workspace")] if self.dropout else []
+
+
+@dataclass(frozen=True, eq=False)
+class Norm(Leaf):
+    """Layer or RMS norm over h; the weight gradients come out of the same backward kernel."""
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("norm", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("norm", 2 * at.bytes(*self.ins), at.bytes(*self.ins))]
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A format of fewer bits for the products of linear layers.
+
+    dtype: what the products run in. read, write: bytes moved per element to cast one operand from bf16, in both the
+    orders that the three products need. Weights are cast once a step, which counts for nothing.
+    """
+
+    dtype: str
+    read: float
+    write: float
+
+
+QUANTISED = {
+    "fp8-delayed": Quantised("fp8", 2, 2),  # the scale is known before, from the maxima of earlier steps
+    "fp8-tensorwise": Quantised("fp8", 4, 2),  # one pass more, to find the maximum
+    "fp8-rowwise": Quantised("fp8", 4, 2),
+    "fp8-blockwise": Quantised("fp8", 2, 2),
+    "mxfp8": Quantised("fp8", 2, 2 + 2 / 32),
+    "nvfp4": Quantised("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
+    "fp8": Quantised("fp8", 2, 2),
+}
+"""By the words of ``precision.compute``; the recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Leaf):
+    """Its inputs side by side."""
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("concat", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("concat", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Leaf):
+    """outs[i] = ins[0] @ weights[i], all in one GEMM; further weights are biases.
+
+    Weight gradients are added to a gradient buffer of `grad_dtype` inside the GEMM. quantised: a key of `QUANTISED`,
+    where the products are in fewer bits than the tensors.
+    """
+
+    grad_dtype: str = "fp32"
+    quantised: str = ""
+
+    def _sizes(self, at: Local) -> tuple[int, int, int, int]:
+        """Rows (what input and outputs share), columns of all outputs, the contracted size, and groups of such."""
+        given, first = at.dims(self.ins[0]), self.outs[0]
+        rows = math.prod(n for dim, n in given.items() if first.has(dim))
+        inner = math.prod(n for dim, n in given.items() if not first.has(dim))
+        columns = sum(math.prod(n for dim, n in at.dims(out).items() if dim not in given) for out in self.outs)
+        return rows, columns, inner, 1
+
+    @property
+    def _dtype(self) -> str:
+        return QUANTISED[self.quantised].dtype if self.quantised else self.ins[0].dtype
+
+    def _casts(self, elements: int) -> list[Work]:
+        if not self.quantised:
+            return []
+        cast = QUANTISED[self.quantised]
+        return [Memory("cast", round(cast.read * elements), round(cast.write * elements))]
+
+    def forward(self, at: Local) -> list[Work]:
+        rows, columns, inner, groups = self._sizes(at)
+        gemm = Gemm(rows, columns, inner, groups, self._dtype, "tn", what="linear")
+        return [*self._casts(at.size(*self.ins)), gemm]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        rows, columns, inner, groups = self._sizes(at)
+        gemm = Gemm(rows, inner, columns, groups, self._dtype, "nn", what="linear")
+        return [*self._casts(at.size(*self.outs)), gemm]
+
+    def backward_weights(self, at: Local) -> list[Work]:
+        rows, columns, inner, groups = self._sizes(at)
+        return [Gemm(columns, inner, rows, groups, self._dtype, "nt", True, self.grad_dtype, "linear")]
+
+    @property
+    def reads_for_weights(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True, eq=False)
+class Head(Linear):
+    """The output layer, h to v. A tied one reads the embedding's table."""
+
+    tied: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rope(Leaf):
+    """Rotary positions on queries and keys: each turned element read and written once per direction.
+
+    share: of the elements that are turned.
+    """
+
+    share: float = 1.0
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("rope", round(self.share * at.bytes(*self.ins)), round(self.share * at.bytes(*self.outs)))]
+
+    backward_inputs = forward
+
+
+@dataclass(frozen=True, eq=False)
+class CoreAttention(Leaf):
+    """Softmax(Q K^T) V for queries [b, s, a] over keys and values [b, t, a].
+
+    kernel ``flash``: one fused kernel a direction, that keeps the row sums (4 bytes a row and head). ``unfused``:
+    two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which keep the
+    softmax, and under dropout a mask and the result (2 + 1 + 2 bytes a score; arXiv 2205.05198, section 4.1).
+    head_dim: width of a head of queries and keys; value_dim: of values. window: latest positions that a query meets.
+    """
+
+    head_dim: int = 128
+    kernel: str = "flash"
+    dropout: bool = False
+    value_dim: int = 128
+    window: int | None = None
+    module = "core_attn"
+
+    def _shape(self, at: Local) -> tuple[int, int, int, int, int]:
+        """Samples, query positions, key positions, heads, key heads."""
+        queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
+        return queries["b"], queries["s"], keys["t"], queries["a"] // self.head_dim, keys["a"] // self.head_dim
+
+    def _fused(self, at: Local, backward: bool) -> list[Work]:
+        b, q, t, heads, kv_heads = self._shape(at)
+        # Of all pairs of queries and keys those that the causal mask and the window leave.
+        seen = min(self.window or t, t) / t
+        share = seen - seen * seen / 2
+        dims = self.head_dim, self.value_dim
+        return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
+
+    def _scores(self, at: Local) -> int:
+        b, q, t, heads, _ = self._shape(at)
+        return b * heads * q * t
+
+    def forward(self, at: Local) -> list[Work]:
+        if self.kernel == "flash":
+            return self._fused(at, backward=False)
+        b, q, t, heads, _ = self._shape(at)
+        d, v, dtype, scores = self.head_dim, self.value_dim, self.ins[0].dtype, self._scores(at)
+        works: list[Work] = [Gemm(q, t, d, b * heads, dtype, what="scores"), Memory("softmax", 2 * scores, 2 * scores)]
+        if self.dropout:
+            works.append(Memory("dropout", 2 * scores, 3 * scores))
+        return [*works, Gemm(q, v, t, b * heads, dtype, what="scores")]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        if self.kernel == "flash":
+            return self._fused(at, backward=True)
+        b, q, t, heads, _ = self._shape(at)
+        d, v, n, dtype, scores = self.head_dim, self.value_dim, b * heads, self.ins[0].dtype, self._scores(at)
+        from_output: list[Work] = [
+            Gemm(q, t, v, n, dtype, "nn", what="scores"),
+            Gemm(t, v, q, n, dtype, "nt", what="scores"),
+        ]
+        to_inputs: list[Work] = [
+            Gemm(q, d, t, n, dtype, "nn", what="scores"),
+            Gemm(t, d, q, n, dtype, "nt", what="scores"),
+        ]
+        drop: list[Work] = [Memory("dropout", 3 * scores, 2 * scores)] if self.dropout else []
+        return [*from_output, *drop, Memory("softmax", 4 * scores, 2 * scores), *to_inputs]
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return (*self.ins, *self.outs) if self.kernel == "flash" else self.ins
+
+    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+        b, q, _, heads, _ = self._shape(at)
+        if self.kernel == "flash":
+            return [("lse", 4 * b * heads * q, "workspace")]
+        scores = self._scores(at)
+        dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
+        return [("softmax", 2 * scores, "workspace"), *dropped]
+
+    def temporaries(self, at: Local, backward: bool) -> list[tuple[int, int, int]]:
+        if self.kernel == "flash":
+            return []
+        scores, softmax = 2 * self._scores(at), 2 + self.dropout
+        # Forward the scores on their way to the softmax; backward the gradients behind it and in front of it.
+        return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
+
+
+@dataclass(frozen=True, eq=False)
+class Activation(Leaf):
+    """GELU of one input, or the gated product of two."""
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("activation", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("activation", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins))]
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True, eq=False)
+class Loss(Leaf):
+    """Cross-entropy over v. Where v is divided, three all-reduces of one fp32 value a token join the parts: the
+    maximum, the logit of the target, the sum of exponentials (arXiv 1909.08053, section 3).
+
+    traffic: bytes moved per logit, forward and backward; kept: bytes kept per logit for the backward pass.
+    """
+
+    traffic: tuple[int, int] = (14, 6)
+    kept: int = 4
+
+    def leaving(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+        return needed(tensor, divide)
+
+    def forward(self, at: Local) -> list[Work]:
+        logits = at.size(self.ins[0])
+        joins = [Collective("all_reduce", at.bytes(*self.outs), (axis,)) for axis in at.axes_of("v") for _ in range(3)]
+        # The backward pass reads what the last kernel writes with the joined sums, so it needs no wait of its own.
+        first = self.traffic[0] // 2
+        kernels = [Memory("cross-entropy", part * logits, 0) for part in (first, self.traffic[0] - first)]
+        return [kernels[0], *joins, kernels[1]]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0)]
+
+    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+        return [("softmax", self.kept * at.size(self.ins[0]), "logits")]
+
+
+# ----------------------------------------------------------------------------------------------- experts
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Leaf):
+    """From a router's logits to the experts of a token and their weights."""
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("router", 2 * at.bytes(*self.ins), at.bytes(*self.ins, *self.outs))]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("router", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins))]
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+@dataclass(frozen=True, eq=False)
+class Permute(Leaf):
+    """A copy of every token for each of its experts, in the order of the experts."""
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("permute", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
+@dataclass(frozen=True, eq=False)
+class Unpermute(Leaf):
+    """The results of a token's experts, weighted and added. ins: the results, and the weights of `TopK`."""
+
+    def forward(self, at: Local) -> list[Work]:
+        return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return [Memory("permute", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertLinear(Linear):
+    """A linear of every expert over the tokens routed to it, all of one rank in one grouped GEMM.
+
+    Tokens are spread evenly. sorts: ``ins`` that come from several ranks, or ``outs`` that go there, are put in another
+    order where a rank has several experts: by expert, then by rank.
+    """
+
+    sorts: str = ""
+    view = EXPERTS
+
+    def _sizes(self, at: Local) -> tuple[int, int, int, int]:
+        tokens, columns, inner, _ = super()._sizes(at)
+        experts = at.dims(self.weights[0])["e"]
+        return math.ceil(tokens / experts), columns, inner, experts
+
+    def _sorted(self, at: Local) -> list[Work]:
+        if not self.sorts or not at.axes_of("e") or at.dims(self.weights[0])["e"] == 1:
+            return []
+        nbytes = at.bytes(*(self.ins if self.sorts == "ins" else self.outs))
+        return [Memory("permute", nbytes, nbytes)]
+
+    def forward(self, at: Local) -> list[Work]:
+        first, sort = super().forward(at), self._sorted(at)
+        return [*first, *sort] if self.sorts == "outs" else [*sort, *first]
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        first, sort = super().backward_inputs(at), self._sorted(at)
+        return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertActivation(Activation):
+    """The activation between two linears of an expert, with the token's weight in the same kernel."""
+
+    view = EXPERTS

@@ -1,0 +1,31 @@
+"""Context parallelism by gathering keys and values: every rank holds 1/p of the positions of each sequence.
+
+Everything but attention works on one position at a time and is simply cut. For attention every rank gathers the keys
+and values of the whole sequence and computes the rows of its own queries; backward, the gradients of keys and values
+are reduce-scattered. With n tokens of the whole sequence and k of h the width of keys and values, 2 (p-1)/p n k
+elements are received forward (grouped heads make them few) and the same sent backward; they are gathered once more where
+the framework keeps only its own part. Each rank holds a block from the begin of the sequence and the matching one from
+its end, so all see equally many keys under a causal mask.
+
+    q, k, v (s/p) --all-gather k, v--> attention(q: s/p, k v: s) --> o (s/p)
+
+References: Grattafiori et al. 2024 (Llama 3), arXiv 2407.21783, section 3.3.2; the balanced blocks: Megatron-Core and
+arXiv 2310.03294.
+"""
+
+from collections.abc import Iterable
+
+from simulator.scheme import Law, Paper, SequenceScheme
+from simulator.sites import Leaf
+
+
+class AllGather(SequenceScheme):
+    paper = Paper("arXiv:2407.21783", "The Llama 3 Herd of Models", 2024)
+
+    def layouts(self, site: Leaf) -> str | None:
+        return "s" if site.has("s") else None
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
+        volume = 3 if setting.regather else 2
+        yield Law("sent_per_layer", volume * 2 * (p - 1) / p * n * kv * 2, "keys and values: gathered, scattered")
