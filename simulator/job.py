@@ -79,11 +79,19 @@ class ShortPlan(Part):
     """Pipeline stages."""
     dp: Count | None = None
     """Default: what is left of the GPUs."""
+    cp: Count = 1
+    """Context parallel: sequence/all-gather."""
+    ep: Count = 1
+    """Ranks that the experts are spread over, among all of a pipeline stage: expert/all-to-all."""
+    etp: Count | None = None
+    """Ranks that divide each expert. Default: 1 where experts are spread, else tp."""
     schedule: str | None = None
     """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
     chunks: Count = 1
     zero: Literal[0, 1] = 1
     """0: data/ddp. 1: data/zero-1."""
+    fsdp: bool = False
+    """data/fsdp, whatever `zero` says."""
     recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = True
     partition: str | tuple[int, ...] = "even"
@@ -277,23 +285,46 @@ def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:
     if "mesh" in plan or "schemes" in plan:
         return validated(LongPlan, dict(plan), "plan", PlanError)
     short = validated(ShortPlan, dict(plan), "plan", PlanError)
-    model_ranks = short.tp * short.pp
+    model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
-        fits = [n for n in range(1, 2 * short.tp) if gpus % (n * short.pp) == 0]
+        others = short.pp * short.cp
+        fits = [n for n in range(1, 2 * short.tp) if gpus % (n * others) == 0]
         near = min(fits, key=lambda n: abs(n - short.tp), default=None)
-        rule = f"tp x pp = {short.tp} x {short.pp} = {model_ranks} must divide the {gpus} GPUs"
-        remedy = f"With pp = {short.pp}, tp = {near} would work" if near else f"Choose a pp that divides {gpus}"
+        names = {"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}
+        product = f"{' x '.join(names)} = {' x '.join(map(str, names.values()))}"
+        rule = f"{product} = {model_ranks} must divide the {gpus} GPUs"
+        kept = " and ".join(f"{name} = {n}" for name, n in names.items() if name != "tp")
+        remedy = f"With {kept}, tp = {near} would work" if near else f"Choose a pp that divides {gpus}"
         raise PlanError("plan.tp", rule, remedy, short.tp)
     dp = short.dp or gpus // model_ranks
     schedule = short.schedule or ("interleaved-1f1b" if short.chunks > 1 else "1f1b")
+    data = "data/fsdp" if short.fsdp else "data/zero-1" if short.zero else "data/ddp"
     schemes: list[dict[str, Any]] = [
         {"use": f"pipeline/{schedule}", "over": "pp", "chunks": short.chunks},
-        {"use": "data/zero-1" if short.zero else "data/ddp", "over": "dp"},
+        {"use": data, "over": "dp"},
+        *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
         {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
     ]
+    views = _views(short, dp * short.cp * short.tp)
+    if views:
+        schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
     if short.recompute == "full":
         schemes.append({"use": "memory/recompute-full"})
     elif short.recompute == "selective":
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
-    mesh = {"pp": short.pp, "dp": dp, "tp": short.tp}
-    return validated(LongPlan, {"mesh": mesh, "schemes": schemes, "partition": short.partition}, "plan", PlanError)
+    mesh = {"pp": short.pp, "dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
+    long = {"mesh": mesh, "views": views, "schemes": schemes, "partition": short.partition}
+    return validated(LongPlan, long, "plan", PlanError)
+
+
+def _views(short: ShortPlan, ranks: int) -> dict[str, dict[str, int]]:
+    """How the ranks of one pipeline stage are read for the experts, where that is not as for everything else."""
+    if short.ep == 1 and short.etp is None:
+        return {}
+    etp = short.etp or 1
+    if ranks % (short.ep * etp):
+        fits = [n for n in range(1, ranks + 1) if ranks % (n * etp) == 0]
+        rule = f"ep x etp = {short.ep} x {etp} must divide dp x cp x tp = {ranks}"
+        near = min(fits, key=lambda n: abs(n - short.ep), default=None)
+        raise PlanError("plan.ep", rule, f"ep = {near} would work" if near else "Lower etp", short.ep)
+    return {"experts": {"edp": ranks // (short.ep * etp), "ep": short.ep, "etp": etp}}

@@ -27,6 +27,7 @@ DIM_NAMES = {
     "a": "model.heads (and kv_heads)",
     "f": "model.ffn",
     "v": "the padded vocabulary",
+    "e": "model.moe.experts",
 }
 
 
@@ -50,7 +51,7 @@ class Plan:
     def _check(self, job: Job) -> None:
         self.mesh = self._mesh()
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
-        for check in (check_world, check_axes, check_roles, check_batch):
+        for check in (check_world, check_axes, check_roles, check_experts, check_batch):
             check(self)
         self.shape = self._shape()
         check_size(self)
@@ -146,6 +147,18 @@ class Plan:
             habits.quantised,
         )
 
+    def axis_of(self, part: str, view: str = "") -> str:
+        """The axis, as the plan names it, that a part of the mesh belongs to; in a view its own ones come first."""
+        for wanted in (view, ""):
+            for axis in self.mesh.views.get(wanted, {}) if wanted else self.mesh.named:
+                if part in self.mesh.parts(axis) and (not wanted or axis in self._claimed):
+                    return axis
+        return part
+
+    @cached_property
+    def _claimed(self) -> set[str]:
+        return {axis for scheme in self.schemes for axis in scheme.claims}
+
     def layers_of(self, index: int) -> range:
         """The layers of one virtual stage."""
         start = sum(self.layers[:index])
@@ -211,6 +224,13 @@ def check_roles(plan: Plan) -> None:
             raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
 
 
+def check_experts(plan: Plan) -> None:
+    """Experts are spread where the model has some."""
+    if plan.mesh.views and plan.job.model.moe is None:
+        rule = f"{plan.job.model.name} has no experts, so nothing is read another way"
+        raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
+
+
 def check_divisible(plan: Plan) -> None:
     """Every dim divides by the axes that cut it, at every site."""
     from simulator.lowering import Lowering
@@ -224,9 +244,10 @@ def check_divisible(plan: Plan) -> None:
     def visit(leaf: Leaf) -> None:
         parts: dict[str, int] = {}
         names: dict[str, list[str]] = {}
-        for axis, dim in lowering.division(leaf).items():
-            parts[dim] = parts.get(dim, 1) * plan.mesh.size(axis)
-            names.setdefault(dim, []).append(axis)
+        for part, dim in lowering.division(leaf).items():
+            parts[dim] = parts.get(dim, 1) * plan.mesh.size(part)
+            if (axis := plan.axis_of(part, leaf.view)) not in names.setdefault(dim, []):
+                names[dim].append(axis)
         for tensor in (*leaf.ins, *leaf.outs, *leaf.weights):
             for dim, count in parts.items():
                 if tensor.has(dim) and not tensor.dims[dim].divides(count):

@@ -16,6 +16,7 @@ from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
 from simulator.engine.memory import CATEGORIES, Peak, over_time, peaks
 from simulator.engine.program import SUMS, Program
 from simulator.engine.step import Step
+from simulator.leaves import QUANTISED
 from simulator.models import flops
 from simulator.plan import Plan
 from simulator.report.breakdown import Breakdown, breakdown
@@ -122,12 +123,15 @@ class Report:
         return self.tokens / self.step_time / self.job.cluster.gpus
 
     def _utilisation(self, flops_per_step: float) -> float:
-        peak = self.job.cluster.gpu.peak[self.job.framework.weights]
+        habits = self.job.framework
+        number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
+        peak = self.job.cluster.gpu.peak[number]
         return flops_per_step / (self.step_time * self.job.cluster.gpus * peak)
 
     @property
     def mfu(self) -> dict[str, float]:
-        """Model FLOPs at the step's rate over dense peak; palm counts full attention, causal half of it."""
+        """Model FLOPs at the step's rate over dense peak, that of the linear layers' number format; palm counts full
+        attention, causal half of it."""
         model, seq = self.job.model, self.job.batch.sequence or self.job.model.seq
         return {
             "palm": self._utilisation(flops.palm(model, seq) * self.tokens),

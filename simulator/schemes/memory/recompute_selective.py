@@ -4,7 +4,8 @@ Recomputing the attention core alone (scores, softmax, dropout and their product
 bytes a layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no
 scores, there is little left to save.
 
-`modules`: core_attn (the attention core), attention (with its linears), mlp.
+`modules`: core_attn (the attention core), attention (with its linears), mlp, moe (routed and shared experts, with their
+all-to-alls).
 
 References: Korthikanti et al. 2022, arXiv 2205.05198, section 5.
 """
@@ -17,7 +18,7 @@ from simulator.ops import Fragment
 from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
 from simulator.sites import Site
 
-Module = Literal["core_attn", "attention", "mlp"]
+Module = Literal["core_attn", "attention", "mlp", "moe"]
 
 
 class RecomputeSelective(MemoryScheme):
