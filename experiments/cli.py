@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 
-LATER = ("published", "kernels", "collectives", "stages", "distributed", "claims")
-"""Kinds of validation that have a contract and no code yet."""
-
 FIGURES = (".png", ".svg")
 TRACES = (".json", ".json.gz")
 
@@ -212,21 +209,21 @@ def forecast_all(jobs: Path, out: Path | None, changes: Sequence[str], engine: E
     return misfit
 
 
-def figure_files(plot: str) -> dict[str, Path]:
-    """Which figure goes where: a timeline into a file, all of them into a folder.
+def figure_files(plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown")) -> dict[str, Path]:
+    """Which figure goes where: the first one into a file, all of them into a folder.
 
     Refuses before the work what cannot be drawn after it.
     """
     path, named = Path(plot), plot.endswith(("/", os.sep))
     if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
         if path.suffix.lower() not in FIGURES:
-            remedy = f"Write {path.stem or 'timeline'}.png, or {path.stem or 'figures'}/ for a folder of all figures"
-            raise PlanError("--plot", "a timeline is drawn as .png or .svg", remedy, plot)
+            remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for a folder of all figures"
+            raise PlanError("--plot", "a figure is drawn as .png or .svg", remedy, plot)
         check_place(path, "--plot")
-        return {"timeline": path}
+        return {names[0]: path}
     if path.exists() and not path.is_dir():
         raise unwritable(path, "it is no folder")
-    files = {name: path / f"{name}.png" for name in ("timeline", "memory", "breakdown")}
+    files = {name: path / f"{name}.png" for name in names}
     for place in files.values() if path.is_dir() else [path]:
         check_place(place, "--plot")
     return files
@@ -298,78 +295,53 @@ def list_(
 
 @app.command()
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="{pipeline}")],
+    kind: Annotated[str, typer.Argument(metavar="{pipeline|published}")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option("--data", metavar="FILE", help="Cases, one JSON object a line; may be repeated."),
+        typer.Option("--data", metavar="FILE", help="Cases or runs, one JSON object a line; may be repeated."),
     ] = None,
     as_json: AsJson = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot", metavar="PATH", help="Draw forecast against measured: a .png or .svg, or FOLDER/ for memory too."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, help="Processes; one for each core if not given.")
+    ] = None,
 ) -> None:
-    """Hold forecasts against what is known; `pipeline` plays schedules with given times."""
+    """Hold forecasts against what is known: `pipeline` plays schedules, `published` forecasts published runs."""
     with answering(as_json):
-        if kind in LATER:
-            raise PlanError("KIND", f"validating {kind} comes in a later release", "Valid now: pipeline", kind)
-        if kind != "pipeline":
-            raise PlanError("KIND", "there is nothing of this name", nearest(kind, ["pipeline"]), kind)
-        from validation.pipeline import EXAMPLES, answers
+        from experiments import validating as held
+        from experiments.page import show
 
-        cases = [case for path in data for case in read_lines(path)] if data else list(EXAMPLES)
-        good = iter(answers([case for case in cases if isinstance(case, dict)]))
-        rows = [next(good) if isinstance(case, dict) else {"status": "refused", "reason": case} for case in cases]
+        if kind in held.LATER:
+            raise PlanError(
+                "KIND", f"validating {kind} comes in a later release", f"Valid now: {', '.join(held.KINDS)}", kind
+            )
+        if kind not in held.KINDS:
+            raise PlanError("KIND", "there is nothing of this name", nearest(kind, held.KINDS), kind)
+        paths = [*(data or ()), *(more or ())]
+        if kind == "pipeline":
+            if plot is not None or workers is not None:
+                raise PlanError("KIND", "pipelines are played without --plot and --jobs", "Leave them out", kind)
+            answer, table = held.pipeline(paths)
+            if as_json:
+                emit(answer)
+            else:
+                show(table)
+            return
+        files = figure_files(plot, held.FIGURES) if plot is not None else {}
+        answer, interrupted = held.published(paths, workers)
+        held.draw(answer, files)
         if as_json:
-            emit({"rows": rows})
+            emit(answer)
         else:
-            from experiments.page import show
-
-            show(cases_table(cases, rows))
-
-
-def read_lines(path: Path) -> list[dict[str, Any] | str]:
-    """The objects of a JSONL file; for a line that is none, the reason. Empty lines are passed over.
-
-    Raises PlanError for a file that cannot be read.
-    """
-    try:
-        text = path.read_text("utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise PlanError(
-            "--data", f"cannot be read ({reason})", "Name a file with one JSON object a line", str(path)
-        ) from None
-    found: list[dict[str, Any] | str] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            case = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON ({error})"
-            found.append(f"{path}:{number}: {reason}. Write one JSON object a line")
-            continue
-        found.append(
-            case if isinstance(case, dict) else f"{path}:{number}: not an object. Write one JSON object a line"
-        )
-    return found
-
-
-def cases_table(cases: list[Any], rows: list[dict[str, Any]]) -> Any:
-    """The answers of ``validate pipeline`` as a table."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("schedule", style="bold")
-    for head in ("p", "m", "v", "makespan", "bubble %", "chunks in flight"):
-        table.add_column(head, justify="left" if head == "chunks in flight" else "right")
-    for case, row in zip(cases, rows, strict=True):
-        told = case if isinstance(case, dict) else {}
-        words = [str(told.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
-        if row["status"] == "refused":
-            table.add_row(str(told.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
-            continue
-        held = " ".join(map(str, row["in_flight_b"]))
-        table.add_row(str(told["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held)
-    return table
+            show(held.published_page(answer))
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""Every published run is answered, in order, the same on any number of processes, and none beats its FLOPs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from validation.published import answer as module
+from validation.published.answer import answer, answers
+from validation.published.baseline import compare
+from validation.published.rows import Row, Unread, read, shipped
+from validation.published.summary import summary
+
+KEYS = {"id", "status", "reason", "assumed", "predicted", "measured", "error", "memory_error"}
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Row]:
+    return shipped()
+
+
+@pytest.fixture(scope="module")
+def told(runs: list[Row]) -> list[dict[str, Any]]:
+    return list(answers(runs, workers=1))
+
+
+def sound(rows: list[dict[str, Any]]) -> None:
+    """What holds for every answer."""
+    for row in rows:
+        assert set(row) >= KEYS
+        assert (row["status"] == "refused") == bool(row["reason"]) == (row["predicted"] is None)
+        assert "meshcast failed" not in (row["reason"] or ""), row
+        if row["predicted"]:
+            step, (low, high) = row["predicted"]["step_time_s"], row["predicted"]["interval_90_s"]
+            assert 0 < low < step < high and row["predicted"]["peak_memory_gib"] > 0
+            assert len(set(row["assumed"])) == len(row["assumed"])
+    json.dumps(rows, allow_nan=False)
+    assert summary(rows)["faster_than_peak"] == []
+
+
+def test_shipped_runs_are_answered(runs: list[Row], told: list[dict[str, Any]]) -> None:
+    assert [row["id"] for row in told] == [run.id for run in runs]
+    assert {row["status"] for row in told} == {"predicted"}
+    sound(told)
+    for row in told:
+        assert row["error"] == pytest.approx(row["predicted"]["step_time_s"] / row["measured"]["step_time_s"] - 1)
+        assert row["memory_error"] is None
+
+
+def test_the_number_of_processes_changes_nothing(runs: list[Row], told: list[dict[str, Any]]) -> None:
+    assert json.dumps(list(answers(runs, workers=2))) == json.dumps(told)
+
+
+def test_recomputation_costs_what_the_papers_say(told: list[dict[str, Any]]) -> None:
+    # Table 5 of arXiv 2205.05198: 22 to 24 % less time without most of it.
+    steps = {row["id"]: row["predicted"]["step_time_s"] for row in told}
+    for size in ("22b", "175b", "530b", "1t"):
+        assert 0.65 < steps[f"korthikanti-{size}-selective"] / steps[f"korthikanti-{size}-full"] < 0.85
+
+
+def test_a_line_that_is_no_run_is_refused() -> None:
+    row = answer(Unread(id="x-1", reason="runs.jsonl:3: not valid JSON"))
+    sound([row])
+    assert row["id"] == "x-1" and row["source"] is None and "runs.jsonl:3" in row["reason"]
+
+
+def test_memory_is_forecast_in_the_words_of_the_run(runs: list[Row]) -> None:
+    def peak(kind: str | None) -> dict[str, Any]:
+        spec = runs[0].spec.model_copy(update={"memory_kind": kind})
+        measured = runs[0].measured.model_copy(update={"peak_memory_gib": 30.0})
+        return answer(runs[0].model_copy(update={"spec": spec, "measured": measured}))
+
+    found = {kind: peak(kind) for kind in ("torch-allocated", "torch-reserved", "nvidia-smi", "unknown", None)}
+    gib = {kind: row["predicted"]["peak_memory_gib"] for kind, row in found.items()}
+    assert gib["torch-allocated"] < gib["torch-reserved"] < gib["nvidia-smi"] == gib["unknown"] == gib[None]
+    assert found["nvidia-smi"]["memory_error"] == pytest.approx(gib["nvidia-smi"] / 30 - 1)
+    assert "memory_kind" in found["unknown"]["assumed"] and "memory_kind" not in found["nvidia-smi"]["assumed"]
+
+
+def test_what_the_simulator_refuses_is_the_reason(runs: list[Row]) -> None:
+    spec = runs[0].spec.model_copy(update={"gpu": "abacus"})
+    row = answer(runs[0].model_copy(update={"spec": spec}))
+    assert row["status"] == "refused" and "abacus" in row["reason"]
+
+
+def test_a_defect_costs_one_row(runs: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(module, "simulate", fail)
+    row = answer(runs[0])
+    assert row["status"] == "refused" and "meshcast failed: KeyError" in row["reason"]
+
+
+# -------------------------------------------------------------------------------- the whole data set
+
+
+def published(shared: Path) -> list[Row | Unread]:
+    path = shared / "data" / "published_runs.jsonl"
+    if not path.exists():
+        pytest.skip("the published runs are not beside the checkout")
+    return read(path)
+
+
+def test_a_sample_of_published_runs_is_answered(shared: Path) -> None:
+    sample = published(shared)[::23]
+    rows = list(answers(sample, workers=1))
+    compare(rows)
+    assert [row["id"] for row in rows] == [run.id for run in sample]
+    sound(rows)
+
+
+@pytest.mark.slow
+def test_every_published_run_is_answered(shared: Path) -> None:
+    all_runs = published(shared)
+    rows = list(answers(all_runs))
+    compare(rows)
+    assert [row["id"] for row in rows] == [run.id for run in all_runs]
+    sound(rows)
+    figures = summary(rows)
+    assert (
+        figures["predicted"] + figures["refused"]
+        == len(all_runs)
+        == sum(of["rows"] for of in figures["by_source"].values())
+    )

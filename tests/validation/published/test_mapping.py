@@ -1,0 +1,304 @@
+"""A published run becomes the job that it describes; what it leaves open is listed, widens, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import MeshcastError
+from simulator import load_job
+from simulator.frameworks import framework_names, load_framework
+from validation.published import mapping as module
+from validation.published.mapping import Mapped, mapped
+from validation.published.rows import Row
+from validation.published.stacks import SPREAD, STACKS, framework
+
+SPEC: dict[str, Any] = {
+    "class": "dense",
+    "stack": "megatron-core",
+    "stack_version": "0.12",
+    "gpu": "h100-sxm",
+    "gpus": 64,
+    "gpus_per_node": 8,
+    "scale_up_domain": 8,
+    "inter": {"kind": "infiniband", "gbps_per_gpu": 400, "stated": True},
+    "precision": "bf16",
+    "grad_dtype": "fp32",
+    "main_weights": "fp32",
+    "optimizer": "adamw",
+    "compile": False,
+    "cuda_graphs": False,
+    "model": {
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "ffn": 14336,
+        "gated": True,
+        "vocab": 128256,
+        "seq": 8192,
+        "tied": False,
+        "norm": "rmsnorm",
+        "positions": "rope",
+        "attention": "flash",
+        "qk_layernorm": False,
+        "mtp": 0,
+    },
+    "mesh": {"dp": 8, "tp": 4, "pp": 2, "cp": 1, "ep": 1, "etp": None, "vpp": 4},
+    "batch": {"micro": 1, "global": 128, "seq": 8192},
+    "schedule": "interleaved",
+    "pipeline_split": "even",
+    "sequence_parallel": True,
+    "sharding": "zero1",
+    "shard_group": 8,
+    "recompute": {"kind": "none", "layers": None, "modules": None},
+    "offload": {"kind": "none", "layers": None},
+    "overlap": {"dp": True, "tp": False, "pp": True, "ep": None},
+    "memory_kind": None,
+    "filled": ["overlap.dp:convention"],
+}
+
+MOE = {
+    "experts": 64,
+    "top_k": 4,
+    "expert_ffn": 1408,
+    "shared_experts": 0,
+    "shared_ffn": None,
+    "first_dense": 0,
+    "dense_ffn": None,
+    "every": 1,
+    "capacity": None,
+    "routing": "balanced",
+}
+
+
+def row(measured: dict[str, Any] | None = None, **changes: Any) -> Row:
+    """The run above with some fields changed; ``mesh__tp=2`` changes one inside."""
+    spec = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
+    for key, value in changes.items():
+        outer, _, inner = key.partition("__")
+        name = "class" if outer == "kind" else outer
+        if inner:
+            spec[name][inner] = value
+        else:
+            spec[name] = value
+    return Row.model_validate({"id": "test-1", "spec": spec, "measured": measured or {}})
+
+
+def uses(told: Mapped) -> list[str]:
+    return [entry["use"] for entry in told.job["plan"]["schemes"]]
+
+
+def entry(told: Mapped, use: str) -> dict[str, Any]:
+    return next(one for one in told.job["plan"]["schemes"] if one["use"] == use)
+
+
+def spread(told: Mapped) -> float:
+    return float(told.job["framework"]["set"]["spread"])
+
+
+# ------------------------------------------------------------------------------------ what is stated
+
+
+def test_a_run_that_says_everything_assumes_nothing() -> None:
+    told = mapped(row())
+    assert told.assumed == ()
+    assert spread(told) == load_framework("megatron-core").spread
+    job = told.job
+    assert job["plan"]["mesh"] == {"pp": 2, "dp": 8, "cp": 1, "tp": 4}
+    assert list(job["plan"]["mesh"]) == ["pp", "dp", "cp", "tp"]  # the slowest links first
+    assert uses(told) == ["pipeline/interleaved-1f1b", "data/zero-1", "tensor/megatron-sp"]
+    assert entry(told, "pipeline/interleaved-1f1b")["chunks"] == 4
+    assert job["batch"] == {"global": 128, "micro": 1, "sequence": 8192}
+    assert job["cluster"]["inter"] == {"kind": "infiniband", "gbps_per_gpu": 400}
+    assert job["framework"]["set"]["attention"] == "flash" and "attention" not in job["model"]
+    assert job["precision"] == {"compute": "bf16", "gradients": "fp32", "main_weights": "fp32"}
+
+
+def test_the_job_is_one_that_meshcast_reads() -> None:
+    job = load_job(mapped(row()).job)
+    assert job.model.layers == 32 and job.cluster.gpus == 64 and job.framework.attention == "flash"
+    assert job.framework.overlap.dp and job.framework.overlap.pp
+
+
+@pytest.mark.parametrize(
+    ("changes", "use"),
+    [
+        ({"sharding": "none", "shard_group": None}, "data/ddp"),
+        ({"sharding": "zero2"}, "data/zero-2"),
+        ({"sharding": "zero3"}, "data/zero-3"),
+        ({"sharding": "fsdp-full"}, "data/fsdp"),
+        ({"sharding": "fsdp-grad-op"}, "data/zero-2"),
+        ({"sequence_parallel": False}, "tensor/megatron"),
+        ({"schedule": "1f1b", "mesh__vpp": 1}, "pipeline/1f1b"),
+        ({"schedule": "zb-v-half", "mesh__vpp": 2}, "pipeline/v-half"),
+        ({"schedule": "zb-h1", "mesh__vpp": 1}, "pipeline/zb-h1"),
+        ({"schedule": "dualpipe", "mesh__vpp": 1}, "pipeline/dualpipe"),
+        ({"recompute": {"kind": "full"}}, "memory/recompute-full"),
+        ({"offload": {"kind": "activations", "layers": 4}}, "memory/offload"),
+    ],
+)
+def test_words_that_differ(changes: dict[str, Any], use: str) -> None:
+    assert use in uses(mapped(row(**changes)))
+
+
+def test_the_memory_limit_of_zb_auto_is_in_the_name_of_the_run() -> None:
+    limits = {name: entry(mapped(row(schedule=name, mesh__vpp=1)), "pipeline/zb-auto") for name in ("zb-1p", "zb-2p")}
+    assert {name: one["memory_limit"] for name, one in limits.items()} == {"zb-1p": 2, "zb-2p": 4}
+
+
+def test_hybrid_sharding_has_two_axes_where_the_scheme_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = row(sharding="fsdp-hybrid", shard_group=4)
+    monkeypatch.setattr(module, "_options", lambda _: {"replicate"})
+    told = mapped(run)
+    assert told.job["plan"]["mesh"] == {"pp": 2, "replicate": 2, "shard": 4, "cp": 1, "tp": 4}
+    assert entry(told, "data/fsdp") == {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
+    monkeypatch.setattr(module, "_options", lambda _: ())
+    with pytest.raises(MeshcastError, match="copies of groups of 4 ranks"):
+        mapped(run)
+
+
+def test_recomputed_layers_and_modules() -> None:
+    assert entry(mapped(row(recompute={"kind": "full", "layers": 3})), "memory/recompute-full")["layers"] == 3
+    told = mapped(row(recompute={"kind": "selective", "modules": ["mlp"]}))
+    assert entry(told, "memory/recompute-selective")["modules"] == ["mlp"]
+
+
+def test_ends_take_the_place_of_layers() -> None:
+    assert mapped(row(model__layers=30, pipeline_split="ends-as-layers")).job["plan"]["partition"] == "ends-as-layers"
+
+
+def test_a_scheme_of_one_rank_is_left_out() -> None:
+    alone = {"gpus": 4, "mesh__pp": 1, "mesh__dp": 4, "mesh__tp": 1, "mesh__vpp": 1, "shard_group": 4}
+    told = mapped(row(schedule=None, pipeline_split=None, **alone))
+    assert uses(told) == ["data/zero-1"] and told.assumed == ()
+
+
+@pytest.mark.parametrize(("ep", "etp", "over", "edp"), [(8, 1, "ep", 4), (8, 2, ["ep", "etp"], 2), (1, 1, None, 32)])
+def test_experts_have_a_view_of_their_own(ep: int, etp: int, over: Any, edp: int) -> None:
+    told = mapped(row(kind="moe", model__moe=MOE, mesh__ep=ep, mesh__etp=etp))
+    assert told.job["plan"]["views"] == {"experts": {"edp": edp, "ep": ep, "etp": etp}}
+    assert ("expert/all-to-all" in uses(told)) == (over is not None)
+    if over is not None:
+        assert entry(told, "expert/all-to-all")["over"] == over
+    assert told.job["model"]["moe"] == MOE
+
+
+def test_windows_slide_in_every_second_layer() -> None:
+    model = mapped(row(model__window=128)).job["model"]
+    assert model["window"] == 128 and model["full_every"] == 2
+    assert "full_every" not in mapped(row()).job["model"]
+
+
+# ----------------------------------------------------------------------------------- what is assumed
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "use"),
+    [
+        ({"recompute": {}}, "recompute.kind", ""),
+        ({"recompute": {}, "stack": "megatron-deepspeed"}, "recompute.kind", "memory/recompute-full"),
+        ({"recompute": {"kind": "selective"}}, "recompute.modules", "memory/recompute-selective"),
+        ({"schedule": None}, "schedule", "pipeline/interleaved-1f1b"),
+        ({"schedule": None, "mesh__vpp": 1}, "schedule", "pipeline/1f1b"),
+        ({"sharding": None}, "sharding", "data/zero-1"),
+        ({"sharding": None, "stack": "torchtitan"}, "sharding", "data/fsdp"),
+        ({"sharding": None, "shard_group": None, "stack": "megatron-lm-2021"}, "sharding", "data/ddp"),
+        ({"shard_group": None}, "shard_group", "data/zero-1"),
+        ({"overlap__dp": None}, "overlap.dp", ""),
+        ({"sequence_parallel": None}, "sequence_parallel", "tensor/megatron-sp"),
+        ({"sequence_parallel": None, "stack": "megatron-lm-2021"}, "sequence_parallel", "tensor/megatron"),
+        ({"grad_dtype": None}, "grad_dtype", ""),
+        ({"main_weights": None}, "main_weights", ""),
+        ({"optimizer": None}, "optimizer", ""),
+        ({"optimizer": "muon"}, "optimizer", ""),
+        ({"model__attention": None}, "model.attention", ""),
+        ({"model__positions": None}, "model.positions", ""),
+        ({"stack_version": None}, "stack_version", ""),
+        ({"compile": None}, "compile", ""),
+        ({"cuda_graphs": None}, "cuda_graphs", ""),
+        ({"offload": {}}, "offload.kind", ""),
+        ({"model__vocab": 50257}, "model.vocab", ""),
+        ({"inter": {}}, "inter.kind", ""),
+        ({"inter": {"kind": "roce"}}, "inter.gbps_per_gpu", ""),
+        ({"scale_up_domain": None}, "scale_up_domain", ""),
+        ({"mesh__vpp": None, "model__layers": 14}, "mesh.vpp", "pipeline/interleaved-1f1b"),
+        ({"batch__micro": None, "batch__global": 8, "schedule": "1f1b", "mesh__vpp": 1}, "batch.micro", ""),
+        ({"kind": "sft-packed"}, "class", ""),
+        ({"stack": "nemo"}, "stack", ""),
+        ({"mesh__dp": 4, "mesh__cp": 2}, "mesh.cp", "sequence/all-gather"),
+    ],
+)
+def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: str, use: str) -> None:
+    told = mapped(row(**changes))
+    assert field in told.assumed
+    assert not use or use in uses(told)
+    assert spread(told) > load_framework(told.job["framework"]["name"]).spread
+
+
+def test_assumptions_add_up_as_independent_ones_do() -> None:
+    own = load_framework("megatron-core").spread
+    told = mapped(row(recompute={}, grad_dtype=None))
+    assert told.assumed == ("grad_dtype", "recompute.kind")
+    assert spread(told) ** 2 == pytest.approx(own**2 + SPREAD["recompute.kind"] ** 2 + SPREAD["grad_dtype"] ** 2)
+
+
+def test_what_takes_no_part_is_not_assumed() -> None:
+    one_node = {"gpus": 8, "mesh__dp": 1, "mesh__tp": 4, "batch__global": 16, "shard_group": 1}
+    assert mapped(row(inter={}, **one_node)).assumed == ()  # no network
+    assert "overlap.ep" not in mapped(row()).assumed  # no experts
+    assert "memory_kind" not in mapped(row()).assumed  # no memory figure
+    assert "memory_kind" in mapped(row(measured={"peak_memory_gib": 40.0})).assumed
+
+
+def test_what_is_filled_in_by_the_source_is_not_assumed() -> None:
+    assert mapped(row(filled=[f"{key}:convention" for key in SPREAD])).assumed == ()
+
+
+def test_experts_make_unknown_graphs_matter() -> None:
+    experts = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": False}
+    widened = {name: spread(mapped(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))}
+    assert widened["b"] > 2 * widened["a"]
+
+
+def test_every_program_has_a_framework() -> None:
+    for name in (*STACKS, "nemo", "internal", "never-heard-of"):
+        assert framework(name) in framework_names()
+        if name not in framework_names():
+            assert "stack" in mapped(row(stack=name)).assumed
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"kind": "lora"}, "class", "adapters"),
+        ({"lora": {"rank": 16}}, "lora", "adapters"),
+        ({"kind": "hybrid-ssm"}, "class", "state-space"),
+        ({"model__ssm": {"state": 128}}, "class", "state-space"),
+        ({"kind": "other"}, "class", "attention"),
+        ({"pipeline_split": "uneven"}, "pipeline_split", "stage"),
+        ({"gpu": None}, "gpu", "not published"),
+        ({"gpus": None}, "gpus", "not published"),
+        ({"precision": None}, "precision", "not published"),
+        ({"model__layers": None}, "model.layers", "not published"),
+        ({"model__kv_heads": None}, "model.kv_heads", "not published"),
+        ({"mesh__tp": None}, "mesh.tp", "not published"),
+        ({"kind": "moe", "model__moe": MOE, "mesh__ep": None}, "mesh.ep", "not published"),
+        ({"kind": "moe", "model__moe": MOE, "mesh__ep": 3, "mesh__etp": 1}, "mesh.ep", "must divide"),
+        ({"batch__global": None}, "batch.global", "not published"),
+        ({"batch__seq": None}, "batch.seq", "not published"),
+        ({"batch__micro": None}, "batch.micro", "several"),
+        ({"mesh__vpp": None}, "mesh.vpp", "several"),
+        ({"shard_group": 4}, "shard_group", "not described"),
+        ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not described"),
+    ],
+)
+def test_what_nobody_could_guess_is_refused(changes: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(MeshcastError) as told:
+        mapped(row(**changes))
+    assert told.value.where == f"spec.{field}" and words in told.value.rule

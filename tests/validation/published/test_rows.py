@@ -1,0 +1,88 @@
+"""Files of runs: what is malformed is told with its place and never lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.models import load_model
+from simulator.models.flops import step_flops
+from validation.published.mapping import mapped
+from validation.published.rows import Row, Unread, read, shipped
+
+GOOD = {"id": "a-1", "spec": {"class": "dense", "stack": "nemo"}, "measured": {"step_time_s": 2}, "notes": "prose"}
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines), "utf-8")
+    return path
+
+
+def test_lines_that_are_no_runs_keep_their_place(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "runs.jsonl",
+        GOOD,
+        "",
+        "{not json",
+        "[1]",
+        GOOD | {"spec": {"class": "dense"}},
+        GOOD | {"spec": GOOD["spec"] | {"recompte": {}}},  # type: ignore[operator]
+        GOOD | {"spec": GOOD["spec"] | {"gpus": "eight"}},  # type: ignore[operator]
+        GOOD | {"measured": {"step_time_s": 0}},
+        {"id": 7},
+        GOOD,
+    )
+    found = read(path)
+    assert [isinstance(run, Row) for run in found] == [True, *[False] * 7, True]
+    reasons = [(run.id, run.reason) for run in found if isinstance(run, Unread)]
+    for (name, reason), line, words in zip(
+        reasons,
+        (3, 4, 5, 6, 7, 8, 9),
+        ("JSON", "object", "stack", "recompute", "gpus", "step_time_s", "id"),
+        strict=True,
+    ):
+        assert f"runs.jsonl:{line}" in reason and words in reason
+        assert name == ("a-1" if 5 <= line <= 8 else None)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        read(tmp_path / "absent.jsonl")
+
+
+def test_the_source_is_the_id_up_to_its_first_dash() -> None:
+    names = {"mbridge-25.09-x": "mbridge", "alone": "alone", "vtrain-multi-0001": "vtrain-multi"}
+    for name, source in names.items():
+        assert Row.model_validate(GOOD | {"id": name}).source == source
+
+
+def test_throughput_stands_in_for_a_step_time() -> None:
+    spec = GOOD["spec"] | {"gpus": 8, "batch": {"global": 16, "seq": 1024}}  # type: ignore[operator]
+    rate = Row.model_validate(GOOD | {"spec": spec, "measured": {"tokens_per_s_per_gpu": 512.0}})
+    assert rate.step_time == 16 * 1024 / (8 * 512)
+    assert Row.model_validate(GOOD | {"measured": {"tokens_per_s_per_gpu": 512.0}}).step_time is None
+    assert Row.model_validate(GOOD).step_time == 2
+    assert Row.model_validate(GOOD | {"measured": {}}).step_time is None
+
+
+def test_shipped_rows_are_the_papers_tables() -> None:
+    runs = shipped()
+    count = {source: sum(run.source == source for run in runs) for source in {run.source for run in runs}}
+    assert count == {"narayanan": 10, "korthikanti": 8, "smith": 3}
+    assert len({run.id for run in runs}) == len(runs)
+    for run in runs:
+        mesh = run.spec.mesh
+        assert run.step_time and mesh.dp and mesh.tp and mesh.pp
+        assert mesh.dp * mesh.tp * mesh.pp == run.spec.gpus
+
+
+def test_times_of_table_1_follow_from_its_teraflops() -> None:
+    for run in shipped():
+        if run.source == "narayanan":
+            model = load_model(mapped(run).job["model"])
+            batch, rate = run.spec.batch, (run.measured.model_extra or {})["tflops_per_gpu"]
+            flops = step_flops("megatron_2021", model, 2048, batch.total or 0)
+            assert run.step_time == pytest.approx(flops / ((run.spec.gpus or 0) * rate * 1e12), rel=1e-4), run.id

@@ -1,0 +1,115 @@
+"""Errors add up as they should, and the naive forecast is what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from validation.published.baseline import compare
+from validation.published.summary import errors, quantile, summary
+
+
+def row(
+    measured: float | None,
+    predicted: float,
+    source: str = "a",
+    gpu: str = "h100-sxm",
+    low: float = 0.9,
+    high: float = 1.1,
+    at_peak: float | None = None,
+    memory: float | None = None,
+) -> dict[str, Any]:
+    return {
+        "id": f"{source}-1",
+        "status": "predicted",
+        "reason": None,
+        "predicted": {
+            "step_time_s": predicted,
+            "interval_90_s": [predicted * low, predicted * high],
+            "peak_memory_gib": 1.0,
+        },
+        "error": predicted / measured - 1 if measured else None,
+        "memory_error": memory,
+        "peak": "bf16",
+        "at_peak_s": at_peak,
+        "baseline": None,
+        "source": source,
+        "gpu": gpu,
+        "class": "dense",
+        "stack": "nemo",
+    }
+
+
+def refused(reason: str, source: str | None = "a") -> dict[str, Any]:
+    told = row(None, 1.0) | {"status": "refused", "reason": reason, "predicted": None, "source": source}
+    return told | {"gpu": None, "class": None, "stack": None} if source is None else told
+
+
+def test_figures_of_hand_made_rows() -> None:
+    rows = [
+        row(10, 11, memory=0.2),  # +10 %, inside
+        row(10, 8, memory=-0.1),  # -20 %, outside
+        row(10, 10.5, "b"),  # +5 %
+        row(None, 3, "b"),  # predicted, nothing to compare with
+        refused("plan.schemes[0].use is 'x': no such scheme"),
+        refused("plan.schemes[2].use is 'x': no such scheme", "b"),
+        refused("runs.jsonl:7: not valid JSON", None),
+    ]
+    told = summary(rows)
+    assert (told["rows"], told["predicted"], told["refused"], told["compared"]) == (7, 4, 3, 3)
+    assert told["median"] == pytest.approx(0.1) and told["mean"] == pytest.approx(0.35 / 3)
+    assert told["p90"] == pytest.approx(0.18) and told["bias"] == pytest.approx(0.05)
+    assert told["inside_interval"] == pytest.approx(2 / 3)
+    assert told["memory"] == pytest.approx({"compared": 2, "median": 0.15, "mean": 0.15, "p90": 0.19, "bias": 0.05})
+    assert {name: of["rows"] for name, of in told["by_source"].items()} == {"a": 3, "b": 3}
+    assert told["by_source"]["b"]["bias"] == pytest.approx(0.05)
+    assert told["by_stack"]["nemo"]["rows"] == 6 and set(told["by_gpu"]) == {"h100-sxm"}
+    assert told["refusals"] == {"plan.schemes.use is 'x': no such scheme": 2, "not valid JSON": 1}
+
+
+def test_nothing_to_compare_has_no_errors() -> None:
+    told = summary([refused("no")])
+    assert told["median"] is None and told["inside_interval"] is None and told["memory"]["compared"] == 0
+    assert summary([])["rows"] == 0
+
+
+def test_a_forecast_faster_than_its_work_is_named() -> None:
+    told = summary([row(10, 4, at_peak=5.0), row(10, 6, "fine", at_peak=5.0), row(10, 6, "unknown")])
+    assert told["faster_than_peak"] == ["a-1"]
+
+
+def test_the_naive_forecast_knows_the_work_alone() -> None:
+    # Shares of peak: 0.5 and 0.4 in a, 0.25 in b; another GPU with 0.2.
+    rows = [
+        row(10, 9, at_peak=5.0),
+        row(10, 9, at_peak=4.0),
+        row(20, 9, "b", at_peak=5.0),
+        row(5, 9, "c", "a100-sxm-80", at_peak=1.0),
+        row(5, 9, "c", "a100-sxm-80"),
+        refused("no"),
+    ]
+    compare(rows)
+    told = [one["baseline"] for one in rows]
+    assert [one and one["step_time_s"] for one in told] == pytest.approx([12.5, 10, 12.5, 5, None, None])
+    assert [one and one["error"] for one in told[:4]] == pytest.approx([0.25, 0, -0.375, 0])
+    # Of other sources: a from b (0.25), b from a (0.45), c from all, of the same format (0.4).
+    assert [one["error_from_other_sources"] for one in told[:4]] == pytest.approx([1, 0.6, 0.25 / 0.45 - 1, -0.5])
+
+
+def test_a_single_source_has_no_other() -> None:
+    rows = [row(10, 9, at_peak=5.0)]
+    compare(rows)
+    assert rows[0]["baseline"]["error_from_other_sources"] is None
+    assert summary(rows)["baseline_from_other_sources"]["median"] is None
+
+
+@given(st.lists(st.floats(-0.9, 10), min_size=1, max_size=40))
+def test_errors_are_ordered_and_bounded(found: list[float]) -> None:
+    told = {key: value for key, value in errors(found).items() if value is not None}
+    sizes = sorted(map(abs, found))
+    assert sizes[0] <= told["median"] <= told["p90"] <= sizes[-1]
+    assert min(found) <= told["bias"] <= max(found)
+    assert quantile(sizes, 0.0) == sizes[0] and quantile(sizes, 1.0) == sizes[-1]
