@@ -7,6 +7,7 @@ changes one of the former::
     load_model("llama3-70b")
     load_model("examples/llama3-70b/config.json")
     load_model({"preset": "llama3-70b", "layers": 16})
+    load_model({"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}})
     load_model({"layers": 24, "hidden": 2048, "heads": 16, "vocab": 51200, "seq": 2048})
 
 A new preset is a new file in ``presets/``: the fields of `Model` and ``source:``, the public text they are from.
@@ -40,8 +41,16 @@ ALIASES = {
     "llama3.1-8b": "llama3-8b",
     "llama3.1-70b": "llama3-70b",
     "llama3.1-405b": "llama3-405b",
+    "llama-30b": "llama-33b",
+    "mt-nlg-530b": "megatron-529.6b",
+    "bloom": "bloom-176b",
+    "qwen2.5-0.5b": "qwen2-0.5b",
+    "qwen2.5-1.5b": "qwen2-1.5b",
+    "qwen2.5-7b": "qwen2-7b",
+    "qwen2.5-72b": "qwen2-72b",
+    "deepseek-r1": "deepseek-v3",
 }
-"""Other names of presets. The 3.1 release of Llama has the shapes of Llama 3; the default sequence stays 8192."""
+"""Other names of presets: releases that have the shapes of earlier ones. The default sequence stays theirs."""
 
 NESTING = 8
 """Model files that may build on each other before we call it a circle."""
@@ -101,6 +110,9 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     changes = {key: value for key, value in spec.items() if key != "preset"}
     if changes:  # a changed model must not pass for the original in a report
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
+    for key in "mla", "moe":  # of these one field can be changed too
+        if isinstance(below.get(key), Mapping) and isinstance(changes.get(key), Mapping):
+            changes[key] = {**below[key], **changes[key]}
     return below | changes
 
 
@@ -168,5 +180,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _family_and_size(name: str) -> tuple[str, float]:
-    parts = re.fullmatch(r"(.+)-(\d+(?:\.\d+)?)([mb])", name)
-    return (parts[1], float(parts[2]) * {"m": 1e-3, "b": 1.0}[parts[3]]) if parts else (name, 0.0)
+    # mpt-125m, llama3-8b, mixtral-8x7b, qwen3-30b-a3b (a3b: 3 B are active)
+    parts = re.fullmatch(r"(.+?)-(?:(\d+)x)?(\d+(?:\.\d+)?)([mb])(?:-a\d+b)?", name)
+    if not parts:
+        return name, 0.0
+    return parts[1], int(parts[2] or 1) * float(parts[3]) * {"m": 1e-3, "b": 1.0}[parts[4]]
