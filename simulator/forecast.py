@@ -11,7 +11,7 @@ from simulator.engine.program import Price, Program, build
 from simulator.engine.step import Engine, played
 from simulator.engine.timetable import Timetable, timetable
 from simulator.job import Job, load_job
-from simulator.lowering import Known, Lowering, rests
+from simulator.lowering import Known, Lowering, by_axes, rests
 from simulator.ops import BYTES, Chain, Fragment, Param, Work
 from simulator.plan import Plan
 from simulator.report.report import Forecast, Report
@@ -169,8 +169,7 @@ def resting(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, floa
     habits = plan.job.framework
     compute, full, moments = BYTES[habits.weights], BYTES[habits.main_weights], 2 * BYTES[habits.moments]
     found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
-    for param, count in params:
-        size = count * param.size
+    for param, size in by_axes(params):
         at_rest = {state: plan.mesh.size(rests(plan.schemes, state, param)) for state in found}
         cut = at_rest["parameters"] > 1
         main = full if habits.main_weights != habits.weights and not cut else 0

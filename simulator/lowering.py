@@ -249,13 +249,14 @@ class Lowering:
         copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
         elements, shard = 0, 0.0
         for param, count in site.params:
-            summed = {axis for scheme in self.schemes for axis in scheme.sums(param)}
-            if axes := tuple(axis for axis in param.partial if axis not in summed):
-                rest[axes] += count * param.size
             if param.copies:
                 copied[param.copies] += count * param.size
-            elements += count * param.size
-            shard += count * param.size / self.mesh.size(rests(self.schemes, "optimizer", param))
+        for param, size in by_axes(site.params):
+            summed = {axis for scheme in self.schemes for axis in scheme.sums(param)}
+            if axes := tuple(axis for axis in param.partial if axis not in summed):
+                rest[axes] += size
+            elements += size
+            shard += size / self.mesh.size(rests(self.schemes, "optimizer", param))
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
         for (axes, holders), n in sorted(copied.items()):
             sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
@@ -433,6 +434,15 @@ class _Join:
 
 
 # -------------------------------------------------------------------------------------- for schemes
+
+
+def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
+    """One parameter for all whose gradients are partial sums over the same axes, and the elements of all of them."""
+    found: dict[Hashable, tuple[Param, int]] = {}
+    for param, count in params:
+        key = param.partial, param.view
+        found[key] = param, found.get(key, (param, 0))[1] + count * param.size
+    return list(found.values())
 
 
 def rests(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
