@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from simulator.mesh import Mesh
@@ -59,12 +59,14 @@ class Tensor:
     """A tensor of a site by its named dims (global sizes). Equal names mean the same tensor.
 
     renamed: dims under which a consumer sees the producer's dims (keys are produced at positions `s` and read at `t`).
+    gradient_dtype: of its gradient, where that is another one.
     """
 
     name: str
     dims: Mapping[str, Dim]
     dtype: str = "bf16"
     renamed: Mapping[str, str] = field(default_factory=dict)
+    gradient_dtype: str = ""
 
     def has(self, dim: str) -> bool:
         return dim in self.dims
@@ -72,7 +74,12 @@ class Tensor:
     def seen_as(self, **renamed: str) -> Tensor:
         """The same tensor with dims under other names."""
         dims = {renamed.get(name, name): dim for name, dim in self.dims.items()}
-        return Tensor(self.name, dims, self.dtype, renamed)
+        return replace(self, dims=dims, renamed=renamed)
+
+    @property
+    def gradient(self) -> Tensor:
+        """Its gradient: the same but for the number format."""
+        return replace(self, dtype=self.gradient_dtype) if self.gradient_dtype else self
 
     def arriving(self, layout: Layout) -> Layout:
         """The producer's layout in this consumer's dim names."""
@@ -95,7 +102,7 @@ class Tensor:
 
     def nbytes(self, layout: Layout, mesh: Mesh) -> int:
         """Local bytes."""
-        return self.local(layout, mesh) * BYTES[self.dtype]
+        return int(self.local(layout, mesh) * BYTES[self.dtype])
 
 
 def needed(tensor: Tensor, divide: Mapping[str, str]) -> Layout:

@@ -99,6 +99,9 @@ class Quantised:
     read: float
     write: float
 
+    def cast(self, elements: int) -> Memory:
+        return Memory("cast", round(self.read * elements), round(self.write * elements))
+
 
 QUANTISED = {
     "fp8-delayed": Quantised("fp8", 2, 2),  # the scale is known before, from the maxima of earlier steps
@@ -110,6 +113,23 @@ QUANTISED = {
     "fp8": Quantised("fp8", 2, 2),
 }
 """By the words of ``precision.compute``; the recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cast(Leaf):
+    """An activation in the format `quantised`; its gradient stays as it is."""
+
+    quantised: str = "fp8"
+
+    def forward(self, at: Local) -> list[Work]:
+        return [QUANTISED[self.quantised].cast(at.size(*self.ins))]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertCast(Cast):
+    """The same of tokens at their experts."""
+
+    view = EXPERTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +148,7 @@ class Linear(Leaf):
     """outs[i] = ins[0] @ weights[i], all in one GEMM; further weights are biases.
 
     Weight gradients are added to a gradient buffer of `grad_dtype` inside the GEMM. quantised: a key of `QUANTISED`,
-    where the products are in fewer bits than the tensors.
+    where the input is in that format; the gradient of the output is cast to it.
     """
 
     grad_dtype: str = "fp32"
@@ -142,29 +162,18 @@ class Linear(Leaf):
         columns = sum(math.prod(n for dim, n in at.dims(out).items() if dim not in given) for out in self.outs)
         return rows, columns, inner, 1
 
-    @property
-    def _dtype(self) -> str:
-        return QUANTISED[self.quantised].dtype if self.quantised else self.ins[0].dtype
-
-    def _casts(self, elements: int) -> list[Work]:
-        if not self.quantised:
-            return []
-        cast = QUANTISED[self.quantised]
-        return [Memory("cast", round(cast.read * elements), round(cast.write * elements))]
-
     def forward(self, at: Local) -> list[Work]:
         rows, columns, inner, groups = self._sizes(at)
-        gemm = Gemm(rows, columns, inner, groups, self._dtype, "tn", what="linear")
-        return [*self._casts(at.size(*self.ins)), gemm]
+        return [Gemm(rows, columns, inner, groups, self.ins[0].dtype, "tn", what="linear")]
 
     def backward_inputs(self, at: Local) -> list[Work]:
         rows, columns, inner, groups = self._sizes(at)
-        gemm = Gemm(rows, inner, columns, groups, self._dtype, "nn", what="linear")
-        return [*self._casts(at.size(*self.outs)), gemm]
+        casts = [QUANTISED[self.quantised].cast(at.size(*self.outs))] if self.quantised else []
+        return [*casts, Gemm(rows, inner, columns, groups, self.ins[0].dtype, "nn", what="linear")]
 
     def backward_weights(self, at: Local) -> list[Work]:
         rows, columns, inner, groups = self._sizes(at)
-        return [Gemm(columns, inner, rows, groups, self._dtype, "nt", True, self.grad_dtype, "linear")]
+        return [Gemm(columns, inner, rows, groups, self.ins[0].dtype, "nt", True, self.grad_dtype, "linear")]
 
     @property
     def reads_for_weights(self) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
-from simulator.leaves import Boundary, CoreAttention, Embedding, Linear, Residual
+from simulator.leaves import Boundary, Cast, CoreAttention, Embedding, Linear, Residual
 from simulator.mesh import Mesh
 from simulator.ops import COMPUTE, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch, Work
 from simulator.scheme import Inner, Rule, Scheme
@@ -122,6 +122,8 @@ class Lowering:
             # Only what is read nowhere else: a gradient that is summed is a new tensor.
             alone = leaf.ins if len(leaf.ins) == 1 else leaf.ins[1:]
             self._same |= {t.name: leaf.outs[0] for t in leaf.passing if t in alone}
+        if isinstance(leaf, Cast):
+            self._same[leaf.ins[0].name] = leaf.outs[0]
         if isinstance(leaf, Boundary):
             self._passed_on[leaf.outs[0].name] = leaf.ins[0]
         for tensor in leaf.outs:
@@ -165,7 +167,7 @@ class Lowering:
     def touch(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> Touch:
         whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
         if prefix:
-            tensor = self._same.get(tensor.name, tensor)
+            tensor = self._same.get(tensor.name, tensor).gradient
         category = "logits" if tensor.has("v") else "workspace"
         return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
 
@@ -402,7 +404,7 @@ class _Join:
             op = self._sum(tensor, layout, members, ops)
             # Right behind its producer, ahead of pending weight gradients: that is what hides it.
             place = ops.index(op) + 1 if op in ops else 0
-            for work in moves(tensor, layout, wanted, self.mesh):
+            for work in moves(tensor.gradient, layout, wanted, self.mesh):
                 source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op], "B", low.meeting(tensor))
                 ops.insert(place, op)
                 place += 1
@@ -425,7 +427,7 @@ class _Join:
         """One op after which the sum of `members` exists: an addition kernel when there are several."""
         if len(members) == 1:
             return members[0]
-        size = tensor.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
+        size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
         total = self.lowering._op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
         ops.append(total)
         self.fragment.touches.append(self.lowering.touch(tensor, layout, total, made=True, prefix="d:"))

@@ -34,7 +34,7 @@ class Local:
 
     def bytes(self, *tensors: Tensor) -> int:
         """Local bytes of all `tensors`."""
-        return sum(self.size(tensor) * BYTES[tensor.dtype] for tensor in tensors)
+        return sum(int(self.size(tensor) * BYTES[tensor.dtype]) for tensor in tensors)
 
     def layout(self, tensor: Tensor) -> Layout:
         return needed(tensor, self.divide)

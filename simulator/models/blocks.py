@@ -14,12 +14,15 @@ from itertools import groupby
 
 from simulator.layout import Dim, Tensor
 from simulator.leaves import (
+    QUANTISED,
     Activation,
     Boundary,
+    Cast,
     Concat,
     CoreAttention,
     Embedding,
     ExpertActivation,
+    ExpertCast,
     ExpertLinear,
     Head,
     Linear,
@@ -199,7 +202,7 @@ class Blocks:
         weights = [self._weight(n, h=self._h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
         if model.qkv_bias:
             weights += [self._weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        sites: list[Site] = [self._linear("qkv", x, (q, k, v), *weights)]
+        sites = self._linear("qkv", x, (q, k, v), *weights)
         if model.qk_layernorm:
             normed = self._act("q.norm", a=width), self._act("k.norm", a=kv)
             scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in "qk")
@@ -218,13 +221,13 @@ class Blocks:
         q, v = self._act("q", a=width), self._act("v", a=value)
         k_up = self._act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
         turning = self._act("k.pe", r=Dim(mla.qk_rope))
-        sites: list[Site] = []
+        x, sites = self._cast(x)
 
         def narrow(name: str, rank: int, *more: Tensor) -> Tensor:
             """The latent of `rank` made from x, normed; `more` is made by the same linear."""
             latent, normed = self._act(name, r=Dim(rank)), self._act(f"{name}.norm", r=Dim(rank))
             weights = [self._weight(f"w{t.name}", h=self._h, r=t.dims["r"]) for t in (latent, *more)]
-            sites.append(self._linear(f"{name}.down", x, (latent, *more), *weights))
+            sites.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
             if not self.model.qk_layernorm:
                 return latent
             sites.append(Norm(f"{name}.norm", (latent,), (normed,), (self._weight(f"{name}.scale", r=Dim(rank)),)))
@@ -232,12 +235,12 @@ class Blocks:
 
         if mla.q_lora_rank:
             source = narrow("q.latent", mla.q_lora_rank)
-            sites.append(self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width)))
+            sites += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width))
         else:
-            sites.append(self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width)))
+            sites += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width))
         source = narrow("kv.latent", mla.kv_lora_rank, turning)
         ups = [self._weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
-        sites.append(self._linear("kv.up", source, (k_up, v), *ups))
+        sites += self._linear("kv.up", source, (k_up, v), *ups)
         turned = self._act("q.rope", a=width), self._act("k.rope", a=width)
         sites.append(Rope("rope", (q, k_up, turning), turned))
         return self._core(sites, *turned, v, y, slides, qk, mla.v)
@@ -252,11 +255,20 @@ class Blocks:
         window = model.window if slides else None
         ins = (q, k.seen_as(s="t"), v.seen_as(s="t"))
         sites.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, window))
-        sites.append(self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h)))
+        sites += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
         return SelfAttention("attention", tuple(sites))
 
-    def _linear(self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor) -> Linear:
-        return Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised)
+    def _linear(self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor) -> list[Site]:
+        """A linear, behind the cast of its input where that is not done."""
+        x, casts = self._cast(x)
+        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised)]
+
+    def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Site]]:
+        """x in the format of the products, and what casts it."""
+        if not self.quantised or x.dtype == (dtype := QUANTISED[self.quantised].dtype):
+            return x, []
+        small = replace(x, name=f"{x.name}.{dtype}", dtype=dtype, gradient_dtype=x.dtype)
+        return small, [kind(f"cast {x.name}", (x,), (small,), (), self.quantised)]
 
     # --------------------------------------------------------------------------------- MLP and experts
 
@@ -277,9 +289,9 @@ class Blocks:
         return MLP(
             name,
             (
-                self._linear(f"{pre}up", x, ups, *weights),
+                *self._linear(f"{pre}up", x, ups, *weights),
                 Activation(f"{pre}act", ups, (act,)),
-                self._linear(f"{pre}down", act, (y,), self._weight(f"w{pre}down", f=f, h=h)),
+                *self._linear(f"{pre}down", act, (y,), self._weight(f"w{pre}down", f=f, h=h)),
             ),
         )
 
@@ -330,11 +342,15 @@ class Blocks:
             weights += [self._weight(f"b{name}", e=own, f=f) for name in names]
             last += [self._weight("bexpert.down", e=own, h=self._h)]
         made = self.grad_dtype, self.quantised
+        arrived, casts = self._cast(sent, ExpertCast)
+        inner, more = self._cast(act, ExpertCast)
         return [
             Permute("permute", (x,), (sent,)),
-            ExpertLinear("expert.up", (sent,), ups, tuple(weights), *made, sorts="ins"),
+            *casts,
+            ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
             ExpertActivation("expert.act", ups, (act,)),
-            ExpertLinear("expert.down", (act,), (back,), tuple(last), *made, sorts="outs"),
+            *more,
+            ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
             Unpermute("unpermute", (back, chosen), (y,)),
         ]
 
@@ -377,7 +393,7 @@ class Blocks:
             Norm("norm.x", (x,), normed[:1], self._norm("norm.x")),
             Norm("norm.embedded", (embedded,), normed[1:], self._norm("norm.embedded")),
             Concat("both", normed, (both,)),
-            self._linear("join", both, (joined,), project),
+            *self._linear("join", both, (joined,), project),
             *self._layer(self.model.kind(self.model.layers - 1), joined, end),
             *self._predict(end, owns=False),
         ]
