@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
 from hardware.errors import PlanError, nearest
 from hardware.units import GIB
+
+if TYPE_CHECKING:
+    from simulator.models import Model
 
 Row = dict[str, Any]
 
@@ -91,6 +94,7 @@ def models() -> list[Row]:
             {
                 "name": name,
                 "parameters": model.parameters,
+                "active_parameters": model.active_parameters,
                 "layers": model.layers,
                 "hidden": model.hidden,
                 "heads": model.heads,
@@ -98,9 +102,21 @@ def models() -> list[Row]:
                 "ffn": model.ffn,
                 "vocab": model.vocab,
                 "sequence": model.seq,
+                "blocks": ", ".join(_blocks(model)) or None,
             }
         )
     return rows
+
+
+def _blocks(model: Model) -> list[str]:
+    """What a model has beside plain attention and MLPs, in the words of its fields."""
+    moe, found = model.moe, []
+    if moe:
+        shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
+        found.append(f"{moe.top_k} of {moe.experts} experts{shared}")
+    found += ["mla"] if model.mla else []
+    found += [f"window {model.window:,}"] if model.window else []
+    return found + ([f"mtp {model.mtp}"] if model.mtp else [])
 
 
 def schemes() -> list[Row]:
@@ -171,12 +187,11 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
         models,
         {
             "parameters": ("parameters", "{:,}".format),
+            "active_parameters": ("active", lambda v: f"{v / 1e9:,.3g} B"),
             "layers": ("layers", str),
             "hidden": ("hidden", "{:,}".format),
             "heads": ("heads", str),
-            "kv_heads": ("kv heads", str),
-            "vocab": ("vocabulary", "{:,}".format),
-            "sequence": ("sequence", "{:,}".format),
+            "blocks": ("blocks", str),
         },
     ),
     "schemes": (schemes, {"paper": ("paper", str), "idea": ("idea", str)}),

@@ -175,6 +175,7 @@ def test_a_plot_that_cannot_be_written(job: Path, name: str) -> None:
         ("nodes", "dgx-h100", "infiniband-ndr"),
         ("clusters", "dgx-h100:COUNT", "selene"),
         ("models", "llama3-8b", "8,030,261,248"),
+        ("models", "mixtral-8x7b", "2 of 8 experts"),
         ("schemes", "pipeline/interleaved-1f1b", "arXiv:2104.04473"),
         ("frameworks", "megatron-core", "NVIDIA Megatron-Core"),
     ],
