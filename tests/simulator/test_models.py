@@ -89,7 +89,7 @@ ROUNDED = {
     "qwen3-235b-a22b": (235, 22, 0.5),  # the same
     "deepseek-v2-lite": (15.7, 2.7, 0.05),  # DeepSeek-V2, appendix B: 2.4 active, the embedding (0.2) not among them
     "deepseek-v2": (236, 21, 0.5),  # DeepSeek-V2, abstract (arXiv 2405.04434)
-    "deepseek-v3": (671, 37.6, 0.1),  # DeepSeek-V3, abstract; 36.7 in its README_WEIGHTS.md, embedding (0.9) left out
+    "deepseek-v3": (671, 37.6, 0.1),  # its README_WEIGHTS.md: 36.6 active, the embedding (0.9) left out
     "kimi-k2": (1026, 32.9, 0.5),  # Kimi K2 (arXiv 2507.20534): 1.04 T and 32.6
     "grok-1": (314, None, 2),  # xai-org/grok-1, README.md
     "nemotron4-15b": (15.6, None, 0.05),  # Parmar et al. 2024, table 1: 3.1 of embeddings and 12.5 others
@@ -260,6 +260,13 @@ def test_parameters_of_latent_attention() -> None:
     keys = 2048 * (64 + 16) + 64 * 16 * (32 + 24)
     assert m.attention_parameters == queries + keys + 40 + 64 + 16 * 24 * 2048
     assert load_model(LATENT | {"qk_layernorm": False}).attention_parameters == m.attention_parameters - 104
+
+
+def test_multi_token_prediction_of_deepseek_v3() -> None:
+    """11.5 B, README_WEIGHTS.md of deepseek-ai/DeepSeek-V3."""
+    m = load_model("deepseek-v3")
+    assert m.parameter_parts["mtp"] == pytest.approx(11.5e9, rel=0.01)
+    assert load_model({"preset": "deepseek-v3", "mtp": 0}).parameters == m.parameters_without_mtp
 
 
 def test_small_parts_count() -> None:
