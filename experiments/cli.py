@@ -334,13 +334,14 @@ def validate(
                 show(table)
             return
         files = figure_files(plot, held.FIGURES) if plot is not None else {}
-        answer, interrupted = held.published(paths, workers)
+        answer, missing = held.published(paths, workers)
         held.draw(answer, files)
         if as_json:
             emit(answer)
         else:
             show(held.published_page(answer))
-        if interrupted:
+        if missing:
+            typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
 
 

@@ -55,8 +55,8 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 # ------------------------------------------------------------------------------------ published runs
 
 
-def published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], bool]:
-    """Forecasts of published runs: the answer, and whether it was interrupted before its end."""
+def published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
+    """Forecasts of published runs: the answer, and how many runs have none because somebody interrupted."""
     from validation.published.answer import answers
     from validation.published.baseline import compare
     from validation.published.rows import read, shipped
@@ -64,14 +64,13 @@ def published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[s
 
     runs = [run for path in paths for run in read(path)] if paths else list(shipped())
     rows: list[dict[str, Any]] = []
-    interrupted = False
     try:
         for row in progress(answers(runs, workers), len(runs), "runs"):
             rows.append(row)
     except KeyboardInterrupt:
-        interrupted = True
+        pass
     compare(rows)
-    return {"rows": rows, "summary": summary(rows)}, interrupted
+    return {"rows": rows, "summary": summary(rows)}, len(runs) - len(rows)
 
 
 def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:

@@ -32,8 +32,12 @@ def read_lines(path: Path) -> list[Line]:
 
 def _object(where: str, line: str) -> dict[str, Any] | str:
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON ({error})"
         return f"{where}: {reason}. {WANTED}"
     return found if isinstance(found, dict) else f"{where}: not an object. {WANTED}"
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

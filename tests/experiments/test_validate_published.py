@@ -76,7 +76,7 @@ def test_an_interrupted_run_prints_what_was_done(monkeypatch: pytest.MonkeyPatch
     real, seen = module.answer, []
 
     def stop(*words: Any) -> Any:
-        if len(seen) == 3:
+        if len(seen) == module.CHUNK + 1:
             raise KeyboardInterrupt
         seen.append(words)
         return real(*words)
@@ -84,7 +84,8 @@ def test_an_interrupted_run_prints_what_was_done(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "answer", stop)
     result = run("--jobs", 1, "--json")
     assert result.exit_code == 130
-    assert len(json.loads(result.stdout)["rows"]) == 3
+    assert len(json.loads(result.stdout)["rows"]) == module.CHUNK
+    assert f"{len(shipped()) - module.CHUNK} runs are not answered" in result.stderr
 
 
 # ------------------------------------------------------------------------------------------- figures

@@ -1,7 +1,7 @@
 """Forecasts of published runs, one answer a run, on all cores.
 
-An answer is plain data: what is printed with ``--json``. Runs are forecast in chunks by processes that each keep a
-workshop; the answers are the same for any number of them.
+An answer is plain data: what is printed with ``--json``. Runs are forecast in chunks, on any number of processes: who
+forecasts a chunk changes nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from typing import Any
 
 from hardware.errors import MeshcastError, shorten
@@ -22,11 +23,8 @@ from validation.published.rows import Row, Unread
 
 Answer = dict[str, Any]
 
-CHUNK = 8
-"""Runs that a process takes at once: neighbours of a file are alike and share what they have in common."""
-
-_shop: Workshop | None = None
-"""What the runs of one process share."""
+CHUNK = 16
+"""Runs that are forecast with one workshop: neighbours of a file are alike and share what they have in common."""
 
 
 def answers(runs: Sequence[Row | Unread], workers: int | None = None) -> Iterator[Answer]:
@@ -34,28 +32,22 @@ def answers(runs: Sequence[Row | Unread], workers: int | None = None) -> Iterato
 
     workers: processes; one for each core if not given.
     """
-    count = min(workers or os.cpu_count() or 1, -(-len(runs) // CHUNK))
-    if count <= 1:
-        shop = Workshop()
-        yield from (answer(run, shop) for run in runs)
-        return
     chunks = [runs[at : at + CHUNK] for at in range(0, len(runs), CHUNK)]
-    pool = ProcessPoolExecutor(count, initializer=_start)
+    count = min(workers or os.cpu_count() or 1, len(chunks))
+    if count <= 1:
+        yield from chain.from_iterable(map(_chunk, chunks))
+        return
+    # Ctrl-C reaches the whole group of processes: the parent alone heeds it.
+    pool = ProcessPoolExecutor(count, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
-        for found in pool.map(_chunk, chunks):
-            yield from found
+        yield from chain.from_iterable(pool.map(_chunk, chunks))
     finally:  # whoever interrupts waits for the chunks at work, not for those that wait
         pool.shutdown(cancel_futures=True)
 
 
-def _start() -> None:
-    global _shop
-    _shop = Workshop()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
-
-
 def _chunk(runs: Sequence[Row | Unread]) -> list[Answer]:
-    return [answer(run, _shop) for run in runs]
+    shop = Workshop()
+    return [answer(run, shop) for run in runs]
 
 
 def answer(run: Row | Unread, shop: Workshop | None = None) -> Answer:

@@ -227,9 +227,9 @@ def _plan(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
     schemes: list[dict[str, Any]] = []
     if pp > 1:
         schemes.append(_pipeline(spec, left))
-    sharding = left.given("sharding", spec.sharding, habits.sharding)
+    sharding = left.given("sharding", spec.sharding, habits.sharding) if dp * cp > 1 else spec.sharding or "none"
     data = {"use": SHARDING[sharding], "over": "dp"}
-    if sharding != "none" and dp > 1:
+    if sharding != "none" and dp * cp > 1:
         group = left.given("shard_group", spec.shard_group, _usual_group(spec, sharding))
         if group != dp * cp and sharding != "fsdp-grad-op":
             if sharding != "fsdp-hybrid" or dp % group:

@@ -33,15 +33,16 @@ def test_lines_that_are_no_runs_keep_their_place(tmp_path: Path) -> None:
         GOOD | {"spec": GOOD["spec"] | {"gpus": "eight"}},  # type: ignore[operator]
         GOOD | {"measured": {"step_time_s": 0}},
         {"id": 7},
+        '{"id": "a-1", "measured": {"mfu": NaN}}',
         GOOD,
     )
     found = read(path)
-    assert [isinstance(run, Row) for run in found] == [True, *[False] * 7, True]
+    assert [isinstance(run, Row) for run in found] == [True, *[False] * 8, True]
     reasons = [(run.id, run.reason) for run in found if isinstance(run, Unread)]
     for (name, reason), line, words in zip(
         reasons,
-        (3, 4, 5, 6, 7, 8, 9),
-        ("JSON", "object", "stack", "recompute", "gpus", "step_time_s", "id"),
+        (3, 4, 5, 6, 7, 8, 9, 10),
+        ("JSON", "object", "stack", "recompute", "gpus", "step_time_s", "id", "NaN"),
         strict=True,
     ):
         assert f"runs.jsonl:{line}" in reason and words in reason
