@@ -143,7 +143,8 @@ def _ratios(axes: Any, dots: Sequence[Dot], looks: dict[str, dict[str, Any]], en
     reach = min(reach * 1.08, FARTHEST)
     axes.set_yscale("log")
     axes.set_ylim(1 / reach, reach)
-    ticks = [tick for tick in (0.25, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 4) if 1 / reach <= tick <= reach]
+    near = (0.67, 0.8, 0.9, 1, 1.1, 1.2, 1.5) if reach < 2.2 else (0.8, 1, 1.2)
+    ticks = [tick for tick in (0.25, 0.5, *near, 2, 4) if 1 / reach <= tick <= reach]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.yaxis.set_minor_locator(LogLocator(subs=()))
     for band in BANDS:
