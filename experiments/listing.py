@@ -33,11 +33,17 @@ def gpus() -> list[Row]:
                 "architecture": gpu.architecture,
                 "memory_bytes": float(gpu.memory),
                 "memory_bytes_per_s": float(gpu.memory_bandwidth),
-                "bf16_flop_per_s": float(gpu.peak["bf16"]) if "bf16" in gpu.peak else None,
+                **{f"{key}_flop_per_s": _float(gpu.peak.get(key)) for key in ("fp16", "bf16", "fp8", "fp4")},
                 "scale_up": gpu.scale_up,
+                "host": gpu.host.name,
+                "usual_node": gpu.usual_node,
             }
         )
     return rows
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def nodes() -> list[Row]:
@@ -47,15 +53,20 @@ def nodes() -> list[Row]:
     rows = []
     for name in hardware.nodes():
         node = hardware.load("nodes", name)
+        nics = node.nics
         rows.append(
             {
                 "name": name,
                 "title": node.title,
                 "gpu": node.gpu.name,
                 "gpus": int(node.gpus),
-                "scale_up": node.scale_up.link.name,
-                "network": node.nics.link.name if node.nics else None,
-                "ports": int(node.nics.count) if node.nics else 0,
+                "scale_up": node.scale_up.link.name if node.scale_up else None,
+                "domain": node.domain,
+                "switched": node.scale_up.switched.value if node.scale_up else None,
+                "host": node.gpu.host.name,
+                "network": nics.link.name if nics else None,
+                "ports": int(nics.count) if nics else 0,
+                "network_bytes_per_s_per_gpu": nics.link.bandwidth * nics.count / node.gpus if nics else None,
             }
         )
     return rows
@@ -161,22 +172,23 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
     "gpus": (
         gpus,
         {
-            "title": ("", str),
             "memory_bytes": ("memory GiB", lambda v: f"{v / GIB:,.4g}"),
             "memory_bytes_per_s": ("TB/s", lambda v: f"{v / 1e12:.3g}"),
             "bf16_flop_per_s": ("bf16 TFLOP/s", lambda v: f"{v / 1e12:,.4g}"),
+            "fp8_flop_per_s": ("fp8", lambda v: f"{v / 1e12:,.4g}"),
             "scale_up": ("scale-up link", str),
+            "usual_node": ("usual node", str),
         },
     ),
     "nodes": (
         nodes,
         {
-            "title": ("", str),
             "gpu": ("GPU", str),
             "gpus": ("GPUs", str),
             "scale_up": ("scale-up", str),
+            "domain": ("domain", str),
             "network": ("network", str),
-            "ports": ("ports", str),
+            "network_bytes_per_s_per_gpu": ("Gb/s per GPU", lambda v: f"{v * 8 / 1e9:,.4g}"),
         },
     ),
     "clusters": (

@@ -10,21 +10,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hardware.cluster import MAX_GPUS, ByGPU, Cluster, Tier
+from hardware.cluster import MAX_GPUS, Cluster, Tier
 from hardware.errors import CatalogError, nearest
 from hardware.gpu import GPU
+from hardware.inline import ByGPU
 from hardware.link import Link
-from hardware.load import Document, Value, catalog, line_of, load, read_yaml, validated
+from hardware.load import Document, Fact, Value, catalog, line_of, load, read_yaml, validated
+from hardware.mixed import ByGroups
 from hardware.node import Node
 from hardware.shared import shared
-from hardware.topology import Reach, reach
+from hardware.topology import Parts, Reach, reach
 
 __all__ = [
     "GPU",
     "CatalogError",
     "Cluster",
+    "Fact",
     "Link",
     "Node",
+    "Parts",
     "Reach",
     "Tier",
     "Value",
@@ -66,8 +70,8 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
 
     Args:
         spec: ``dgx-h100:64`` (node : number of nodes), a name of the catalog, the path of a YAML file, or a mapping:
-            ``{node: dgx-h100, nodes: 64}`` or ``{gpu: h100-sxm, gpus: 128, gpus_per_node: 8, scale_up_domain: 8,
-            inter: {kind: infiniband, gbps_per_gpu: 400}}``.
+            ``{node: dgx-h100, nodes: 64}``, ``{gpu: h100-sxm, gpus: 128, gpus_per_node: 8, scale_up_domain: 8,
+            inter: {kind: infiniband, gbps_per_gpu: 400}}`` or ``{groups: [{node: dgx-h100, nodes: 4}, ...]}``.
         where: what errors call `spec`.
         base: folder that a relative path starts from.
     """
@@ -107,18 +111,27 @@ def _counted(node: str, count: str, where: str, spec: str) -> Cluster:
 
 
 def _described(document: Document) -> Cluster:
-    """The cluster of a mapping, in either of its two forms."""
+    """The cluster of a mapping, in any of its forms."""
     return shared(Cluster, document.data, lambda: _read(document))
+
+
+FORMS: tuple[tuple[set[str], type[ByGPU] | type[ByGroups], str], ...] = (
+    ({"groups"}, ByGroups, "a cluster is told by its groups of nodes or by one node"),
+    ({"gpu", "gpus_per_node", "scale_up_domain", "inter"}, ByGPU, "a cluster is told by its node or by its GPU"),
+)
+"""Keys that tell a form from the plain one, its model, and what else may not be said beside them."""
 
 
 def _read(document: Document) -> Cluster:
     data, text, where = document
-    if not isinstance(data, dict) or not {"gpu", "gpus_per_node", "scale_up_domain", "inter"} & data.keys():
+    keys = data.keys() if isinstance(data, dict) else set()
+    form, rule = next(((model, rule) for own, model, rule in FORMS if own & keys), (None, ""))
+    if form is None:
         return validated(Cluster, data, where, text=text)
-    if both := {"node", "nodes"} & data.keys():
+    if both := {"node", "nodes"} & keys:
         place = f"{where}:{line_of(text, (min(both),))} {min(both)}" if text else f"{where}.{min(both)}"
-        raise CatalogError(place, "a cluster is told by its node or by its GPU", "Keep {node, nodes} or {gpu, gpus}")
-    told = validated(ByGPU, data, where, text=text)
+        raise CatalogError(place, rule, "Keep {node, nodes}, {gpu, gpus} or {groups}")
+    told = validated(form, data, where, text=text)
     try:
         return told.cluster()
     except CatalogError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, described
+from pydantic import BeforeValidator
+
+from hardware.link import Link
+from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, by_name, described
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 
@@ -19,10 +22,11 @@ class GPU(Strict):
         memory_bandwidth: of device memory [bytes/s], nominal.
         l2: last-level cache [bytes].
         multiprocessors: streaming multiprocessors or compute units.
-        clock: highest sustained clock [Hz], the one that `peak` follows from.
-        peak: dense FLOP/s by number format, without structured sparsity.
+        clock: the clock [Hz] that `peak` follows from, else the highest that devices report; None where none is known.
+        peak: dense FLOP/s by number format, without structured sparsity. A format that is not listed is not there.
         power: board power limit [W].
         scale_up: catalog name of the link that joins it to its neighbours; None without one.
+        host: its link to the host, over which it also reaches what no scale-up link joins.
         usual_node: catalog name of the node it is mostly sold in, to fill in what a user does not know.
     """
 
@@ -33,10 +37,11 @@ class GPU(Strict):
     memory_bandwidth: Bandwidth
     l2: Bytes
     multiprocessors: Count
-    clock: Frequency
+    clock: Frequency | None = None
     peak: dict[Precision, Flops]
     power: Power
     scale_up: str | None = None
+    host: Annotated[Link, BeforeValidator(by_name("links"))]
     usual_node: str | None = None
     note: str = ""
 

@@ -7,10 +7,10 @@ from hardware.load import Count, LinkRate, Ratio, Strict, Time, described
 
 @described("links")
 class Link(Strict):
-    """A scale-up link (NVLink) or a network port (InfiniBand, Ethernet).
+    """A scale-up link (NVLink), a link to the host (PCIe) or a network port (InfiniBand, Ethernet).
 
     Attributes:
-        family: ``nvlink``, ``infiniband``, ``roce``, ...: what a cluster calls the kind of its network.
+        family: ``nvlink``, ``pcie``, ``infiniband``, ...: what a cluster calls the kind of its network.
         rate: of one link or port [bytes/s], one direction, nominal.
         links: how many work side by side at one GPU (or one network adapter).
         latency: from one end to the other [s], of the hardware alone; what a communication library's

@@ -22,7 +22,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -49,6 +49,7 @@ Place = tuple[int | str, ...]
 """Keys and indices from a document's top to a field."""
 
 Model = TypeVar("Model", bound=BaseModel)
+Plain = TypeVar("Plain")
 
 
 # ---------------------------------------------------------------------------------------------- YAML
@@ -264,6 +265,7 @@ _WORDING = {
     "bool_type": ("must be true or false", "Write true or false"),
     "string_type": ("must be text", "Write one word, or put it in quotes"),
     "string_too_short": ("must not be empty", "Write at least {min_length} character"),
+    "too_short": ("must have at least {min_length} item", "Write at least {min_length}"),
     "list_type": ("must be a list", "Write it like [a, b]"),
     "greater_than": ("must be above {gt}", "Write a number above {gt}"),
     "greater_than_equal": ("must be at least {ge}", "Write {ge} or more"),
@@ -361,17 +363,28 @@ class Value(float):
         return float(self), self.text, self.kind, self.source, self.note, self.checked
 
 
-class Entry(Strict):
-    """A `Value` as the catalog writes it."""
+class Sourced(Strict):
+    """Where something in the catalog comes from; the words of `Value`."""
 
-    value: str | int | float
     kind: Literal["peak", "measured", "fitted", "assumed"]
     source: str = Field(min_length=1)
-    per: Literal["gpu", "link", "port", "node"] | None = None
-    direction: Literal["one", "both"] | None = None
     page: str | int | None = None
     note: str = ""
     checked: datetime.date | None = None
+
+
+class Entry(Sourced):
+    """A `Value` as the catalog writes it."""
+
+    value: str | int | float
+    per: Literal["gpu", "link", "port", "node"] | None = None
+    direction: Literal["one", "both"] | None = None
+
+
+class Fact(Sourced, Generic[Plain]):
+    """What the catalog says without a unit: yes or no, or how things are joined."""
+
+    value: Plain
 
 
 @dataclass(frozen=True)

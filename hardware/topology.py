@@ -1,6 +1,7 @@
-"""Where the members of a group sit: how many scale-up domains it touches.
+"""Where the members of a group sit: which domains, nodes and levels of the fabric it touches.
 
-Ranks are dense: rank r is a GPU of scale-up domain r // scale_up_domain.
+Ranks are dense: rank r is a GPU of scale-up domain r // domain, of node r // gpus_per_node, and so on upwards. An
+*island* is what needs no network inside: a node, or a scale-up domain of several.
 """
 
 from __future__ import annotations
@@ -8,8 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hardware.cluster import Cluster
+
+
+class Parts(NamedTuple):
+    """Parts of the cluster that a group touches, and its members in the one that holds the fewest."""
+
+    number: int
+    fewest: int
+
+
+class Crossing(NamedTuple):
+    """A level of the fabric that a group crosses, and its members in the fewest-holding block below that level."""
+
+    oversubscription: float
+    fewest: int
 
 
 @dataclass(frozen=True)
@@ -18,19 +34,68 @@ class Reach:
 
     Attributes:
         members: GPUs in the group.
-        domains: scale-up domains that it touches; 1 means it never leaves the fast links.
-        fewest: members in the domain that holds the fewest.
+        domains: scale-up domains that it touches; one means it never leaves the fast links.
+        islands: the same of islands; one means it needs no network.
+        links: share of its scale-up links that a member can use within the group: 1 with a switch.
+        levels: of the fabric, from the lowest.
+        rails: oversubscription of the level that traffic between GPUs at different places of their nodes crosses beyond
+            `levels`, where ports at the same place share a switch (rails) and nothing else takes it there.
     """
 
     members: int
-    domains: int
-    fewest: int
+    domains: Parts
+    islands: Parts
+    links: float = 1.0
+    levels: tuple[Crossing, ...] = ()
+    rails: float = 1.0
 
 
 def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
     """The `Reach` of the group of these global `ranks`."""
     if not len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
-    domain = cluster.scale_up_domain
-    domains = Counter([rank // domain for rank in ranks])
-    return Reach(len(ranks), len(domains), min(domains.values()))
+    node = cluster.node
+    domains, links = _parts(ranks, node.domain), 1.0
+    islands = _parts(ranks, node.island) if node.island != node.domain else domains
+    if node.scale_up and not node.scale_up.switched.value and len(ranks) > domains.number:
+        links = _links(cluster, ranks)
+        if not links:  # as far from each other as GPUs of two domains
+            domains, links = Parts(len(ranks), 1), 1.0
+    levels = _levels(cluster, ranks) if islands.number > 1 else ()
+    return Reach(len(ranks), domains, islands, links, levels, _rails(cluster, ranks, len(levels)))
+
+
+def _parts(ranks: Sequence[int], size: int) -> Parts:
+    """Of blocks of `size` ranks."""
+    held = Counter([rank // size for rank in ranks])
+    return Parts(len(held), min(held.values()))
+
+
+def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
+    """Without a switch: of a member's links, the share that ends at other members; the fewest of all members."""
+    domain, places = cluster.node.domain, dict[int, list[int]]()
+    for rank in ranks:
+        places.setdefault(rank // domain, []).append(rank % domain)
+    up = cluster.node.scale_up
+    return min(up.among(tuple(held)) for held in places.values()) if up else 1.0
+
+
+def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
+    block, found = cluster.node.island, []
+    for level in cluster.fabric.joins:
+        parts = _parts(ranks, block)
+        if parts.number == 1:
+            break
+        found.append(Crossing(level.oversubscription, parts.fewest))
+        block = (level.nodes or cluster.nodes) * cluster.gpus_per_node
+    return tuple(found)
+
+
+def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
+    """See `Reach.rails`. Behind a switch of scale-up links a library hands data to the GPU on the right rail (PXN)."""
+    node, levels = cluster.node, cluster.fabric.joins
+    if not crossed or crossed == len(levels) or node.nics is None or not node.nics.rail_optimised.value:
+        return 1.0
+    forwarded = node.scale_up is not None and node.scale_up.switched.value and node.domain >= cluster.gpus_per_node
+    places = {rank % cluster.gpus_per_node for rank in ranks}
+    return 1.0 if forwarded or len(places) == 1 else levels[crossed].oversubscription

@@ -17,9 +17,9 @@ from typing import Any
 from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
 from hardware.topology import Reach, reach
-from simulator.costs.calibration import load_calibration, load_links
+from simulator.costs.calibration import link_law, load_calibration, network_law
 from simulator.costs.collectives import collective, p2p
-from simulator.costs.collectives.links import Links
+from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.kernels import attention, gemm, memory
 from simulator.mesh import Mesh
@@ -56,12 +56,22 @@ class Costs:
         self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
         self.calibration = load_calibration(cluster.gpu.name, cluster.gpu.architecture)
         self._speed = self.rates["kernel"] * (1.0 if alone else self.calibration.step.sustained)
-        self.assumed = tuple(filter(None, [self.calibration.assumed]))
-        laws = load_links(cluster.scale_up, cluster.scale_out)
-        self.links = Links(cluster, *laws, self.rates["communication"])
+        (inner, up), (host, over), (outer, out) = (
+            link_law(cluster.scale_up if cluster.node.scale_up else cluster.host),
+            link_law(cluster.host),
+            network_law(cluster.scale_out),
+        )
+        self.links = Links(cluster, Laws(inner, host, outer), self.rates["communication"])
+        borrowed = [
+            self.calibration.assumed,
+            up if cluster.scale_up_domain > 1 else "",
+            over if cluster.over_host else "",
+            out if cluster.gpus > cluster.node.island else "",
+        ]
+        self.assumed = tuple(filter(None, borrowed))
         self._known: dict[Work, Estimate] = {}
         self._kernels = kernels if kernels is not None else {}
-        self._reach: dict[tuple[Any, ...], Reach] = {}
+        self._reach: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._first: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
             Gemm: self._gemm,
@@ -93,30 +103,36 @@ class Costs:
     def _collective(self, work: Collective) -> Estimate:
         group = work.axes, work.members
         if group not in self._reach:
-            ranks = self.mesh.ranks(work.axes, work.members)
-            groups = (reach(self.cluster, [at + rank for rank in ranks]) for at in self._offsets(work.axes))
-            self._reach[group] = max(groups, key=lambda one: (one.domains, -one.fewest))
-        return collective.price(work, self._reach[group], self.links)
+            self._reach[group] = self._spread(work.axes, self.mesh.ranks(*group))
+        return max(collective.price(work, spread, self.links) for spread in self._reach[group])
 
     def _transfer(self, work: Transfer) -> Estimate:
         if work.source == work.target:
             return NOTHING
-        stride, domain = self.mesh.stride(work.axis), self.cluster.scale_up_domain
-        ends = work.source * stride, work.target * stride
-        near = all((at + ends[0]) // domain == (at + ends[1]) // domain for at in self._offsets((work.axis,)))
-        return p2p.price(work.nbytes, near, self.links)
+        pair = work.axis, work.source, work.target
+        if pair not in self._reach:
+            stride = self.mesh.stride(work.axis)
+            self._reach[pair] = self._spread((work.axis,), (work.source * stride, work.target * stride))
+        prices = [p2p.price(work.nbytes, spread, self.links) for spread in self._reach[pair]]
+        return max(prices, key=lambda one: one.seconds + one.latency)
+
+    def _spread(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
+        """How those groups like that of `ranks` are spread that touch most islands; the slowest of them paces all."""
+        found = dict.fromkeys(reach(self.cluster, [at + rank for rank in ranks]) for at in self._offsets(axes))
+        far = [(one.islands.number, -one.islands.fewest) for one in found]
+        return tuple(one for one, its in zip(found, far, strict=True) if its == max(far))
 
     def _offsets(self, axes: tuple[str, ...]) -> list[int]:
-        """First ranks of the groups over `axes`, one for each place in a domain: the slowest group paces all."""
+        """First ranks of the groups over `axes`, one for each place that differs from the others'."""
         if axes not in self._first:
-            domain, first = self.cluster.scale_up_domain, {0: 0}
+            pattern, first = self.cluster.pattern, {0: 0}
             for axis in self.mesh.axes:
                 if axis not in axes:
                     stride = self.mesh.stride(axis)
-                    # Further along the axis the same places in a domain come again.
-                    steps = min(self.mesh.size(axis), domain // math.gcd(stride, domain))
+                    # Further along the axis the same places come again.
+                    steps = min(self.mesh.size(axis), pattern // math.gcd(stride, pattern))
                     ranks = [rank + i * stride for i in range(steps) for rank in first.values()]
-                    first = {rank % domain: rank for rank in reversed(ranks)}
+                    first = {rank % pattern: rank for rank in reversed(ranks)}
             self._first[axes] = list(first.values())
         return self._first[axes]
 

@@ -18,12 +18,10 @@ ENTRIES = [(kind, name) for kind in ("gpus", "links", "nodes", "clusters") for n
 
 
 def leaves(data: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Every catalog value (a mapping with `value`) and every bare number of a document."""
+    """Every catalog value (a mapping with `value`) and every bare number or truth value of a document."""
     if isinstance(data, dict) and "value" not in data:
         return [leaf for key, item in data.items() for leaf in leaves(item, f"{path}.{key}")]
-    if isinstance(data, dict) or (isinstance(data, (int, float)) and not isinstance(data, bool)):
-        return [(path, data)]
-    return []
+    return [(path, data)] if isinstance(data, (dict, list, int, float)) else []
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
@@ -48,14 +46,50 @@ def test_every_value_has_a_source_and_a_kind(kind: str, name: str) -> None:
         assert value["kind"] == "assumed" or value["checked"], f"{path} was read nowhere on no day"
 
 
+PER_CYCLE = {"volta": 1024, "ampere": 2048, "hopper": 4096, "ada": 1024, "cdna3": 2048, "cdna4": 4096}
+"""Dense fp16 FLOPs of the matrix units of a multiprocessor and cycle: a power of two."""
+
+
 @pytest.mark.parametrize("name", hardware.gpus())
 def test_gpus_are_consistent(name: str) -> None:
     gpu: GPU = load("gpus", name)
-    assert gpu.scale_up in hardware.links() and gpu.usual_node in hardware.nodes()
-    assert gpu.peak["bf16"] == gpu.peak["fp16"] == pytest.approx(2 * gpu.peak["tf32"], rel=0.01)
-    # Dense tensor-core FLOPs of a multiprocessor and cycle are a power of two: 2048 on Ampere, 4096 on Hopper.
-    per_cycle = gpu.peak["bf16"] / (gpu.multiprocessors * gpu.clock)
-    assert per_cycle == pytest.approx({"ampere": 2048, "hopper": 4096}[gpu.architecture], rel=0.005)
+    node: Node = load("nodes", gpu.usual_node)
+    assert (gpu.scale_up is None or gpu.scale_up in hardware.links()) and gpu.host.family in ("pcie", "nvlink")
+    assert node.gpu.architecture == gpu.architecture and node.nics is not None
+    assert node.scale_up is None or node.scale_up.link.name == gpu.scale_up
+    peak = gpu.peak["fp16"]
+    assert gpu.peak.get("bf16", peak) == peak == pytest.approx(2 * gpu.peak.get("tf32", peak / 2), rel=0.015)
+    assert peak == pytest.approx(gpu.peak.get("fp8", 2 * peak) / 2, rel=0.02)
+    if gpu.clock and gpu.clock.kind != "measured":  # what devices report may be above the clock that peaks follow from
+        assert peak / (gpu.multiprocessors * gpu.clock) == pytest.approx(PER_CYCLE[gpu.architecture], rel=0.015)
+
+
+@pytest.mark.parametrize(
+    ("kind", "formats"), [("volta", {"bf16", "tf32", "fp8"}), ("ampere", {"fp8"}), ("hopper", {"fp4"})]
+)
+def test_formats_that_a_generation_lacks(kind: str, formats: set[str]) -> None:
+    found = [gpu for name in hardware.gpus() if (gpu := load("gpus", name)).architecture == kind]
+    assert found and not any(formats & set(gpu.peak) for gpu in found)
+    assert all("fp4" in load("gpus", name).peak for name in hardware.gpus() if "b200" in name or "b300" in name)
+
+
+@pytest.mark.parametrize("name", hardware.nodes())
+def test_nodes_are_consistent(name: str) -> None:
+    node: Node = load("nodes", name)
+    up = node.scale_up
+    assert node.gpus in (4, 8, 16) and node.domain in (1, 2, 4, 8, 16, 72)
+    if up is not None:
+        assert up.among(tuple(range(node.domain))) == pytest.approx(1.0), "all GPUs together use all links"
+        assert up.between(0, 1) == 1.0 if up.switched.value or node.domain == 2 else up.between(0, 1) < 1.0
+
+
+def test_pairs_in_a_cube_mesh() -> None:
+    up = load("nodes", "dgx-1v").scale_up
+    rows = up.mesh.value
+    assert [sum(row) for row in rows] == [6] * 8
+    # Two planes of four GPUs joined at their corners.
+    assert all(rows[i][j] == rows[i + 4][j + 4] for i in range(4) for j in range(4))
+    assert [[j for j in range(4, 8) if rows[i][j]] for i in range(4)] == [[4], [5], [6], [7]]
 
 
 def test_known_numbers() -> None:

@@ -51,7 +51,7 @@ def test_what_is_not_told_is_assumed_and_said() -> None:
     cluster = load_cluster({"gpu": "a100-sxm-80", "gpus": 64})
     assert cluster.scale_out.kind == "infiniband-hdr" and cluster.gpus_per_node == 8
     assert [one.partition(":")[0] for one in cluster.assumed] == [
-        *["cluster.gpus_per_node", "cluster.inter.kind", "cluster.inter.gbps_per_gpu"]
+        *["cluster.gpus_per_node", "cluster.scale_up_domain", "cluster.inter.kind", "cluster.inter.gbps_per_gpu"]
     ]
     rate = load_cluster({**INLINE, "inter": {"kind": "infiniband", "gbps_per_gpu": None}})
     assert rate.scale_out.kind == "infiniband-ndr" and len(rate.assumed) == 1
@@ -74,7 +74,7 @@ def test_catalog_and_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("node: dgx-a100\nnodes: 4\nfabric: {oversubscription: 2}\n")
     (tmp_path / "paper.json").write_text(json.dumps(INLINE))
     mine = load_cluster("mine.yaml", base=tmp_path)
-    assert mine.gpus == 32 and mine.scale_out.oversubscription == 2 and mine.scale_out.bandwidth == 25e9
+    assert mine.gpus == 32 and mine.fabric.joins[0].oversubscription == 2 and mine.scale_out.bandwidth == 25e9
     assert load_cluster(tmp_path / "mine.yaml") == mine
     assert load_cluster("paper.json", base=tmp_path) == load_cluster(INLINE)
 
@@ -82,6 +82,102 @@ def test_catalog_and_file(tmp_path: Path) -> None:
 def test_reports() -> None:
     cluster = load_cluster("dgx-h100:2")
     assert str(cluster) == "16 x h100-sxm in 2 nodes (nvlink4, infiniband-ndr)"
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("h200-nvl-8:1", "8 x h200-nvl in 1 nodes (nvlink4-bridge-4, pcie5, infiniband-ndr)"),
+        ("l40s-4:2", "8 x l40s in 2 nodes (pcie4, roce)"),
+        ("dgx-1v:1", "8 x v100-sxm2-16 in 1 nodes (nvlink2, pcie3, infiniband-edr)"),
+        ("gb200-nvl72:18", "72 x gb200 in 18 nodes (nvlink5, infiniband-ndr)"),
+    ],
+)
+def test_all_ways_between_gpus_are_named(spec: str, text: str) -> None:
+    assert str(load_cluster(spec)) == text
+
+
+def test_what_a_gpu_shares_of_its_nodes_ports() -> None:
+    rates = {
+        "p5": 50e9,
+        "p4d": 6.25e9,
+        "dgx-2": 6.25e9,
+        "oci-h100": 50e9,
+        "jean-zay-a100": 6.25e9,
+        "gb300-nvl72": 100e9,
+    }
+    assert {name: load_cluster(f"{name}:2").scale_out.bandwidth for name in rates} == rates
+
+
+# ------------------------------------------------------------------------- filled from the usual node
+
+
+@pytest.mark.parametrize(
+    ("gpu", "domain", "per_node", "kind", "gbps"),
+    [
+        ("gb200", 72, 4, "infiniband", 400),
+        ("h200-nvl", 4, 8, "infiniband", 200),
+        ("l40s", 1, 4, "roce", 200),
+        ("a100-pcie-80", 1, 8, "infiniband", 100),
+        ("mi355x", 8, 8, "roce", 400),
+        ("v100-sxm2-32", 16, 16, "infiniband", 50),
+    ],
+)
+def test_the_usual_node_fills_in(gpu: str, domain: int, per_node: int, kind: str, gbps: float) -> None:
+    cluster = load_cluster({"gpu": gpu, "gpus": 144})
+    assert (cluster.node.domain, cluster.gpus_per_node) == (domain, per_node)
+    assert f"cluster.scale_up_domain: {domain}" in " ".join(cluster.assumed)
+    assert f"cluster.inter.kind: {kind}" in " ".join(cluster.assumed)
+    assert cluster.scale_out.bandwidth * 8 / 1e9 == gbps
+
+
+def test_links_without_a_switch_are_those_of_the_usual_node() -> None:
+    mesh = load_cluster({"gpu": "mi300x", "gpus": 4, "gpus_per_node": 4, "scale_up_domain": 4}).node.scale_up
+    assert mesh and not mesh.switched.value and mesh.among((0, 1, 2, 3)) == pytest.approx(3 / 7)
+    pair = load_cluster({"gpu": "a100-pcie-80", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 2}).node.scale_up
+    assert pair and not pair.switched.value and pair.between(0, 1) == 1
+    four = load_cluster({"gpu": "h200-nvl", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 4}).node.scale_up
+    assert four and four.between(0, 1) == pytest.approx(1 / 3) and four.among((0, 1, 2, 3)) == 1
+    none = load_cluster({"gpu": "h100-sxm", "gpus": 4, "gpus_per_node": 4, "scale_up_domain": 1})
+    assert none.node.scale_up is None and none.scale_up.kind == "none" and none.host.kind == "pcie5"
+
+
+# ------------------------------------------------------------------------------------- mixed clusters
+
+MIXED = """groups:
+- {node: dgx-h100, nodes: 4}
+- {node: dgx-a100, nodes: 8}
+fabric: {oversubscription: 2}
+"""
+
+
+def test_a_cluster_of_several_kinds(tmp_path: Path) -> None:
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    cluster = load_cluster("mixed.yaml", base=tmp_path)
+    assert [(group.node.name, group.nodes) for group in cluster.groups] == [("dgx-h100", 4), ("dgx-a100", 8)]
+    assert (cluster.gpus, cluster.nodes, cluster.scale_up_domain) == (96, 12, 8)
+    assert str(cluster) == "32 x h100-sxm + 64 x a100-sxm-80 in 12 nodes (nvlink3, infiniband-hdr)"
+    a100, h100, gpu = load("gpus", "a100-sxm-80"), load("gpus", "h100-sxm"), cluster.gpu
+    for key in ("memory", "memory_bandwidth", "l2", "multiprocessors"):
+        assert getattr(gpu, key) == min(getattr(a100, key), getattr(h100, key))
+    assert gpu.peak == a100.peak and gpu.architecture == "ampere", "fp8 is not known to all"
+    assert cluster.scale_out.bandwidth == 25e9 and cluster.fabric.oversubscription == 2
+    assert len(cluster.assumed) == 1 and "as slow as the slowest of dgx-h100 and dgx-a100" in cluster.assumed[0]
+
+
+def test_nodes_of_other_sizes_and_links_are_mixed_as_well() -> None:
+    cluster = load_cluster({"groups": [{"node": "gb200-nvl72", "nodes": 18}, {"node": "p5", "nodes": 2}]})
+    assert (cluster.gpus, cluster.gpus_per_node, cluster.nodes, cluster.node.domain) == (88, 4, 22, 8)
+    assert cluster.scale_up.bandwidth == 450e9 and cluster.scale_out.bandwidth == 50e9
+    mesh = load_cluster({"groups": [{"node": "mi300x-8", "nodes": 1}, {"node": "dgx-a100", "nodes": 1}]})
+    assert mesh.scale_up.bandwidth == pytest.approx(300e9) and not mesh.scale_up.switched
+    plain = load_cluster({"groups": [{"node": "l40s-4", "nodes": 2}, {"node": "dgx-h100", "nodes": 1}]})
+    assert plain.node.domain == 1 and plain.gpus == 16 and plain.host.kind == "pcie4"
+
+
+def test_one_kind_in_groups_is_that_kind() -> None:
+    one = load_cluster({"groups": [{"node": "dgx-h100", "nodes": 1}, {"node": "dgx-h100", "nodes": 3}]})
+    assert one.node == load("nodes", "dgx-h100") and one.nodes == 4 and not one.assumed
 
 
 def test_copies_follow_their_fields() -> None:
@@ -100,7 +196,7 @@ BAD: list[tuple[Any, str, str, str]] = [
     ("dgx-h100:1" + "0" * 5000, "cluster", "more than 1,000,000 GPUs", "fewer nodes"),
     ("dgx-h100:999999", "cluster", "more than 1,000,000 GPUs", "fewer nodes"),
     ("selen", "cluster", "no such cluster", "Did you mean 'selene'?"),
-    ("", "cluster", "no such cluster", "selene"),
+    ("", "cluster", "no such cluster", "dgx-a100:COUNT"),
     (64, "cluster", "a name, a path or a mapping", "dgx-h100:64"),
     (None, "cluster", "a name, a path or a mapping", "dgx-h100:64"),
     (["dgx-h100"], "cluster", "a name, a path or a mapping", "dgx-h100:64"),
@@ -115,6 +211,17 @@ BAD: list[tuple[Any, str, str, str]] = [
     ({"node": "dgx-h100", "nodes": 2, "fabric": {"oversubscription": 0.5}}, "fabric.oversub", "at least 1", "or more"),
     ({"node": {"gpu": "h100-sxm"}, "nodes": 1}, "cluster.node.gpus", "needed and missing", "Add"),
     ({1: 2, "node": "dgx-h100", "nodes": 1}, "cluster", "keys must be text", "quotes"),
+    ({"groups": []}, "cluster.groups", "at least 1", "Write at least 1"),
+    ({"groups": [{"node": "dgx-h10", "nodes": 1}]}, "cluster.groups[0].node", "catalog of nodes", "Did you mean 'dgx-"),
+    ({"groups": [{"node": "dgx-h100", "nodes": 1}], "nodes": 2}, "cluster.nodes", "groups of nodes or by one", "Keep"),
+    (
+        {"groups": [{"node": "dgx-h100", "nodes": 1}], "gpu": "h20"},
+        "cluster.gpu",
+        "no such key",
+        "Valid: fabric, groups",
+    ),
+    ({"gpu": "l40s", "gpus": 8, "scale_up_domain": 4}, "cluster", "l40s has no scale-up link", "scale_up_domain: 1"),
+    ({"gpu": "mi300x", "gpus": 16, "scale_up_domain": 16}, "cluster", "7 links do not join 16 GPUs", "smaller domain"),
     ({**INLINE, "nodes": 16}, "cluster.nodes", "by its node or by its GPU", "Keep"),
     ({**INLINE, "gpu": "h100_sxm"}, "cluster.gpu", "not in the catalog of gpus", "Did you mean 'h100-sxm'?"),
     ({**INLINE, "gpus": 0}, "cluster.gpus", "above 0", "above 0"),

@@ -1,6 +1,10 @@
+import math
+from typing import Any
+
 import pytest
 
-from hardware import Reach, load_cluster, reach
+from hardware import CatalogError, Parts, Reach, load_cluster, reach
+from hardware.topology import Crossing
 
 DGX = load_cluster("dgx-h100:8")
 RACK = load_cluster(
@@ -10,29 +14,126 @@ RACK = load_cluster(
     }
 )
 PARTS = load_cluster({"gpu": "a100-sxm-80", "gpus": 16, "gpus_per_node": 8, "scale_up_domain": 2})
+CARDS = load_cluster("l40s-4:2")
+MESH = load_cluster("mi300x-8:2")
+CUBE = load_cluster("dgx-1v:1")
+
+
+def spread(members: int, domains: tuple[int, int], islands: tuple[int, int] | None = None, **more: Any) -> Reach:
+    """A `Reach` on a plain fabric; islands are domains if not given."""
+    inside = Parts(*(islands or domains))
+    levels = (Crossing(1.0, inside.fewest),) if inside.number > 1 else ()
+    return Reach(members, Parts(*domains), inside, **{"levels": levels, **more})
 
 
 @pytest.mark.parametrize(
     ("cluster", "ranks", "expected"),
     [
-        (DGX, range(8, 16), Reach(8, 1, 8)),  # tp 8 in a node
-        (DGX, range(4, 8), Reach(4, 1, 4)),  # tp 4: two in a node
-        (DGX, range(3, 64, 8), Reach(8, 8, 1)),  # dp 8 across nodes, one rank in each
-        (DGX, range(0, 64, 4), Reach(16, 8, 2)),  # dp 16, two ranks in a node
-        (DGX, range(6, 10), Reach(4, 2, 2)),  # straddles two nodes
-        (DGX, range(5, 17), Reach(12, 3, 1)),  # 3 + 8 + 1
-        (DGX, [63], Reach(1, 1, 1)),
-        (RACK, range(8), Reach(8, 1, 8)),  # two trays, one NVLink domain
-        (RACK, range(72), Reach(72, 1, 72)),
-        (RACK, range(0, 144, 72), Reach(2, 2, 1)),
-        (PARTS, range(8), Reach(8, 4, 2)),  # bridged pairs: a node has four domains
+        (DGX, range(8, 16), spread(8, (1, 8))),  # tp 8 in a node
+        (DGX, range(4, 8), spread(4, (1, 4))),  # tp 4: two in a node
+        (DGX, range(3, 64, 8), spread(8, (8, 1))),  # dp 8 across nodes, one rank in each
+        (DGX, range(0, 64, 4), spread(16, (8, 2))),  # dp 16, two ranks in a node
+        (DGX, range(6, 10), spread(4, (2, 2))),  # straddles two nodes
+        (DGX, range(5, 17), spread(12, (3, 1))),  # 3 + 8 + 1
+        (DGX, [63], spread(1, (1, 1))),
+        (RACK, range(8), spread(8, (1, 8))),  # two trays, one NVLink domain
+        (RACK, range(72), spread(72, (1, 72))),
+        (RACK, range(0, 144, 72), spread(2, (2, 1))),
+        (PARTS, range(8), spread(8, (4, 2), (1, 8))),  # bridged pairs: a node has four domains
+        (PARTS, range(16), spread(16, (8, 2), (2, 8))),
+        (CARDS, range(4), spread(4, (4, 1), (1, 4))),  # PCIe alone
+        (CARDS, range(2, 8), spread(6, (6, 1), (2, 2))),
+        (MESH, range(8), spread(8, (1, 8), links=1.0)),
+        (MESH, range(2), spread(2, (1, 2), links=1 / 7)),  # one link of seven
+        (MESH, range(4, 8), spread(4, (1, 4), links=3 / 7)),
+        (MESH, [0, 8], spread(2, (2, 1))),  # the network alone
+        (CUBE, range(8), spread(8, (1, 8))),
+        (CUBE, range(4), spread(4, (1, 4), links=4 / 6)),  # GPU 0: links 1 + 1 + 2 of six
+        (CUBE, [0, 3], spread(2, (1, 2), links=2 / 6)),
+        (CUBE, [0, 6], spread(2, (2, 1), (1, 2))),  # no link: over the host
     ],
 )
 def test_reach(cluster, ranks, expected) -> None:  # type: ignore[no-untyped-def]
-    assert reach(cluster, ranks) == expected
+    found = reach(cluster, ranks)
+    assert math.isclose(found.links, expected.links)
+    assert found == Reach(**{**expected.__dict__, "links": found.links})
 
 
 @pytest.mark.parametrize("ranks", [[], [-1, 0], [0, 64]])
 def test_ranks_must_exist(ranks: list[int]) -> None:
     with pytest.raises(ValueError, match="from 0 to 63"):
         reach(DGX, ranks)
+
+
+# -------------------------------------------------------------------------------------------- levels
+
+LEVELS = {"levels": [{"nodes": 4}, {"nodes": 16, "oversubscription": 2}, {"oversubscription": 5}]}
+TALL = load_cluster({"node": "dgx-h100", "nodes": 64, "fabric": LEVELS})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "levels"),
+    [
+        (range(8), []),
+        (range(32), [(1.0, 8)]),  # four nodes of one block
+        (range(0, 64), [(1.0, 8), (2.0, 32)]),  # two blocks
+        (range(16, 48), [(1.0, 8), (2.0, 16)]),  # straddles two blocks
+        (range(0, 512, 8), [(1.0, 1), (2.0, 4), (5.0, 16)]),  # one GPU of every node
+        ([0, 256], [(1.0, 1), (2.0, 1), (5.0, 1)]),
+    ],
+)
+def test_the_levels_that_a_group_crosses(ranks: Any, levels: list[tuple[float, int]]) -> None:
+    assert reach(TALL, ranks).levels == tuple(Crossing(*one) for one in levels)
+
+
+def test_the_short_form_is_one_level() -> None:
+    narrow = load_cluster({"node": "dgx-h100", "nodes": 4, "fabric": {"oversubscription": 3}})
+    assert reach(narrow, range(32)).levels == (Crossing(3.0, 8),)
+    assert narrow.pattern == 8 and TALL.pattern == 16 * 8
+
+
+@pytest.mark.parametrize(
+    ("node", "ranks", "rails"),
+    [
+        (
+            "mi300x-8",
+            range(16),
+            2.0,
+        ),  # an all-to-all of two nodes crosses rails, and no switch takes it to the right one
+        ("mi300x-8", [0, 8], 1.0),  # the same place in both nodes: one rail
+        ("mi300x-8", [0, 9], 2.0),
+        ("dgx-h100", range(16), 1.0),  # NVLink takes it to the right GPU first
+        ("dgx-h100", [0, 9], 1.0),
+        ("p5", [0, 9], 1.0),  # no rails at all
+    ],
+)
+def test_what_crosses_rails(node: str, ranks: Any, rails: float) -> None:
+    cluster = load_cluster({"node": node, "nodes": 8, "fabric": {"levels": [{"nodes": 4}, {"oversubscription": 2}]}})
+    assert reach(cluster, ranks).rails == rails
+
+
+@pytest.mark.parametrize(
+    ("fabric", "rule"),
+    [
+        ({"oversubscription": 2, "levels": [{}]}, "each level has its own"),
+        ({"levels": [{}, {"oversubscription": 2}]}, "only the last level joins all"),
+        ({"levels": [{"nodes": 4}, {"nodes": 6}]}, "not made of blocks of 4"),
+        ({"levels": [{"nodes": 4}, {"nodes": 4}]}, "not made of blocks of 4"),
+        ({"levels": [{"nodes": 4}]}, "the last level joins 4 of 8 nodes"),
+        ({"levels": [{"nodes": 4, "oversubscription": 0.5}, {}]}, "at least 1"),
+        ({"hop_latency": 1e-6}, "names its source"),
+    ],
+)
+def test_a_fabric_that_cannot_be(fabric: Any, rule: str) -> None:
+    with pytest.raises(CatalogError) as e:
+        load_cluster({"node": "dgx-h100", "nodes": 8, "fabric": fabric})
+    assert rule in str(e.value)
+
+
+def test_blocks_hold_whole_domains() -> None:
+    fabric = {"levels": [{"nodes": 4}, {}]}
+    with pytest.raises(CatalogError, match=r"divides a scale-up domain of 72 GPUs\. Write multiples of 18 nodes"):
+        load_cluster({"node": "gb200-nvl72", "nodes": 36, "fabric": fabric})
+    fabric = {"levels": [{"nodes": 18}, {"oversubscription": 2}]}
+    racks = load_cluster({"node": "gb200-nvl72", "nodes": 36, "fabric": fabric})
+    assert reach(racks, range(72)).levels == ()

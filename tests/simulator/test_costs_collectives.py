@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
+from hardware import load_cluster, nodes, reach
 from simulator.costs import Costs
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Links
@@ -90,8 +90,8 @@ def test_faster_links_are_never_slower(operation, key, nbytes, up, out):
     costs, axes, members = GROUPS[key]
     work = Collective(operation, nbytes, axes, members)
     now = costs.estimate(work).seconds
-    reach = costs._reach[axes, members]
-    links = Links(costs.cluster, costs.links.inner, costs.links.outer)
+    (reach,) = costs._reach[axes, members]
+    links = Links(costs.cluster, costs.links.laws)
     links.up = replace(links.up, bandwidth=links.up.bandwidth * up)
     links.out = replace(links.out, bandwidth=links.out.bandwidth * out)
     assert collective.price(work, reach, links).seconds <= now
@@ -149,6 +149,129 @@ def test_a_narrow_fabric_slows_what_crosses_it():
     assert Costs(narrow, mesh).estimate(work).seconds > 1.7 * Costs(full, mesh).estimate(work).seconds
 
 
+# ------------------------------------------------------------------------------------------- levels
+
+
+def fabric_of(*levels, node="dgx-h100", nodes=64, **more):
+    return load_cluster({"node": node, "nodes": nodes, "fabric": {"levels": list(levels), **more}})
+
+
+FULL = fabric_of({"nodes": 8}, {})
+TAPERED = fabric_of({"nodes": 8}, {"oversubscription": 4})
+
+
+@pytest.mark.parametrize(
+    ("axes", "operation", "slower"),
+    [
+        # 8 nodes of each block: a ring leaves a block by one of eight nodes' ports, four times as wide as is needed.
+        ({"dp": 512}, "all_reduce", 1.0),
+        # One node of each block: every hop crosses, and so does all else at the same time.
+        ({"dp": 8, "pp": 64}, "all_reduce", 4.0),
+        ({"dp": 16, "pp": 32}, "reduce_scatter", 4 / 2),  # two nodes of each block
+        ({"ep": 512}, "all_to_all", 4 * (512 - 64) / (512 - 8)),
+        ({"ep": 64, "rest": 8}, "all_to_all", 4 * (64 - 8) / (64 - 1)),
+    ],
+)
+def test_a_group_pays_for_the_levels_it_crosses(axes, operation, slower):
+    mesh, work = Mesh(axes), Collective(operation, 64 * GIB, (next(iter(axes)),))
+    ratio = Costs(TAPERED, mesh).estimate(work).seconds / Costs(FULL, mesh).estimate(work).seconds
+    assert ratio == pytest.approx(slower, rel=0.02)
+
+
+def test_a_group_within_a_block_does_not_pay():
+    mesh = Mesh({"pp": 8, "ep": 64})
+    for work in (Collective("all_to_all", GIB, ("ep",)), Collective("all_reduce", GIB, ("ep",))):
+        assert Costs(TAPERED, mesh).estimate(work) == Costs(FULL, mesh).estimate(work)
+
+
+def test_rings_take_no_notice_of_leaf_switches_that_are_not_described():
+    narrow, mesh = fabric_of({"oversubscription": 4}), Mesh({"dp": 512})
+    ring, mixed = (Collective(operation, GIB, ("dp",)) for operation in ("all_reduce", "all_to_all"))
+    plain = load_cluster("dgx-h100:64")
+    assert Costs(narrow, mesh).estimate(ring) == Costs(plain, mesh).estimate(ring)
+    assert Costs(narrow, mesh).estimate(mixed).seconds > 3.5 * Costs(plain, mesh).estimate(mixed).seconds
+
+
+def test_switches_on_the_way_take_time():
+    hop = {"value": "1 us", "kind": "assumed", "source": "a test"}
+    slow, mesh = fabric_of({"nodes": 8}, {}, hop_latency=hop), Mesh({"pp": 8, "dp": 8, "tp": 8})
+    near, far = (Collective("all_gather", 8, axes) for axes in (("dp",), ("pp",)))
+    assert Costs(slow, mesh).estimate(near) == Costs(FULL, mesh).estimate(near)
+    longer = Costs(slow, mesh).estimate(far).seconds - Costs(FULL, mesh).estimate(far).seconds
+    assert longer == pytest.approx(2e-6 * 7 * Costs(FULL, mesh).links.outer.ring_step), "two switches a step"
+    message = Transfer(8, "pp", 0, 1)
+    more = Costs(slow, mesh).estimate(message).latency - Costs(FULL, mesh).estimate(message).latency
+    assert more == pytest.approx(2e-6)
+
+
+def test_messages_between_rails_climb_a_level():
+    made = {"node": "mi300x-8", "nodes": 4, "fabric": {"levels": [{"nodes": 4}, {"oversubscription": 2}]}}
+    costs = Costs(load_cluster(made), Mesh({"pp": 32}))
+    same, other = Transfer(2**30, "pp", 0, 8), Transfer(2**30, "pp", 0, 9)
+    assert costs.estimate(other).seconds == pytest.approx(2 * costs.estimate(same).seconds)
+
+
+# --------------------------------------------------------------------------------- without a switch
+
+
+def test_a_group_in_a_mesh_has_the_links_between_its_members():
+    costs = Costs(load_cluster("mi300x-8:1"), Mesh({"outer": 2, "inner": 4}))
+    whole = Costs(load_cluster("mi300x-8:1"), Mesh({"all": 8}))
+    half, full = (
+        made.estimate(Collective("all_gather", GIB, (axis,))).seconds
+        for made, axis in ((costs, "inner"), (whole, "all"))
+    )
+    assert half / full == pytest.approx(7 / 3, rel=0.05)
+    pair = costs.estimate(Transfer(GIB, "inner", 0, 1)).seconds
+    assert GIB / 64e9 < pair < 1.3 * GIB / 64e9, "one link of seven"
+
+
+def test_pairs_of_a_cube_mesh():
+    costs = Costs(load_cluster("dgx-1v:1"), Mesh({"pp": 8}))
+    double, none = (costs.estimate(Transfer(GIB, "pp", 0, other)).seconds for other in (3, 6))
+    assert 0.9 * GIB / 50e9 < double < 1.2 * GIB / 50e9 and GIB / 15.75e9 < none < 1.3 * GIB / 15.75e9
+    assert any("pcie3" in one for one in costs.assumed)
+    assert 100 < 2 * 7 / 8 * GIB / costs.estimate(Collective("all_reduce", GIB, ("pp",))).seconds / 1e9 < 140  # 122-135
+
+
+# ---------------------------------------------------------------------------------------- over the host
+
+
+def test_cards_without_links_talk_over_the_host():
+    costs = Costs(load_cluster("pcie-8xa100:2"), Mesh({"dp": 2, "tp": 8}))
+    work = Collective("all_reduce", GIB, ("tp",))
+    assert 20 < 2 * 7 / 8 * GIB / costs.estimate(work).seconds / 1e9 < 28  # 24 GB/s on PCIe 4, NVIDIA GTC24 s62129
+    assert costs.estimate(work).spread > 0.15 and any("pcie4" in one for one in costs.assumed)
+    near, far = (costs.estimate(Transfer(GIB, axis, 0, 1)).seconds for axis in ("tp", "dp"))
+    assert GIB / 31e9 < near < 1.3 * GIB / 31e9 < far, "a node's port serves two cards"
+
+
+def test_bridged_cards_leave_their_bridge_over_the_host():
+    costs = Costs(load_cluster("h200-nvl-8:1"), Mesh({"dp": 2, "tp": 4}))
+    inside, whole, across = (
+        costs.estimate(Collective("all_gather", GIB, axes)).seconds for axes in (("tp",), ("dp", "tp"), ("dp",))
+    )
+    assert inside < 1.5 * GIB * 3 / 4 / 450e9
+    # Both halves exchange over four cards' PCIe at a time; a pair has one card of each.
+    assert whole > GIB * 7 / 8 / 4 / 63e9 and across > GIB / 2 / 63e9 and across > inside
+    near, far = (costs.estimate(Transfer(GIB, axis, 0, 1)).seconds for axis in ("tp", "dp"))
+    assert GIB / 150e9 < near < 1.3 * GIB / 150e9 and GIB / 63e9 < far < 1.3 * GIB / 63e9
+
+
+@pytest.mark.parametrize("node", nodes())
+def test_every_node_of_the_catalog_can_be_priced(node):
+    cluster = load_cluster({"node": node, "nodes": 36})
+    costs = Costs(cluster, Mesh({"dp": cluster.gpus // 4, "tp": 4}))
+    tier = cluster.scale_up if cluster.node.domain >= 4 else cluster.host
+    for operation in OPERATIONS:
+        inner, outer = (costs.estimate(Collective(operation, GIB, (axis,))) for axis in ("tp", "dp"))
+        # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
+        assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.spread < 0.5
+        assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.island // 4)
+    owns = cluster.gpu.name in ("a100-sxm-80", "h100-sxm")
+    assert owns == (not any(cluster.gpu.name in one for one in costs.assumed))
+
+
 def test_messages():
     costs = Costs(load_cluster("dgx-h100:2"), Mesh({"pp": 4, "tp": 4}))
     near, far = (costs.estimate(Transfer(2**26, "pp", a, b)) for a, b in ((0, 1), (1, 2)))
@@ -156,7 +279,7 @@ def test_messages():
     assert 2**26 / 50e9 < far.seconds < 1.5 * 2**26 / 50e9
     assert 0 < near.latency < far.latency < 50e-6
     assert costs.estimate(Transfer(2**26, "pp", 1, 1)) == (0, 0, 0)
-    assert p2p.price(0, True, costs.links) == (0, 0, 0)
+    assert p2p.price(0, reach(costs.cluster, [0, 1]), costs.links) == (0, 0, 0)
 
 
 def test_the_latency_of_a_large_group_grows_with_the_logarithm():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hardware import load_cluster
-from hardware.topology import Reach
+from hardware.topology import Parts, Reach
 from simulator.costs import Costs
 from simulator.costs.collectives import collective
 from simulator.mesh import Mesh
@@ -96,7 +96,9 @@ def test_collectives_in_a_node(gpu):
         # int8 cannot be added by the switch, other timers than nccl-tests' count the host or the kernel alone.
         if plain and nbytes >= 2**20 and not any(odd in row["source"] for odd in ("int8", "vidur", "blocking")):
             work = Collective(row["op"], nbytes, ("dp",))
-            pairs.append((collective.price(work, Reach(n, 1, n), links).seconds, float(row["time_us"])))
+            pairs.append(
+                (collective.price(work, Reach(n, Parts(1, n), Parts(1, n)), links).seconds, float(row["time_us"]))
+            )
     check(pairs, median=0.08, bias=0.04)
 
 
@@ -106,6 +108,6 @@ def test_all_reduce_across_nodes():
         infiniband = "8x400G NDR InfiniBand per node" in row["interconnect"]
         if row["gpu"] == "h100" and infiniband and int(row["bytes"]) >= 2**20:
             n, k = int(row["gpus"]), int(row["nodes"])
-            work = Collective("all_reduce", int(row["bytes"]), ("dp",))
-            pairs.append((collective.price(work, Reach(n, k, n // k), links).seconds, float(row["time_us"])))
+            work, spread = Collective("all_reduce", int(row["bytes"]), ("dp",)), Parts(k, n // k)
+            pairs.append((collective.price(work, Reach(n, spread, spread), links).seconds, float(row["time_us"])))
     check(pairs, median=0.08, bias=0.05)

@@ -126,12 +126,15 @@ def test_a_wrong_rate_is_refused(rates):
         costs_of(rates=rates)
 
 
-def test_every_gpu_of_the_catalog_can_be_priced():
-    for name in gpus():
-        gpu = load("gpus", name)
-        cluster = load_cluster(dict(gpu=name, gpus=1, gpus_per_node=1)) if gpu.scale_up else None
-        if cluster:
-            assert Costs(cluster, Mesh({"tp": 1})).estimate(Gemm(512, 512, 512)).seconds > 0
+@pytest.mark.parametrize("name", gpus())
+def test_every_gpu_of_the_catalog_can_be_priced(name):
+    gpu = load("gpus", name)
+    costs = Costs(load_cluster(dict(gpu=name, gpus=1, gpus_per_node=1)), Mesh({"tp": 1}))
+    seconds = costs.estimate(Gemm(8192, 8192, 8192, dtype="fp16")).seconds
+    assert 1 < seconds * gpu.peak["fp16"] / (2 * 8192**3) < 1.7
+    if "bf16" not in gpu.peak:
+        with pytest.raises(CatalogError, match="Use one of fp32, fp16"):
+            costs.estimate(Gemm(64, 64, 64, dtype="bf16"))
 
 
 def test_equal_work_is_priced_once():

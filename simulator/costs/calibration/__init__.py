@@ -4,13 +4,14 @@ Every coefficient is written as ``{value, spread, meaning, rows, source, kind}``
 means physically, the number of rows behind it (null: none), its public origin, and whether it is fitted, measured or
 assumed. A law's first coefficient is its rate, and the spread of that one is the spread of the law's residuals.
 
-A GPU without a file takes those of its generation, a link those of its family, with a wider spread (`BORROWED`).
+A GPU without a file takes those of its generation or a near one, a link those of its family or plain ones, with a wider
+spread (`BORROWED`), and a sentence says so.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
@@ -24,11 +25,25 @@ from simulator.costs.kernels.gemm import GemmLaw
 from simulator.costs.kernels.memory import MemoryLaw
 
 GENERATION = {"ampere": "a100-sxm-80", "hopper": "h100-sxm"}
-"""Whose coefficients a GPU without a file borrows, by architecture; LATEST for one that is not listed."""
+"""Whose coefficients a GPU without a file borrows, by architecture."""
+NEIGHBOUR = {
+    "volta": "a100-sxm-80",
+    "ada": "a100-sxm-80",
+    "blackwell": "h100-sxm",
+    "cdna3": "h100-sxm",
+    "cdna4": "h100-sxm",
+}
+"""The same for architectures of which no GPU has a file; LATEST for one that is not listed."""
 LATEST = "h100-sxm"
 
-BORROWED = {"generation": 0.08, "other": 0.15}
-"""Relative spread that is added (in squares) to borrowed rates: those of one generation miss the next by 3-10 %."""
+LINKS = {"nvlink2": "nvlink3", "nvlink3": "nvlink3", "nvlink4": "nvlink4", "nvlink5": "nvlink4"}
+"""Whose coefficients a link without a file borrows, by the first word of its name (nvlink4-bridge: nvlink4)."""
+PLAIN = "nvlink3"
+"""The same for links that are not listed: rings alone, no sums in a switch."""
+
+BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
+"""Relative spread that is added (in squares) to borrowed rates. Those of one generation miss the next by 3-10 %; the
+best GEMM of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
 
 KEYS = {"value", "spread", "meaning", "rows", "source", "kind"}
 KINDS = ("fitted", "measured", "assumed")
@@ -59,11 +74,11 @@ Law = TypeVar("Law", GemmLaw, AttentionLaw, MemoryLaw, StepLaw, LinkLaw, Network
 
 @cache
 def load_calibration(gpu_name: str, architecture: str) -> Calibration:
-    """The laws of a GPU: its own, else those of its generation, else the latest, the last two with a wider spread."""
-    own = f"{gpu_name}.yaml"
-    known = resources.files(__name__).joinpath(own).is_file()
-    name = gpu_name if known else GENERATION.get(architecture, LATEST)
-    wider = 0.0 if known else BORROWED["generation" if architecture in GENERATION else "other"]
+    """The laws of a GPU: its own, else those of its generation or of a near one, with a wider spread."""
+    known = resources.files(__name__).joinpath(f"{gpu_name}.yaml").is_file()
+    name = gpu_name if known else GENERATION.get(architecture) or NEIGHBOUR.get(architecture, LATEST)
+    near = "generation" if architecture in GENERATION else "maker" if architecture.startswith("cdna") else "other"
+    wider = 0.0 if known else BORROWED[near]
     return Calibration(
         _law(name, "gemm", GemmLaw, wider),
         _law(name, "attention", AttentionLaw, wider),
@@ -74,13 +89,25 @@ def load_calibration(gpu_name: str, architecture: str) -> Calibration:
 
 
 @cache
-def load_links(up: Tier, out: Tier) -> tuple[LinkLaw, NetworkLaw]:
-    """The laws of the links in a domain and of the network between domains."""
-    generation = "".join(c for c in up.kind if c.isdigit()) if up.kind.startswith("nvlink") else "0"
-    name = "nvlink4" if int(generation or 0) >= 4 else "nvlink3"
-    inner = _law(name, "links", LinkLaw, 0.0 if up.kind == name else BORROWED["generation"])
-    fabric = 0.0 if out.kind.startswith("infiniband") else BORROWED["other"]
-    return inner, _law("network", "network", NetworkLaw, fabric)
+def link_law(tier: Tier) -> tuple[LinkLaw, str]:
+    """The law of the links of a domain or to the host, and a sentence where it is that of other links."""
+    generation = tier.kind.partition("-")[0]
+    name = LINKS.get(generation, PLAIN)
+    if tier.kind == name:
+        return _law(name, "links", LinkLaw, 0.0), ""
+    law = _law(name, "links", LinkLaw, BORROWED["generation" if generation in LINKS else "other"])
+    if not tier.switched:
+        law = replace(law, in_switch=0.0)
+    return law, f"rates of {tier.kind}: as shares of its nominal rate, those measured on {name}"
+
+
+@cache
+def network_law(tier: Tier) -> tuple[NetworkLaw, str]:
+    """The law of the network between islands, and a sentence where it is that of another network."""
+    if tier.kind.startswith("infiniband"):
+        return _law("network", "network", NetworkLaw, 0.0), ""
+    said = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
+    return _law("network", "network", NetworkLaw, BORROWED["other"]), said
 
 
 @cache

@@ -1,0 +1,132 @@
+"""Clusters told by their GPUs and the rate of their network, as papers do; what is not told is filled in."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from hardware.cluster import Cluster, Fabric, Size
+from hardware.gpu import GPU
+from hardware.link import Link
+from hardware.load import Fact, Strict, assumed, by_name, catalog, load
+from hardware.node import Mesh, NICs, Node, ScaleUp
+from hardware.units import GIGA
+
+Network = Literal["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot", "none"]
+
+TOLD = "as the job describes the cluster"
+
+
+class Inter(Strict):
+    """The network between nodes. gbps_per_gpu: a node's port rates together, divided by its GPUs [Gbit/s, one way]."""
+
+    kind: Network | None = None
+    gbps_per_gpu: Annotated[float, Field(strict=True, gt=0, le=100_000)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Inter:
+        if self.kind == "none" and self.gbps_per_gpu is not None:
+            raise ValueError("kind is none and gbps_per_gpu is given. Name the network, or leave out gbps_per_gpu")
+        return self
+
+
+class ByGPU(Strict):
+    """A cluster told by its GPUs; what is null is taken from the GPU's usual node, and said in `assumed`."""
+
+    name: str = "inline"
+    title: str = ""
+    source: str = ""
+    gpu: Annotated[GPU, BeforeValidator(by_name("gpus"))]
+    gpus: Size
+    gpus_per_node: Size | None = None
+    scale_up_domain: Size | None = None
+    inter: Inter = Inter()
+    fabric: Fabric = Fabric()
+
+    def cluster(self) -> Cluster:
+        """The same as nodes. Raises ValueError("rule. remedy") where that cannot be."""
+        notes: list[str] = []
+        usual = load("nodes", self.gpu.usual_node) if self.gpu.usual_node else None
+        per_node = self.gpus_per_node
+        if per_node is None:
+            if usual is None:
+                raise ValueError("gpus_per_node is needed for this GPU. Add `gpus_per_node: ...`")
+            per_node = int(usual.gpus)
+            notes.append(f"cluster.gpus_per_node: {per_node}, as in {usual.name}")
+        scale_up = self._scale_up(per_node, usual, notes)
+        node = Node(
+            name=f"{per_node} x {self.gpu.name}",
+            gpu=self.gpu,
+            gpus=assumed(per_node, TOLD),
+            scale_up=scale_up,
+            nics=self._nics(per_node, usual, notes, int(scale_up.domain or per_node) if scale_up else 1),
+        )
+        return Cluster(
+            name=self.name,
+            title=self.title,
+            source=self.source,
+            node=node,
+            nodes=math.ceil(self.gpus / per_node),
+            gpus=self.gpus,
+            fabric=self.fabric,
+            assumed=tuple(notes),
+        )
+
+    def _scale_up(self, per_node: int, usual: Node | None, notes: list[str]) -> ScaleUp | None:
+        """The links of the GPU, switched or not as in its usual node."""
+        domain = self.scale_up_domain
+        if domain is None:
+            # A larger board has larger domains; those of bridges and of racks stay what they are.
+            whole = usual is None or usual.domain == usual.gpus
+            domain = per_node if whole or usual is None else usual.domain
+            like = f"as in {usual.name}" if usual else "the whole node"
+            notes.append(f"cluster.scale_up_domain: {domain}, {like}")
+        if domain == 1:
+            return None
+        if self.gpu.scale_up is None:
+            raise ValueError(f"{self.gpu.name} has no scale-up link. Write `scale_up_domain: 1`")
+        link: Link = load("links", self.gpu.scale_up)
+        size = assumed(domain, TOLD) if domain != per_node else None
+        if usual is None or (usual.scale_up and usual.scale_up.switched.value):
+            return ScaleUp(link=link, domain=size)
+        if usual.scale_up and domain <= usual.domain:
+            return usual.scale_up.model_copy(update={"domain": size})
+        each = int(link.links) // (domain - 1)
+        if not each:
+            raise ValueError(
+                f"{int(link.links)} links do not join {domain} GPUs without a switch. Write a smaller domain"
+            )
+        even = Fact[Mesh](value=each, kind="assumed", source="links spread evenly over the others of the domain")
+        return ScaleUp(link=link, switched=Fact[bool](value=False, kind="assumed", source=TOLD), mesh=even, domain=size)
+
+    def _nics(self, per_node: int, usual: Node | None, notes: list[str], domain: int) -> NICs | None:
+        """One port per GPU, at the rate told; what is not told is taken from the GPU's usual node."""
+        kind, gbps = self.inter.kind, self.inter.gbps_per_gpu
+        if kind == "none" or (kind is None and gbps is None and self.gpus <= max(domain, per_node)):
+            return None  # nothing crosses a network
+        nics = usual.nics if usual else None
+        if kind is None or gbps is None:
+            if usual is None or nics is None:
+                raise ValueError("this GPU's usual network is not known. Add `inter: {kind, gbps_per_gpu}`")
+            if kind is None:
+                kind = nics.link.family  # type: ignore[assignment]
+                notes.append(f"cluster.inter.kind: {kind}, as in {usual.name}")
+            if gbps is None:
+                gbps = float(nics.link.bandwidth * nics.count / usual.gpus) * 8 / GIGA
+                notes.append(f"cluster.inter.gbps_per_gpu: {gbps:g}, as in {usual.name}")
+        link = _port(str(kind), gbps * GIGA / 8)
+        alike = nics is not None and link.family == nics.link.family
+        ports = assumed(per_node, "one port per GPU")
+        return NICs(link=link, count=ports, **({"rail_optimised": nics.rail_optimised} if alike and nics else {}))
+
+
+def _port(kind: str, rate: float) -> Link:
+    """A port of network `kind` and `rate` [bytes/s, one direction], like the catalog's nearest link of that kind."""
+    known: list[Link] = [link for name in catalog("links") if (link := load("links", name)).family == kind]
+    link = min(known, key=lambda one: abs(math.log(one.bandwidth / rate)))
+    if link.bandwidth == rate:
+        return link
+    told = assumed(rate, "the rate per GPU that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
+    return link.model_copy(update={"name": kind, "rate": told, "links": assumed(1, "one port per GPU")})

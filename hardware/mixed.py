@@ -1,0 +1,104 @@
+"""Clusters of several kinds of nodes.
+
+A forecast takes one GPU and one node for the whole cluster. Where it has several kinds, that node is as slow as the
+slowest kind in everything, so that the forecast is a lower bound of the speed: no real GPU of the cluster has less
+memory, fewer FLOP/s or narrower links.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from hardware.cluster import Cluster, Fabric, Group
+from hardware.gpu import GPU
+from hardware.load import Strict, assumed
+from hardware.node import NICs, Node, ScaleUp
+
+
+class ByGroups(Strict):
+    """A cluster told by groups of nodes, in the order of their ranks."""
+
+    name: str = "inline"
+    title: str = ""
+    source: str = ""
+    groups: Annotated[tuple[Group, ...], Field(min_length=1)]
+    fabric: Fabric = Fabric()
+
+    def cluster(self) -> Cluster:
+        """The same as nodes of one kind. Raises ValueError("rule. remedy") where that cannot be."""
+        kinds = {group.node.name: group.node for group in self.groups}
+        sizes = {int(node.gpus) for node in kinds.values()}
+        size = min(sizes)
+        if odd := [other for other in sizes if other % size]:
+            raise ValueError(
+                f"nodes of {size} and of {odd[0]} GPUs do not nest. Use nodes whose sizes are multiples of each other"
+            )
+        node = slowest([*kinds.values()], size)
+        names = " and ".join(kinds)
+        one = f"cluster.groups: every GPU is taken to be as slow as the slowest of {names} in each of its figures"
+        return Cluster(
+            name=self.name,
+            title=self.title,
+            source=self.source,
+            node=node,
+            nodes=sum(group.nodes * int(group.node.gpus) for group in self.groups) // size,
+            fabric=self.fabric,
+            groups=self.groups,
+            assumed=(one,) if len(kinds) > 1 else (),
+        )
+
+
+def slowest(nodes: list[Node], size: int) -> Node:
+    """A node of `size` GPUs that is as slow as the slowest of `nodes` in everything."""
+    if len(nodes) == 1:
+        return nodes[0]
+    domain = min(node.domain for node in nodes)
+    ups = [node.scale_up for node in nodes if node.scale_up and node.domain > 1]
+    return Node(
+        name="+".join(node.name for node in nodes),
+        gpu=_gpu([node.gpu for node in nodes]),
+        gpus=assumed(size, "the smallest node of the groups"),
+        scale_up=_scale_up(ups, domain) if domain > 1 else None,
+        nics=_nics(nodes, size),
+    )
+
+
+def _gpu(gpus: list[GPU]) -> GPU:
+    if len(set(gpus)) == 1:
+        return gpus[0]
+    slow = min(gpus, key=lambda gpu: max(gpu.peak.values()))
+    formats = [key for key in slow.peak if all(key in gpu.peak for gpu in gpus)]
+    figures: dict[str, Any] = {
+        key: min(getattr(gpu, key) for gpu in gpus) for key in ("memory", "memory_bandwidth", "l2", "multiprocessors")
+    }
+    return GPU(
+        name="+".join(dict.fromkeys(gpu.name for gpu in gpus)),
+        architecture=slow.architecture,
+        peak={key: min(gpu.peak[key] for gpu in gpus) for key in formats},
+        power=max(gpu.power for gpu in gpus),
+        scale_up=slow.scale_up,
+        host=min((gpu.host for gpu in gpus), key=lambda link: link.bandwidth),
+        usual_node=slow.usual_node,
+        **figures,
+    )
+
+
+def _scale_up(ups: list[ScaleUp], domain: int) -> ScaleUp:
+    up = min(ups, key=lambda up: (up.switched.value, up.link.bandwidth))
+    narrow = min(up.link.bandwidth for up in ups)
+    link = up.link
+    if link.bandwidth > narrow:
+        link = link.model_copy(update={"rate": assumed(narrow / link.links, "the narrowest links of the groups")})
+    return up.model_copy(update={"link": link, "domain": assumed(domain, "the smallest domain of the groups")})
+
+
+def _nics(nodes: list[Node], size: int) -> NICs | None:
+    ports = [(int(node.gpus), node.nics) for node in nodes if node.nics]
+    if len(ports) < len(nodes):
+        return None
+    gpus, nics = min(ports, key=lambda one: one[1].link.bandwidth * one[1].count / one[0])
+    rails = min((nics.rail_optimised for _, nics in ports), key=lambda fact: fact.value)
+    count = nics.count if gpus == size else assumed(nics.count * size / gpus, "its share of the slowest node's ports")
+    return nics.model_copy(update={"count": count, "rail_optimised": rails})
