@@ -175,11 +175,11 @@ class Copy(NamedTuple):
 
 
 def _copy(part: Part, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
-    """Worked out once for equal states, and kept with the part."""
-    state = state - state[0]
+    """Worked out once for equal states, and kept with the part: for the rounded state, whoever asks first."""
+    state = np.round(state - state[0], 13)
     copies = part.tables.setdefault("copies", {})
     assert isinstance(copies, dict)
-    key = coordinates.key, tuple(levels), np.round(state, 12).tobytes()
+    key = coordinates.key, tuple(levels), state.tobytes()
     known = copies.get(key)
     if known is None:
         if len(copies) >= MOST_KEPT:

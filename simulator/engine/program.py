@@ -357,7 +357,7 @@ def _side(beside: Beside, price: Price) -> Side:
 def _part(block: Block, count: int, price: Price) -> Part:
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
     seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
-    return Part(block, count, seconds, spread, latency, block.tables.setdefault((seconds, latency), {}))
+    return Part(block, count, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
 
 
 def _block(link: Link, kind: str, split: bool) -> Block:

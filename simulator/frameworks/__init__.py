@@ -92,6 +92,9 @@ class Framework(Part):
     """Constant time a step: data loading, logging, launch ramp [s]."""
     spread: float = Field(ge=0, le=3)
     """Standard deviation of log(measured / predicted) of the step that the habits leave unexplained."""
+    spread_experts: float = Field(ge=0, le=3)
+    """The same that is added for models with experts: their many small kernels, and a host that waits for token counts,
+    are not described."""
 
     def __hash__(self) -> int:  # cheap, and `rates` is a dict; equal frameworks are equal in these
         return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))

@@ -103,7 +103,8 @@ class Report:
             for kind, (seconds, weighted, _, _) in sums
             if seconds and parts[kind]
         ]
-        return math.hypot(self.job.framework.spread, *terms)
+        habits = self.job.framework
+        return math.hypot(habits.spread, habits.spread_experts if self.job.model.moe else 0.0, *terms)
 
     @property
     def interval_90(self) -> tuple[float, float]:
