@@ -13,10 +13,10 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint bench golden clean help
+.PHONY: demo test lint bench golden docs-catalog clean help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(BASE) ## forecast two well-known runs and draw them into out/
 	@mkdir -p out
@@ -36,6 +36,9 @@ bench: $(DEV) ## time the simulator itself
 
 golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
 	$(BIN)/python -m tests.golden.rewrite
+
+docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
+	$(BIN)/python -m hardware.describe docs/catalog.md
 
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

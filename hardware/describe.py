@@ -1,0 +1,192 @@
+"""The catalog as one page for people: every value with its unit, its kind and its source.
+
+``python -m hardware.describe docs/catalog.md`` writes it (``make docs-catalog``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from hardware.cluster import Cluster
+from hardware.gpu import GPU
+from hardware.link import Link
+from hardware.load import Fact, Value, catalog, load
+from hardware.node import Node
+
+HEAD = """# The catalog
+
+Made by `make docs-catalog` from the files in `hardware/catalog/`; do not edit it. Values are written as in those files.
+A small number names the line of [Sources](#sources) that says where a value comes from and of which kind it is:
+**peak** (the maker's figure), **measured**, **fitted** or **assumed**. FLOP/s are dense, rates of links are those of
+one direction. [Assumed values](#assumed-values) are listed once more at the end.
+"""
+
+DEVICES = (GPU, Link, Node)
+
+SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
+    (
+        "GPUs",
+        "gpus",
+        [
+            ("architecture", "architecture"),
+            ("memory", "memory"),
+            ("memory bandwidth", "memory_bandwidth"),
+            ("last-level cache", "l2"),
+            ("multi&shy;processors", "multiprocessors"),
+            ("clock", "clock"),
+            ("power", "power"),
+            ("scale-up link", "scale_up"),
+            ("link to the host", "host"),
+            ("usual node", "usual_node"),
+        ],
+    ),
+    (
+        "Peak FLOP/s of GPUs",
+        "gpus",
+        [(form, f"peak.{form}") for form in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")],
+    ),
+    (
+        "Links and network ports",
+        "links",
+        [
+            ("", "title"),
+            ("family", "family"),
+            ("rate of one link or port", "rate"),
+            ("links per GPU or adapter", "links"),
+            ("latency", "latency"),
+            ("payload", "payload"),
+        ],
+    ),
+    (
+        "Nodes",
+        "nodes",
+        [
+            ("", "title"),
+            ("GPU", "gpu"),
+            ("GPUs", "gpus"),
+            ("scale-up link", "scale_up.link"),
+            ("switched", "scale_up.switched"),
+            ("links between two GPUs", "scale_up.mesh"),
+            ("GPUs of a domain", "scale_up.domain"),
+            ("network port", "nics.link"),
+            ("ports", "nics.count"),
+            ("rails", "nics.rail_optimised"),
+        ],
+    ),
+)
+"""Title, folder and columns (head, path of the field) of each table."""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    sources: dict[str, int] = {}
+    parts = [HEAD]
+    for title, kind, columns in SECTIONS:
+        parts += [f"## {title}\n", _table(kind, columns, sources), *_notes(kind, columns)]
+    parts += ["## Clusters\n", _clusters()]
+    listed = "\n".join(f"{number}. {text}" for text, number in sources.items())
+    parts += ["## Sources\n", listed + "\n", "## Assumed values\n", _assumed()]
+    return "\n".join(parts)
+
+
+def values(model: BaseModel, path: str = "") -> Iterator[tuple[str, Value | Fact[Any]]]:
+    """The sourced values of one file's description, by the paths of their fields; not those of other files it names."""
+    for name in type(model).model_fields:
+        yield from _within(getattr(model, name), f"{path}{name}")
+
+
+def _within(item: Any, path: str) -> Iterator[tuple[str, Value | Fact[Any]]]:
+    if isinstance(item, Value | Fact):
+        yield path, item
+    elif isinstance(item, dict):
+        for key, value in item.items():
+            yield from _within(value, f"{path}.{key}")
+    elif isinstance(item, BaseModel) and not isinstance(item, DEVICES):
+        yield from values(item, f"{path}.")
+
+
+def at(model: Any, path: str) -> Any:
+    """The field at `path`; None where there is none."""
+    for name in path.split("."):
+        model = model.get(name) if isinstance(model, dict) else getattr(model, name, None)
+    return model
+
+
+def _table(kind: str, columns: Sequence[tuple[str, str]], sources: dict[str, int]) -> str:
+    used = [(head, path) for head, path in columns if any(at(load(kind, name), path) for name in catalog(kind))]
+    rows = [[f"`{name}`", *(_cell(at(load(kind, name), path), sources) for _, path in used)] for name in catalog(kind)]
+    return _rows([kind.removesuffix("s").replace("gpu", "GPU"), *(head for head, _ in used)], rows)
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(item: Any, sources: dict[str, int]) -> str:
+    if isinstance(item, Value | Fact):
+        told = f"{item.kind}: {_source(item)}"
+        return f"{_text(item)} <sup>{sources.setdefault(told, len(sources) + 1)}</sup>"
+    return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else str(item)
+
+
+def _text(item: Value | Fact[Any]) -> str:
+    if isinstance(item, Value):
+        return item.text
+    if isinstance(item.value, bool):
+        return "yes" if item.value else "no"
+    return (
+        "<br>".join(" ".join(map(str, row)) for row in item.value) if isinstance(item.value, tuple) else str(item.value)
+    )
+
+
+def _source(item: Value | Fact[Any]) -> str:
+    page_ = getattr(item, "page", None)
+    return f"{item.source}{f', page {page_}' if page_ else ''}{f' (read on {item.checked})' if item.checked else ''}"
+
+
+def _notes(kind: str, columns: Sequence[tuple[str, str]]) -> Iterator[str]:
+    paths = {path: head for head, path in columns}
+    lines = [
+        f"- `{name}`, {paths[path] or path}: {item.note}\n"
+        for name in catalog(kind)
+        for path, item in values(load(kind, name))
+        if item.note and path in paths
+    ]
+    lines += [
+        f"- `{name}`: {load(kind, name).note}\n" for name in catalog(kind) if "title" in paths and load(kind, name).note
+    ]
+    if lines:
+        yield "".join(lines)
+
+
+def _clusters() -> str:
+    rows = []
+    for name in catalog("clusters"):
+        cluster: Cluster = load("clusters", name)
+        levels = [f"{level.nodes or 'all'} nodes, {level.oversubscription:g} : 1" for level in cluster.fabric.joins]
+        counts = [f"{cluster.nodes:,}", f"{cluster.gpus:,}"]
+        rows.append(
+            [f"`{name}`", cluster.title, f"`{cluster.node.name}`", *counts, "<br>".join(levels), cluster.source]
+        )
+    return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
+
+
+def _assumed() -> str:
+    rows = [
+        [f"`{kind}/{name}`", f"`{path}`", _text(item), item.source]
+        for kind in ("gpus", "links", "nodes")
+        for name in catalog(kind)
+        for path, item in values(load(kind, name))
+        if item.kind == "assumed"
+    ]
+    return _rows(["file", "field", "value", "why"], rows)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), "utf-8")
