@@ -66,20 +66,20 @@ def slowest(nodes: list[Node], size: int) -> Node:
 
 
 def _gpu(gpus: list[GPU]) -> GPU:
-    if len(set(gpus)) == 1:
-        return gpus[0]
     slow = min(gpus, key=lambda gpu: max(gpu.peak.values()))
-    formats = [key for key in slow.peak if all(key in gpu.peak for gpu in gpus)]
-    figures: dict[str, Any] = {
-        key: min(getattr(gpu, key) for gpu in gpus) for key in ("memory", "memory_bandwidth", "l2", "multiprocessors")
-    }
+    keys = ("memory", "memory_bandwidth", "l2", "multiprocessors")
+    figures: dict[str, Any] = {key: min(getattr(gpu, key) for gpu in gpus) for key in keys}
+    peak = {key: min(gpu.peak[key] for gpu in gpus) for key in slow.peak if all(key in gpu.peak for gpu in gpus)}
+    host = min((gpu.host for gpu in gpus), key=lambda link: link.bandwidth)
+    if (peak, host) == (slow.peak, slow.host) and all(getattr(slow, key) == least for key, least in figures.items()):
+        return slow  # in everything the slowest, or the only kind
     return GPU(
         name="+".join(dict.fromkeys(gpu.name for gpu in gpus)),
         architecture=slow.architecture,
-        peak={key: min(gpu.peak[key] for gpu in gpus) for key in formats},
+        peak=peak,
         power=max(gpu.power for gpu in gpus),
         scale_up=slow.scale_up,
-        host=min((gpu.host for gpu in gpus), key=lambda link: link.bandwidth),
+        host=host,
         usual_node=slow.usual_node,
         **figures,
     )
