@@ -7,6 +7,7 @@ between nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated
 
@@ -159,16 +160,46 @@ class Cluster(Strict):
         """GPUs in use."""
         return self.used or self.nodes * self.gpus_per_node
 
+    @cached_property
+    def domain(self) -> int:
+        """GPUs in use of each scale-up domain.
+
+        Of domains of several nodes that are not all filled the same number is used of every one, as schedulers deal
+        them out: 256 GPUs in racks of 72 are four times 64. Filled one after another, groups of ranks would straddle
+        racks. Where less than half of each would be used, they are filled all the same.
+        """
+        whole, each = self.node.domain, self.gpus_per_node
+        if whole <= each or self.gpus <= whole:
+            return whole
+        fits = (used for used in range(whole, whole // 2, -1) if used % each == 0 and self.gpus % used == 0)
+        return next(fits, whole)
+
+    @property
+    def island(self) -> int:
+        """GPUs in use that need no network among themselves: of a node, or of a domain of several."""
+        return max(self.domain, self.gpus_per_node)
+
     @property
     def scale_up_domain(self) -> int:
         """GPUs joined at full speed: at most what is there."""
-        return min(self.node.domain, self.gpus)
+        return min(self.domain, self.gpus)
+
+    @property
+    def filled_in(self) -> tuple[str, ...]:
+        """What nobody stated, one sentence each."""
+        if self.domain == self.node.domain:
+            return self.assumed
+        return *self.assumed, f"cluster: {self.domain} GPUs used of each scale-up domain of {self.node.domain}"
 
     @property
     def pattern(self) -> int:
         """Ranks after which places repeat: groups that are shifted by it are spread alike."""
         levels = self.fabric.joins
-        return levels[-2].nodes * self.gpus_per_node if len(levels) > 1 and levels[-2].nodes else self.node.island
+        return self.block(levels[-2]) if len(levels) > 1 and levels[-2].nodes else self.island
+
+    def block(self, level: Level) -> int:
+        """GPUs in use of a block of nodes that `level` joins."""
+        return (level.nodes or self.nodes) * self.gpus_per_node * self.domain // self.node.domain
 
     @property
     def scale_up(self) -> Tier:

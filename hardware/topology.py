@@ -55,8 +55,8 @@ def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
     if not len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
     node = cluster.node
-    domains, links = _parts(ranks, node.domain), 1.0
-    islands = _parts(ranks, node.island) if node.island != node.domain else domains
+    domains, links = _parts(ranks, cluster.domain), 1.0
+    islands = _parts(ranks, cluster.island) if cluster.island != cluster.domain else domains
     if node.scale_up and not node.scale_up.switched.value and len(ranks) > domains.number:
         links = _links(cluster, ranks)
         if not links:  # as far from each other as GPUs of two domains
@@ -73,7 +73,7 @@ def _parts(ranks: Sequence[int], size: int) -> Parts:
 
 def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
     """Without a switch: of a member's links, the share that ends at other members; the fewest of all members."""
-    domain, places = cluster.node.domain, dict[int, list[int]]()
+    domain, places = cluster.domain, dict[int, list[int]]()
     for rank in ranks:
         places.setdefault(rank // domain, []).append(rank % domain)
     up = cluster.node.scale_up
@@ -81,13 +81,13 @@ def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
 
 
 def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
-    block, found = cluster.node.island, []
+    block, found = cluster.island, []
     for level in cluster.fabric.joins:
         parts = _parts(ranks, block)
         if parts.number == 1:
             break
         found.append(Crossing(level.oversubscription, parts.fewest))
-        block = (level.nodes or cluster.nodes) * cluster.gpus_per_node
+        block = cluster.block(level)
     return tuple(found)
 
 
@@ -96,6 +96,6 @@ def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
     node, levels = cluster.node, cluster.fabric.joins
     if not crossed or crossed == len(levels) or node.nics is None or not node.nics.rail_optimised.value:
         return 1.0
-    forwarded = node.scale_up is not None and node.scale_up.switched.value and node.domain >= cluster.gpus_per_node
+    forwarded = node.scale_up is not None and node.scale_up.switched.value and cluster.domain >= cluster.gpus_per_node
     places = {rank % cluster.gpus_per_node for rank in ranks}
     return 1.0 if forwarded or len(places) == 1 else levels[crossed].oversubscription

@@ -1,7 +1,7 @@
 """The leaves of a model: its operations, each over named dims with global sizes.
 
-Samples ``b``, positions ``s``, key positions ``t``, hidden ``h``, head width ``a``, feed-forward width ``f``, vocabulary
-``v``, experts ``e``.
+Samples ``b``, positions ``s``, key positions ``t``, hidden ``h``, head width ``a``, feed-forward width ``f``,
+vocabulary ``v``, experts ``e``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from simulator.layout import Layout, Tensor, needed
 from simulator.ops import Attention, Collective, Gemm, Memory, Work
@@ -17,6 +16,7 @@ from simulator.sites import Leaf, Local
 
 EXPERTS = "experts"
 """The view of the mesh that leaves of experts lie in."""
+
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Leaf):

@@ -4,9 +4,9 @@ Rank numbers are row-major over the axes, so the last axis joins neighbours. An 
 to a tensor. Ranks of one scale-up domain or node are consecutive numbers.
 
 A *view* reads the ranks of one pipeline stage a second time, with other axes: experts, say, are spread over
-``edp x ep x etp`` where everything else is spread over ``dp x cp x tp``. Both readings are row-major over the same ranks,
-so each axis is a product of *parts* that the readings have in common; whatever is lowered speaks of parts only, and an
-axis that no view divides is its own only part.
+``edp x ep x etp`` where everything else is spread over ``dp x cp x tp``. Both readings are row-major over the same
+ranks, so each axis is a product of *parts* that the readings have in common. Whatever is lowered speaks of parts only;
+an axis that no view divides is its own only part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 from hardware.errors import PlanError
 
@@ -22,7 +24,8 @@ class Mesh:
     """Axes with their sizes, outermost first; the product of the sizes is the number of GPUs.
 
     views: further readings, each by name as axes with their sizes. region: the axes that the views read again, the
-    others are left as they are. Raises PlanError for a view of another size, or one whose axes do not divide the others.
+    others are left as they are.
+    Raises PlanError for a view of another size, or one whose axes do not nest with the rest.
 
     Attributes:
         named: the axes as they were given; views: the further readings.
@@ -41,7 +44,7 @@ class Mesh:
     def __init__(
         self,
         axes: Mapping[str, int],
-        views: Mapping[str, Mapping[str, int]] | None = None,
+        views: Mapping[Any, Mapping[str, int]] | None = None,
         region: Sequence[str] = (),
     ) -> None:
         self.named = dict(axes)
@@ -51,7 +54,7 @@ class Mesh:
             _check_view(name, view, again)
         borders = {name: _borders(reading) for name, reading in {"": again, **self.views}.items()}
         cuts = sorted({cut for reading in borders.values() for pair in reading.values() for cut in pair})
-        for inner, outer in zip(cuts, cuts[1:], strict=False):
+        for inner, outer in pairwise(cuts):
             if outer % inner:
                 rule = f"groups of {inner} and of {outer} consecutive ranks do not nest"
                 raise PlanError("plan.views", rule, "Choose degrees of which one divides the other", self.views)
@@ -63,7 +66,8 @@ class Mesh:
             inside = [cut for cut in cuts if low <= cut < high] if axis in again and high > low else [low]
             names = [axis] if len(inside) == 1 else [f"{axis}.{i}" for i in range(len(inside))]
             self._parts[axis] = tuple(names)
-            for part, (begin, end) in zip(names, reversed([*zip(inside, [*inside[1:], high], strict=True)]), strict=True):
+            spans = [*pairwise([*inside, high])]
+            for part, (begin, end) in zip(names, reversed(spans), strict=True):
                 self.axes[part] = end // begin
                 if axis in again and end > begin:
                     at[begin] = part
@@ -128,7 +132,7 @@ class Mesh:
 def _borders(axes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """For each axis of a reading its stride and that of the next one out."""
     found, stride = {}, 1
-    for axis in reversed(axes):
+    for axis in reversed([*axes]):
         found[axis] = stride, stride * axes[axis]
         stride *= axes[axis]
     return found

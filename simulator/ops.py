@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5, "int64": 8, "bool": 1}
-"""Bytes of one element of each number format."""
+BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5, "int64": 8, "bool": 1}
+"""Bytes of one element of each number format, whole numbers but for fp4."""
 
 
 # ---------------------------------------------------------------------------------------------- work
@@ -224,11 +225,16 @@ class Fragment:
                 found.after = [mine(other) for other in op.after]
             return own[id(op)]
 
+        def marks(of: dict[str, Op]) -> dict[str, Op]:
+            return {name: mine(op) for name, op in of.items()}
+
         return Fragment(
             [mine(op) for op in self.forward],
             [mine(op) for op in self.backward],
-            *({name: mine(op) for name, op in marks.items()} for marks in (self.entry, self.exit)),
-            *({name: mine(op) for name, op in marks.items()} for marks in (self.grad_entry, self.grad_exit)),
+            marks(self.entry),
+            marks(self.exit),
+            marks(self.grad_entry),
+            marks(self.grad_exit),
             [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
             [replace(touch, op=mine(touch.op)) for touch in self.touches],
         )

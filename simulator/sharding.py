@@ -38,7 +38,7 @@ class DataScheme(Scheme):
         return self.mesh.size((*self.over, *self.beside))
 
     def sums(self, param: Param) -> tuple[str, ...]:
-        """Along my axes and those beside them ranks have the same weights; in a view along all that see other tokens."""
+        """Along my axes and those beside them ranks have the same weights; in a view along all of other tokens."""
         mine = {*self.over, *self.beside}
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
 

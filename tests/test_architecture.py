@@ -34,7 +34,8 @@ class Room:
 
 SECONDS = ("simulator.costs", "simulator.engine", "simulator.report", "simulator.bridges")
 UNDER_SCHEMES = tuple(
-    "simulator." + name for name in ("sites", "leaves", "ops", "layout", "mesh", "scheme", "schedule", "lowering", "sharding")
+    "simulator." + name
+    for name in ("sites", "leaves", "ops", "layout", "mesh", "scheme", "schedule", "lowering", "sharding")
 )
 MACHINERY = Room(
     allowed=("hardware", "simulator"),

@@ -66,7 +66,7 @@ class Costs:
             self.calibration.assumed,
             up if cluster.scale_up_domain > 1 else "",
             over if cluster.over_host else "",
-            out if cluster.gpus > cluster.node.island else "",
+            out if cluster.gpus > cluster.island else "",
         ]
         self.assumed = tuple(filter(None, borrowed))
         self._known: dict[Work, Estimate] = {}

@@ -300,7 +300,8 @@ class Blocks:
         moe = self.model.moe
         assert moe is not None
         r, y = Dim(moe.experts), self._act("down")
-        logits, chosen = self._act("router.logits", r=r), Tensor("chosen", {**self._tokens, "k": Dim(moe.top_k)}, "fp32")
+        logits = self._act("router.logits", r=r)
+        chosen = Tensor("chosen", {**self._tokens, "k": Dim(moe.top_k)}, "fp32")
         router = [self._weight("wrouter", h=self._h, r=r)]
         router += [self._weight("brouter", r=r)] if moe.router_bias else []
         # Plain precision: routers are not quantised.

@@ -15,7 +15,7 @@ from simulator.engine.program import Program
 from simulator.ops import COMPUTE
 
 ROUNDING = 1e-12
-"""Part of a step below which an account is rounding."""
+"""Part of a step, and number of seconds, below which an account is rounding."""
 
 
 @dataclass
@@ -42,7 +42,8 @@ def breakdown(program: Program, step: float, occupied: Occupied, device: int) ->
             now = min(left, max(0.0, step - measure(covered)))
             parts[axis], left = left - now, now
     # What is left of many sums and differences is no time when it is no more than their rounding.
-    parts["bubble" if program.devices > 1 else "idle"] = left if left > ROUNDING * step else 0.0
+    parts["bubble" if program.devices > 1 else "idle"] = left if left > ROUNDING * max(step, 1.0) else 0.0
     busy = dict(zip(KINDS, lasting, strict=True))
-    hidden = {axis: busy[axis] - parts[axis] for axis in EXPOSED if busy[axis] > parts[axis] * (1 + 1e-9)}
+    hidden = {axis: busy[axis] - parts[axis] for axis in EXPOSED}
+    hidden = {axis: time for axis, time in hidden.items() if time > max(1e-9 * parts[axis], ROUNDING)}
     return Breakdown(step, parts, hidden)

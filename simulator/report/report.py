@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hardware.units import GIB
+from simulator.costs.kernels.roofline import peak
 from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
 from simulator.engine.memory import CATEGORIES, Peak, over_time, peaks
 from simulator.engine.program import SUMS, Program
@@ -126,8 +127,8 @@ class Report:
     def _utilisation(self, flops_per_step: float) -> float:
         habits = self.job.framework
         number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
-        peak = self.job.cluster.gpu.peak[number]
-        return flops_per_step / (self.step_time * self.job.cluster.gpus * peak)
+        cluster = self.job.cluster
+        return flops_per_step / (self.step_time * cluster.gpus * peak(cluster.gpu, number))
 
     @property
     def mfu(self) -> dict[str, float]:
@@ -221,7 +222,7 @@ class Report:
             f"{habits.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *self.play.assumed,
-            *self.job.cluster.assumed,
+            *self.job.cluster.filled_in,
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hardware import CatalogError, Cluster, Value, clusters, load, load_cluster
+from hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
 from hardware.load import MAX_BYTES, line_of
 
 INLINE = {
@@ -129,6 +129,27 @@ def test_the_usual_node_fills_in(gpu: str, domain: int, per_node: int, kind: str
     assert f"cluster.scale_up_domain: {domain}" in " ".join(cluster.assumed)
     assert f"cluster.inter.kind: {kind}" in " ".join(cluster.assumed)
     assert cluster.scale_out.bandwidth * 8 / 1e9 == gbps
+
+
+@pytest.mark.parametrize(
+    ("gpus", "used"), [(256, 64), (2496, 64), (144, 72), (72, 72), (32, 72), (288, 72), (292, 72), (512, 64), (100, 72)]
+)
+def test_racks_are_filled_evenly(gpus: int, used: int) -> None:
+    """Groups of ranks stay in one rack where its GPUs are dealt out evenly; where that wastes half, it is full."""
+    cluster = load_cluster({"gpu": "gb300", "gpus": gpus, "gpus_per_node": 4, "scale_up_domain": 72})
+    assert cluster.domain == used
+    assert any("of each scale-up domain of 72" in line for line in cluster.filled_in) == (used != 72)
+    if used == 64:
+        assert reach(cluster, range(64)).domains.number == 1 and reach(cluster, range(64, 128)).domains.number == 1
+        assert reach(cluster, range(60, 70)).domains.number == 2
+
+
+def test_levels_count_the_gpus_in_use() -> None:
+    """Blocks of 36 trays, two racks, hold 128 of the GPUs in use where 64 of each rack are."""
+    fabric = {"levels": [{"nodes": 36}, {"oversubscription": 4.0}]}
+    cluster = load_cluster({"gpu": "gb200", "gpus": 512, "gpus_per_node": 4, "scale_up_domain": 72, "fabric": fabric})
+    assert len(reach(cluster, range(128)).levels) == 1
+    assert len(reach(cluster, range(192)).levels) == 2
 
 
 def test_links_without_a_switch_are_those_of_the_usual_node() -> None:

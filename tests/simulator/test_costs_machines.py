@@ -38,7 +38,7 @@ def test_every_machine_of_the_published_runs_can_be_told_and_priced(shared: Path
         assert [line.partition(":")[0] for line in cluster.assumed] == [f"cluster.{key}" for key in filled], one
         costs = Costs(cluster, Mesh({"dp": cluster.gpus}))
         spread = reach(cluster, range(cluster.gpus))
-        assert spread.members == cluster.gpus and spread.islands.number == -(-cluster.gpus // cluster.node.island)
+        assert spread.members == cluster.gpus and spread.islands.number == -(-cluster.gpus // cluster.island)
         if cluster.gpus > 1:
             whole = costs.estimate(Collective("all_reduce", 2**28, ("dp",)))
             pair = costs.estimate(Collective("all_reduce", 2**28, ("dp",), (0, 1)))

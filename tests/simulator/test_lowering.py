@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.leaves import CoreAttention
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
 from simulator.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Memory, Op
 from simulator.scheme import TensorScheme
-from simulator.leaves import CoreAttention
 from simulator.sites import Leaf
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, play_job, waits_for
 from tests.strategies import MODULES, models

@@ -174,21 +174,9 @@ def _cluster(spec: Spec, left: Open) -> dict[str, Any]:
         "gpu": spec.gpu,
         "gpus": spec.gpus,
         "gpus_per_node": spec.gpus_per_node,
-        "scale_up_domain": _domain(spec, left),
+        "scale_up_domain": left.given("scale_up_domain", spec.scale_up_domain, None),
         "inter": inter.model_dump(exclude={"stated"}),
     }
-
-
-def _domain(spec: Spec, left: Open) -> int | None:
-    """GPUs that a run uses of each scale-up domain: of racks that it does not fill, the same number of every one.
-
-    256 GPUs in racks of 72 are four times 64, or groups of ranks would straddle two racks.
-    """
-    whole, gpus, node = left.given("scale_up_domain", spec.scale_up_domain, None), spec.gpus or 1, spec.gpus_per_node
-    if whole is None or node is None or gpus <= whole or gpus % whole == 0:
-        return whole
-    left.note("scale_up_domain")
-    return max((used for used in range(node, whole + 1, node) if gpus % used == 0), default=whole)
 
 
 def _micro(spec: Spec, left: Open) -> int:

@@ -104,7 +104,7 @@ SPREAD = {
     "compile": 0.01,
     "cuda_graphs": 0.01,  # dense layers are long enough to hide the host
     "offload.kind": 0.01,
-    "scale_up_domain": 0.02,  # of a machine, or how many GPUs of each rack a run uses
+    "scale_up_domain": 0.02,
     "gpus_per_node": 0.01,
     "inter.kind": 0.01,
     "inter.gbps_per_gpu": 0.02,  # 400 against 200 Gb/s is 2 % (0 to 5)

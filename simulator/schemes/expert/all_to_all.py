@@ -2,14 +2,14 @@
 
 A router picks k of the E experts for each token. Copies of the tokens, ordered by expert, are exchanged among the P
 ranks of the group (dispatch), pass their experts as one grouped GEMM a matrix, and are exchanged back (combine): 4
-all-to-alls a layer and micro-batch, two each way, of c k T h (P-1)/P elements sent per rank, with T tokens on a rank and
-c the capacity factor (1 where no token is dropped). Weights and optimizer states of the experts shrink by P; their
+all-to-alls a layer and micro-batch, two each way, of c k T h (P-1)/P elements sent per rank, with T tokens on a rank
+and c the capacity factor (1 where no token is dropped). Weights and optimizer states of the experts shrink by P; their
 gradients are summed over the ranks that hold the same experts (the rest of the view) only.
 
     x --router, permute--> all-to-all [up | act | down] all-to-all --unpermute--> y
 
-`over`: the axis of the view that spreads the experts, then, if there is one, the axis that divides each of them as tensor
-parallelism would: their inputs are gathered over it, their outputs summed and scattered. Routing is even.
+`over`: the axis of the view that spreads the experts, then, if there is one, the axis that divides each of them as
+tensor parallelism would: their inputs are gathered over it, their outputs summed and scattered. Routing is even.
 
 References: Lepikhin et al. 2020 (GShard), arXiv 2006.16668, section 3.2; with gathered inputs and folding over other
 axes: Liu et al. 2025, arXiv 2504.14960.

@@ -2,10 +2,10 @@
 
 Everything but attention works on one position at a time and is simply cut. For attention every rank gathers the keys
 and values of the whole sequence and computes the rows of its own queries; backward, the gradients of keys and values
-are reduce-scattered. With n tokens of the whole sequence and k of h the width of keys and values, 2 (p-1)/p n k
-elements are received forward (grouped heads make them few) and the same sent backward; they are gathered once more where
-the framework keeps only its own part. Each rank holds a block from the begin of the sequence and the matching one from
-its end, so all see equally many keys under a causal mask.
+are reduce-scattered. With n tokens of the whole sequence and k the width of keys, 2 (p-1)/p n k elements are received
+forward (grouped heads make them few) and as many sent backward; they are gathered once more where the framework keeps
+only its own part. Each rank holds a block from the begin of the sequence and the matching one from its end, so all see
+equally many keys under a causal mask.
 
     q, k, v (s/p) --all-gather k, v--> attention(q: s/p, k v: s) --> o (s/p)
 

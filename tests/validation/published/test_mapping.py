@@ -253,13 +253,6 @@ def test_what_takes_no_part_is_not_assumed() -> None:
     assert "memory_kind" in mapped(row(measured={"peak_memory_gib": 40.0})).assumed
 
 
-@pytest.mark.parametrize(("gpus", "used"), [(256, 64), (2496, 64), (144, 72), (72, 72), (32, 72), (292, 4), (296, 8)])
-def test_racks_are_filled_evenly(gpus: int, used: int) -> None:
-    told = mapped(row(gpu="gb300", gpus=gpus, gpus_per_node=4, scale_up_domain=72))
-    assert told.job["cluster"]["scale_up_domain"] == used
-    assert ("scale_up_domain" in told.assumed) == (used != 72)
-
-
 def test_what_is_filled_in_by_the_source_is_not_assumed() -> None:
     assert mapped(row(filled=[f"{key}:convention" for key in SPREAD])).assumed == ()
 
