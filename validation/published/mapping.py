@@ -119,8 +119,6 @@ def refuse_undescribed(spec: Spec) -> None:
         raise _refusal("class", lacking.get(spec.kind, lacking["hybrid-ssm"]), spec.kind)
     if spec.lora:
         raise _refusal("lora", lacking["lora"])
-    if spec.pipeline_split == "uneven":
-        raise _refusal("pipeline_split", "which layers form a stage is not published", "uneven")
 
 
 def refuse_unknown(spec: Spec) -> None:
@@ -252,7 +250,24 @@ def _plan(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
     schemes += _memory(spec, habits, left)
     if spec.pipeline_split == "ends-as-layers":
         plan["partition"] = "ends-as-layers"
+    elif spec.pipeline_split == "uneven":
+        left.note("pipeline_split")
+        plan["partition"] = _as_even(spec, schemes[0]["chunks"] * pp)
     return plan
+
+
+def _as_even(spec: Spec, stages: int) -> list[int]:
+    """Layers of every stage where they do not divide: as even as can be, the embedding, the loss and every layer of
+    multi-token prediction (the last ones in the last stage) counting as a layer each."""
+    layers, further = spec.model.layers or 0, spec.model.mtp or 0
+    each, more = divmod(layers + 2 + further, stages)
+    found = [each + (stage < more) for stage in range(stages)]
+    found[0] -= 1
+    found[-1] -= 1 + further
+    if found[-1] < 0:  # the ends fill more than a stage
+        found[1:3] = [found[1] + found[-1], *found[2:3]]
+        found[-1] = 0
+    return found
 
 
 def _options(use: str) -> Container[str]:

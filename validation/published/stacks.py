@@ -85,6 +85,7 @@ SPREAD = {
     "recompute.modules": 0.03,  # cores of fused attention are cheap; a program's own list may hold linears
     "schedule": 0.02,  # chunks against none is 6 % (2 to 17) where they are known to exist; they are known here
     "mesh.vpp": 0.01,
+    "pipeline_split": 0.04,  # a layer more or less in the slowest stage of a few layers
     "batch.micro": 0.01,
     "mesh.cp": 0.02,  # a ring hides more: half of a small share
     "sharding": 0.01,  # ZeRO-1 against none is 0.3 % (0 to 2)

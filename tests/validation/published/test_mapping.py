@@ -253,6 +253,26 @@ def test_what_takes_no_part_is_not_assumed() -> None:
     assert "memory_kind" in mapped(row(measured={"peak_memory_gib": 40.0})).assumed
 
 
+@pytest.mark.parametrize(
+    ("layers", "mtp", "stages", "split"),
+    [
+        (61, 1, 16, [3, *[4] * 14, 2]),  # DeepSeek-V3's own layout
+        (78, 0, 12, [6, *[7] * 7, *[6] * 3, 5]),
+        (61, 1, 32, [1, *[2] * 30, 0]),
+        (61, 1, 64, [0, 0, *[1] * 61, 0]),
+    ],
+)
+def test_layers_that_do_not_divide_are_spread_as_evenly_as_can_be(
+    layers: int, mtp: int, stages: int, split: list[int]
+) -> None:
+    chunks = stages // 4
+    told = mapped(
+        row(model__layers=layers, model__mtp=mtp, mesh__pp=4, mesh__vpp=chunks, pipeline_split="uneven", gpus=64)
+    )
+    assert told.job["plan"]["partition"] == split and sum(split) == layers
+    assert "pipeline_split" in told.assumed
+
+
 def test_what_is_filled_in_by_the_source_is_not_assumed() -> None:
     assert mapped(row(filled=[f"{key}:convention" for key in SPREAD])).assumed == ()
 
@@ -281,7 +301,6 @@ def test_every_program_has_a_framework() -> None:
         ({"kind": "hybrid-ssm"}, "class", "state-space"),
         ({"model__ssm": {"state": 128}}, "class", "state-space"),
         ({"kind": "other"}, "class", "attention"),
-        ({"pipeline_split": "uneven"}, "pipeline_split", "stage"),
         ({"gpu": None}, "gpu", "not published"),
         ({"gpus": None}, "gpus", "not published"),
         ({"precision": None}, "precision", "not published"),
