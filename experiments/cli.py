@@ -290,6 +290,43 @@ def list_(
             show(table(kind, rows))
 
 
+# --------------------------------------------------------------------------------------------- scale
+
+
+@app.command()
+def scale(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
+    gpus: Annotated[str, typer.Option("--gpus", metavar="COUNTS", help="8,16,24 or 8..4096 for all doublings of 8.")],
+    strong: Annotated[
+        bool, typer.Option("--strong/--weak", help="Keep the global batch, or the batch of every GPU.")
+    ] = False,
+    over: Annotated[
+        str | None, typer.Option("--over", metavar="AXIS", help="The axis that grows; the data scheme's if not given.")
+    ] = None,
+    as_json: AsJson = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="PATH", help="Draw the curve into a .png or .svg file.")
+    ] = None,
+) -> None:
+    """Forecast one job on ever more GPUs: the scaling curve, and where its bottleneck changes."""
+    with answering(as_json):
+        from experiments.scale import counts, curve, page, table
+
+        files = figure_files(plot, ("scaling",)) if plot is not None else {}
+        found = curve(job, counts(gpus), "strong" if strong else "weak", over)
+        for place in files.values():
+            from experiments.plots import scaling
+
+            place.parent.mkdir(parents=True, exist_ok=True)
+            scaling.draw(found, place)
+        if as_json:
+            emit({"kind": found.kind, "axis": found.axis, "points": table(found)})
+        else:
+            from experiments.page import show
+
+            show(page(found))
+
+
 # ------------------------------------------------------------------------------------------ validate
 
 

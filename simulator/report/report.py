@@ -175,6 +175,19 @@ class Report:
     # --------------------------------------------------------------------------------------- words
 
     @property
+    def costs(self) -> dict[str, float]:
+        """Seconds of the step that are no matrix work, by what they were spent on."""
+        parts = self.breakdown.parts
+        costs = {
+            "the pipeline bubble": parts["bubble"],
+            "the optimizer": parts["optimizer"],
+            "memory-bound kernels": parts["memory_bound"],
+            "idling": parts["idle"],
+            "the host": parts["host"] + self.job.framework.step_overhead_s,
+        }
+        return costs | {f"exposed {name} communication": parts[axis] for axis, name in COMMUNICATION.items()}
+
+    @property
     def limits(self) -> str:
         """What limits the plan, in one sentence."""
         if not self.fits:
@@ -183,15 +196,7 @@ class Report:
             top = max(by, key=lambda k: by[k])
             excess = (self.peak_device - self.capacity) / GIB
             return f"It does not fit: stage {worst} needs {excess:.1f} GiB more than the GPU has, most of it {top}."
-        parts, step = self.breakdown.parts, self.step_time
-        costs = {
-            "the pipeline bubble": parts["bubble"],
-            "the optimizer": parts["optimizer"],
-            "memory-bound kernels": parts["memory_bound"],
-            "idling": parts["idle"],
-            "the host": parts["host"] + self.job.framework.step_overhead_s,
-        }
-        costs |= {f"exposed {name} communication": parts[axis] for axis, name in COMMUNICATION.items()}
+        parts, step, costs = self.breakdown.parts, self.step_time, self.costs
         worst_cost = max(costs, key=lambda k: costs[k])
         matrix = (parts["gemm"] + parts["attention"]) / step
         return (
