@@ -36,7 +36,7 @@ class Dim:
     spread over experts evenly.
     """
 
-    size: int
+    size: int | Fraction
     unit: int | Fraction = 1
     copies: bool = False
 
@@ -119,7 +119,8 @@ def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Co
     """The collectives that turn `source` into `target`, in order.
 
     Reductions come first, then all-to-alls, then gathers, inner axes first: so every step moves the least. Turning a
-    full copy into a cut is a slice and moves nothing. Equal steps over all parts of one axis are one step over it.
+    full copy into a cut is a slice and moves nothing: along a dim that is whole it comes before the all-to-alls. Equal
+    steps over all parts of one axis are one step over it.
     """
     steps: list[Collective] = []
     now = dict(source)
@@ -138,6 +139,8 @@ def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Co
     for axis in axes:
         if now.get(axis) == PARTIAL and target.get(axis) != PARTIAL:
             step("reduce_scatter" if axis in target else "all_reduce", axis, now)
+    whole = {axis: target[axis] for axis in axes if axis not in now and target.get(axis) not in (None, PARTIAL)}
+    now |= {axis: dim for axis, dim in whole.items() if dim not in now.values()}
     for axis in axes:
         if now.get(axis, PARTIAL) != PARTIAL and target.get(axis, PARTIAL) != PARTIAL and now[axis] != target[axis]:
             step("all_to_all", axis, now)

@@ -40,11 +40,11 @@ class Lowering:
     ) -> None:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
         self._known: Known = known if known is not None else {}
-        self._alike = (regather, tuple(mesh.axes), *(scheme.alike for scheme in schemes))
+        self._alike = (regather, tuple(mesh.axes), tuple(mesh.views), *(scheme.alike for scheme in schemes))
         self.producer: dict[str, tuple[Tensor, Leaf]] = {}
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
-        self._families: dict[str, str] = {part: one.family for one in reversed(self.schemes) for part in one.over}
+        self._families: dict[str, str] = {part: one.family for one in self.schemes if not one.view for part in one.over}
         self._embeds = False
         self._same: dict[str, Tensor] = {}
         self._passed_on: dict[str, Tensor] = {}
@@ -150,11 +150,11 @@ class Lowering:
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
         return Op(name, stream, work, list(after), phase)
 
-    def _chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str) -> list[Op]:
+    def _chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
         """Ops of one leaf, each waiting for the one before (they may lie on different streams)."""
         ops: list[Op] = []
         for work in works:
-            ops.append(self._op(name, work, [*after, *ops[-1:]], phase))
+            ops.append(self._op(name, work, [*after, *ops[-1:]], phase, view))
         return ops
 
     def key(self, tensor: Tensor, layout: Layout) -> str:
@@ -201,7 +201,9 @@ class Lowering:
         ready = (weights or inputs or [Op(f"w{leaf.name}", after=grads, phase="W")])[-1]
         # A tied output layer beside its embedding has no table of its own.
         for weight in () if getattr(leaf, "tied", False) and self._embeds else leaf.weights:
-            partial = tuple(axis for axis, dim in divide.items() if not weight.has(dim))
+            # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
+            summed = (axis for axis, dim in divide.items() if any(t.has(dim) for t in leaf.outs))
+            partial = tuple(axis for axis in summed if not weight.has(divide[axis]))
             size = weight.local(needed(weight, divide), self.mesh)
             total = weight.local({}, self.mesh)
             tied = getattr(leaf, "tied", False)
@@ -332,7 +334,8 @@ class _Join:
         phase = "W" if isinstance(leaf, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]
         key = low.key(tensor, wanted)
-        again = low._chain(f"regather {tensor.name}", steps, list(frag.grad_entry.values()), phase)
+        gradients, view = list(frag.grad_entry.values()), low.meeting(tensor, leaf)
+        again = low._chain(f"regather {tensor.name}", steps, gradients, phase, view)
         for op in readers:
             op.after.append(again[-1])
         frag.touches = [

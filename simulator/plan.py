@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import get_args
 
 from hardware.errors import PlanError, nearest
 from hardware.load import validated
+from simulator.frameworks import Format
 from simulator.job import Job, located
-from simulator.leaves import EXPERTS
+from simulator.leaves import EXPERTS, QUANTISED
 from simulator.mesh import Mesh
 from simulator.models.blocks import Blocks
 from simulator.partition import layers_of_stages
@@ -51,7 +53,7 @@ class Plan:
     def _check(self, job: Job) -> None:
         self.mesh = self._mesh()
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
-        for check in (check_world, check_axes, check_roles, check_experts, check_batch):
+        for check in (check_formats, check_world, check_axes, check_roles, check_experts, check_batch):
             check(self)
         self.shape = self._shape()
         check_size(self)
@@ -172,6 +174,17 @@ class Plan:
 # --------------------------------------------------------------------------------------------- rules
 
 
+def check_formats(plan: Plan) -> None:
+    """The GPU multiplies numbers of the format that products run in."""
+    gpu, habits = plan.job.cluster.gpu, plan.job.framework
+    number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
+    if number not in gpu.peak:
+        words = [word for word, one in QUANTISED.items() if one.dtype in gpu.peak]
+        known = ", ".join([*(word for word in get_args(Format) if word in gpu.peak), *words])
+        rule = f"{gpu.name} has no peak rate for products in {number}"
+        raise PlanError("precision.compute", rule, f"Use one of {known}", plan.job.precision.compute)
+
+
 def check_world(plan: Plan) -> None:
     """The mesh uses every GPU once."""
     gpus = plan.job.cluster.gpus
@@ -236,7 +249,7 @@ def check_divisible(plan: Plan) -> None:
     from simulator.lowering import Lowering
 
     # The samples of all replicas divide by their number, whatever it is.
-    key = (replace(plan.blocks, replicas=1), *(scheme.alike for scheme in plan.inside))
+    key = (replace(plan.blocks, replicas=1), tuple(plan.mesh.views), *(scheme.alike for scheme in plan.inside))
     if key in plan.divisible:
         return
     lowering = Lowering(plan.mesh, plan.inside)

@@ -53,7 +53,7 @@ class DataScheme(Scheme):
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
         chain = inner(stage)
-        if self.copies > 1 and self.habits.overlap.dp:
+        if self.habits.overlap.dp:
             chain.behind += self._in_buckets(chain, lambda axes, n: self.reduce(axes, n, "W", "last"), backward=True)
             if self._gathers:
                 # Each bucket of weights is gathered in front of its first use in the first micro-batch.
@@ -66,7 +66,7 @@ class DataScheme(Scheme):
         """Without overlap all is reduced, and gathered again, around the update."""
         fragment = inner(site)
         alone = self.habits.overlap.dp or self.each_batch
-        if isinstance(site, Update) and self.copies > 1 and not alone:
+        if isinstance(site, Update) and not alone:
             whole: dict[tuple[str, ...], int] = defaultdict(int)
             for param, count in site.params:
                 if axes := self.sums(param):
@@ -96,19 +96,26 @@ class DataScheme(Scheme):
         return Op("gather params", "data", work, [], phase, when)
 
     def _in_buckets(self, chain: Chain, make: Callable[[tuple[str, ...], int], Op], backward: bool) -> Iterable[Beside]:
-        """For each set of axes that gradients are summed over, an op a bucket, in the order in which they begin."""
+        """An op a bucket, of gradients that are summed over the same axes, in the order in which they begin."""
         limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.copies)
         axes_of = [self.sums(param) for param, _ in chain.params()]
         sets = list(dict.fromkeys(axes_of))
         summed = chain.of_params([sets.index(axes) for axes in axes_of])
         size = chain.of_params([param.size for param, _ in chain.params()])
+        buckets: list[tuple[np.ndarray, Op]] = []
         for i, axes in enumerate(sets):
             if axes:
                 numbers = np.flatnonzero(summed == i)[:: -1 if backward else 1]
                 held = np.cumsum(size[numbers])
                 starts, sizes = _filled(held, limit)
                 ops = {elements: make(axes, elements) for elements in set(sizes)}
-                yield Beside([ops[elements] for elements in sizes], numbers, starts)
+                buckets += zip(np.split(numbers, starts[1:]), (ops[elements] for elements in sizes), strict=True)
+        if buckets:
+            # Backward a bucket begins with its last gradient, forward it is there for its first weight.
+            buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
+            lengths = [len(numbers) for numbers, _ in buckets]
+            starts = np.cumsum([0, *lengths[:-1]])
+            yield Beside([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
 
 
 def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
@@ -135,6 +142,8 @@ def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
     """
     links = chain.links
     held = [_held(scheme, link) for link in links]
+    if not any(held):
+        return chain
     made: list[Link] = []
     for i, link in enumerate(links):
         before, after = held[i - 1] if i else {}, held[i + 1] if i + 1 < len(links) else {}
@@ -169,7 +178,8 @@ def _whole(
     scheme: DataScheme, link: Link, own: Held, following: Held, previous: Held, first: bool, last: bool, again: bool
 ) -> Fragment:
     """A unit that gathers the weights of the `following` unit in its forward pass and of the `previous` one in its
-    backward pass. first: it gathers its own before. last: it keeps them until its backward pass, or (again) does not.
+    backward pass. first: it gathers its own before its forward pass; again: before its backward pass. last: it keeps
+    them from the one to the other.
     """
     made = link.fragment.copy()
     gradients = BYTES[scheme.habits.gradients]
@@ -184,7 +194,11 @@ def _whole(
         found = gathers(held, came, phase, name)
         gate[to] = Op(f"{name} of the next", after=[gate[to], *found], phase=phase)
         made.touches += _lives(name, _bytes(scheme, held), found[0], ops[-1])
-        ops[:0] = found
+        # Behind the unit's own weights, and behind what it waits for.
+        place = next((i + 1 for i, op in enumerate(ops) if op in came), 0)
+        while place < len(ops) and ops[place].stream == found[0].stream:
+            place += 1
+        ops[place:place] = found
 
     def own_first(ops: list[Op], came: list[Op], phase: str) -> None:
         found = gathers(own, came, phase, "gather params")

@@ -171,7 +171,9 @@ class Blocks:
         normed, again = self._act("norm1"), self._act("norm2")
         projected, middle = self._act("proj"), self._act("middle")
         proj_bias = (self._weight("proj.bias", h=self._h),) if model.proj_bias else ()
-        down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and not experts else ()
+        # Routed experts have biases of their own; what all tokens pass has this one.
+        passed = not experts or (model.moe and model.moe.shared_ffn)
+        down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and passed else ()
         block, results = self._moe(again) if experts else self._dense(again)
         inner: list[Site]
         if model.parallel_residual:
@@ -325,7 +327,7 @@ class Blocks:
         model, f = self.model, Dim(moe.expert_ffn)
         places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
         e, own = Dim(1, unit=Fraction(1, moe.experts)), Dim(moe.experts)
-        spread = {"b": self._tokens["b"], "s": Dim(int(self.seq * places), unit=places), "e": e}
+        spread = {"b": self._tokens["b"], "s": Dim(self.seq * places, unit=places), "e": e}
 
         def routed(name: str, **dims: Dim) -> Tensor:
             return Tensor(name, {**spread, **dims}, self.dtype)

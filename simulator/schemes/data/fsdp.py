@@ -29,11 +29,11 @@ class FSDP(DataScheme):
     each_batch = True
 
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
-        chain = inner(stage)
-        return in_units(self, chain, ahead=self.habits.overlap.dp) if self.copies > 1 else chain
+        return in_units(self, inner(stage), ahead=self.habits.overlap.dp)
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         n = setting.n
         moved = 2 * setting.weight_bytes - setting.last_weight_bytes + setting.grad_bytes
         yield Law("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters")
-        yield Law("state_bytes_per_parameter", 16 / n, "section 2: 4 + 4 + 8 bytes, with sharded fp32 weights")
+        if n > 1:
+            yield Law("state_bytes_per_parameter", 16 / n, "section 2: 4 + 4 + 8 bytes, with sharded fp32 weights")
