@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,26 +21,59 @@ SECONDS = st.integers(1, 64).map(lambda n: n / 8)
 
 @st.composite
 def models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None) -> Model:
-    """A small decoder whose heads, widths, vocabulary and sequence divide by `tensor`; every kind of block occurs."""
+    """A small decoder whose heads, widths, vocabulary and sequence divide by `tensor`, of what all GPTs have."""
+    return Model(**draw(shapes_of_models(tensor, layers)))
+
+
+@st.composite
+def shapes_of_models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None, cut: int = 1) -> dict[str, Any]:
+    """The fields of such a model; its sequence divides by `tensor` x `cut`."""
     kv_heads = tensor * draw(st.integers(1, 2))
-    heads = kv_heads * draw(st.sampled_from([1, 1, 2, 3]))
-    head_dim = 2 * draw(st.integers(1, 8))
-    gelu = draw(st.booleans())
-    return Model(
-        layers=layers or draw(st.integers(1, 4)),
-        hidden=4 * draw(st.integers(1, 16)),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=tensor * draw(st.integers(1, 64)),
-        vocab=tensor * draw(st.integers(1, 128)),
-        seq=tensor * draw(st.integers(1, 16)),
-        gated=not gelu,
-        positions=draw(st.sampled_from(["learned", "rope", "none"])),
-        tied=draw(st.booleans()),
-        norm=draw(st.sampled_from(["layernorm", "rmsnorm", "layernorm1p"])),
-        dropout=draw(st.sampled_from([0.0, 0.1])),
-    )
+    return {
+        "layers": layers or draw(st.integers(1, 4)),
+        "hidden": 4 * draw(st.integers(1, 16)),
+        "heads": kv_heads * draw(st.sampled_from([1, 1, 2, 3])),
+        "kv_heads": kv_heads,
+        "head_dim": 2 * draw(st.integers(1, 8)),
+        "ffn": tensor * draw(st.integers(1, 64)),
+        "vocab": tensor * draw(st.integers(1, 128)),
+        "seq": tensor * cut * draw(st.integers(1, 16)),
+        "gated": draw(st.booleans()),
+        "positions": draw(st.sampled_from(["learned", "rope", "none"])),
+        "tied": draw(st.booleans()),
+        "norm": draw(st.sampled_from(["layernorm", "rmsnorm", "layernorm1p"])),
+        "dropout": draw(st.sampled_from([0.0, 0.1])),
+    }
+
+
+@st.composite
+def modern_models(draw: st.DrawFn, tensor: int, layers: int, cut: int, experts: int | None, each: int) -> Model:
+    """The same with any of what newer models have. experts: ranks that they are spread over; None: the model has none.
+    each: ranks that divide every one of them."""
+    fields = draw(shapes_of_models(tensor, layers, cut))
+    if draw(st.booleans()):
+        fields |= {"parallel_residual": draw(st.booleans()), "embedding_norm": draw(st.booleans())}
+        fields |= {"qk_layernorm": draw(st.booleans()), "mtp": draw(st.integers(0, 2))}
+        fields |= {"window": draw(st.integers(1, fields["seq"])), "full_every": draw(st.integers(0, 2))}
+    if draw(st.booleans()):
+        mla = {name: 2 * draw(st.integers(1, 6)) for name in ("kv_lora_rank", "qk_nope", "qk_rope", "v")}
+        mla["q_lora_rank"] = draw(st.sampled_from([None, 6]))
+        fields |= {"mla": mla, "positions": "rope", "kv_heads": fields["heads"]}
+        del fields["head_dim"]
+    if experts is not None:
+        count = experts * draw(st.integers(1, 3))
+        fields["moe"] = {
+            "experts": count,
+            "top_k": draw(st.integers(1, min(3, count))),
+            "expert_ffn": math.lcm(tensor, each) * draw(st.integers(1, 8)),
+            "shared_experts": (shared := draw(st.integers(0, 1))),
+            "shared_ffn": shared * tensor * draw(st.integers(1, 8)),
+            "first_dense": draw(st.integers(0, layers)),
+            "every": draw(st.integers(1, 2)),
+            "capacity": draw(st.sampled_from([None, 1.0, 1.25])),
+            "router_bias": draw(st.booleans()),
+        }
+    return Model(**fields)
 
 
 @st.composite
@@ -51,8 +86,9 @@ def shapes(draw: st.DrawFn, v: st.SearchStrategy[int] = ONE, most_p: int = 8, mo
 
 PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
-DATAS = ("data/ddp", "data/zero-1")
-MODULES = ("core_attn", "attention", "mlp")
+DATAS = ("data/ddp", "data/zero-1", "data/fsdp")
+MODULES = ("core_attn", "attention", "mlp", "moe")
+FORMATS = ("bf16", "bf16", "fp8-delayed", "mxfp8")
 
 
 @st.composite
@@ -67,6 +103,24 @@ def partitions(draw: st.DrawFn, layers: int, stages: int) -> str | list[int]:
     return "even" if len(set(each)) == 1 else each
 
 
+def views_of(sizes: Sequence[int]) -> list[dict[str, int]]:
+    """All ways to read ranks that lie in axes of these `sizes`, outermost first, again as edp x ep x etp."""
+    borders = {math.prod(sizes[i:]) for i in range(len(sizes) + 1)}
+    ranks = max(borders)
+
+    def nests(etp: int, ep: int) -> bool:
+        cuts = sorted({*borders, etp, etp * ep})
+        return all(outer % inner == 0 for inner, outer in pairwise(cuts))
+
+    divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    return [
+        {"edp": ranks // (etp * ep), "ep": ep, "etp": etp}
+        for etp in divisors
+        for ep in divisors
+        if ranks % (etp * ep) == 0 and nests(etp, ep)
+    ]
+
+
 @st.composite
 def jobs(
     draw: st.DrawFn,
@@ -77,24 +131,34 @@ def jobs(
     tensor: st.SearchStrategy[int] = TENSOR_RANKS,
     launch: tuple[float, ...] = (0.0,),
     passes: int = 0,
+    formats: tuple[str, ...] = FORMATS,
 ) -> dict[str, Any]:
     """A whole job in long form that no rule refuses.
 
     launch: seconds of the host an op. passes: of micro-batches through layers, up to which there may be more of them.
+    formats: of the products of linear layers.
     """
     t, dp, pp = draw(tensor), draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 4]))
+    cp = draw(st.sampled_from([1, 1, 2, 3]))
     pipeline = draw(st.sampled_from(pipelines))
     chunks = draw(st.integers(2, 3)) if "interleaved" in pipeline else 1
     stages = pp * chunks
-    model = draw(models(t, stages * draw(st.integers(1, 2))))
+    # Without a view experts are copies, of which tensor ranks hold parts.
+    view = draw(st.none() | st.sampled_from(views_of((dp, cp, t))))
+    ep, etp = (view["ep"], view["etp"]) if view else (draw(st.sampled_from([None, 1])), 1)
+    model = draw(modern_models(t, stages * draw(st.integers(1, 2)), cp, ep, etp))
     most = min(40, passes // model.layers)
     m = pp * draw(st.integers(1, max(3, most // pp))) if chunks > 1 else draw(st.integers(1, max(6, most)))
     micro = draw(st.integers(1, 2))
     schemes: list[dict[str, Any]] = [
         {"use": pipeline, "over": "pp", "chunks": chunks},
         {"use": draw(st.sampled_from(datas)), "over": "dp"},
+        {"use": "sequence/all-gather", "over": "cp"},
         {"use": draw(st.sampled_from(tensors)), "over": "tp"},
     ]
+    if view:
+        over = ["ep", "etp"] if etp > 1 else "ep"
+        schemes.insert(draw(st.integers(1, 4)), {"use": "expert/all-to-all", "over": over})
     if recompute and draw(st.booleans()):
         modules = draw(st.lists(st.sampled_from(MODULES), min_size=1, max_size=3, unique=True))
         schemes.append({"use": "memory/recompute-selective", "modules": modules})
@@ -109,11 +173,13 @@ def jobs(
     }
     return {
         "model": model,
-        "cluster": {"gpu": "h100-sxm", "gpus": math.prod((pp, dp, t))},
+        "cluster": {"gpu": "h100-sxm", "gpus": math.prod((pp, dp, cp, t))},
         "framework": {"name": "megatron-core", "set": settings},
+        "precision": draw(st.sampled_from(formats)),
         "batch": {"global": m * micro * dp, "micro": micro},
         "plan": {
-            "mesh": {"pp": pp, "dp": dp, "tp": t},
+            "mesh": {"pp": pp, "dp": dp, "cp": cp, "tp": t},
+            "views": {"experts": view} if view else {},
             "schemes": schemes,
             "partition": draw(partitions(model.layers, stages)),
         },

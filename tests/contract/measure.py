@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import accumulate
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from simulator.engine.flat import Flat
@@ -18,14 +19,16 @@ from simulator.engine.memory import Peak, block_events, memory_events
 from simulator.engine.program import Program, Side, Task
 from simulator.engine.step import Engine, Step
 from simulator.engine.sweep import Times
-from simulator.forecast import forecast, programmed
+from simulator.forecast import device_params, forecast, lowered, programmed, resting
 from simulator.frameworks import load_framework
 from simulator.job import load_job
-from simulator.lowering import Lowering, rests
+from simulator.leaves import EXPERTS
+from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
-from simulator.ops import Attention, Beside, Chain, Collective, Gemm, Link, Memory, Op, Param, Transfer, Work
+from simulator.models.flops import forward_matmul_flops
+from simulator.ops import COMPUTE, Attention, Beside, Chain, Collective, Gemm, Link, Memory, Op, Param, Transfer, Work
 from simulator.plan import Plan
 from simulator.schedule import PipelineSetting
 from simulator.scheme import Scheme, find_scheme
@@ -117,11 +120,15 @@ def waits_for(op: Op) -> set[int]:
     return found
 
 
-def sent(ops: Sequence[Op], mesh: Mesh, axis: str) -> float:
-    """Bytes that one rank sends in the collectives over `axis`."""
-    n = mesh.size(axis)
-    works = [op.work for op in ops if isinstance(op.work, Collective) and axis in op.work.axes]
-    return sum(SENT[work.operation] * (n - 1) / n * work.nbytes for work in works)
+def sent(ops: Iterable[Op], mesh: Mesh) -> float:
+    """Bytes that one rank sends in the collectives among `ops`."""
+    found = 0.0
+    for op in ops:
+        assert op.work is None or op.stream == COMPUTE or isinstance(op.work, Collective)
+        if isinstance(op.work, Collective):
+            n = mesh.size(op.work.axes)
+            found += SENT[op.work.operation] * (n - 1) / n * op.work.nbytes
+    return found
 
 
 def saved(link: Link) -> float:
@@ -162,9 +169,11 @@ class LayerSetting:
         return link, mesh
 
 
-def sent_per_layer(setting: LayerSetting, scheme: str) -> float:
+def sent_per_layer(setting: LayerSetting | SequenceSetting | ExpertSetting, scheme: str) -> float:
     link, mesh = setting.layer(scheme)
-    return sent(link.fragment.forward + link.fragment.backward, mesh, "tp")
+    family = scheme.partition("/")[0]
+    ops = [op for op in link.fragment.forward + link.fragment.backward if op.stream == family]
+    return sent(ops, mesh)
 
 
 def activations_per_layer(setting: LayerSetting, scheme: str) -> float:
@@ -193,14 +202,80 @@ def recomputed_forward_share(setting: LayerSetting, scheme: str) -> float:
 
 
 @dataclass(frozen=True)
+class SequenceSetting:
+    """A layer on cp ranks that share b sequences of s tokens; keys and values are kv_width of h wide each."""
+
+    cp: int = 1
+    b: int = 1
+    s: int = 48
+    h: int = 64
+    kv_width: int = 64
+    regather: bool = True
+
+    def layer(self, use: str) -> tuple[Link, Mesh]:
+        mesh = Mesh({"cp": self.cp})
+        model = Model(layers=1, hidden=self.h, heads=8, kv_heads=8 * self.kv_width // self.h, vocab=64, seq=self.s)
+        blocks = Blocks(model, self.b, self.s, 64)
+        lowering = Lowering(mesh, [make(use, mesh, ("cp",))], self.regather)
+        (link,) = lowering.run(blocks.stage(range(1), False, False)).links
+        return link, mesh
+
+
+@dataclass(frozen=True)
+class ExpertSetting:
+    """A layer of `experts` experts over ep ranks, each of which has b sequences of s tokens (or of s of their tokens).
+
+    A token takes top_k x capacity places. over: the axis whose ranks they are: dp, cp or tp (sequence parallel).
+    """
+
+    ep: int = 1
+    b: int = 1
+    s: int = 16
+    h: int = 32
+    experts: int = 8
+    top_k: int = 2
+    capacity: float | None = None
+    over: str = "dp"
+
+    @property
+    def places(self) -> float:
+        return self.top_k * (self.capacity or 1)
+
+    @property
+    def model(self) -> Model:
+        moe = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": 16, "capacity": self.capacity}
+        seq = self.s * (1 if self.over == "dp" else self.ep)
+        return Model(layers=1, hidden=self.h, heads=8, vocab=64, seq=seq, moe=moe)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one layer's routed experts."""
+        return self.experts * self.model.mlp_parameters(16)
+
+    def layer(self, use: str) -> tuple[Link, Mesh]:
+        mesh = Mesh({self.over: self.ep}, {EXPERTS: {"edp": 1, "ep": self.ep}}, [self.over])
+        others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
+        schemes = [make(others[self.over], mesh, (self.over,)), make(use, mesh, ("ep",))]
+        model = self.model
+        blocks = Blocks(model, self.b, model.seq, 64, self.ep if self.over == "dp" else 1)
+        (link,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).links
+        return link, mesh
+
+
+def expert_parameters(setting: ExpertSetting, use: str) -> int:
+    link, _ = setting.layer(use)
+    return sum(param.size for param in link.fragment.params if param.name.startswith(("wexpert", "bexpert")))
+
+
+@dataclass(frozen=True)
 class DataSetting:
-    """A small GPT on n data-parallel ranks, with fp32 gradients and bf16 weights."""
+    """A small GPT with an output layer of its own on n data-parallel ranks, with fp32 gradients and bf16 weights."""
 
     n: int = 4
 
     @property
     def model(self) -> Model:
-        return Model(layers=2, hidden=64, heads=4, vocab=256, seq=32)
+        return Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)
 
     @property
     def grad_bytes(self) -> int:
@@ -210,24 +285,29 @@ class DataSetting:
     def weight_bytes(self) -> int:
         return 2 * self.model.parameters
 
-    def stage(self, use: str) -> tuple[Chain, Mesh, Scheme]:
-        mesh = Mesh({"dp": self.n})
-        scheme = make(use, mesh, ("dp",))
-        blocks = Blocks(self.model, 1, 32, 256, self.n)
-        return Lowering(mesh, [scheme], True).run(blocks.stage(range(2), True, True)), mesh, scheme
+    @property
+    def last_weight_bytes(self) -> int:
+        """Of the final norm and the output layer."""
+        return 2 * (self.model.norm_parameters + self.model.hidden * self.model.vocab)
+
+    def lowered(self, use: str) -> tuple[Chain, Plan]:
+        plan = {"mesh": {"dp": self.n}, "schemes": [{"use": use, "over": "dp"}]}
+        cluster = {"gpu": "h100-sxm", "gpus": self.n}
+        ready = Plan(load_job({"model": self.model, "cluster": cluster, "plan": plan}))
+        (chain,), _ = lowered(ready)
+        return chain, ready
 
 
 def sent_per_step(setting: DataSetting, use: str) -> float:
-    chain, mesh, _ = setting.stage(use)
+    chain, plan = setting.lowered(use)
     beside = ops_beside((*chain.ahead, *chain.behind))
-    return sent(forward_ops(chain) + backward_ops(chain) + beside, mesh, "dp")
+    return sent(forward_ops(chain) + backward_ops(chain) + beside, plan.mesh)
 
 
 def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
-    chain, mesh, scheme = setting.stage(use)
-    size = sum(param.size for param in params_of(chain))
-    whole = {"parameters": 2, "gradients": 4, "optimizer": 12}
-    return sum(size * n / mesh.size(rests([scheme], state)) for state, n in whole.items()) / setting.model.parameters
+    chain, plan = setting.lowered(use)
+    (params,) = device_params(plan, [chain])
+    return sum(resting(plan, params).values()) / setting.model.parameters
 
 
 def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> Replay:
@@ -258,6 +338,7 @@ MEASURES = {
         "activations_per_layer_selective",
         "activations_per_layer_full",
         "recomputed_forward_share",
+        "expert_parameters",
         "sent_per_step",
         "state_bytes_per_parameter",
         "bubble",
@@ -348,6 +429,10 @@ class Played:
             for param in params_of(chain)
         ]
 
+    def resting(self, device: int) -> dict[str, float]:
+        """Bytes of the states that a device holds all the time, by category."""
+        return resting(self.plan, device_params(self.plan, self.stages)[device])
+
     def flops(self, *phases: str) -> dict[str, float]:
         """FLOPs over all ranks by kind of work, of the given phases."""
         found = {"gemm": 0.0, "attention": 0.0}
@@ -355,6 +440,37 @@ class Played:
             if op.phase in phases and isinstance(op.work, Gemm | Attention):
                 found["gemm" if isinstance(op.work, Gemm) else "attention"] += op.work.flops * self.ranks
         return found
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """FLOPs of all forward passes over all ranks: the model's, and what schemes say is done more than once.
+
+        Places of experts are filled up to a whole number on every rank. Tensor ranks that all see all tokens do the
+        linears twice that they do not divide: routers, down to the latents, and from two streams to one.
+        """
+        job, mesh = self.plan.job, self.plan.mesh
+        model, seq, tokens = job.model, job.batch.sequence or 0, (job.batch.total or 0) * (job.batch.sequence or 0)
+        flash = job.framework.attention == "flash"
+        parts = forward_matmul_flops(model, tokens, seq, causal=flash)
+        if model.moe:
+            groups = self.ranks // self._expert_ranks
+            each = Fraction(job.batch.micro * self.plan.replicas * seq, groups * model.moe.experts)
+            each *= model.moe.top_k * Fraction(model.moe.capacity or 1)
+            parts["experts"] *= ceil(each) / each
+        if any(scheme.use == "tensor/megatron" for scheme in self.plan.inside):
+            again = mesh.size("tp") - 1
+            latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
+            narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp)
+            parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow)
+        attention = parts.pop("attention")
+        linear = sum(parts.values())
+        return {"gemm": linear, "attention": attention} if flash else {"gemm": linear + attention, "attention": 0.0}
+
+    @property
+    def _expert_ranks(self) -> int:
+        """Ranks that hold one copy of the experts, each rank a part of it."""
+        view = self.plan.job.plan.views.get(EXPERTS)
+        return view.get("ep", 1) * view.get("etp", 1) if view else self.plan.mesh.size("tp")
 
     # -------------------------------------------------------------------------------------- memory
 
@@ -420,6 +536,18 @@ def play_job(
     stages, program = programmed(plan, price)
     found = forecast(plan, stages, program, engine=engine)
     return Played(plan, stages, program, found.step, found.peaks)
+
+
+def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
+    """The axes whose ranks hold the same part of a weight and see other tokens: those of data and sequence; of experts
+    all that do not hold another part."""
+    parts = [part for part in plan.mesh.parts(plan.mesh.named) if plan.mesh.size(part) > 1]
+    if param.view:
+        (expert,) = plan.family("expert")
+        own = plan.mesh.parts(expert.claims)
+        return tuple(part for part in parts if part not in (*own, *plan.mesh.parts(plan.pipeline_axis)))
+    mine = plan.mesh.parts(("dp", "cp"))
+    return tuple(part for part in parts if part in mine)
 
 
 def sent_between_stages(played: Played) -> dict[tuple[int, str], list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,25 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from hardware.load import validated
+from simulator.leaves import EXPERTS
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
 from simulator.models.flops import forward_matmul_flops
-from simulator.ops import BYTES, Attention, Chain, Collective, Memory
+from simulator.ops import BYTES, Attention, Chain, Collective, Memory, Param
+from simulator.plan import Plan
 from simulator.schedule import Action, PipelineSetting, Schedule, Shape
 from simulator.scheme import FAMILIES, Paper, Scheme, find_scheme, scheme_names
 from tests.contract.measure import (
     FREE,
     MEASURES,
     DataSetting,
+    ExpertSetting,
     Ideal,
     LayerSetting,
     Played,
+    SequenceSetting,
     backward_ops,
     described,
     forward_ops,
@@ -38,11 +43,13 @@ from tests.contract.measure import (
     params_of,
     play_job,
     sent_between_stages,
+    summed_over,
     told,
 )
 from tests.strategies import SECONDS, changed, jobs, shapes
 
 SCHEMES = scheme_names()
+AXES = {"pipeline": "pp", "data": "dp", "tensor": "tp", "sequence": "cp", "expert": "ep"}
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
 
 
@@ -138,6 +145,20 @@ def layer_settings() -> Iterator[LayerSetting]:
                 yield LayerSetting(t, b, s, h, a, regather)
 
 
+def sequence_settings() -> Iterator[SequenceSetting]:
+    for cp in (1, 2, 3, 8):
+        for b, s, h, kv_width in ((1, 48, 64, 64), (3, 24, 128, 32)):
+            for regather in (False, True):
+                yield SequenceSetting(cp, b, s, h, kv_width, regather)
+
+
+def expert_settings() -> Iterator[ExpertSetting]:
+    for ep in (1, 2, 4, 8):
+        for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
+            for over in ("dp", "cp", "tp"):
+                yield ExpertSetting(ep, b, s, h, 8, top_k, capacity, over)
+
+
 def settings_of(use: str) -> Sequence[Any]:
     kind = find_scheme(use)
     if issubclass(kind, Schedule):
@@ -145,6 +166,8 @@ def settings_of(use: str) -> Sequence[Any]:
     known = {
         "tensor": layer_settings,
         "memory": layer_settings,
+        "sequence": sequence_settings,
+        "expert": expert_settings,
         "data": lambda: [DataSetting(n) for n in (1, 2, 3, 4, 7, 8, 16, 64)],
     }
     assert kind.family in known, f"add settings for the family {kind.family}"
@@ -184,8 +207,12 @@ def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
 # ---------------------------------------------------------------------------------- degree one is nothing
 
 
+MIXED = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense": 1}
+"""Experts behind a first dense layer."""
+
+
 def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Chain:
-    model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False)
+    model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False, moe=MIXED)
     blocks = Blocks(model, 2, 16, 64, attention=attention)
     return Lowering(mesh, schemes, True).run(blocks.stage(range(2), True, True))
 
@@ -202,6 +229,10 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
         for one, other in zip(with_it.links, alone.links, strict=True):
             assert listed(one.fragment.forward) == listed(other.fragment.forward)
         return
+    if use.startswith("expert/"):
+        again = Mesh({"x": 1}, {EXPERTS: {"edp": 1, "ep": 1}}, ["x"])
+        assert described(a_stage(again, [make(use, again, ("ep",))], attention)) == described(alone)
+        return
     assert described(a_stage(mesh, [make(use, mesh, ("x",))], attention)) == described(alone)
 
 
@@ -215,19 +246,20 @@ def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
 
 
 def test_all_degrees_one_is_the_plan_without_schemes() -> None:
-    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
+    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "moe": MIXED}
     job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 4}}
-    mesh = {"pp": 1, "dp": 1, "tp": 1}
+    mesh = {"pp": 1, "dp": 1, "cp": 1, "tp": 1}
     bare = play_job({**job, "plan": {"mesh": mesh, "schemes": []}})
-    for tensor in family("tensor"):
-        for data in family("data"):
-            entries = [("pipeline/1f1b", "pp"), (data, "dp"), (tensor, "tp")]
-            schemes = [{"use": use, "over": over} for use, over in entries]
-            full = play_job({**job, "plan": {"mesh": mesh, "schemes": schemes}})
-            assert [told(op) for op in full.flat.ops] == [told(op) for op in bare.flat.ops]
-            assert (full.flat.after, full.flat.queues) == (bare.flat.after, bare.flat.queues)
-            assert full.times == bare.times
-            assert full.peaks == bare.peaks
+    chosen = [family(name) for name in ("data", "sequence", "tensor", "expert")]
+    for uses in product(*chosen):
+        entries = [("pipeline/1f1b", "pp"), *((use, AXES[use.partition("/")[0]]) for use in uses)]
+        schemes = [{"use": use, "over": over} for use, over in entries]
+        views = {EXPERTS: {"edp": 1, "ep": 1, "etp": 1}}
+        full = play_job({**job, "plan": {"mesh": mesh, "views": views, "schemes": schemes}})
+        assert [told(op) for op in full.flat.ops] == [told(op) for op in bare.flat.ops]
+        assert (full.flat.after, full.flat.queues) == (bare.flat.after, bare.flat.queues)
+        assert full.times == bare.times
+        assert full.peaks == bare.peaks
 
 
 # ------------------------------------------------------------------------------------------ conservation
@@ -237,19 +269,10 @@ def test_all_degrees_one_is_the_plan_without_schemes() -> None:
 def test_flops_are_conserved(job: dict[str, Any]) -> None:
     """All ranks do the model's products once forward; backward the GEMMs twice and fused attention 2.5 times."""
     played = play_job(job)
-    model, batch = played.plan.job.model, played.plan.job.batch
-    assert batch.total is not None and batch.sequence is not None
-    flash = played.plan.job.framework.attention == "flash"
-    parts = forward_matmul_flops(model, batch.total * batch.sequence, batch.sequence, causal=flash)
-    attention = parts.pop("attention")
-    linear = sum(parts.values())
-    forward, backward = played.flops("F"), played.flops("B", "W")
-    if flash:
-        assert forward == pytest.approx({"gemm": linear, "attention": attention}, rel=1e-12)
-        assert backward == pytest.approx({"gemm": 2 * linear, "attention": 2.5 * attention}, rel=1e-12)
-    else:
-        assert forward == pytest.approx({"gemm": linear + attention, "attention": 0}, rel=1e-12)
-        assert backward == pytest.approx({"gemm": 2 * (linear + attention), "attention": 0}, rel=1e-12)
+    wanted = played.wanted
+    assert played.flops("F") == pytest.approx(wanted, rel=1e-12)
+    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
+    assert played.flops("B", "W") == pytest.approx(backward, rel=1e-12)
     assert played.flops("R") == {"gemm": 0, "attention": 0}
 
 
@@ -263,14 +286,24 @@ def test_recomputed_flops_come_on_top(job: dict[str, Any]) -> None:
         assert played.flops(phase) == pytest.approx(bare.flops(phase), rel=1e-12)
     if len(kept) == len(schemes):
         assert sum(played.flops("R").values()) == 0
-    model = played.plan.job.model
-    if {"use": "memory/recompute-full", "layers": 2} in schemes and not any("modules" in entry for entry in schemes):
-        done = sum(min(2, layers) for layers in played.plan.layers) / model.layers
-        batch = played.plan.job.batch
-        assert batch.total is not None and batch.sequence is not None
-        flash = played.plan.job.framework.attention == "flash"
-        parts = forward_matmul_flops(model, batch.total * batch.sequence, batch.sequence, causal=flash)
-        assert sum(played.flops("R").values()) == pytest.approx(done * (sum(parts.values()) - parts["head"]))
+
+
+@given(job=jobs(recompute=False), layers=st.integers(0, 2))
+def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], layers: int) -> None:
+    """The first layers of every stage, whatever they are; embedding, output layer and predicted layers are not."""
+    schemes = [*job["plan"]["schemes"], {"use": "memory/recompute-full", "layers": layers}]
+    played = play_job({**job, "plan": {**job["plan"], "schemes": schemes}})
+    again = {"gemm": 0.0, "attention": 0.0}
+    for chain in played.stages:
+        left = layers
+        for link in chain.links:
+            if link.name == "layer":
+                for op in link.fragment.forward:
+                    kind = "attention" if isinstance(op.work, Attention) else "gemm"
+                    flops = op.work.flops if op.work is not None else 0.0
+                    again[kind] += min(left, link.count) * flops * played.ranks * played.plan.shape.m
+                left -= min(left, link.count)
+    assert played.flops("R") == pytest.approx(again, rel=1e-12)
 
 
 @given(job=jobs())
@@ -283,27 +316,29 @@ def test_recomputed_flops_come_on_top(job: dict[str, Any]) -> None:
     }
 )
 def test_parameters_are_conserved(job: dict[str, Any]) -> None:
-    """Over all ranks: the model's parameters times the declared copies, and a tied table at both ends."""
+    """Over all ranks: the model's parameters times the declared copies, and a table that both ends need twice."""
     played = play_job(job)
     mesh, shape = played.plan.mesh, played.plan.shape
     once = 0.0
     for stage in played.stages:
         for param in params_of(stage):
-            copies = mesh.size(param.partial)
-            for scheme in played.plan.inside:
-                # An axis that neither cuts the weight nor sees other tokens holds equal copies of it.
-                if (
-                    scheme.family == "tensor"
-                    and not set(scheme.over) & set(param.partial)
-                    and param.size == param.total
-                ):
-                    copies *= mesh.size(scheme.over)
+            copies = mesh.size(param.partial) * equal_copies(param, played.plan)
             assert param.size * played.ranks / copies == pytest.approx(param.total)
             once += param.size * played.ranks / copies
     model = played.plan.job.model
     ends = {played.plan.schedule.device(shape, stage) for stage in (0, shape.stages - 1)}
-    copied = model.vocab * model.hidden if model.tied and len(ends) > 1 else 0
+    copied = model.vocab * model.hidden if (model.tied or model.mtp) and len(ends) > 1 else 0
     assert once == pytest.approx(model.parameters + copied)
+
+
+def equal_copies(param: Param, plan: Plan) -> int:
+    """Ranks that hold the same part of a weight and see the same tokens."""
+    (tensor,) = plan.family("tensor")
+    if param.view:
+        # The bias behind the sum over the ranks that divide an expert.
+        return plan.mesh.size("etp") if param.name.endswith("bexpert.down") else 1
+    cut = set(tensor.over) & set(param.partial) or param.size < param.total
+    return 1 if cut else plan.mesh.size(tensor.over)
 
 
 def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
@@ -335,7 +370,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     assert plan.job.batch.sequence is not None
     whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
     sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.inside)
-    each = whole // plan.mesh.size("tp") if sp else whole
+    each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
     found = {}
     for stage in range(plan.shape.stages - 1):
         here, there = (plan.schedule.device(plan.shape, s) for s in (stage, stage + 1))
@@ -346,7 +381,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
 
 @given(job=jobs())
 def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
-    """A micro-batch sends b s h elements over every boundary each way: a rank its cut under SP, all of it else."""
+    """A micro-batch sends b s h elements over every boundary each way, a rank its cut of the positions."""
     played = play_job(job)
     m = played.plan.shape.m
     assert sent_between_stages(played) == {key: [each] * m for key, each in boundaries(played).items()}
@@ -354,23 +389,48 @@ def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
 
 @given(job=jobs(), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
 def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> None:
-    """Every gradient byte of a rank is in exactly one bucket of one reduction a step, whatever the size of a bucket."""
+    """Every gradient byte of a rank is in exactly one bucket of one reduction among those that hold the same weights
+    and see other tokens: once a step, with sharded weights once a micro-batch."""
     played = play_job(changed(job, bucket={"elements": elements, "elements_per_rank": 0.0}))
     plan = played.plan
-    reduced: dict[int, int] = defaultdict(int)
-    gathered: dict[int, int] = defaultdict(int)
+    (data,) = plan.family("data")
+    turns = plan.shape.m if data.use == "data/fsdp" else 1
     for device in range(plan.shape.p):
+        reduced, gathered, wanted = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
         for _, op in played.instances(device):
             if op.stream == "data":
-                assert isinstance(op.work, Collective) and op.work.axes == ("dp",)
+                assert isinstance(op.work, Collective)
                 of = gathered if op.work.operation == "all_gather" else reduced
-                of[device] += op.work.nbytes
+                of[op.work.axes] += op.work.nbytes
+        for param in played.held(device):
+            axes = summed_over(param, plan)
+            wanted[axes] += param.size * (plan.mesh.size(axes) > 1)
+        wanted.pop((), None)
+        assert reduced == {axes: 4 * turns * n for axes, n in wanted.items()}
+        if data.use != "data/fsdp":
+            sharded = data.use == "data/zero-1"
+            assert gathered == ({axes: 2 * n for axes, n in wanted.items()} if sharded else {})
+
+
+@given(job=jobs(datas=("data/fsdp",)))
+def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
+    """Of every unit before its forward and its backward pass; the last one of a stage stays whole in between."""
+    played = play_job(job)
+    plan = played.plan
     for device in range(plan.shape.p):
-        local = sum(param.size for param in played.held(device))
-        zero = any(scheme.use == "data/zero-1" for scheme in plan.inside)
-        many = plan.mesh.size("dp") > 1
-        assert reduced[device] == 4 * local * many
-        assert gathered[device] == 2 * local * many * zero
+        gathered = sum(
+            op.work.nbytes
+            for _, op in played.instances(device)
+            if isinstance(op.work, Collective) and op.stream == "data" and op.work.operation == "all_gather"
+        )
+        wanted = 0
+        for stage, chain in enumerate(played.stages):
+            if plan.schedule.device(plan.shape, stage) == device:
+                for link in chain.links:
+                    cut = [param for param in link.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
+                    stays = link is chain.links[-1]
+                    wanted += 2 * sum(param.size for param in cut) * (2 * link.count - stays)
+        assert gathered == wanted * plan.shape.m
 
 
 # ---------------------------------------------------------------------------------------- played programs
@@ -442,43 +502,71 @@ def test_the_same_job_gives_the_same_times(job: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------- composition
 
-DEFAULTS = {"pipeline": "pipeline/1f1b", "data": "data/zero-1", "tensor": "tensor/megatron-sp"}
-AXES = {"pipeline": "pp", "data": "dp", "tensor": "tp", "sequence": "cp", "expert": "ep"}
+
+DEFAULTS = {
+    "pipeline": "pipeline/1f1b",
+    "tensor": "tensor/megatron-sp",
+    "sequence": "sequence/all-gather",
+    "expert": "expert/all-to-all",
+    "data": "data/zero-1",
+    "memory": "memory/recompute-selective",
+}
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @every_scheme
 def test_it_composes_with_the_default_of_every_other_family(use: str, overlap: bool) -> None:
+    """All five axes at once, and a memory scheme inside: nothing is lost, and nothing is done or held twice."""
     kind = find_scheme(use)
-    chosen = {**DEFAULTS, "memory": "memory/recompute-selective", kind.family: use}
+    chosen = {**DEFAULTS, kind.family: use}
     chunks = 1
     if issubclass(kind, Schedule) and not exists(kind, Shape(2, 4, 1)):
         chunks = 2
     entries: list[dict[str, Any]] = []
     for name in FAMILIES:
-        if name in chosen:
-            over = {"over": AXES[name]} if name in AXES else {}
-            entries.append({"use": chosen[name], **over, **({"chunks": chunks} if name == "pipeline" else {})})
-    mesh = {AXES[name]: 2 for name in FAMILIES if name in chosen and name in AXES}
-    world = 2 ** len(mesh)
+        over = {"over": AXES[name]} if name in AXES else {}
+        entries.append({"use": chosen[name], **over, **({"chunks": chunks} if name == "pipeline" else {})})
+    sizes = {"layers": 8, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32}
+    kind_of_gpt = {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+    moe = {"experts": 8, "top_k": 2, "expert_ffn": 24, "shared_experts": 1, "first_dense": 1, "every": 2}
+    mesh = {"pp": 2, "dp": 2, "cp": 2, "tp": 2}
     job = {
-        "model": {"layers": 8, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32, "gated": True},
-        "cluster": {"gpu": "h100-sxm", "gpus": world},
+        "model": {**sizes, **kind_of_gpt, "moe": moe},
+        "cluster": {"gpu": "h100-sxm", "gpus": 16},
         "framework": {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}},
         "batch": {"global": 8},
-        "plan": {"mesh": mesh, "schemes": entries},
+        "plan": {"mesh": mesh, "views": {EXPERTS: {"edp": 2, "ep": 4}}, "schemes": entries},
     }
     played = play_job(job)
-    shape = played.plan.shape
+    shape, model, data = played.plan.shape, played.plan.job.model, chosen["data"]
     assert (shape.p, shape.v) == (2, chunks)
     kinds = 1 + len(played.plan.schedule.backward.split())
     assert len(played.program.timetable.actions) == shape.stages * shape.m * kinds
     assert all(peak.left == 0 for peak in played.peaks)
     assert played.times.span > play_job(job, FREE).times.span > 0
-    model = played.plan.job.model
-    tokens = 8 * model.seq
-    forward = sum(forward_matmul_flops(model, tokens, model.seq, causal=True).values())
-    assert sum(played.flops("F").values()) == pytest.approx(forward)
+    assert played.flops("F") == pytest.approx(played.wanted)
     families = {op.stream.partition("-")[0] for _, op in played.instances()}
-    assert families == {"compute", *(name for name in chosen if name in AXES)}
+    assert families == {"compute", *AXES}
     assert any(isinstance(op.work, Memory) and op.phase == "U" for _, op in played.instances())
+
+    # Four ranks (cp x dp) hold the same of what is not the experts', two (edp) the same experts. Norms and routers are
+    # whole on both tensor ranks; all else is divided.
+    experts = 3 * 8 * 3 * 64 * 24
+    whole = 64 * (2 * 8 + 1) + 3 * 64 * 8
+    plain = model.parameters - experts
+    held = [param for device in range(2) for param in played.held(device)]
+    assert sum(param.size for param in held if param.view) == experts / 4
+    assert sum(param.size for param in held if not param.view) == (plain - whole) / 2 + whole
+    local = {2: experts / 4, 4: (plain - whole) / 2 + whole}
+    states = [played.resting(device) for device in range(2)]
+    cut = find_scheme(data)(("dp",)).shards
+    main = 4 if "parameters" in cut else 0
+    for name, nbytes in (("parameters", main or 2), ("gradients", 4), ("optimizer", 12 - main)):
+        wanted = sum(size / (n if name in cut else 1) for n, size in local.items())
+        assert sum(state[name] for state in states) == pytest.approx(nbytes * wanted)
+    turns = shape.m if data == "data/fsdp" else 1
+    reduced: dict[int, float] = defaultdict(float)
+    for _, op in played.instances():
+        if op.stream == "data" and isinstance(op.work, Collective) and op.work.operation != "all_gather":
+            reduced[played.plan.mesh.size(op.work.axes)] += op.work.nbytes
+    assert reduced == {n: 4 * turns * size for n, size in local.items()}

@@ -20,7 +20,7 @@ from simulator.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Me
 from simulator.scheme import TensorScheme
 from simulator.sites import Leaf
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, play_job, waits_for
-from tests.strategies import MODULES, models
+from tests.strategies import models
 
 T = 4
 MODEL = Model(layers=2, hidden=64, heads=8, vocab=128, seq=16, tied=False)
@@ -118,8 +118,8 @@ def test_the_stored_shard_is_gathered_beside_the_input_gradient() -> None:
     assert again.phase == "W"
 
 
-def test_only_linears_gather_again() -> None:
-    """Attention needs its gathered keys for both gradients: it keeps them. Without the habit nobody gathers again."""
+def test_linears_and_attention_gather_again() -> None:
+    """Attention before its own gradients, linears beside those of their inputs. Without the habit nobody does."""
 
     class GatheredAttention(TensorScheme):
         """Positions divided everywhere but in the core of attention."""
@@ -131,11 +131,13 @@ def test_only_linears_gather_again() -> None:
 
     fragment = lowered_stage(MODEL, MESH, [GatheredAttention(("tp",), None, MESH)], regather=True).links[0].fragment
     assert names(fragment.forward)[2:6] == ["all_gather q", "all_gather k", "all_gather v", "core"]
-    assert not [op for op in fragment.backward if op.name.startswith("regather")]
+    again = [op for op in fragment.backward if op.name.startswith("regather")]
+    assert [(op.name, op.phase) for op in again] == [(f"regather {name}", "B") for name in "qkv"]
+    assert {id(op) for op in again} <= waits_for(named(fragment, "dcore"))
     ends = {"ends": (True, True)}
     chain = stage("tensor/megatron-sp", regather=True, **ends)
-    again = [op.name for op in backward_ops(chain) if "regather" in op.name]
-    assert again == ["regather norm.out", "regather norm2", "regather norm1"], "output layer, MLP and attention"
+    found = [op.name for op in backward_ops(chain) if "regather" in op.name]
+    assert found == ["regather norm.out", "regather norm2", "regather norm1"], "output layer, MLP and attention"
     for use, regather in (("tensor/megatron-sp", False), ("tensor/megatron", True)):
         assert not [op for op in backward_ops(stage(use, regather=regather, **ends)) if "regather" in op.name]
 
@@ -328,7 +330,7 @@ def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[An
 
 @pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", INSIDE)
 @given(model=models(tensor=T, layers=2))
 @settings(max_examples=10)
 def test_recompute_runs_exactly_the_module_again(use: str, attention: str, module: str, model: Model) -> None:

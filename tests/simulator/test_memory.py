@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.engine.memory import CATEGORIES, Profile, block_events, memory_events
 from simulator.ops import Fragment, Link, Memory, Op, Touch
-from tests.contract.measure import Ideal, LayerSetting, Played, activations_per_layer, play_job
+from tests.contract.measure import Ideal, LayerSetting, Played, activations_per_layer, play_job, summed_over
 from tests.strategies import jobs
 
 # ------------------------------------------------------------------------------------------------ touches
@@ -120,13 +120,12 @@ def by_hand(played: Played, device: int) -> float:
 @given(told=jobs())
 def test_the_peak_adds_up_by_category(told: dict[str, Any]) -> None:
     played = play_job(told)
-    static = ("parameters", "gradients", "optimizer")
     for device, peak in enumerate(played.peaks):
+        resting = played.resting(device)
         assert peak.total == pytest.approx(sum(peak.by.values()))
-        assert peak.total == pytest.approx(by_hand(played, device) + sum(peak.by[name] for name in static))
+        assert peak.total == pytest.approx(by_hand(played, device) + sum(resting.values()))
         for name, nbytes in peak.by.items():
-            if name not in static:
-                assert 0 <= nbytes <= played.category_peak(device, name) + 1e-6
+            assert 0 <= nbytes - resting.get(name, 0) <= played.category_peak(device, name) + 1e-6
 
 
 def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
@@ -150,14 +149,21 @@ def test_memory_follows_the_order_and_not_the_times(told: dict[str, Any], price:
 @given(told=jobs(recompute=False))
 @settings(max_examples=30)
 def test_states_rest_as_the_papers_say(told: dict[str, Any]) -> None:
-    """bf16 weights, fp32 gradients, master weights and two moments: 18 bytes a parameter; ZeRO-1 6 + 12/n."""
+    """bf16 weights, fp32 gradients, master weights and two moments: 18 bytes a parameter; ZeRO-1 6 + 12/n; FSDP, whose
+    cut weights are the master weights, 16/n. n ranks see other tokens with the same weights, of experts other ones."""
     played = play_job(told)
-    plan = played.plan
-    n = plan.mesh.size("dp") if any(scheme.use == "data/zero-1" for scheme in plan.inside) else 1
+    (data,) = played.plan.family("data")
     for device, peak in enumerate(played.peaks):
-        local = sum(param.size for param in played.held(device))
-        resting = {name: peak.by[name] for name in ("parameters", "gradients", "optimizer")}
-        assert resting == pytest.approx({"parameters": 2 * local, "gradients": 4 * local, "optimizer": 12 * local / n})
+        wanted = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
+        for param in played.held(device):
+            n = played.plan.mesh.size(summed_over(param, played.plan))
+            sharded = data.use == "data/fsdp" and n > 1
+            each = (4 / n, 4 / n, 8 / n) if sharded else (2, 4, 12 / (1 if data.use == "data/ddp" else n))
+            for name, nbytes in zip(wanted, each, strict=True):
+                wanted[name] += nbytes * param.size
+        assert played.resting(device) == pytest.approx(wanted)
+        if data.use != "data/fsdp":
+            assert {name: peak.by[name] for name in wanted} == pytest.approx(wanted)
 
 
 # ----------------------------------------------------------------------------- Korthikanti et al. 2022

@@ -17,7 +17,7 @@ from simulator.engine.simpy_engine import play
 from simulator.engine.step import Engine
 from simulator.ops import Collective, Memory, Op, Param, Transfer
 from simulator.report.breakdown import breakdown
-from tests.contract.measure import FREE, Ideal, Played, backward_ops, forward_ops, ops_beside, play_job
+from tests.contract.measure import FREE, Ideal, Played, backward_ops, forward_ops, ops_beside, play_job, summed_over
 from tests.strategies import changed, jobs
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
@@ -161,6 +161,7 @@ def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, An
         assert count == Counter({number: shape.m * n for number, n in copies.items()}) + once
 
 
+@settings(max_examples=25)
 @given(told=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
 def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(told: dict[str, Any], elements: float) -> None:
     """Bucket by bucket, a reduction begins behind the last of its gradients, a use behind its gather."""
@@ -169,26 +170,30 @@ def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(told: dict
     times = played.times
     for stage in range(played.plan.shape.stages):
         forward, backward = ends_of(played, stage)
-        for action, each, moments in (
+        for action, each, begun in (
             (forward, 2, list(uses(played, stage, forward))),
             (backward, 4, list(gradients(played, stage, backward))),
         ):
-            ops = [at for at in played.ops(action) if played.flat.ops[at].stream == "data"]
-            assert bool(ops) == (played.plan.mesh.size("dp") > 1)
-            for at in ops:
+            moments = defaultdict(list)
+            for param, when in begun:
+                if axes := summed_over(param, played.plan):
+                    moments[axes].append((param, when))
+            for at in played.ops(action):
+                if played.flat.ops[at].stream != "data":
+                    continue
                 work = played.flat.ops[at].work
                 assert isinstance(work, Collective)
                 left = work.nbytes // each
                 assert work.operation == ("all_gather" if action == forward else "reduce_scatter")
                 while left > 0:
-                    param, when = moments.pop(0)
+                    param, when = moments[work.axes].pop(0)
                     left -= param.size
                     if action == forward:
                         assert when >= times.end[at] - 1e-12, f"{param.name} is used before it has been gathered"
                     else:
                         assert times.begin[at] >= when - 1e-12, f"{param.name} is reduced before its gradient exists"
                 assert left == 0
-            assert not (ops and moments), "every parameter is in a bucket"
+            assert not any(moments.values()), "every parameter is in a bucket"
 
 
 def ends_of(played: Played, stage: int) -> tuple[int, int]:
@@ -236,6 +241,7 @@ def moment(op: Op, known: dict[int, float]) -> float:
     return max((moment(other, known) for other in op.after), default=0.0) if op.work is None else 0.0
 
 
+@settings(max_examples=25)
 @given(told=jobs())
 def test_the_update_comes_last_and_clips_together(told: dict[str, Any]) -> None:
     """The norm of all gradients needs every device: its all-reduce begins and ends at the same time everywhere."""
