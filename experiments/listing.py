@@ -199,7 +199,7 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
         models,
         {
             "parameters": ("parameters", "{:,}".format),
-            "active_parameters": ("active", lambda v: f"{v / 1e9:,.3g} B"),
+            "active_parameters": ("active", lambda v: f"{v / 1e9:,.4g} B"),
             "layers": ("layers", str),
             "hidden": ("hidden", "{:,}".format),
             "heads": ("heads", str),
@@ -225,7 +225,7 @@ def listing(kind: str) -> list[Row]:
 def table(kind: str, rows: Sequence[Row]) -> Table:
     """The rows as a table of the telling columns."""
     columns = KINDS[kind][1]
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     found.add_column("scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU"), style="bold", no_wrap=True)
     for key, (head, _) in columns.items():
         numeric = any(isinstance(row[key], int | float) for row in rows)

@@ -89,7 +89,8 @@ def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
 def published_page(answer: dict[str, Any]) -> RenderableType:
     """Errors of all runs and of every group, the naive forecasts beside them, then what was refused and why."""
     told = answer["summary"]
-    head = f"{told['rows']:,} published runs: {told['predicted']:,} forecast, {told['refused']:,} refused"
+    runs = "run" if told["rows"] == 1 else "runs"
+    head = f"{told['rows']:,} published {runs}: {told['predicted']:,} forecast, {told['refused']:,} refused"
     parts: list[RenderableType] = [Text(head, style="bold"), Text(), errors_table(told)]
     parts.append(
         Text("time: forecast over measured step - 1; timed: both are known; inside: in the 90% interval", "dim")
@@ -145,6 +146,8 @@ def _grouped(table: Table, told: dict[str, Any], add: Any) -> None:
     """A row for all, then one row a source, GPU, class and program."""
     add("all", told, "bold")
     for group in ("source", "gpu", "class", "stack"):
+        if not told[f"by_{group}"]:
+            continue
         table.add_row()
         table.add_row(Text(f"by {group}", style="dim"))
         for name, of in told[f"by_{group}"].items():

@@ -232,4 +232,5 @@ class Cluster(Strict):
         ways += [self.host] if self.over_host else []
         groups = [(group.nodes * int(group.node.gpus), group.node.gpu) for group in self.groups]
         made = " + ".join(f"{count:,} x {gpu.name}" for count, gpu in groups or [(self.gpus, self.gpu)])
-        return f"{made} in {self.nodes:,} nodes ({', '.join(tier.kind for tier in [*ways, self.scale_out])})"
+        nodes = "node" if self.nodes == 1 else "nodes"
+        return f"{made} in {self.nodes:,} {nodes} ({', '.join(tier.kind for tier in [*ways, self.scale_out])})"

@@ -87,9 +87,9 @@ def test_reports() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        ("h200-nvl-8:1", "8 x h200-nvl in 1 nodes (nvlink4-bridge-4, pcie5, infiniband-ndr)"),
+        ("h200-nvl-8:1", "8 x h200-nvl in 1 node (nvlink4-bridge-4, pcie5, infiniband-ndr)"),
         ("l40s-4:2", "8 x l40s in 2 nodes (pcie4, roce)"),
-        ("dgx-1v:1", "8 x v100-sxm2-16 in 1 nodes (nvlink2, pcie3, infiniband-edr)"),
+        ("dgx-1v:1", "8 x v100-sxm2-16 in 1 node (nvlink2, pcie3, infiniband-edr)"),
         ("gb200-nvl72:18", "72 x gb200 in 18 nodes (nvlink5, infiniband-ndr)"),
     ],
 )
