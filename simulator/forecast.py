@@ -146,7 +146,8 @@ def _ends(plan: Plan) -> tuple[int, int]:
 def _update(plan: Plan, device: int, params: tuple[tuple[Param, int], ...], stages: list[Chain]) -> Update:
     habits = plan.job.framework
     ends = _ends(plan)
-    copies = sum(param.size for param, _ in stages[-1].params() if param.tied)
+    tied = [param for param, _ in stages[-1].params() if param.tied]
+    copies = sum(param.size // plan.mesh.size(rests(plan.schemes, "gradients", param)) for param in tied)
     state = BYTES[habits.main_weights] + 2 * BYTES[habits.moments]
     return Update(
         f"update {device}",

@@ -49,7 +49,7 @@ class Batch(Part):
 class Precision(Part):
     """Number formats; what is not given is the framework's habit."""
 
-    compute: Format | Quantised | None = None
+    compute: Literal[Format, Quantised] | None = None
     """Of the linear layers' products; below 16 bits everything else computes in bf16."""
     gradients: Format | None = None
     main_weights: Format | None = None
@@ -214,7 +214,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         "moments": precision.moments,
     }
     framework = load_framework(choice.name, choice.set | formats)
-    plan = _long(file.plan, cluster.gpus)
+    plan = _long(file.plan, cluster.gpus, model)
     named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
     return Job(
         id=file.id,
@@ -280,22 +280,14 @@ def _degree(plan: LongPlan, family: str) -> int:
     return math.prod(plan.mesh.get(axis, 1) for axis in axes)
 
 
-def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:
+def _long(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
     """The long form of a plan, with the default scheme of every axis of a short one."""
     if "mesh" in plan or "schemes" in plan:
         return validated(LongPlan, dict(plan), "plan", PlanError)
     short = validated(ShortPlan, dict(plan), "plan", PlanError)
     model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
-        others = short.pp * short.cp
-        fits = [n for n in range(1, 2 * short.tp) if gpus % (n * others) == 0]
-        near = min(fits, key=lambda n: abs(n - short.tp), default=None)
-        names = {"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}
-        product = f"{' x '.join(names)} = {' x '.join(map(str, names.values()))}"
-        rule = f"{product} = {model_ranks} must divide the {gpus} GPUs"
-        kept = " and ".join(f"{name} = {n}" for name, n in names.items() if name != "tp")
-        remedy = f"With {kept}, tp = {near} would work" if near else f"Choose a pp that divides {gpus}"
-        raise PlanError("plan.tp", rule, remedy, short.tp)
+        raise _no_fit({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
     schedule = short.schedule or ("interleaved-1f1b" if short.chunks > 1 else "1f1b")
     data = "data/fsdp" if short.fsdp else "data/zero-1" if short.zero else "data/ddp"
@@ -305,7 +297,7 @@ def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:
         *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
         {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},
     ]
-    views = _views(short, dp * short.cp * short.tp)
+    views = _views(short, dp * short.cp * short.tp, model.moe.experts if model.moe else 1)
     if views:
         schemes.append({"use": "expert/all-to-all", "over": ["ep", "etp"] if views["experts"]["etp"] > 1 else ["ep"]})
     if short.recompute == "full":
@@ -317,14 +309,29 @@ def _long(plan: Mapping[str, Any], gpus: int) -> LongPlan:
     return validated(LongPlan, long, "plan", PlanError)
 
 
-def _views(short: ShortPlan, ranks: int) -> dict[str, dict[str, int]]:
+def _no_fit(degrees: dict[str, int], gpus: int) -> PlanError:
+    """Degrees whose product does not divide the GPUs: the one that is at fault, and what would work in its place."""
+    product = math.prod(degrees.values())
+    culprit = next((name for name, n in degrees.items() if gpus % (product // n) == 0 and n > 1), "tp")
+    others = product // degrees[culprit]
+    fits = [n for n in range(1, 2 * degrees[culprit]) if gpus % (n * others) == 0]
+    near = min(fits, key=lambda n: abs(n - degrees[culprit]), default=None)
+    rule = f"{' x '.join(degrees)} = {' x '.join(map(str, degrees.values()))} = {product} must divide the {gpus} GPUs"
+    kept = " and ".join(f"{name} = {n}" for name, n in degrees.items() if name != culprit)
+    remedy = f"With {kept}, {culprit} = {near} would work" if near else "Choose degrees that divide it"
+    return PlanError(f"plan.{culprit}", rule, remedy, degrees[culprit])
+
+
+def _views(short: ShortPlan, ranks: int, experts: int) -> dict[str, dict[str, int]]:
     """How the ranks of one pipeline stage are read for the experts, where that is not as for everything else."""
     if short.ep == 1 and short.etp is None:
         return {}
     etp = short.etp or 1
     if ranks % (short.ep * etp):
-        fits = [n for n in range(1, ranks + 1) if ranks % (n * etp) == 0]
+        name, given = ("ep", short.ep) if ranks % short.ep else ("etp", etp)
+        rest = etp if name == "ep" else short.ep
+        fits = [n for n in range(1, ranks + 1) if ranks % (n * rest) == 0 and (name == "etp" or experts % n == 0)]
+        near = min(fits, key=lambda n: abs(n - given), default=None)
         rule = f"ep x etp = {short.ep} x {etp} must divide dp x cp x tp = {ranks}"
-        near = min(fits, key=lambda n: abs(n - short.ep), default=None)
-        raise PlanError("plan.ep", rule, f"ep = {near} would work" if near else "Lower etp", short.ep)
+        raise PlanError(f"plan.{name}", rule, f"{name} = {near} would work" if near else "Lower the other one", given)
     return {"experts": {"edp": ranks // (short.ep * etp), "ep": short.ep, "etp": etp}}

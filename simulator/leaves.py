@@ -313,7 +313,8 @@ class Loss(Leaf):
 
     def forward(self, at: Local) -> list[Work]:
         logits = at.size(self.ins[0])
-        joins = [Collective("all_reduce", at.bytes(*self.outs), (axis,)) for axis in at.axes_of("v") for _ in range(3)]
+        axes = tuple(at.axes_of("v"))
+        joins = [Collective("all_reduce", at.bytes(*self.outs), axes) for _ in range(3)] if axes else []
         # The backward pass reads what the last kernel writes with the joined sums, so it needs no wait of its own.
         first = self.traffic[0] // 2
         kernels = [Memory("cross-entropy", part * logits, 0) for part in (first, self.traffic[0] - first)]
@@ -357,7 +358,7 @@ class Permute(Leaf):
 
 @dataclass(frozen=True, eq=False)
 class Unpermute(Leaf):
-    """The results of a token's experts, weighted and added. ins: the results, and the weights of `TopK`."""
+    """The results of a token's experts added up. ins: the results, and the weights of `TopK` that they bear."""
 
     def forward(self, at: Local) -> list[Work]:
         return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]

@@ -40,7 +40,8 @@ class Lowering:
     ) -> None:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
         self._known: Known = known if known is not None else {}
-        self._alike = (regather, tuple(mesh.axes), tuple(mesh.views), *(scheme.alike for scheme in schemes))
+        turns = tuple(self.in_turn(view) for view in mesh.views)
+        self._alike = (regather, tuple(mesh.axes), tuple(mesh.views), turns, *(scheme.alike for scheme in schemes))
         self.producer: dict[str, tuple[Tensor, Leaf]] = {}
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
@@ -182,6 +183,10 @@ class Lowering:
         leaves = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
         return next((leaf.view for leaf in leaves if leaf.view), "")
 
+    def in_turn(self, view: str) -> bool:
+        """Whether traffic of a view waits for all that was issued before it."""
+        return any(one.view == view and one.habits and not one.habits.overlap.ep for one in self.schemes)
+
     def _leaf(self, leaf: Leaf) -> Fragment:
         divide = self.division(leaf)
         at = Local(divide, self.mesh)
@@ -251,15 +256,17 @@ class Lowering:
         """Sums what no data scheme summed, then clipping's norm, then the optimizer over the local shards."""
         rest: dict[tuple[str, ...], int] = defaultdict(int)
         copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
-        elements, shard = 0, 0.0
+        elements = shard = 0.0
         for param, count in site.params:
             if param.copies:
-                copied[param.copies] += count * param.size
+                cut = self.mesh.size(rests(self.schemes, "gradients", param))
+                copied[param.copies] += count * param.size // cut
         for param, size in by_axes(site.params):
             summed = {axis for scheme in self.schemes for axis in scheme.sums(param)}
+            held = size / self.mesh.size(rests(self.schemes, "gradients", param))
             if axes := tuple(axis for axis in param.partial if axis not in summed):
-                rest[axes] += size
-            elements += size
+                rest[axes] += round(held)
+            elements += held
             shard += size / self.mesh.size(rests(self.schemes, "optimizer", param))
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
         for (axes, holders), n in sorted(copied.items()):
@@ -273,7 +280,7 @@ class Lowering:
         if everyone:
             ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), [norm], "U"))
         step = self._op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), ops[-1:], "U")
-        # Zeroing the gradient buffer touches every local gradient, cut or not.
+        # Zeroing the gradient buffer touches every gradient that rests here.
         zero = self._op("zero-grad", Memory("zero-grad", 0, round(elements * site.grad_bytes)), [step], "U")
         return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
 
@@ -322,7 +329,8 @@ class _Join:
             self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
-        if gathered and low.regather and isinstance(leaf, Linear | CoreAttention):
+        # Experts keep the tokens that they have gathered.
+        if gathered and low.regather and isinstance(leaf, Linear | CoreAttention) and not leaf.view:
             self._gather_again(leaf, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
 
@@ -406,9 +414,12 @@ class _Join:
             layout = dict(items)
             op = self._sum(tensor, layout, members, ops)
             # Right behind its producer, ahead of pending weight gradients: that is what hides it.
-            place = ops.index(op) + 1 if op in ops else 0
+            place, view = ops.index(op) + 1 if op in ops else 0, low.meeting(tensor)
+            behind: list[Op] = []
+            if view and op in ops and low.in_turn(view):
+                place, behind = len(ops), ops[-1:]
             for work in moves(tensor.gradient, layout, wanted, self.mesh):
-                source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op], "B", low.meeting(tensor))
+                source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
                 ops.insert(place, op)
                 place += 1
                 self.fragment.touches.append(low.touch(tensor, wanted, op, made=True, prefix="d:"))

@@ -49,9 +49,14 @@ class Mesh:
     ) -> None:
         self.named = dict(axes)
         self.views = {name: dict(view) for name, view in (views or {}).items()}
+        for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
+            if "." in axis:  # parts are named so
+                raise PlanError(
+                    "plan.mesh", "the name of an axis holds no dot", f"Write {axis.replace('.', '-')}", axis
+                )
         again = {axis: size for axis, size in axes.items() if axis in region}
         for name, view in self.views.items():
-            _check_view(name, view, again)
+            _check_view(name, view, again, self.named)
         borders = {name: _borders(reading) for name, reading in {"": again, **self.views}.items()}
         cuts = sorted({cut for reading in borders.values() for pair in reading.values() for cut in pair})
         for inner, outer in pairwise(cuts):
@@ -138,10 +143,10 @@ def _borders(axes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _check_view(name: str, view: Mapping[str, int], again: Mapping[str, int]) -> None:
+def _check_view(name: str, view: Mapping[str, int], again: Mapping[str, int], named: Iterable[str]) -> None:
     if math.prod(view.values()) != math.prod(again.values()):
         ours, theirs = (" x ".join(f"{axis} {n}" for axis, n in one.items()) for one in (view, again))
         rule = f"{ours} = {math.prod(view.values())} must be {theirs} = {math.prod(again.values())}, the same ranks"
         raise PlanError(f"plan.views.{name}", rule, "Correct a degree", dict(view))
-    if both := [axis for axis in view if axis in again]:
-        raise PlanError(f"plan.views.{name}", "an axis has one size", "Give it another name", both[0])
+    if both := [axis for axis in view if axis in named]:
+        raise PlanError(f"plan.views.{name}", "the mesh has an axis of this name", "Give it another name", both[0])

@@ -88,7 +88,8 @@ class Attention:
 class Memory:
     """A kernel bound by memory traffic: `read` and `write` bytes, FLOPs not worth counting.
 
-    what: norm, residual, activation, rope, embedding, softmax, dropout, cross-entropy, add, cast, grad-norm, adam.
+    what: norm, residual, activation, rope, embedding, softmax, dropout, cross-entropy, add, concat, cast, router,
+    permute, grad-norm, adam, zero-grad.
     """
 
     what: str
@@ -245,7 +246,7 @@ class Link:
     """A unit of a stage: `count` copies of one fragment in a row, each taking what the one before gives.
 
     takes, gives: names of the tensor that comes in and of the one that goes out. keys: under which memory they are
-    touched. kept: bytes of what goes on from copy to copy.
+    touched. nbytes: of what goes on from copy to copy.
     """
 
     name: str

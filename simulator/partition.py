@@ -19,7 +19,9 @@ def layers_of_stages(partition: str | tuple[int, ...], layers: int, stages: int)
             divisors = [n for n in range(1, layers + 1) if layers % n == 0]
             below = max((n for n in divisors if n <= stages), default=1)
             rule = f"{layers} layers must divide evenly over pp x chunks = {stages} stages"
+            ends = (layers + 2) % stages == 0 and stages > 1
             remedy = f"{below} stages would work, or {near} layers, or a list of layers in plan.partition"
+            remedy = f"partition: ends-as-layers would work; {remedy}" if ends else remedy
             raise PlanError("plan.partition", rule, remedy, partition)
         return [layers // stages] * stages
     if partition == "ends-as-layers":

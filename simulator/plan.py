@@ -5,7 +5,7 @@ Every rule is a small function ``check_...`` that raises one PlanError; all are 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import get_args
@@ -31,6 +31,9 @@ DIM_NAMES = {
     "v": "the padded vocabulary",
     "e": "model.moe.experts",
 }
+
+EXPERT_NAMES = {**DIM_NAMES, "f": "model.moe.expert_ffn"}
+"""The same where experts are."""
 
 
 MAX_PASSES = 2_000_000
@@ -75,13 +78,17 @@ class Plan:
         kind = find_scheme(entry.use, f"{where}.use")
         over = entry.over
         if kind.most_axes is not None and len(over) > kind.most_axes:
-            rule = f"{kind.family} schemes take {'one axis' if kind.most_axes else 'no axis'}"
+            most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
+            rule = f"{kind.family} schemes take {most}"
             raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
         view = EXPERTS if kind.family == "expert" else ""
         known = self.mesh.views.get(view, {}) if view else self.mesh.named
         for axis in over:
             if axis not in known:
                 place = f"plan.views.{view}" if view else "plan.mesh"
+                if not known:
+                    remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"
+                    raise PlanError(f"{where}.over", f"there is no {place}", remedy, axis)
                 raise PlanError(f"{where}.over", f"no such axis in {place}", nearest(axis, known), axis)
         options = validated(kind.Options, entry.model_extra or {}, where, PlanError)
         sequence = (e.over for e in self.job.plan.schemes if e.use.startswith("sequence/"))
@@ -153,12 +160,13 @@ class Plan:
         """The axis, as the plan names it, that a part of the mesh belongs to; in a view its own ones come first."""
         for wanted in (view, ""):
             for axis in self.mesh.views.get(wanted, {}) if wanted else self.mesh.named:
-                if part in self.mesh.parts(axis) and (not wanted or axis in self._claimed):
+                if part in self.mesh.parts(axis) and (not wanted or axis in self.claimed):
                     return axis
         return part
 
     @cached_property
-    def _claimed(self) -> set[str]:
+    def claimed(self) -> set[str]:
+        """The axes that a scheme says something about."""
         return {axis for scheme in self.schemes for axis in scheme.claims}
 
     def layers_of(self, index: int) -> range:
@@ -242,6 +250,11 @@ def check_experts(plan: Plan) -> None:
     if plan.mesh.views and plan.job.model.moe is None:
         rule = f"{plan.job.model.name} has no experts, so nothing is read another way"
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
+    for name, view in plan.mesh.views.items():
+        for axis in list(view)[1:]:
+            if view[axis] > 1 and axis not in plan.claimed:
+                remedy = f"Add {{use: expert/all-to-all, over: {axis}}}; only along the first axis experts are copied"
+                raise PlanError(f"plan.views.{name}.{axis}", "no scheme says what this axis does", remedy, view[axis])
 
 
 def check_divisible(plan: Plan) -> None:
@@ -264,17 +277,23 @@ def check_divisible(plan: Plan) -> None:
         for tensor in (*leaf.ins, *leaf.outs, *leaf.weights):
             for dim, count in parts.items():
                 if tensor.has(dim) and not tensor.dims[dim].divides(count):
-                    _refuse(dim, tensor.dims[dim].size // tensor.dims[dim].unit, count, names[dim])
+                    _refuse(
+                        EXPERT_NAMES if leaf.view else DIM_NAMES,
+                        dim,
+                        tensor.dims[dim].size // tensor.dims[dim].unit,
+                        count,
+                        names[dim],
+                    )
 
     for unit in plan.blocks.units:
         walk(unit, visit)
     plan.divisible.add(key)
 
 
-def _refuse(dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
+def _refuse(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
     fits = [n for n in range(1, parts + 1) if units % n == 0]
     above = next((n for n in range(parts, units + 1) if units % n == 0), None)
     axis = " x ".join(axes)
-    rule = f"{DIM_NAMES.get(dim, dim)} = {units} must divide by {axis}"
+    rule = f"{called.get(dim, dim)} = {units} must divide by {axis}"
     choices = " or ".join(str(n) for n in dict.fromkeys((fits[-1], above)) if n)
     raise PlanError(f"plan.{axis}", rule, f"{axis} = {choices} would work", parts)

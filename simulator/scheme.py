@@ -118,7 +118,8 @@ class Scheme:
     @property
     def alike(self) -> Hashable:
         """Equal for schemes under which a unit lowers to the same ops."""
-        return self.use, self.over, tuple(self.mesh.size(axis) for axis in self.over), self.options
+        parts = tuple(self.mesh.parts(axis) for axis in self.claims)
+        return self.use, parts, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
     def sums(self, param: Param) -> tuple[str, ...]:
         """Axes over which I sum the gradient of `param`; what no scheme sums is summed at the update."""

@@ -24,10 +24,9 @@ class DataScheme(Scheme):
     """Base of the data schemes: the whole statement of one is which states it shards."""
 
     family = "data"
+    role = "data scheme"
     shards: ClassVar[tuple[str, ...]] = ()
     """States that rest cut: optimizer, gradients, parameters."""
-    each_batch: ClassVar[bool] = False
-    """Gradients are reduced in every micro-batch, by what `lower_stage` puts there, and not at the end of the step."""
 
     def layouts(self, site: Leaf) -> str | None:
         return "b" if site.has("b") else None
@@ -65,8 +64,9 @@ class DataScheme(Scheme):
     def lower(self, site: Site, inner: Inner) -> Fragment:
         """Without overlap all is reduced, and gathered again, around the update."""
         fragment = inner(site)
-        alone = self.habits.overlap.dp or self.each_batch
-        if isinstance(site, Update) and not alone:
+        # Gradients that rest cut were reduced in every micro-batch.
+        done = self.habits.overlap.dp or "gradients" in self.shards
+        if isinstance(site, Update) and not done:
             whole: dict[tuple[str, ...], int] = defaultdict(int)
             for param, count in site.params:
                 if axes := self.sums(param):
@@ -154,10 +154,9 @@ def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
         for place, (count, previous, following) in enumerate(rows):
             if not count:
                 continue
-            first = not ahead or (i == 0 and place == 0)
-            last = i == len(links) - 1 and place == len(rows) - 1
-            neighbours = (following, previous) if ahead else ({}, {})
-            fragment = _whole(scheme, link, held[i], *neighbours, first, last, not ahead)
+            ends = i == place == 0, i == len(links) - 1 and place == len(rows) - 1
+            own_first = (True, True) if not ahead else ends
+            fragment = _whole(scheme, link, held[i], following, previous, own_first, ahead)
             made.append(replace(link, fragment=fragment, count=count))
     return Chain(made, chain.ahead, chain.behind)
 
@@ -175,11 +174,10 @@ def _held(scheme: DataScheme, link: Link) -> Held:
 
 
 def _whole(
-    scheme: DataScheme, link: Link, own: Held, following: Held, previous: Held, first: bool, last: bool, again: bool
+    scheme: DataScheme, link: Link, own: Held, following: Held, previous: Held, first: tuple[bool, bool], ahead: bool
 ) -> Fragment:
-    """A unit that gathers the weights of the `following` unit in its forward pass and of the `previous` one in its
-    backward pass. first: it gathers its own before its forward pass; again: before its backward pass. last: it keeps
-    them from the one to the other.
+    """A unit that gathers its weights before its forward and its backward pass, where `first` says so, and `ahead`
+    those of the `following` unit in its forward pass and of the `previous` one in its backward pass.
     """
     made = link.fragment.copy()
     gradients = BYTES[scheme.habits.gradients]
@@ -209,18 +207,20 @@ def _whole(
 
     forward, backward = made.forward, made.backward
     came = [made.entry[link.takes]] if link.takes in made.entry else []
-    grads = [made.grad_entry[link.gives]] if link.gives in made.grad_entry else backward[:1]
+    grads = [made.grad_entry[link.gives]] if link.gives in made.grad_entry else []
     if own:
-        size = _bytes(scheme, own)
-        if first:
-            own_first(forward, came, "F")
-        if again and not last:
-            own_first(backward, grads, "B")
-        ends = [(forward[0], backward[-1])] if last else [(forward[0], forward[-1]), (backward[0], backward[-1])]
-        for number, (begin, end) in enumerate(ends):
-            made.touches += _lives(f"weights {number}", size, begin, end)
-    bring(following, forward, came, "F", "gather params", made.exit, link.gives or "")
-    bring(previous, backward, grads, "B", "gather params again", made.grad_exit, link.takes or "")
+        for ops, source, phase, alone in ((forward, came, "F", first[0]), (backward, grads, "B", first[1])):
+            if alone:
+                own_first(ops, source, phase)
+            made.touches += _lives(f"weights {phase}", _bytes(scheme, own), ops[0], ops[-1])
+    if ahead:
+        bring(following, forward, came, "F", "gather params", made.exit, link.gives or "")
+        # Where nothing comes in, the loss begins the backward pass.
+        bring(previous, backward, grads or backward[:1], "B", "gather params again", made.grad_exit, link.takes or "")
+    # The gradients of the unit whose backward pass came before are still on their way.
+    if following:
+        sent = sum(following.values()) * gradients
+        made.touches += _lives("gradients of the following", sent, backward[0], backward[-1], "gradients")
     for axes, elements in own.items():
         ready = [param.ready for param in made.params if scheme.sums(param) == axes]
         scatter = replace(scheme.reduce(axes, elements, "W", "every"), after=ready)

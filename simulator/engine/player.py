@@ -135,6 +135,9 @@ class _Player:
         that is free then (columns), and no task leaves the stream longer than the computation (rows): by induction the
         stream is never free later than the computation when a task begins.
         """
+        sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
+        if self.axes.streams[s] in {side.stream for side in sides}:
+            return False
         distinct = {id(task.parts): task.parts for task in self.program.tasks}.values()
         return all(self._follows(parts, s) for parts in distinct)
 

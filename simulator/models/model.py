@@ -93,7 +93,7 @@ class MoE(Shape):
     every: Size = 1
     """Of every so many layers after the first dense ones, the last has experts (GShard and Switch: 2; the same as
     Qwen's ``decoder_sparse_step`` in ``transformers``; Megatron's ``--moe-layer-freq`` puts the first in its place)."""
-    capacity: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Every expert takes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None: as they come."""
     routing: Literal["balanced", "forced-balanced", "natural"] | None = None
     """How a run routed: padded to equal load, by a router that was replaced by an even one, or as learned."""
@@ -188,6 +188,9 @@ class Model(Shape):
                 f"Give head_dim, or hidden {self.hidden // self.heads * self.heads or self.heads}",
                 self.hidden,
             )
+        if self.full_every and self.window is None:
+            rule = "without a window every layer attends to everything"
+            raise ModelError("full_every", rule, "Give the window too, or leave full_every out", self.full_every)
         if self.heads % self.kv_heads:
             divisors = [n for n in range(1, min(self.heads, 1024) + 1) if self.heads % n == 0]
             raise ModelError(

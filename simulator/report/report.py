@@ -226,6 +226,7 @@ class Report:
             f"framework {habits.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{habits.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
+            *(["tokens are spread over the experts evenly"] if self.job.model.moe else []),
             *self.play.assumed,
             *self.job.cluster.filled_in,
         ]

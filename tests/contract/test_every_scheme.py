@@ -414,7 +414,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
 
 @given(job=jobs(datas=("data/fsdp",)))
 def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
-    """Of every unit before its forward and its backward pass; the last one of a stage stays whole in between."""
+    """Of every unit before its forward and its backward pass."""
     played = play_job(job)
     plan = played.plan
     for device in range(plan.shape.p):
@@ -428,8 +428,7 @@ def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
             if plan.schedule.device(plan.shape, stage) == device:
                 for link in chain.links:
                     cut = [param for param in link.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
-                    stays = link is chain.links[-1]
-                    wanted += 2 * sum(param.size for param in cut) * (2 * link.count - stays)
+                    wanted += 2 * sum(param.size for param in cut) * 2 * link.count
         assert gathered == wanted * plan.shape.m
 
 

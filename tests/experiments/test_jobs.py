@@ -58,6 +58,31 @@ def test_plans_that_use_other_axes_share_nothing_that_differs() -> None:
             assert list(answers(lines(list(some)), "jobs", Path("."))) == [alone[json.dumps(job)] for job in some]
 
 
+def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
+    """Spread, divided or copied over the same ranks: equal sizes of other axes."""
+    model = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32}
+    moe = {"experts": 8, "top_k": 2, "expert_ffn": 64}
+    jobs = [
+        {
+            "model": {**model, "moe": moe},
+            "cluster": "dgx-h100:1",
+            "batch": {"global": 16},
+            "plan": {"tp": tp, "ep": ep, "etp": etp},
+        }
+        for tp in (1, 2)
+        for ep, etp in ((8, 1), (1, 8), (4, 2), (2, 4), (2, 2), (1, 1))
+    ]
+    for order in (jobs, jobs[::-1]):
+        assert list(answers(lines(order), "jobs", Path("."))) == [simulate(job).to_dict() for job in order]
+
+
+def test_a_plan_has_one_data_scheme() -> None:
+    schemes = [{"use": "data/ddp", "over": "a"}, {"use": "data/fsdp", "over": "b"}]
+    plan = {"mesh": {"a": 2, "b": 4}, "schemes": schemes}
+    (told,) = answers(lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path("."))
+    assert told["error"]["rule"] == "a plan has one data scheme"
+
+
 def test_what_was_answered_before_changes_no_bit() -> None:
     """Micro-batches of other plans leave states behind that differ from ours by rounding."""
     plans = [{"tp": tp, "pp": pp, "recompute": kind} for tp in (2, 8) for pp in (2, 4) for kind in ("none", "full")]

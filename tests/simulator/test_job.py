@@ -196,7 +196,7 @@ SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] 
     "micro-batch too large": ("batch.micro", 3, P, "batch.global", ["3 x 4 = 12", "12 would work"]),
     "mesh is not the cluster": ("plan", {"tp": 2, "dp": 4}, P, "plan.mesh", ["tp 2", "= 8", "16 GPUs"]),
     "tp x pp does not divide": ("plan", {"tp": 3}, P, "plan.tp", ["16 GPUs", "tp = 2 would work"]),
-    "pp alone too large": ("plan", {"pp": 32}, P, "plan.tp", ["1 x 32 = 32", "16 GPUs"]),
+    "pp alone too large": ("plan", {"pp": 32}, P, "plan.pp", ["1 x 32 = 32", "16 GPUs"]),
     "sequence does not divide": ("batch.sequence", 47, P, "plan.tp", ["batch.sequence = 47", "tp"]),
     "micro-batches do not interleave": ("batch.global", 12, P, "", ["multiples of pp = 2", "4 would work"]),
     "chunks without interleaving": ("plan.schedule", "1f1b", P, "plan.chunks", ["one chunk", "interleaved-1f1b"]),

@@ -119,7 +119,7 @@ def test_both_readings_are_row_major_over_the_same_ranks(sizes: tuple[int, ...],
         ({"dp": 4, "tp": 2}, {"edp": 2, "ep": 2}, "edp 2 x ep 2 = 4 must be dp 4 x tp 2 = 8"),
         ({"dp": 3, "tp": 2}, {"edp": 2, "ep": 3}, "groups of 2 and of 3 consecutive ranks do not nest"),
         ({"dp": 6}, {"edp": 1, "ep": 3, "etp": 2, "tp": 1}, None),
-        ({"dp": 4, "tp": 2}, {"dp": 2, "ep": 4}, "an axis has one size"),
+        ({"dp": 4, "tp": 2}, {"dp": 2, "ep": 4}, "the mesh has an axis of this name"),
     ],
 )
 def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[str, int], told: str | None) -> None:
@@ -139,7 +139,7 @@ def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[s
         ({"views": {"others": {"edp": 2, "ep": 4}}}, "plan.views", ""),
         ({"over": "tp"}, "plan.schemes[2].over", "no such axis in plan.views.experts"),
         ({"over": ["ep", "edp", "etp"]}, "plan.schemes[2].over", "take"),
-        ({"views": {}}, "plan.schemes[2].over", "no such axis in plan.views.experts"),
+        ({"views": {}}, "plan.schemes[2].over", "there is no plan.views.experts"),
         ({"model": {"moe": None}}, "plan.views", "has no experts"),
         (
             {"views": {"experts": {"edp": 1, "ep": 8}}, "model": {"moe": {"experts": 12, "top_k": 2, "expert_ffn": 8}}},
@@ -164,3 +164,12 @@ def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str,
     with pytest.raises(PlanError) as error:
         simulate({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan})
     assert error.value.where.startswith(where) and told in error.value.rule, str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "view"), [({"dp.0": 4}, {}), ({"dp": 4}, {"dp.0": 2, "ep": 2}), ({"pp": 2, "dp": 4}, {"pp": 2, "ep": 2})]
+)
+def test_names_of_parts_and_of_other_axes_are_refused(axes: dict[str, int], view: dict[str, int]) -> None:
+    with pytest.raises(PlanError, match="name") as caught:
+        Mesh(axes, {"experts": view} if view else {}, ["dp"])
+    assert caught.value.remedy

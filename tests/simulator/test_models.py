@@ -238,7 +238,11 @@ def test_which_layers_slide(every: int, full: list[int]) -> None:
     m = load_model(GPT | {"layers": 6, "window": 128, "full_every": every})
     assert [layer for layer in range(6) if not m.slides(layer)] == full
     assert sum(m.kinds.values()) == 6
-    assert not any(load_model(GPT | {"full_every": every}).slides(layer) for layer in range(6))
+
+
+def test_layers_that_are_full_need_others_that_are_not() -> None:
+    with pytest.raises(ModelError, match="full_every is 2: without a window"):
+        load_model(GPT | {"full_every": 2})
 
 
 def test_parameters_of_a_layer_with_experts() -> None:
@@ -407,7 +411,7 @@ REFUSED = {
     "misspelt word of experts": (GPT | {"moe": EXPERTS | {"topk": 2}}, "model.moe.topk", "Did you mean 'top_k'"),
     "experts without width": (GPT | {"moe": {"experts": 8, "top_k": 2}}, "model.moe.expert_ffn", "missing"),
     "experts no mapping": (GPT | {"moe": 8}, "model.moe", "mapping"),
-    "no capacity": (GPT | {"moe": EXPERTS | {"capacity": 0}}, "model.moe.capacity", "above 0"),
+    "no capacity": (GPT | {"moe": EXPERTS | {"capacity": 0}}, "model.moe.capacity", "at least 0.01"),
     "endless capacity": (GPT | {"moe": EXPERTS | {"capacity": float("inf")}}, "model.moe.capacity", "finite"),
     "unknown routing": (GPT | {"moe": EXPERTS | {"routing": "random"}}, "model.moe.routing", "balanced"),
     "grouped latent attention": (LATENT | {"kv_heads": 4}, "model.kv_heads", "every head (16)"),

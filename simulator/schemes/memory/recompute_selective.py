@@ -28,8 +28,17 @@ class RecomputeSelective(MemoryScheme):
     class Options(SchemeOptions):
         modules: tuple[Module, ...] = ("core_attn",)
 
+    _within = False
+    """Whether a chosen module is being lowered: one inside another is computed again with it."""
+
     def lower(self, site: Site, inner: Inner) -> Fragment:
-        return recompute(site, inner) if site.module in self.options.modules else inner(site)
+        if self._within or site.module not in self.options.modules:
+            return inner(site)
+        self._within = True
+        try:
+            return recompute(site, inner)
+        finally:
+            self._within = False
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         if setting.t == 1 and self.options.modules == ("core_attn",):
