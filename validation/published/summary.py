@@ -20,7 +20,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             f"by_{group}": {name: figures([row for row in rows if row[group] == name]) for name in names[group]}
             for group in GROUPS
         },
-        "refusals": dict(Counter(_reason(row["reason"]) for row in rows if row["status"] == "refused").most_common()),
+        "refusals": dict(Counter(_reason(row) for row in rows if row["status"] == "refused").most_common()),
         "faster_than_peak": [row["id"] for row in rows if beats_its_flops(row)],
     }
 
@@ -79,6 +79,8 @@ def _inside(row: dict[str, Any]) -> bool:
     return bool(low <= measured_step(row) <= high)
 
 
-def _reason(reason: str) -> str:
-    """A reason without what differs from row to row: file and line, the place in a list of schemes."""
-    return re.sub(r"^\S+:\d+:? |\[\d+\]", "", reason)
+def _reason(row: dict[str, Any]) -> str:
+    """A reason without what differs from row to row, the place in a list of schemes; of a line that could not be read
+    the line is all there is to go by."""
+    reason = str(row["reason"])
+    return reason if row["source"] is None else re.sub(r"^\S+:\d+:? |\[\d+\]", "", reason)

@@ -67,7 +67,7 @@ def test_figures_of_hand_made_rows() -> None:
     assert {name: of["rows"] for name, of in told["by_source"].items()} == {"a": 3, "b": 3}
     assert told["by_source"]["b"]["bias"] == pytest.approx(0.05)
     assert told["by_stack"]["nemo"]["rows"] == 6 and set(told["by_gpu"]) == {"h100-sxm"}
-    assert told["refusals"] == {"plan.schemes.use is 'x': no such scheme": 2, "not valid JSON": 1}
+    assert told["refusals"] == {"plan.schemes.use is 'x': no such scheme": 2, "runs.jsonl:7: not valid JSON": 1}
 
 
 def test_nothing_to_compare_has_no_errors() -> None:
