@@ -1,4 +1,4 @@
-"""The command line: ``meshcast predict``, ``list``, ``validate``.
+"""The command line: ``meshcast predict``, ``sweep``, ``list``, ``validate``.
 
 Answers go to stdout, messages to stderr. Exit codes: 0 answered, 2 a mistake of the user (told in one message), 3 under
 ``--strict`` a plan that does not fit, 130 interrupted. Whatever is heavy is imported inside the commands.
@@ -268,6 +268,33 @@ def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:
     return PlanError(
         option, f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
     )
+
+
+# --------------------------------------------------------------------------------------------- sweep
+
+
+@app.command()
+def sweep(
+    path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep file, YAML or JSON.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write one row a point into a Parquet file.")],
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; one for each core if not given.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard what an earlier sweep has left at --out.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast a job at every point of a grid. Interrupted, the same command goes on where it stopped."""
+    with answering(as_json):
+        from experiments import sweeping
+        from experiments.page import show
+
+        read, told = sweeping.sweep(path, out, workers, restart)
+        if as_json:
+            emit(told)
+        else:
+            show(sweeping.page(read, told))
 
 
 # ---------------------------------------------------------------------------------------------- list

@@ -246,16 +246,21 @@ def located(where: str, text: str) -> Iterator[None]:
 
 def _set(data: dict[str, Any], change: str) -> None:
     """Makes one change of the form ``plan.tp=4``; the value is read as YAML."""
-    path, equals, value = change.partition("=")
-    keys = path.strip().split(".")
-    if not equals or not all(keys):
+    field, equals, value = (word.strip() for word in change.partition("="))
+    if not equals or not all(field.split(".")):
         raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
+    put(data, field, read_yaml(value, f"--set {field}", PlanError).data, f"--set {field}")
+
+
+def put(data: dict[str, Any], field: str, value: Any, where: str) -> None:
+    """Sets one field (``plan.tp``) of a job that is still plain data. where: what an error calls the change."""
+    *parents, last = field.split(".")
     at: Any = data
-    for i, key in enumerate(keys[:-1]):
+    for i, key in enumerate(parents):
         at = at.setdefault(key, {}) if isinstance(at, dict) else None
         if not isinstance(at, dict):
-            raise PlanError("--set", f"{'.'.join(keys[: i + 1])} holds no fields", "Set it as a whole", change)
-    at[keys[-1]] = read_yaml(value, f"--set {path}", PlanError).data
+            raise PlanError(where, f"{'.'.join(parents[: i + 1])} holds no fields", "Set it as a whole", value)
+    at[last] = value
 
 
 def _precision(file: JobFile, framework: Framework) -> Precision:

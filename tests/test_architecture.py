@@ -165,7 +165,7 @@ def test_an_allowed_import_passes(path: str, source: str) -> None:
 def test_importing_the_simulator_is_light() -> None:
     if not (ROOT / "simulator" / "__init__.py").exists():
         pytest.skip("simulator/__init__.py does not exist yet")
-    heavy = ("torch", "pandas", "matplotlib", "scipy")
+    heavy = ("torch", "pandas", "matplotlib", "scipy", "pyarrow")
     code = f"import sys, simulator; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
