@@ -209,7 +209,9 @@ def forecast_all(jobs: Path, out: Path | None, changes: Sequence[str], engine: E
     return misfit
 
 
-def figure_files(plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown")) -> dict[str, Path]:
+def figure_files(
+    plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown"), option: str = "--plot"
+) -> dict[str, Path]:
     """Which figure goes where: the first one into a file, all of them into a folder.
 
     Refuses before the work what cannot be drawn after it.
@@ -218,14 +220,14 @@ def figure_files(plot: str, names: Sequence[str] = ("timeline", "memory", "break
     if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
         if path.suffix.lower() not in FIGURES:
             remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for a folder of all figures"
-            raise PlanError("--plot", "a figure is drawn as .png or .svg", remedy, plot)
-        check_place(path, "--plot")
+            raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
+        check_place(path, option)
         return {names[0]: path}
     if path.exists() and not path.is_dir():
-        raise unwritable(path, "it is no folder")
+        raise unwritable(path, "it is no folder", option)
     files = {name: path / f"{name}.png" for name in names}
     for place in files.values() if path.is_dir() else [path]:
-        check_place(place, "--plot")
+        check_place(place, option)
     return files
 
 
@@ -315,6 +317,42 @@ def list_(
             emit(rows)
         else:
             show(table(kind, rows))
+
+
+# ---------------------------------------------------------------------------------------------- plot
+
+
+@app.command()
+def plot(
+    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The Parquet file of a finished sweep.")],
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="The .png or .svg to draw.")] = None,
+    x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="The varied field across.")] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="The varied field down.")] = None,
+    value: Annotated[
+        str, typer.Option("--value", metavar="COLUMN", help="What a cell shows, of its best plan that fits.")
+    ] = "tokens_per_s_per_gpu",
+    title: Annotated[str | None, typer.Option("--title", help="The title; the file's name if not given.")] = None,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="X,Y", help="Tell why the cell of these two values is blank.")
+    ] = None,
+) -> None:
+    """Draw a sweep as a heatmap over two of its fields, or tell why a cell of it is blank."""
+    with answering():
+        from experiments import plotting
+        from experiments.plots import heatmap
+
+        if out is None and why is None:
+            raise PlanError("plot", "it takes --out FILE, --why X,Y or both", "See meshcast plot --help")
+        files = figure_files(out, ("heatmap",), "--out") if out is not None else {}
+        rows = plotting.rows_of(results)
+        x, y = plotting.axes(rows, x, y)
+        cells = heatmap.cells(rows, x, y, value)
+        if why is not None:
+            for line in heatmap.reasons(cells, *plotting.place(why, rows, x, y)):
+                typer.echo(line)
+        for file in files.values():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            heatmap.draw(rows, x, y, value, title or results.stem, [f"{len(rows):,} plans"], file)
 
 
 # --------------------------------------------------------------------------------------------- scale

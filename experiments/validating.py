@@ -168,12 +168,17 @@ def percent(value: float | None, sign: str = "", digits: int = 1) -> str:
 
 
 def draw(answer: dict[str, Any], files: dict[str, Path]) -> None:
-    """Draws the figures of ``validate published`` into their files. Raises OSError where one cannot be written."""
+    """Draws the figures of ``validate published`` into their files, of memory where any run has a reading.
+
+    Raises OSError where one cannot be written.
+    """
     if not files:
         return
     from experiments.plots import published as plots
 
     figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
     for name, path in files.items():
+        if name == "memory" and not answer["summary"]["memory"]["compared"]:
+            continue
         path.parent.mkdir(exist_ok=True)
         figures[name](answer["rows"], path)

@@ -106,7 +106,12 @@ def styled(dots: list[plots.Dot]) -> Figure:
 
 def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
     assert run("--plot", f"{tmp_path}/out/").exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["memory.png", "step-time.png"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["step-time.png"], "no paper prints its memory"
+    some = shipped()[0]
+    read = {"id": "one-1", "spec": some.spec.model_dump(by_alias=True), "measured": {"peak_memory_gib": 40.0}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(read), "utf-8")
+    assert run("--data", tmp_path / "runs.jsonl", "--plot", f"{tmp_path}/both/").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["memory.png", "step-time.png"]
     assert run("--plot", tmp_path / "alone.svg").exit_code == 0
     again = (tmp_path / "alone.svg").read_bytes()
     assert run("--plot", tmp_path / "alone.svg", "--jobs", 2).exit_code == 0

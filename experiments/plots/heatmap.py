@@ -1,0 +1,196 @@
+"""A sweep as a heatmap over two of its fields: in every cell the best of all plans that share the two values.
+
+What a cell shows is the best plan that fits in memory, with the other fields that made it the best. A cell without one
+says why: its plans do not fit, or none of them can be played; `reasons` tells it in full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from experiments.plots import style
+from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
+from hardware.errors import PlanError, nearest
+
+Row = Mapping[str, Any]
+
+VALUES = {
+    "tokens_per_s_per_gpu": ("tokens/s of a GPU", max, "{:,.0f}"),
+    "step_time_s": ("step time [s]", min, "{:,.3g}"),
+    "mfu_palm": ("MFU, full attention [%]", max, "{:.1%}"),
+    "mfu_causal": ("MFU, causal attention [%]", max, "{:.1%}"),
+    "hfu": ("HFU [%]", max, "{:.1%}"),
+    "peak_device_gib": ("peak memory of a GPU [GiB]", min, "{:,.1f}"),
+    "cost": ("cost of the run", min, "{:,.3g}"),
+    "days": ("days of the run", min, "{:,.3g}"),
+}
+"""What a cell can show: its name, which of two is better, how it is written."""
+
+LEFT, WIDEST = 0.95, 0.95
+"""Where the cells begin and how wide one is at the most [in]."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All plans of one pair of values. best: the best that fits; None where there is none. note: why there is none."""
+
+    rows: tuple[Row, ...]
+    best: Row | None
+    note: str
+
+
+def cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, Any], Cell]:
+    """The cells by their values of `x` and `y`.
+
+    Raises PlanError for a field that the sweep does not have, or a value that no cell can show.
+    """
+    told = list(rows)
+    known = list(told[0]) if told else []
+    for option, name in (("--x", x), ("--y", y)):
+        if name not in known:
+            raise PlanError(option, "no such field in this sweep", nearest(name, known), name)
+    if value not in VALUES or value not in known:
+        raise PlanError(
+            "--value", "no such value in this sweep", nearest(value, [v for v in VALUES if v in known]), value
+        )
+    better = VALUES[value][1]
+    groups: dict[tuple[Any, Any], list[Row]] = {}
+    for row in told:
+        groups.setdefault((row[x], row[y]), []).append(row)
+    found = {}
+    for key, own in groups.items():
+        fit = [row for row in own if row["status"] == "fits" and row[value] is not None]
+        best = better(fit, key=lambda row: row[value]) if fit else None
+        large = any(row["status"] == "does-not-fit" for row in own)
+        found[key] = Cell(tuple(own), best, "" if best is not None else "too large" if large else "invalid")
+    return found
+
+
+def reasons(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[str]:
+    """Why a cell has no plan that fits, one sentence a reason, the most frequent first."""
+    cell = found.get((x, y))
+    if cell is None:
+        return ["The sweep has no plan of these two values: none of its lists, or its `where`, lets one be."]
+    said = Counter(
+        f"needs {row['peak_device_gib']:.1f} GiB of {row['capacity_gib']:.1f}"
+        if row["status"] == "does-not-fit"
+        else str(row["reason"])
+        for row in cell.rows
+        if row["status"] != "fits"
+    )
+    return [f"{count} x {words}" if count > 1 else words for words, count in said.most_common()]
+
+
+def draw(rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path) -> None:
+    """Draws a heatmap into a .png or .svg. Raises OSError where it cannot be written."""
+    found = cells(rows, x, y, value)
+    save(lambda: figure(found, x, y, value, title, lines), path)
+
+
+def figure(
+    found: Mapping[tuple[Any, Any], Cell], x: str, y: str, value: str, title: str, lines: Sequence[str]
+) -> Figure:
+    """The figure. lines: what all plans have in common, in parts of a sentence."""
+    across, down = (_ordered({key[i] for key in found}) for i in (0, 1))
+    size = min(WIDEST, (style.PAGE - LEFT - EDGE) / len(across))
+    height = min(0.42, max(0.24, size * 0.5))
+    name, _, form = VALUES[value]
+    others = _others(found, x, y)
+    below = " / ".join(map(_short, others))
+    words = [f"{name}, of the best plan that fits ({below} written below it)" if others else name, *lines]
+    head = wrapped(words)
+    top = 0.42 + LINE * len(head)
+    sheet = Sheet(top + height * len(down) + 0.62)
+    sheet.head(title, head)
+    axes = sheet.axes(LEFT, top, size * len(across), height * len(down))
+    axes.set_xlim(0, len(across))
+    axes.set_ylim(len(down), 0)
+    good = [cell.best[value] for cell in found.values() if cell.best is not None]
+    colours = LinearSegmentedColormap.from_list("cells", ["#f7fbff", style.SKY, style.BLUE, "#00395c"])
+    for i, here in enumerate(across):
+        for j, there in enumerate(down):
+            _cell(axes, i, j, found.get((here, there)), value, good, colours, form, others, size)
+    axes.set_xticks([i + 0.5 for i in range(len(across))], list(map(_word, across)))
+    axes.set_yticks([j + 0.5 for j in range(len(down))], list(map(_word, down)))
+    axes.tick_params(axis="both", length=0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[:].set_visible(False)
+    return sheet.figure
+
+
+def _cell(
+    axes: Any,
+    i: int,
+    j: int,
+    cell: Cell | None,
+    value: str,
+    good: Sequence[float],
+    colours: Any,
+    form: str,
+    others: Sequence[str],
+    size: float,
+) -> None:
+    if cell is None:
+        return
+    if cell.best is None:
+        axes.add_patch(Rectangle((i, j), 1, 1, facecolor="#f2f2f2", edgecolor="white", linewidth=1.2))
+        axes.text(
+            i + 0.5,
+            j + 0.5,
+            fitting(cell.note, size),
+            ha="center",
+            va="center",
+            fontsize=style.SMALL - 1,
+            color=style.FAINT,
+        )
+        return
+    low, high = min(good), max(good)
+    share = (cell.best[value] - low) / (high - low) if high > low else 0.5
+    if VALUES[value][1] is min:
+        share = 1 - share
+    colour = colours(0.1 + 0.9 * share)[:3]
+    ink = style.ink_on(colour)
+    axes.add_patch(Rectangle((i, j), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.2))
+    extra = " / ".join(_word(cell.best[name]) for name in others)
+    place = 0.38 if extra else 0.5
+    winner = "bold" if cell.best[value] == (max if VALUES[value][1] is max else min)(good) else "normal"
+    axes.text(
+        i + 0.5,
+        j + place,
+        form.format(cell.best[value]),
+        ha="center",
+        va="center",
+        fontsize=style.SMALL,
+        color=ink,
+        fontweight=winner,
+    )
+    if extra:
+        axes.text(i + 0.5, j + 0.74, fitting(extra, size * 1.2), ha="center", va="center", fontsize=5.2, color=ink)
+
+
+def _others(found: Mapping[tuple[Any, Any], Cell], x: str, y: str) -> list[str]:
+    """Further fields that the plans of a cell differ in."""
+    row = next(iter(found.values())).rows[0]
+    fields = [name for name in row if ("." in name or name in ("model", "cluster")) and name not in (x, y)]
+    return [name for name in fields if any(len({repr(one[name]) for one in cell.rows}) > 1 for cell in found.values())]
+
+
+def _ordered(values: Iterable[Any]) -> list[Any]:
+    return sorted(values, key=lambda value: (isinstance(value, str), value))
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

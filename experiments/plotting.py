@@ -1,0 +1,65 @@
+"""``meshcast plot``: a finished sweep as a heatmap over two of its fields, and why a cell is blank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import PlanError
+
+Row = dict[str, Any]
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a sweep's Parquet file.
+
+    Raises PlanError for a file that is none.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        rule = "it is a folder" if path.is_dir() else "no such file"
+        raise PlanError(str(path), rule, "Name the --out of a finished sweep")
+    try:
+        found: list[Row] = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise PlanError(str(path), f"not a Parquet file ({error})", "Name the --out of a finished sweep") from None
+    if not found or not {"index", "status", "reason"} <= set(found[0]):
+        raise PlanError(str(path), "it holds no rows of a sweep", "Name the --out of a finished sweep")
+    return found
+
+
+def fields(rows: list[Row]) -> list[str]:
+    """The fields that the sweep varied."""
+    names = list(rows[0])
+    return names[1 : names.index("status")]
+
+
+def axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str]:
+    """The fields across and down: the first two that take several values, where they are not given."""
+    several = [name for name in fields(rows) if len({repr(row[name]) for row in rows}) > 1]
+    left = [name for name in several if name not in (x, y)]
+    x = x or (left.pop(0) if left else None)
+    y = y or (left.pop(0) if left else None)
+    if x is None or y is None:
+        raise PlanError("--x", "the sweep has no two fields that take several values", "Vary two fields")
+    return x, y
+
+
+def place(words: str, rows: list[Row], x: str, y: str) -> tuple[Any, Any]:
+    """The values that ``4,8`` means: one of `x`, one of `y`.
+
+    Raises PlanError where the sweep has no such values.
+    """
+    parts = [part.strip() for part in words.split(",")]
+    if len(parts) != 2:
+        raise PlanError("--why", f"it names a value of {x} and one of {y}", "Write it like --why 4,8", words)
+    found = []
+    for part, name in zip(parts, (x, y), strict=True):
+        known = {str(row[name]): row[name] for row in rows}
+        if part not in known:
+            values = ", ".join(sorted(known, key=lambda word: (len(word), word))[:20])
+            raise PlanError("--why", f"the sweep has no {name} of {part}", f"Its values: {values}", words)
+        found.append(known[part])
+    return found[0], found[1]
