@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from hardware.gpu import GPU
 from hardware.link import Link
@@ -98,7 +98,7 @@ class Fabric(Strict):
 class Group(Strict):
     """Some equal nodes of a cluster that has several kinds."""
 
-    node: Annotated[Node, BeforeValidator(by_name("nodes"))]
+    node: Annotated[Node, by_name("nodes", Node)]
     nodes: Size
 
 
@@ -112,7 +112,7 @@ class Cluster(Strict):
 
     name: str = "inline"
     title: str = ""
-    node: Annotated[Node, BeforeValidator(by_name("nodes"))]
+    node: Annotated[Node, by_name("nodes", Node)]
     nodes: Size
     used: Size | None = Field(default=None, alias="gpus")
     fabric: Fabric = Fabric()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
-
 from hardware.link import Link
 from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, by_name, described
 
@@ -41,7 +39,7 @@ class GPU(Strict):
     peak: dict[Precision, Flops]
     power: Power
     scale_up: str | None = None
-    host: Annotated[Link, BeforeValidator(by_name("links"))]
+    host: Annotated[Link, by_name("links", Link)]
     usual_node: str | None = None
     note: str = ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from hardware.cluster import Cluster, Fabric, Size
 from hardware.gpu import GPU
@@ -38,7 +38,7 @@ class ByGPU(Strict):
     name: str = "inline"
     title: str = ""
     source: str = ""
-    gpu: Annotated[GPU, BeforeValidator(by_name("gpus"))]
+    gpu: Annotated[GPU, by_name("gpus", GPU)]
     gpus: Size
     gpus_per_node: Size | None = None
     scale_up_domain: Size | None = None

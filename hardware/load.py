@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import core_schema
 
 from hardware import units
@@ -481,8 +481,8 @@ def load(kind: str, name: str) -> Any:
     return validated(_MODELS[kind], data, where, text=text)
 
 
-def by_name(kind: str) -> Callable[[Any], Any]:
-    """Validator of a field that holds a catalog name in place of the description itself."""
+def by_name(kind: str, model: type[BaseModel]) -> BeforeValidator:
+    """Validator of a field that may hold a catalog name in place of the description itself, a `model`."""
 
     def read(raw: Any) -> Any:
         if not isinstance(raw, str):
@@ -491,4 +491,4 @@ def by_name(kind: str) -> Callable[[Any], Any]:
             raise ValueError(f"not in the catalog of {kind}. {nearest(raw, catalog(kind))}")
         return load(kind, raw)
 
-    return read
+    return BeforeValidator(read, json_schema_input_type=str | model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from hardware.gpu import GPU
 from hardware.link import Link
@@ -30,7 +30,7 @@ class ScaleUp(Strict):
     domain: GPUs so joined, where that is not the node (72 in a rack of 18 nodes of 4); None means the node.
     """
 
-    link: Annotated[Link, BeforeValidator(by_name("links"))]
+    link: Annotated[Link, by_name("links", Link)]
     switched: Fact[bool] = SWITCHED
     mesh: Fact[Mesh] | None = None
     domain: Count | None = None
@@ -82,7 +82,7 @@ class NICs(Strict):
     are one switch apart; those at different places are not.
     """
 
-    link: Annotated[Link, BeforeValidator(by_name("links"))]
+    link: Annotated[Link, by_name("links", Link)]
     count: Count
     rail_optimised: Fact[bool] = ANYWHERE
 
@@ -93,7 +93,7 @@ class Node(Strict):
 
     name: str = "inline"
     title: str = ""
-    gpu: Annotated[GPU, BeforeValidator(by_name("gpus"))]
+    gpu: Annotated[GPU, by_name("gpus", GPU)]
     gpus: Count
     scale_up: ScaleUp | None = None
     nics: NICs | None = None

@@ -31,9 +31,9 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _short_for(key: str) -> BeforeValidator:
-    """A single word stands for a mapping with that one key."""
-    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
+def _short_for(key: str, told: Any) -> BeforeValidator:
+    """A single word stands for a mapping with that one key. told: the types of both forms."""
+    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=told)
 
 
 class Batch(Part):
@@ -67,7 +67,13 @@ class SchemeEntry(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     use: str
-    over: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)] = ()
+    over: Annotated[
+        tuple[str, ...],
+        BeforeValidator(
+            lambda given: (given,) if isinstance(given, str) else given, json_schema_input_type=str | tuple[str, ...]
+        ),
+    ] = ()
+    """One axis of the mesh, or several."""
 
 
 class ShortPlan(Part):
@@ -118,9 +124,9 @@ class JobFile(Part):
     id: str | int | None = None
     model: Any
     cluster: Any
-    framework: Annotated[FrameworkChoice, _short_for("name")] = FrameworkChoice()
+    framework: Annotated[FrameworkChoice, _short_for("name", str | FrameworkChoice)] = FrameworkChoice()
     batch: Batch = Batch()
-    precision: Annotated[Precision, _short_for("compute")] = Precision()
+    precision: Annotated[Precision, _short_for("compute", Literal[Format, Quantised] | Precision)] = Precision()
     optimizer: Literal["adam"] = "adam"
     plan: dict[str, Any] = {}
     run: RunLength = RunLength()

@@ -1,0 +1,177 @@
+"""JSON Schemas (draft 2020-12) of what meshcast reads, made from the models that read it.
+
+For editors, and for programs that write jobs. Relations between fields (which degrees fit which cluster) are checked by
+meshcast alone, which also takes a number in quotes, and yes for true.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+
+from hardware import clusters, nodes
+from hardware.cluster import Cluster
+from hardware.errors import PlanError, nearest
+from hardware.inline import ByGPU
+from hardware.mixed import ByGroups
+from simulator.frameworks import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names
+from simulator.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
+from simulator.models import ALIASES, presets
+from simulator.models.model import MLA, UNDESCRIBED, Model, MoE
+from simulator.scheme import find_scheme, scheme_names
+from validation.published.rows import Row
+
+Schema = dict[str, Any]
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+KINDS = ("job", "cluster", "model", "framework", "published")
+
+HABITS = (Framework, Overlap, Bucket, LossHabit, MemoryHabit)
+SHAPES = (Model, MLA, MoE)
+JOB = (JobFile, Batch, FrameworkChoice, Precision, RunLength, SchemeEntry, ShortPlan, LongPlan, *HABITS, *SHAPES)
+CLUSTERS = (Cluster, ByGPU, ByGroups)
+
+
+class Generator(GenerateJsonSchema):
+    """Without titles that repeat a field's name."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def schema(kind: str) -> Schema:
+    """The schema of a job, of the cluster, model or framework in one, or of a line of a file of published runs.
+
+    Raises PlanError for another `kind`.
+    """
+    if kind not in KINDS:
+        raise PlanError("KIND", "there is no schema of this name", nearest(kind, KINDS), kind)
+    if kind == "published":
+        made = Row.model_json_schema(schema_generator=Generator)
+        defs, made = made.pop("$defs"), made | {"description": "A published run; null or a missing key: not told."}
+    else:
+        defs = definitions()
+        made = defs.pop(kind)
+    return {"$schema": DRAFT, "title": f"meshcast {kind}", **made, "$defs": _needed(made, defs)}
+
+
+def definitions() -> Schema:
+    """Every part of a job under its model's name; under ``job``, ``model``, ... what may stand there."""
+    _, made = models_json_schema([(one, "validation") for one in (*JOB, *CLUSTERS)], schema_generator=Generator)
+    defs: Schema = made["$defs"]
+    for model in JOB:
+        for field, text in _docstrings(model).items():
+            defs[model.__name__]["properties"].get(field, {})["description"] = text
+    defs |= {"model": _model(defs), "cluster": _cluster(defs), "framework": _framework(defs)}
+    defs["plan"] = _plan(defs)
+    defs["job"] = defs.pop("JobFile")
+    defs["job"]["properties"] |= {key: _ref(key) for key in ("model", "cluster", "framework", "plan")}
+    return defs
+
+
+def _model(defs: Schema) -> Schema:
+    """A name, fields, or a name and changes; null is a field's default."""
+    words: Schema = {"source": {"type": "string", "description": "The public text that the fields are from."}}
+    words |= {key: {"enum": [None, False, 0, "", [], {}]} for key in UNDESCRIBED}
+    for shape in SHAPES:
+        told = defs[shape.__name__]
+        for key, field in told["properties"].items():
+            if key not in told["required"] and {"type": "null"} not in field.get("anyOf", ()):
+                told["properties"][key] = {"anyOf": [field, {"type": "null"}]}
+    fields = {**defs["Model"]["properties"], **words}
+    defs["Model"]["properties"] = fields
+    changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoE")}
+    name = _word("a preset, or the path of a config.json, its folder, or a YAML file", [*presets(), *ALIASES])
+    on_top = _free(defs["Model"]) | {"description": "Fields changed in a preset or file.", "required": ["preset"]}
+    on_top["properties"] = {"preset": name, **fields, "mla": changes["MLA"], "moe": changes["MoE"]}
+    return {"anyOf": [name, on_top, _ref("Model")]}
+
+
+def _cluster(defs: Schema) -> Schema:
+    for key in ("groups", "assumed"):  # meshcast fills them in
+        del defs["Cluster"]["properties"][key]
+    known = [*clusters(), *(f"{node}:1" for node in nodes())]
+    name = _word("node:count, the name of a cluster, or the path of a YAML file", known)
+    return {"anyOf": [name, *(_ref(form.__name__) for form in CLUSTERS)]}
+
+
+def _framework(defs: Schema) -> Schema:
+    """A name, or a name with some of its habits set."""
+    for habit in HABITS:
+        defs[habit.__name__] = _free(defs[habit.__name__])
+    names = {"type": "string", "enum": list(framework_names())}
+    defs["FrameworkChoice"]["properties"] |= {"name": names, "set": _ref("Framework")}
+    return {"anyOf": [names, _ref("FrameworkChoice")]}
+
+
+def _plan(defs: Schema) -> Schema:
+    """Short, or long: every scheme has options of its own."""
+    entry = defs.pop("SchemeEntry")["properties"]
+    schemes = []
+    for use in scheme_names():
+        kind = find_scheme(use)
+        made = kind.Options.model_json_schema(schema_generator=Generator)
+        assert "$defs" not in made, use
+        told = {"use": {"const": use}, "over": entry["over"], **made.get("properties", {})}
+        about = f"{kind.paper.title} ({kind.paper.ref})"
+        required = ["use", *made.get("required", ())]
+        one = {"description": about, "properties": told, "required": required}
+        schemes.append({"type": "object", **one, "additionalProperties": False})
+    defs["scheme"] = {"anyOf": schemes}
+    short, long = defs["ShortPlan"]["properties"], defs["LongPlan"]["properties"]
+    long["schemes"]["items"] = _ref("scheme")
+    pipelines = [use.partition("/")[2] for use in scheme_names() if use.startswith("pipeline/")]
+    short["schedule"]["examples"] = pipelines
+    for plan in short, long:
+        plan["partition"]["examples"] = ["even", "ends-as-layers", [8, 8, 8, 8]]
+    return {"anyOf": [_ref("ShortPlan"), _ref("LongPlan")]}
+
+
+def _free(made: Schema) -> Schema:
+    """The same of which nothing is required."""
+    return {key: value for key, value in made.items() if key != "required"}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _word(what: str, examples: Iterable[str]) -> Schema:
+    return {"type": "string", "minLength": 1, "description": what, "examples": list(examples)}
+
+
+def _needed(made: Schema, defs: Mapping[str, Schema]) -> Schema:
+    """Those of `defs` that `made` refers to, and what they refer to."""
+    found, asked = set[str](), [made]
+    while asked:
+        for name in _names(asked.pop()) - found:
+            found.add(name)
+            asked.append(defs[name])
+    return {name: defs[name] for name in sorted(found)}
+
+
+def _names(made: Any) -> set[str]:
+    """The definitions that a schema refers to."""
+    if isinstance(made, dict):
+        own = {made["$ref"].rpartition("/")[2]} if isinstance(made.get("$ref"), str) else set()
+        return own.union(*map(_names, made.values()))
+    return set().union(*map(_names, made)) if isinstance(made, list) else set()
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """What stands in quotes below each field of a `model`, by the field's name in files."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            name = model.model_fields[field.target.id].alias or field.target.id
+            found[name] = inspect.cleandoc(str(text.value.value)).replace("\n", " ")
+    return found

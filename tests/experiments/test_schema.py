@@ -1,0 +1,138 @@
+"""``meshcast schema``: valid schemas, which accept all that meshcast reads and refuse what it refuses."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from jsonschema import Draft202012Validator
+
+from experiments.schema import KINDS, schema
+from hardware import clusters, load_cluster
+from hardware.errors import MeshcastError, PlanError
+from hardware.load import read_yaml
+from simulator import load_job
+from simulator.job import JobFile
+from simulator.models import presets
+from simulator.plan import Plan
+from simulator.scheme import find_scheme, scheme_names
+from tests.strategies import jobs
+from tests.test_contract_examples import LONG, SHORT
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CHECKS = {kind: Draft202012Validator(schema(kind)) for kind in KINDS}
+
+
+def mistakes(kind: str, told: Any) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in CHECKS[kind].iter_errors(told)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_a_schema(kind: str) -> None:
+    made = schema(kind)
+    Draft202012Validator.check_schema(made)
+    assert made["$schema"].endswith("2020-12/schema") and json.loads(json.dumps(made)) == made
+    text = json.dumps(made)
+    assert all(f'"#/$defs/{name}"' in text for name in made["$defs"])
+    assert made["$defs"].keys() == {word.split('"')[0] for word in text.split('"#/$defs/')[1:]}
+
+
+def test_an_unknown_kind_points_to_the_nearest() -> None:
+    with pytest.raises(PlanError, match="Did you mean 'cluster'"):
+        schema("clusters")
+
+
+def test_it_names_what_there_is() -> None:
+    made = schema("job")
+    assert made["properties"].keys() == JobFile.model_fields.keys()
+    parts = made["$defs"]
+    assert [one["properties"]["use"]["const"] for one in parts["scheme"]["anyOf"]] == scheme_names()
+    for use, one in zip(scheme_names(), parts["scheme"]["anyOf"], strict=True):
+        assert one["properties"].keys() == {"use", "over", *find_scheme(use).Options.model_fields}
+    assert set(presets()) < set(parts["model"]["anyOf"][0]["examples"])
+    assert {"dgx-h100:1", *clusters()} < set(parts["cluster"]["anyOf"][0]["examples"])
+    assert "what is left" in parts["ShortPlan"]["properties"]["dp"]["description"]
+    assert parts["Batch"]["properties"]["global"]["description"].startswith("Default:")
+
+
+@pytest.mark.parametrize("text", [SHORT, LONG, *(path.read_text("utf-8") for path in ROOT.glob("examples/*.yaml"))])
+def test_the_examples_are_accepted(text: str) -> None:
+    assert mistakes("job", read_yaml(text).data) == []
+
+
+def test_the_golden_jobs_are_accepted() -> None:
+    for name, told in read_yaml(ROOT / "tests" / "golden" / "jobs.yaml").data.items():
+        assert isinstance(told, str) or mistakes("job", told) == [], name  # text: an example's path
+
+
+def test_what_ships_is_accepted() -> None:
+    for path in (ROOT / "simulator" / "models" / "presets").glob("*.yaml"):
+        assert mistakes("model", read_yaml(path).data) == [], path
+    for path in (ROOT / "hardware" / "catalog" / "clusters").glob("*.yaml"):
+        assert mistakes("cluster", read_yaml(path).data) == [], path
+    for file in resources.files("validation.published").joinpath("shipped").iterdir():
+        for row in read_yaml(file).data["rows"] if file.name.endswith(".yaml") else ():
+            assert mistakes("published", row | {"spec": {"class": "dense", "stack": "any", **row["spec"]}}) == []
+
+
+@settings(max_examples=30)
+@given(jobs())
+def test_any_job_is_accepted(told: dict[str, Any]) -> None:
+    told = json.loads(json.dumps(told | {"model": told["model"].model_dump()}))
+    assert mistakes("job", told) == []
+    assert mistakes("job", load_job(told).to_dict()) == []
+
+
+FINE: dict[str, list[Any]] = {
+    "cluster": [
+        *("dgx-h100:4", "selene", {"node": "dgx-h100", "nodes": 2}),
+        {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": None, "inter": {"kind": "roce", "gbps_per_gpu": 400}},
+        {"groups": [{"node": "dgx-h100", "nodes": 2}, {"node": "dgx-a100", "nodes": 2}]},
+        {"node": "dgx-h100", "nodes": 4, "fabric": {"levels": [{"nodes": 2}, {"oversubscription": 2}]}},
+    ],
+    "model": [
+        *("llama3-8b", {"preset": "llama3-8b", "layers": 4, "window": None}),
+        {"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}},
+        {"layers": 4, "hidden": 64, "heads": 4, "vocab": 100, "seq": 32, "kv_heads": None, "ssm": None},
+    ],
+    "framework": ["megatron-core", {"name": "torchtitan"}, {"set": {"overlap": {"dp": False}, "launch_s": 0}}],
+}
+
+
+@pytest.mark.parametrize(("kind", "told"), [(kind, told) for kind, some in FINE.items() for told in some])
+def test_every_form_is_accepted(kind: str, told: Any) -> None:
+    job: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100:1", kind: told}
+    load_job(job)
+    assert mistakes(kind, told) == [] and mistakes("job", job) == []
+
+
+WRONG: dict[str, list[Any]] = {
+    "cluster": [3, {"node": "dgx-h100"}, {"node": "dgx-h100", "nodes": "2"}, {"gpu": "h100-sxm", "gpus": 0}, {}],
+    "model": [None, {"layers": 4}, {"preset": "gpt2", "layer": 4}, {"preset": "gpt2", "layers": 0.5}, ""],
+    "framework": ["megatron", {"nam": "torchtitan"}, {"set": {"overlap": {"dp": 2}}}, None],
+    "plan": [{"tp": "4"}, {"mesh": {"tp": 0}}, {"mesh": {}, "schemes": [{"use": "data/zero"}]}, {"zero": 3}],
+    "precision": [None, "bf17", {"compute": "bf16", "gradient": "fp32"}],
+    "batch": [{"micro": 0}, {"sequence": 1.5}, 4],
+}
+
+
+@pytest.mark.parametrize(("kind", "told"), [(kind, told) for kind, some in WRONG.items() for told in some])
+def test_what_is_refused_is_refused_by_both(kind: str, told: Any) -> None:
+    job = {"model": "gpt2", "cluster": "dgx-h100:1", kind: told}
+    with pytest.raises(MeshcastError):
+        Plan(load_job(job))
+    assert mistakes("job", job) and (kind not in KINDS or mistakes(kind, told))
+
+
+def test_it_describes_clusters_in_full() -> None:
+    """Parts of a cluster that are written out where a name of the catalog may stand."""
+    told = {"node": {"gpu": "h100-sxm", "gpus": {"value": 8, "kind": "peak", "source": "a"}}, "nodes": 1, "gpus": 1}
+    load_cluster(told)
+    assert mistakes("cluster", told) == []
+    told["node"] = {"gpu": "h100-sxm", "gpus": 8}
+    assert mistakes("cluster", told)
