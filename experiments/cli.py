@@ -1,4 +1,4 @@
-"""The command line: ``meshcast predict``, ``sweep``, ``list``, ``validate``.
+"""The command line: ``meshcast predict``, ``sweep``, ``list``, ``validate`` and the rest.
 
 Answers go to stdout, messages to stderr. Exit codes: 0 answered, 2 a mistake of the user (told in one message), 3 under
 ``--strict`` a plan that does not fit, 130 interrupted. Whatever is heavy is imported inside the commands.
@@ -31,7 +31,6 @@ app = typer.Typer(
     name="meshcast",
     help="Forecasts the step time and memory of LLM training on a GPU cluster before anyone rents it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -353,6 +352,40 @@ def plot(
         for file in files.values():
             file.parent.mkdir(parents=True, exist_ok=True)
             heatmap.draw(rows, x, y, value, title or results.stem, [f"{len(rows):,} plans"], file)
+
+
+# -------------------------------------------------------------------------------------- schema, init
+
+
+@app.command()
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="[job|cluster|model|framework|published]")] = "job",
+) -> None:
+    """Print the JSON Schema of a job, or of one of its parts, for editors and programs."""
+    with answering():
+        from experiments.schema import schema as made
+
+        emit(made(kind))
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to; - prints it.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a first job, with a comment on every key."""
+    with answering():
+        text = Path(__file__).with_name("first_job.yaml").read_text("utf-8")
+        if str(file) == "-":
+            typer.echo(text, nl=False)
+            return
+        check_place(file, "FILE")
+        if file.exists() and not force:
+            raise PlanError(
+                "FILE", "it is there already", "Name another file, or write over it with --force", str(file)
+            )
+        file.write_text(text, "utf-8")
+        typer.echo(f"wrote {file}; now: meshcast predict {file}")
 
 
 # --------------------------------------------------------------------------------------------- scale
