@@ -359,7 +359,7 @@ def plot(
 
 @app.command()
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="[job|cluster|model|framework|published]")] = "job",
+    kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published]")] = "job",
 ) -> None:
     """Print the JSON Schema of a job, or of one of its parts, for editors and programs."""
     with answering():

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from experiments.grid import SweepFile
 from hardware import clusters, nodes
 from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
@@ -30,11 +31,23 @@ from validation.published.rows import Row
 Schema = dict[str, Any]
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-KINDS = ("job", "cluster", "model", "framework", "published")
+KINDS = ("job", "sweep", "cluster", "model", "framework", "published")
 
 HABITS = (Framework, Overlap, Bucket, LossHabit, MemoryHabit)
 SHAPES = (Model, MLA, MoE)
-JOB = (JobFile, Batch, FrameworkChoice, Precision, RunLength, SchemeEntry, ShortPlan, LongPlan, *HABITS, *SHAPES)
+JOB = (
+    SweepFile,
+    JobFile,
+    Batch,
+    FrameworkChoice,
+    Precision,
+    RunLength,
+    SchemeEntry,
+    ShortPlan,
+    LongPlan,
+    *HABITS,
+    *SHAPES,
+)
 CLUSTERS = (Cluster, ByGPU, ByGroups)
 
 
@@ -46,7 +59,7 @@ class Generator(GenerateJsonSchema):
 
 
 def schema(kind: str) -> Schema:
-    """The schema of a job, of the cluster, model or framework in one, or of a line of a file of published runs.
+    """The schema of a job, a sweep, the cluster, model or framework in a job, or a line of a file of published runs.
 
     Raises PlanError for another `kind`.
     """
@@ -72,7 +85,23 @@ def definitions() -> Schema:
     defs["plan"] = _plan(defs)
     defs["job"] = defs.pop("JobFile")
     defs["job"]["properties"] |= {key: _ref(key) for key in ("model", "cluster", "framework", "plan")}
+    defs["sweep"] = _sweep(defs)
     return defs
+
+
+def _sweep(defs: Schema) -> Schema:
+    """Model and cluster may vary, then the job need not have them."""
+    made: Schema = defs.pop("SweepFile")
+    made["properties"]["job"] |= {"anyOf": [_word("the path of a job file", ["job.yaml"]), _free(defs["job"])]}
+    number = {"anyOf": [{"type": "integer", "minimum": 1}, _word("a field or a number known of the job", ["gpus"])]}
+    ends = {"type": "array", "items": {"type": "number"}, "minItems": 2}
+    makers = {"divisors": number, "powers": ends | {"maxItems": 2}, "range": ends | {"maxItems": 3}}
+    values: list[Schema] = [{"type": "array", "minItems": 1}]
+    for name, told in makers.items():
+        one = {"type": "object", "properties": {name: told}, "required": [name]}
+        values.append(one | {"additionalProperties": False})
+    made["properties"]["vary"]["additionalProperties"] = {"anyOf": values}
+    return made
 
 
 def _model(defs: Schema) -> Schema:

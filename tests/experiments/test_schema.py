@@ -62,7 +62,8 @@ def test_it_names_what_there_is() -> None:
 
 @pytest.mark.parametrize("text", [SHORT, LONG, *(path.read_text("utf-8") for path in ROOT.glob("examples/*.yaml"))])
 def test_the_examples_are_accepted(text: str) -> None:
-    assert mistakes("job", read_yaml(text).data) == []
+    told = read_yaml(text).data
+    assert mistakes("sweep" if "vary" in told else "job", told) == []
 
 
 def test_the_golden_jobs_are_accepted() -> None:
@@ -86,6 +87,25 @@ def test_any_job_is_accepted(told: dict[str, Any]) -> None:
     told = json.loads(json.dumps(told | {"model": told["model"].model_dump()}))
     assert mistakes("job", told) == []
     assert mistakes("job", load_job(told).to_dict()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "fine"),
+    [
+        (
+            {"job": "job.yaml", "vary": {"plan.tp": {"divisors": "gpus"}, "model": ["gpt2"]}, "where": ["gpus > 8"]},
+            True,
+        ),
+        ({"job": {"cluster": "dgx-h100:1"}, "zip": [{"model": ["gpt2"], "plan.tp": [1]}], "list": [{"id": 1}]}, True),
+        ({"job": {"cluster": "dgx-h100:1"}, "vary": {"batch.micro": {"range": [1, 9, 2]}}}, True),
+        ({"job": 3}, False),
+        ({"job": {"modle": "gpt2"}, "vary": {"plan.tp": [1]}}, False),
+        ({"job": "job.yaml", "vary": {"plan.tp": {"power": [1, 2]}}}, False),
+        ({"vary": {"plan.tp": [1]}}, False),
+    ],
+)
+def test_a_sweep(told: Any, fine: bool) -> None:
+    assert (mistakes("sweep", told) == []) is fine
 
 
 FINE: dict[str, list[Any]] = {
