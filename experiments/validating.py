@@ -18,6 +18,9 @@ KINDS = ("pipeline", "published")
 LATER = ("kernels", "collectives", "stages", "distributed", "claims")
 """Kinds of validation that have a contract and no code yet."""
 
+FEW = 40
+"""Runs that are shown one by one."""
+
 FIGURES = ("step-time", "memory")
 """What ``validate published`` draws; the first alone where a file is named."""
 
@@ -91,7 +94,10 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
     told = answer["summary"]
     runs = "run" if told["rows"] == 1 else "runs"
     head = f"{told['rows']:,} published {runs}: {told['predicted']:,} forecast, {told['refused']:,} refused"
-    parts: list[RenderableType] = [Text(head, style="bold"), Text(), errors_table(told)]
+    parts: list[RenderableType] = [Text(head, style="bold"), Text()]
+    if told["rows"] <= FEW:
+        parts += [runs_table(answer["rows"]), Text()]
+    parts.append(errors_table(told))
     parts.append(
         Text("time: forecast over measured step - 1; timed: both are known; inside: in the 90% interval", "dim")
     )
@@ -104,6 +110,25 @@ def published_page(answer: dict[str, Any]) -> RenderableType:
     for name in told["faster_than_peak"]:
         parts.append(Text(f"DEFECT: {name} is forecast faster than its matrix products at peak", "bold red"))
     return Group(*parts)
+
+
+def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Every run, measured and forecast."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", style="bold", no_wrap=True)
+    table.add_column("GPU")
+    for head in ("measured s", "forecast s", "90% interval", "error %"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        measured = row["measured"].get("step_time_s")
+        cells = [str(row["id"]), str(row["gpu"]), f"{measured:,.2f}" if measured else ""]
+        if row["status"] == "refused":
+            table.add_row(*cells, "refused", "", "")
+            continue
+        low, high = row["predicted"]["interval_90_s"]
+        error = "" if row["error"] is None else f"{100 * row['error']:+.1f}"
+        table.add_row(*cells, f"{row['predicted']['step_time_s']:,.2f}", f"{low:,.2f} to {high:,.2f}", error)
+    return table
 
 
 def errors_table(told: dict[str, Any]) -> Table:
