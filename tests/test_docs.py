@@ -1,0 +1,113 @@
+"""The pages of the file formats: every field is on its page, and what they show can be read."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hardware import cluster, inline, load_cluster, mixed
+from simulator import job, load_job, simulate
+from simulator.costs import RATES
+from simulator.frameworks import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
+from simulator.models import load_model
+from simulator.models.huggingface import SUPPORTED
+from simulator.models.model import MLA, Model, MoE
+from simulator.scheme import find_scheme, scheme_names
+from validation.published import rows
+from validation.published.answer import answer
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text("utf-8")
+
+
+def block(name: str, language: str, at: int = 0) -> Any:
+    return yaml.safe_load(re.findall(rf"^```{language}\n(.*?)^```", page(name), re.DOTALL | re.MULTILINE)[at])
+
+
+JOB = [job.JobFile, job.Batch, job.Precision, job.RunLength, job.ShortPlan, job.LongPlan, job.SchemeEntry]
+SPEC = [rows.Spec, rows.Shape, rows.Degrees, rows.Batch, rows.Recompute, rows.Offload, rows.Adapters, rows.Network]
+
+
+@pytest.mark.parametrize(
+    "name, models, left_out",
+    [
+        ("job", JOB, set()),
+        ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
+        ("cluster", [cluster.Cluster, cluster.Group, mixed.ByGroups], {"name", "title", "source", "assumed"}),
+        ("model", [Model, MoE, MLA], set()),
+        ("published-runs", [*SPEC, rows.Overlap, rows.Row, rows.Measured], set()),
+        ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),
+    ],
+)
+def test_every_field_is_on_its_page(name, models, left_out) -> None:
+    fields = {field.alias or key for model in models for key, field in model.model_fields.items()}
+    assert {field for field in fields - left_out if f"`{field}`" not in page(name)} == set()
+
+
+def test_every_option_of_a_scheme_is_on_the_page_of_the_job() -> None:
+    for scheme in scheme_names():
+        assert all(f"`{option}`" in page("job") for option in find_scheme(scheme).Options.model_fields)
+
+
+def test_every_kind_of_config_is_on_the_page_of_the_model() -> None:
+    assert all(f"`{kind}`" in page("model") for kind in SUPPORTED)
+
+
+def test_every_field_of_the_answer_is_on_the_page_of_the_job() -> None:
+    told = simulate({"model": "gpt2", "cluster": "dgx-h100:1", "plan": {"pp": 2}}).to_dict()
+
+    def keys(answer: Any) -> set[str]:
+        if isinstance(answer, list):
+            return set().union(*map(keys, answer))
+        return set(answer).union(*map(keys, answer.values())) if isinstance(answer, dict) else set()
+
+    del told["job"]  # in the words of the page itself
+    assert {key for key in keys(told) if f"`{key}`" not in page("job")} == set()
+
+
+def test_the_short_and_the_long_plan_are_the_same() -> None:
+    short, long = block("job", "yaml", 0), block("job", "yaml", 1)
+    assert load_job(short).plan == load_job(short | long).plan
+
+
+def test_the_clusters_are_clusters() -> None:
+    found = [load_cluster(block("cluster", "yaml", at)).gpus for at in range(3)]
+    assert found == [1020, 1024, 16]
+
+
+def test_the_model_is_its_preset() -> None:
+    assert load_model(block("model", "yaml") | {"name": "deepseek-v2-lite"}) == load_model("deepseek-v2-lite")
+
+
+def test_the_published_run_is_forecast_without_assumptions() -> None:
+    told = answer(rows.Row.model_validate_json(json.dumps(block("published-runs", "json"))))
+    assert (told["status"], told["assumed"]) == ("predicted", [])
+    assert {key for key in told if f"`{key}`" not in page("published-runs")} == set()
+
+
+def test_the_profiles_are_the_frameworks() -> None:
+    lines = [line.strip("| ").split(" | ") for line in page("framework").splitlines() if line.startswith("| ")]
+    (names,) = [line[2:] for line in lines if line[0] == "field"]
+    assert sorted(names) == sorted(framework_names())
+    table = {line[0].strip("`"): line[2:] for line in lines if len(line) == 2 + len(names) and line[0].startswith("`")}
+    parts = {"overlap": Overlap, "bucket": Bucket, "loss": LossHabit, "memory": MemoryHabit}
+    nested = {f"{key}.{field}" for key, part in parts.items() for field in part.model_fields}
+    assert set(table) >= nested | {f"rates.{rate}" for rate in RATES}
+    for field, shown in table.items():
+        assert list(map(read, shown)) == [value(load_framework(name).model_dump(), field) for name in names], field
+
+
+def read(cell: str) -> float | bool | str:
+    words = {"true": True, "false": False}
+    return words[cell] if cell in words else float(cell) if cell[0].isdigit() else cell
+
+
+def value(profile: dict[str, Any], field: str) -> Any:
+    part, _, key = field.partition(".")
+    return profile[part].get(key, 1.0) if key else profile[part]
