@@ -73,6 +73,10 @@ class Report:
         self.play = play
         self.job = play.plan.job
 
+    def __repr__(self) -> str:
+        fits = "fits" if self.fits else "does not fit"
+        return f"<Report: {self.job.model.name} on {self.job.cluster.name}, {self.step_time:.4g} s a step, {fits}>"
+
     @property
     def step_time(self) -> float:
         """Seconds of one training step."""
