@@ -186,6 +186,9 @@ def check_formats(plan: Plan) -> None:
     """The GPU multiplies numbers of the format that products run in."""
     gpu, habits = plan.job.cluster.gpu, plan.job.framework
     number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
+    if habits.quantised == "mxfp8" and "fp4" not in gpu.peak and "fp8" in gpu.peak:
+        rule = f"{gpu.name} multiplies no blocks of 32 with scales of their own; GPUs that do have fp4 as well"
+        raise PlanError("precision.compute", rule, "Use fp8-blockwise or fp8-tensorwise", habits.quantised)
     if number not in gpu.peak:
         words = [word for word, one in QUANTISED.items() if one.dtype in gpu.peak]
         known = ", ".join([*(word for word in get_args(Format) if word in gpu.peak), *words])

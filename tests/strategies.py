@@ -88,7 +88,7 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 DATAS = ("data/ddp", "data/zero-1", "data/fsdp")
 MODULES = ("core_attn", "attention", "mlp", "moe")
-FORMATS = ("bf16", "bf16", "fp8-delayed", "mxfp8")
+FORMATS = ("bf16", "bf16", "fp8-delayed", "fp8-blockwise")
 
 
 @st.composite

@@ -270,6 +270,7 @@ def test_flops_do_not_depend_on_the_products() -> None:
             "nvfp4",
             "h100-sxm has no peak rate for products in fp4. Use one of fp32, bf16, fp16, fp8-delayed",
         ),
+        ("h100-sxm", "mxfp8", "h100-sxm multiplies no blocks of 32"),
         ("v100-sxm2-32", "bf16", "v100-sxm2-32 has no peak rate for products in bf16. Use one of fp32, fp16"),
     ],
 )
