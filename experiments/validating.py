@@ -121,7 +121,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(head, justify="right")
     for row in rows:
         measured = row["measured"].get("step_time_s")
-        cells = [str(row["id"]), str(row["gpu"]), f"{measured:,.2f}" if measured else ""]
+        cells = [row["id"] or "?", row["gpu"] or "", f"{measured:,.2f}" if measured else ""]
         if row["status"] == "refused":
             table.add_row(*cells, "refused", "", "")
             continue
