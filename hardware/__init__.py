@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,6 +90,9 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
         cluster: Cluster = load("clusters", word)
         return cluster
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word:
+        if not os.path.exists(Path(base) / word):  # False, too, for what no file can be called
+            rule = f"no such file, looked for from {Path(base).resolve()}"
+            raise CatalogError(where, rule, "Give the path of a YAML file, or a name like dgx-h100:64", spec)
         return _described(read_yaml(Path(base) / word, word))
     node, colon, count = word.partition(":")
     if not colon and node not in nodes():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 
@@ -38,10 +39,11 @@ class MeshcastError(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         """The error object of the ``--json`` answers."""
+        plain = isinstance(self.value, str | int | None) or (isinstance(self.value, float) and isfinite(self.value))
         return {
             "kind": type(self).__name__,
             "where": self.where,
-            "value": self.value if isinstance(self.value, (int, float, str, bool, type(None))) else shorten(self.value),
+            "value": self.value if plain else shorten(self.value),  # infinity and NaN are no numbers of JSON
             "rule": self.rule,
             "remedy": self.remedy,
         }
@@ -76,7 +78,10 @@ class OutOfMemory(MeshcastError):
 
 def shorten(value: Any, limit: int = 80) -> str:
     """`value` as text of at most `limit` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no longer numbers
+        return "a number of more than 4,300 digits"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

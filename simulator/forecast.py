@@ -10,7 +10,7 @@ from simulator.costs import Costs, Estimate
 from simulator.engine.program import Price, Program, build
 from simulator.engine.step import Engine, played
 from simulator.engine.timetable import Timetable, timetable
-from simulator.job import Job, load_job
+from simulator.job import Job, load_job, located
 from simulator.lowering import Known, Lowering, by_axes, rests
 from simulator.ops import BYTES, Chain, Fragment, Param, Work
 from simulator.plan import Plan
@@ -79,7 +79,8 @@ def simulate(
     shop = workshop or Workshop()
     shop.tidy()
     plan = Plan(job if isinstance(job, Job) else load_job(job), shop.divisible)
-    costs = shop.costs(plan)
+    with located(*plan.job.origin):
+        costs = shop.costs(plan)
     stages, program = programmed(plan, costs.estimate, shop)
     return Report(forecast(plan, stages, program, costs.assumed, engine, skip))
 

@@ -17,11 +17,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hardware import Cluster, load_cluster
-from hardware.errors import MeshcastError, PlanError
+from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import line_of, read_yaml, validated
 from simulator.frameworks import Format, Framework, Quantised, load_framework
 from simulator.models import load_model
 from simulator.models.model import Model
+from simulator.scheme import find_scheme, scheme_names
 
 Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
 """A degree, a batch, a number of tokens. The ceiling is far above any job and catches slipped digits."""
@@ -198,7 +199,7 @@ def load_job(
     changed = list(changes)
     for change in changed:
         _set(data, change)
-    file = validated(JobFile, data, where, PlanError, text="" if changed else text)
+    file = validated(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with located(where, text):
         return _job(file, folder if base is None else Path(base), (where, text))
@@ -301,6 +302,12 @@ def _long(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
         raise _no_fit({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
     schedule = short.schedule or ("interleaved-1f1b" if short.chunks > 1 else "1f1b")
+    try:
+        find_scheme(f"pipeline/{schedule}")
+    except PlanError:
+        known = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
+        remedy = nearest(schedule.rpartition("/")[2], known)
+        raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     data = "data/fsdp" if short.fsdp else "data/zero-1" if short.zero else "data/ddp"
     schemes: list[dict[str, Any]] = [
         {"use": f"pipeline/{schedule}", "over": "pp", "chunks": short.chunks},

@@ -82,15 +82,20 @@ class Plan:
             rule = f"{kind.family} schemes take {most}"
             raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
         view = EXPERTS if kind.family == "expert" else ""
-        known = self.mesh.views.get(view, {}) if view else self.mesh.named
+        axes = self.mesh.views.get(view, {}) if view else self.mesh.named
         for axis in over:
-            if axis not in known:
+            if axis not in axes:
                 place = f"plan.views.{view}" if view else "plan.mesh"
-                if not known:
+                if not axes:
                     remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"
                     raise PlanError(f"{where}.over", f"there is no {place}", remedy, axis)
-                raise PlanError(f"{where}.over", f"no such axis in {place}", nearest(axis, known), axis)
-        options = validated(kind.Options, entry.model_extra or {}, where, PlanError)
+                raise PlanError(f"{where}.over", f"no such axis in {place}", nearest(axis, axes), axis)
+        told = entry.model_extra or {}
+        known = ["use", "over", *kind.Options.model_fields]
+        for key in told:
+            if key not in known:
+                raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, known))
+        options = validated(kind.Options, told, where, PlanError)
         sequence = (e.over for e in self.job.plan.schemes if e.use.startswith("sequence/"))
         beside = self.mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
         return kind(over, options, self.mesh, self.job.framework, beside)
@@ -202,7 +207,10 @@ def check_world(plan: Plan) -> None:
     if plan.mesh.world != gpus:
         product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
         rule = f"the product of the axes ({product} = {plan.mesh.world}) must be the {gpus} GPUs of the cluster"
-        raise PlanError("plan.mesh", rule, "Change an axis, or the number of nodes", dict(plan.mesh.named))
+        others = {axis: plan.mesh.world // size for axis, size in plan.mesh.named.items()}
+        fits = [f"{axis} = {gpus // rest}" for axis, rest in others.items() if gpus % rest == 0]
+        remedy = f"{' or '.join(fits)} would work" if fits else "Change an axis, or the number of nodes"
+        raise PlanError("plan.mesh", rule, remedy, dict(plan.mesh.named))
 
 
 def check_axes(plan: Plan) -> None:

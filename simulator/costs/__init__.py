@@ -140,10 +140,10 @@ class Costs:
 def _checked(rates: Mapping[str, float]) -> dict[str, float]:
     for name, value in rates.items():
         if name not in RATES:
-            raise PlanError(f"framework.rates.{name}", "no such rate", nearest(name, RATES), value)
+            raise PlanError(f"framework.set.rates.{name}", "no such rate", nearest(name, RATES), value)
         if not 1e-3 <= value <= 1e3:
             rule = "a rate lies between 0.001 and 1000"
-            raise PlanError(f"framework.rates.{name}", rule, "Write 1 for the calibrated one", value)
+            raise PlanError(f"framework.set.rates.{name}", rule, "Write 1 for the calibrated one", value)
     return {name: float(value) for name, value in rates.items()}
 
 

@@ -168,6 +168,11 @@ def _read_json(path: Path) -> Document:
         raise ModelError(str(path), f"cannot be read ({error.strerror})", "Give a readable file") from None
     except RecursionError:
         raise ModelError(str(path), "nested too deeply", "Give a Hugging Face config.json") from None
+    except UnicodeDecodeError:
+        raise ModelError(str(path), "not UTF-8 text", "Give a Hugging Face config.json") from None
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}"
+        raise ModelError(where, f"not valid JSON ({error.msg})", "Give a Hugging Face config.json") from None
     except ValueError as error:
         raise ModelError(str(path), f"not valid JSON ({error})", "Give a Hugging Face config.json") from None
 

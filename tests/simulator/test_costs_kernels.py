@@ -122,7 +122,7 @@ def test_rates_of_a_framework():
 
 @pytest.mark.parametrize("rates", [{"kernels": 1.0}, {"kernel": 0.0}, {"memory_bound": -1.0}, {"kernel": float("nan")}])
 def test_a_wrong_rate_is_refused(rates):
-    with pytest.raises(PlanError, match=r"framework\.rates"):
+    with pytest.raises(PlanError, match=r"framework\.set\.rates"):
         costs_of(rates=rates)
 
 

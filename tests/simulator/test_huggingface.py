@@ -346,7 +346,7 @@ FILES = {
     "cut off": (b'{"model_type": "llama"', "not valid JSON"),
     "a key twice": (json.dumps(LLAMA).replace("{", '{"vocab_size": 5, ', 1).encode(), "'vocab_size' is given twice"),
     "a list": (b"[]", "mapping"),
-    "binary": (b"\x80\x81\xff", "not valid JSON"),
+    "binary": (b"\x80\x81\xff", "not UTF-8 text"),
     "nested without end": (b"[" * 200_000, "nested too deeply"),
     "a number of 5000 digits": (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
     "a wrong value": (json.dumps(LLAMA | {"vocab_size": -1}, indent=1).encode(), "config.json:8 vocab_size is -1"),

@@ -1,0 +1,194 @@
+"""Reading YAML 1.2 files: plain data, with every way of not being YAML told as one error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from hardware.errors import CatalogError, MeshcastError
+
+try:
+    from yaml import CSafeLoader as SafeLoader  # libyaml, many times faster
+except ImportError:
+    from yaml import SafeLoader  # type: ignore[assignment]
+
+MAX_BYTES = 10_000_000
+"""Longest file that is read, in bytes: no description is near it, and parsing more would look like a hang."""
+
+MAX_NODES = 1_000_000
+"""Most items a document may hold once its aliases are written out (``*a`` of ``*b`` of ``*c`` grows without bound)."""
+
+MAX_DEPTH = 100
+"""Deepest nesting that is read: libyaml ends the process where its stack ends."""
+
+Place = tuple[int | str, ...]
+"""Keys and indices from a document's top to a field."""
+
+
+class Document(NamedTuple):
+    """A YAML document: its plain data, its text (to find lines in) and the name to call it by."""
+
+    data: Any
+    text: str
+    where: str
+
+
+class GivenTwice(yaml.MarkedYAMLError):
+    """A mapping has a key twice."""
+
+
+class Loader(SafeLoader):
+    """PyYAML's safe loader, for YAML 1.2.
+
+    Words without quotes are what the core schema of YAML 1.2 says: ``yes``, ``off`` and ``1:30`` are text, ``1e3`` is a
+    number. Beyond it ``2026-11-21`` is a day, and ``1_000``, ``0b11`` and the merging of ``<<`` are understood.
+    """
+
+    yaml_implicit_resolvers = {  # without numbers and truth as YAML 1.1 had them
+        first: [one for one in found if one[0].endswith((":null", ":timestamp", ":merge"))]
+        for first, found in SafeLoader.yaml_implicit_resolvers.items()
+    }
+    depth = 0
+
+    def descend_resolver(self, *_: Any) -> None:
+        """Called before each node that is composed."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise RecursionError
+
+    def ascend_resolver(self) -> None:
+        """Called after each node that was composed."""
+        self.depth -= 1
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Gives what is wrong with a value (a day or a number that is none, !!int before a word) its place."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as e:
+            problem = str(e).partition(" for ")[0]  # Python's own advice on long numbers follows
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node)).replace("_", "")
+        return int(text, 0 if text.lstrip("+-")[1:2] in ("b", "o", "x") else 10)  # 012 is twelve
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called before each mapping that is constructed: refuses a key given twice and merges ``<<``."""
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self._key(key_node)
+            if key in seen:
+                raise GivenTwice(problem=f"the key {str(key)!r} is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        if "<<" in seen:
+            super().flatten_mapping(node)
+            # Each key once, or mappings merged into each other would grow without bound.
+            node.value = list({self._key(pair[0]): pair for pair in node.value}.values())
+
+    def _key(self, node: yaml.Node) -> Any:
+        if node.tag == "tag:yaml.org,2002:merge":
+            return node.value
+        key = self.construct_object(node, deep=True)
+        if not isinstance(key, Hashable):
+            raise yaml.MarkedYAMLError(problem="found unhashable key", problem_mark=node.start_mark)
+        return key
+
+
+CORE = (
+    ("bool", r"true|True|TRUE|false|False|FALSE"),
+    ("int", r"[-+]?(?:[0-9][0-9_]*|0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+)"),
+    ("float", r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"),
+)
+for _tag, _form in CORE:
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list("tTfF-+.0123456789"))
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
+def read_yaml(source: str | Path | Traversable, where: str = "", error: type[MeshcastError] = CatalogError) -> Document:
+    """The YAML 1.2 document in a file (`source` is a path) or in text (`source` is a str).
+
+    Duplicate keys, tags that would build objects, several documents, binary files, and whatever else stops
+    reading raise one `error` naming `where` (the path if not given) and the line.
+    """
+    where = where or ("text" if isinstance(source, str) else str(source))
+    text = source if isinstance(source, str) else _read_text(source, where, error)
+    try:
+        data = yaml.load(text, Loader)
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        where += f":{mark.line + 1}" if mark else ""
+        if isinstance(e, GivenTwice):
+            raise error(where, str(e.problem), "Keep one of the two") from None
+        problem = str(getattr(e, "problem", None) or e).splitlines()[0]
+        problem = "the anchor is given twice" if problem == "second occurrence" else problem
+        rule = f"not valid YAML 1.2 ({problem})"
+        raise error(where, rule, "Correct the line; `key: value`, spaces for indentation") from None
+    except RecursionError:
+        raise error(where, "nested too deeply", "Simplify the file") from None
+    except ValueError as e:  # half a character
+        raise error(where, f"not valid YAML 1.2 ({e})", "Save the file as UTF-8") from None
+    if "&" in text and "*" in text and _too_large(data):
+        rule = f"its aliases write out to more than {MAX_NODES:,} items"
+        raise error(where, rule, "Write the values out instead of using & and *")
+    return Document(data, text, where)
+
+
+def _read_text(path: Path | Traversable, where: str, error: type[MeshcastError]) -> str:
+    content = b""
+    try:
+        if not path.is_file():
+            there = isinstance(path, Path) and path.exists()
+            rule = "not a regular file" if there else "no such file"
+            raise error(where, rule, "Name a YAML file that exists")
+        if isinstance(path, Path) and (size := path.stat().st_size) > MAX_BYTES:
+            rule = f"{size:,} bytes, a description has at most {MAX_BYTES:,}"
+            raise error(where, rule, "Name the description itself, not data")
+        content = path.read_bytes()
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = content.count(b"\n", 0, e.start) + 1
+        raise error(f"{where}:{line}", "not UTF-8 text", "Name a YAML file, saved as UTF-8") from None
+    except (OSError, ValueError) as e:
+        reason = getattr(e, "strerror", None) or str(e)
+        raise error(where, f"cannot be read ({reason})", "Name a readable YAML file") from None
+
+
+def _too_large(data: Any) -> bool:
+    stack, seen = [data], 0
+    while stack:
+        item = stack.pop()
+        seen += 1
+        if seen > MAX_NODES:
+            return True
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return False
+
+
+def line_of(text: str, place: Place) -> int:
+    """The line (from 1) of the field at `place` in YAML `text`, or of the innermost parent that is there."""
+    try:
+        node: yaml.Node | None = yaml.compose(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return 1
+    line = 1
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            found = [(k, v) for k, v in node.value if str(k.value) == str(part)]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line + 1, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line

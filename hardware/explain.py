@@ -1,0 +1,171 @@
+"""Data as pydantic models: whatever pydantic says against it is told as one error in our words."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hardware.document import Place, line_of
+from hardware.errors import CatalogError, MeshcastError, nearest
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """A description: unknown keys are refused, nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def validated(
+    model: type[Model], data: Any, where: str, error: type[MeshcastError] = CatalogError, text: str = ""
+) -> Model:
+    """`data` as a `model`; whatever is wrong with it raises one `error` (see `explain`)."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as e:
+        raise explain(e, where, error, text=text, model=model) from None
+
+
+def explain(
+    e: ValidationError,
+    where: str,
+    error: type[MeshcastError] = CatalogError,
+    *,
+    text: str = "",
+    model: type[BaseModel] | None = None,
+) -> MeshcastError:
+    """The most telling mistake in `e` as one `error`.
+
+    Args:
+        where: the file that `text` comes from, or without `text` the path of the field that was validated, or a file
+            and a space.
+        text: the YAML read; with it the error says ``where:line field``, without it ``where.field``.
+        model: the model validated; with it an unknown key is answered with the nearest valid one.
+
+    A validator's own ``ValueError("rule. remedy")`` is split at its first ". ".
+    """
+    # A misspelt key is also reported as a missing one; the misspelling is the mistake.
+    errors = sorted(e.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    start = _place(errors[0])
+    # Where several forms are valid each one tells why it is not there; the one that was read furthest was meant.
+    forms = [one for one in errors if _place(one)[: len(start)] == start] if _is_form(errors[0]) else errors[:1]
+    place = max(map(_place, forms), key=len)
+    first, *more = (one for one in forms if _place(one) == place)
+    keys = valid_keys(model, place[:-1] if first["type"] in ("extra_forbidden", "missing") else place)
+    rule, remedy = _tell(first, place, keys)
+    for another in more:
+        other, way = _tell(another, place, keys)
+        rule = f"{rule}, or {other.removeprefix('must be ')}"
+        remedy = f"{remedy}, or {way[0].lower()}{way[1:]}"
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    if text:
+        where = f"{where}:{line_of(text, place)} {path}".rstrip()
+    else:
+        where += path if path.startswith("[") or where.endswith(" ") or not (where and path) else f".{path}"
+    value = None if first["type"] in ("missing", "extra_forbidden") else first["input"]
+    return error(where, rule, remedy, value)
+
+
+_FORMS = ("str", "int", "float", "bool")
+"""Types of which pydantic puts the name into a place, where a field may have one of several."""
+
+
+def _is_form(one: Any) -> bool:
+    """Whether an error is of one of several forms that a field may have."""
+    return any(_names_form(part) for part in one["loc"][1:]) and one["type"] != "extra_forbidden"
+
+
+def _names_form(part: int | str) -> bool:
+    return part in _FORMS or bool(re.search(r"[\[(]", str(part)))
+
+
+def _place(one: Any) -> Place:
+    """Where an error is, without the names of forms."""
+    loc = one["loc"]
+    unknown = one["type"] == "extra_forbidden"
+    return tuple(part for i, part in enumerate(loc) if not _names_form(part) or (unknown and i == len(loc) - 1))
+
+
+_WORDING = {
+    "int_type": ("must be a whole number", "Write it without quotes, unit or decimals"),
+    "float_type": ("must be a number", "Write a plain number, without quotes or unit"),
+    "finite_number": ("must be finite", "Write a plain number"),
+    "bool_type": ("must be true or false", "Write true or false"),
+    "string_type": ("must be text", "Write one word, or put it in quotes"),
+    "string_too_short": ("must not be empty", "Write at least {min_length} character"),
+    "too_short": ("must have at least {min_length} item", "Write at least {min_length}"),
+    "list_type": ("must be a list", "Write it like [a, b]"),
+    "greater_than": ("must be above {gt}", "Write a number above {gt}"),
+    "greater_than_equal": ("must be at least {ge}", "Write {ge} or more"),
+    "less_than": ("must be below {lt}", "Write a number below {lt}"),
+    "int_parsing_size": ("has too many digits", "Write a smaller number"),
+    "less_than_equal": ("must be at most {le}", "Write {le} or less"),
+    "invalid_key": ("keys must be text", "Put the key in quotes"),
+}
+"""Rule and remedy for pydantic's error types, filled from the error's context."""
+
+_SAME = {
+    **{"int_parsing": "int_type", "int_from_float": "int_type"},
+    **{"float_parsing": "float_type", "bool_parsing": "bool_type", "tuple_type": "list_type"},
+}
+
+
+def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
+    """Rule and remedy of one pydantic error."""
+    kind, context = one["type"], one.get("ctx", {})
+    if kind == "string_type" and one["loc"][-1:] == ("[key]",):
+        kind = "invalid_key"
+    field = str(place[-1]) if place else ""
+    if kind == "extra_forbidden":
+        return "no such key", nearest(field, keys) if keys else "Remove it"
+    if kind == "missing":
+        return "needed and missing", f"Add `{field}: ...`"
+    if kind == "value_error":
+        rule, _, remedy = str(context["error"]).partition(". ")
+        return rule, remedy or "Correct the value"
+    if kind in ("literal_error", "enum"):
+        words = re.findall(r"'([^']*)'|(\d+)", context["expected"])
+        return "not one of the valid words", nearest(str(one["input"]), ["".join(pair) for pair in words])
+    if kind in ("model_type", "dict_type", "mapping_type", "model_attributes_type", "dataclass_type"):
+        return "must be a mapping of keys to values", f"Keys: {', '.join(keys)}" if keys else "Write `key: value` lines"
+    if kind in _WORDING or kind in _SAME:
+        rule, remedy = _WORDING[_SAME.get(kind, kind)]
+        return rule.format(**context), remedy.format(**context)
+    return str(one["msg"]).replace("Input should", "should").rstrip("."), "Correct the value"
+
+
+def valid_keys(model: type[BaseModel] | None, place: Place) -> list[str]:
+    """The keys that the mapping at `place` of a `model` may have; empty where that is not known."""
+    found: Any = model
+    for part in place:
+        fields = _fields(found)
+        if part in fields:
+            found = fields[part]
+        else:  # below a dict or list: go on with the type of its items
+            items = [one for one in typing.get_args(_plain(found)) if one is not ...]
+            found = items[-1] if items else None
+    return [str(key) for key in _fields(found)]
+
+
+def _fields(annotation: Any) -> dict[int | str, Any]:
+    """Key and type of each field of the (first) model in `annotation`."""
+    annotation = _plain(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
+    return {}
+
+
+def _plain(annotation: Any) -> Any:
+    """`annotation` as it is written: without Annotated, and without the alternatives of a union that are no models."""
+    if typing.get_origin(annotation) is Annotated:
+        plain, *more = typing.get_args(annotation)
+        return next((one.written for one in more if hasattr(one, "written")), _plain(plain))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        arms = [_plain(arm) for arm in typing.get_args(annotation) if arm is not type(None)]
+        return next((arm for arm in arms if _fields(arm)), arms[0])
+    return annotation
