@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from hardware import Cluster, load_cluster
 from hardware.errors import MeshcastError, PlanError, nearest
@@ -115,14 +115,14 @@ class LongPlan(Part):
 
 
 class RunLength(Part):
-    tokens: float | None = Field(default=None, gt=0, le=1e20, allow_inf_nan=False)
-    price_per_gpu_hour: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
+    tokens: float | None = Field(default=None, strict=True, gt=0, le=1e20, allow_inf_nan=False)
+    price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
 
 
 class JobFile(Part):
     """The keys of a job file."""
 
-    id: str | int | None = None
+    id: StrictStr | StrictInt | None = None
     model: Any
     cluster: Any
     framework: Annotated[FrameworkChoice, _short_for("name", str | FrameworkChoice)] = FrameworkChoice()

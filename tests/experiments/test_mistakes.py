@@ -112,6 +112,8 @@ SHORT: list[tuple[str, str, str]] = [
     ("plan:", "id: [1]\nplan:", ":4 id is [1]: must be text, or a whole number"),
     ("plan:", "id: 2026-13-45\nplan:", ":4: not valid YAML 1.2 (month must be in 1..12)"),
     ("plan:", "run: {tokens: 15T}\nplan:", ":4 run.tokens is '15T': must be a number"),
+    ("plan:", "id: true\nplan:", ":4 id is True: must be text, or a whole number"),
+    ("plan:", "run: {tokens: true}\nplan:", ":4 run.tokens is True: must be a number"),
     ("plan:", "run: {tokens: .inf}\nplan:", ":4 run.tokens is inf: must be finite"),
     ("plan:", "optimizer: sgd\nplan:", ":4 optimizer is 'sgd': not one of the valid words. Valid: adam"),
 ]  # fmt: skip
