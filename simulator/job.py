@@ -119,6 +119,14 @@ class RunLength(Part):
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
 
 
+def _has_keys(given: Any) -> Any:
+    """Refuses a plan that is no mapping, whose keys depend on its form."""
+    if not isinstance(given, Mapping):
+        long = ", ".join(LongPlan.model_fields)
+        raise ValueError(f"must be a mapping of keys to values. Keys: {', '.join(ShortPlan.model_fields)}; or {long}")
+    return given
+
+
 class JobFile(Part):
     """The keys of a job file."""
 
@@ -129,7 +137,7 @@ class JobFile(Part):
     batch: Batch = Batch()
     precision: Annotated[Precision, _short_for("compute", Literal[Format, Quantised] | Precision)] = Precision()
     optimizer: Literal["adam"] = "adam"
-    plan: dict[str, Any] = {}
+    plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
     run: RunLength = RunLength()
 
 

@@ -72,7 +72,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("sequence: 4096", "sequence: 4095", "batch.sequence = 4095 must divide by tp. tp = 3 or 5 would work"),
     (BATCH, "16", ":3 batch is 16: must be a mapping of keys to values. Keys: global, micro, sequence"),
     (BATCH, "[16, 1]", ":3 batch is [16, 1]: must be a mapping"),
-    (PLAN, "tp4", ":4 plan is 'tp4': must be a mapping"),
+    (PLAN, "tp4", ":4 plan is 'tp4': must be a mapping of keys to values. Keys: tp, pp, dp,"),
     ("plan:", "plans:", ":4 plans: no such key. Did you mean 'plan'? Valid: batch, cluster,"),
     ("model: llama3-8b\n", "", ":1 model: needed and missing. Add `model: ...`"),
     (MODEL, "lama3-8b", ":1 model is 'lama3-8b': no preset or file has this name. Did you mean 'llama3-8b'?"),
