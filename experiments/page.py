@@ -17,6 +17,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.frameworks import load_framework
+from simulator.job import Job
 from simulator.report.report import CATEGORIES, Report
 
 WIDTH = 100
@@ -151,10 +153,14 @@ def title(report: Report) -> RenderableType:
         Text(name, style="bold"),
         _field("cluster", str(job.cluster), "dim"),
         _field("plan", ", ".join(plan_words(report)), "dim"),
-        _field(
-            "batch", f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {job.framework.name}", "dim"
-        ),
+        _field("batch", f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {_program(job)}", "dim"),
     )
+
+
+def _program(job: Job) -> str:
+    """The framework, and the number format where it is not the framework's own."""
+    own, told = load_framework(job.framework.name), job.precision.compute
+    return job.framework.name if told == (own.quantised or own.weights) else f"{job.framework.name} in {told}"
 
 
 def headline(report: Report, answer: dict[str, Any]) -> RenderableType:

@@ -112,6 +112,9 @@ class Store:
 
     def _open(self, restart: bool) -> None:
         self.finished = False
+        if not self.out.parent.is_dir():
+            rule = f"there is no folder {self.out.parent}"
+            raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))
         about = self.parts / "_sweep.json"
         begun = _read_mark(about)
         whole = self._mark_of_out()

@@ -121,6 +121,8 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(head, justify="right")
     for row in rows:
         measured = row["measured"].get("step_time_s")
+        if row["error"] is not None:  # of a run that tells its tokens/s only, too
+            measured = row["predicted"]["step_time_s"] / (1 + row["error"])
         cells = [row["id"] or "?", row["gpu"] or "", f"{measured:,.2f}" if measured else ""]
         if row["status"] == "refused":
             table.add_row(*cells, "refused", "", "")
