@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hardware.cluster import MAX_GPUS, Cluster, Tier
 from hardware.errors import CatalogError, nearest
 from hardware.gpu import GPU
 from hardware.inline import ByGPU
 from hardware.link import Link
-from hardware.load import Document, Fact, Value, catalog, line_of, load, read_yaml, validated
+from hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validated
 from hardware.mixed import ByGroups
 from hardware.node import Node
 from hardware.shared import shared
@@ -140,8 +142,9 @@ def _read(document: Document) -> Cluster:
         return told.cluster()
     except CatalogError:
         raise
+    except ValidationError as e:  # by a rule of Node or Cluster
+        told = explain(e, f"{where} " if text else where)
+        raise CatalogError(told.where.strip(), told.rule, told.remedy) from None
     except ValueError as e:
-        # Raised by a validator of Node or Cluster, pydantic wraps it and hides the text in its context.
-        inner = e.errors()[0].get("ctx", {}).get("error", e) if hasattr(e, "errors") else e
-        rule, _, remedy = str(inner).partition(". ")
+        rule, _, remedy = str(e).partition(". ")
         raise CatalogError(where, rule, remedy or "Correct the values") from None

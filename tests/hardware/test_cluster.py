@@ -241,6 +241,27 @@ BAD: list[tuple[Any, str, str, str]] = [
     ({"node": "dgx-h100", "nodes": 2, "fabric": {"oversubscription": 0.5}}, "fabric.oversub", "at least 1", "or more"),
     ({"node": {"gpu": "h100-sxm"}, "nodes": 1}, "cluster.node.gpus", "needed and missing", "Add"),
     ({1: 2, "node": "dgx-h100", "nodes": 1}, "cluster", "keys must be text", "quotes"),
+    (
+        {
+            "groups": [
+                {"node": {"gpu": "l40s", "gpus": {"value": 10**300, "kind": "assumed", "source": "a"}}, "nodes": 2}
+            ]
+        },
+        "cluster",
+        "GPUs are more than 1,000,000",
+        "Write fewer nodes",
+    ),
+    (
+        {
+            "groups": [
+                {"node": {"gpu": "l40s", "gpus": {"value": n, "kind": "assumed", "source": "a"}}, "nodes": 900_000}
+                for n in (1, 2)
+            ]
+        },
+        "cluster.nodes",
+        "at most 1000000",
+        "1000000 or less",
+    ),
     ({"groups": []}, "cluster.groups", "at least 1", "Write at least 1"),
     ({"groups": [{"node": "dgx-h10", "nodes": 1}]}, "cluster.groups[0].node", "catalog of nodes", "Did you mean 'dgx-"),
     ({"groups": [{"node": "dgx-h100", "nodes": 1}], "nodes": 2}, "cluster.nodes", "groups of nodes or by one", "Keep"),
