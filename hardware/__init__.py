@@ -143,8 +143,8 @@ def _read(document: Document) -> Cluster:
     except CatalogError:
         raise
     except ValidationError as e:  # by a rule of Node or Cluster
-        told = explain(e, f"{where} " if text else where)
-        raise CatalogError(told.where.strip(), told.rule, told.remedy) from None
+        error = explain(e, f"{where} " if text else where)
+        raise CatalogError(error.where.strip(), error.rule, error.remedy) from None
     except ValueError as e:
         rule, _, remedy = str(e).partition(". ")
         raise CatalogError(where, rule, remedy or "Correct the values") from None
