@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from experiments.grid import load_sweep
 from experiments.jobs import answers
+from experiments.sweep import run
 from simulator import load_job, simulate
 from simulator.engine.program import build
 from simulator.engine.step import played
 from simulator.engine.timetable import timetable
 from simulator.forecast import lowered
 from simulator.plan import Plan
+from validation.published.answer import answers as published
+from validation.published.rows import shipped
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith("sweep-"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -88,3 +93,15 @@ def test_a_long_pipeline(benchmark):
     )
     report = benchmark.pedantic(lambda: simulate(job).to_dict(), rounds=3)
     assert report["step_time_s"] > 0
+
+
+def test_sweep(benchmark, tmp_path):
+    """The example of docs/sweeps.md, in this process alone: 432 plans."""
+    sweep, rounds = load_sweep(FOLDER / "sweep-llama3-70b.yaml"), iter(range(3))
+    benchmark.pedantic(lambda: run(sweep, tmp_path / f"{next(rounds)}.parquet", workers=1), rounds=2)
+
+
+def test_published_runs(benchmark):
+    """The 21 rows that ship."""
+    found = benchmark.pedantic(lambda: list(published(list(shipped()), workers=1)), rounds=3)
+    assert len(found) == 21
