@@ -109,6 +109,9 @@ class DataScheme(Scheme):
                 held = np.cumsum(size[numbers])
                 starts, sizes = _filled(held, limit)
                 ops = {elements: make(axes, elements) for elements in set(sizes)}
+                if len(sets) == 1:
+                    yield Beside([ops[elements] for elements in sizes], numbers, starts)
+                    return
                 buckets += zip(np.split(numbers, starts[1:]), (ops[elements] for elements in sizes), strict=True)
         if buckets:
             # Backward a bucket begins with its last gradient, forward it is there for its first weight.

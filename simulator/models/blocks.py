@@ -72,6 +72,8 @@ class Blocks:
 
     def runs(self, layers: range) -> tuple[tuple[Kind, int], ...]:
         """The layers' kinds, each with how many of it stand in a row."""
+        if self.model.moe is None and self.model.window is None:
+            return (((False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
 
     @property
