@@ -15,15 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from experiments import cli
-
-ROOT = Path(__file__).resolve().parents[2]
-
-JOB = """\
-model: llama3-8b
-cluster: dgx-h100:2
-batch: {global: 16, micro: 1, sequence: 4096}
-plan: {tp: 4, pp: 2}
-"""
+from tests.experiments.samples import JOB, ROOT
 
 
 def run(*words: object) -> Result:
