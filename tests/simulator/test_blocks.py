@@ -14,7 +14,8 @@ from simulator.leaves import QUANTISED
 from simulator.models import Model
 from simulator.models.flops import forward_matmul_flops
 from simulator.ops import Attention, Collective, Gemm, Link, Memory, Op
-from tests.contract.measure import Played, params_of, play_job, saved
+from tests.contract.measure import params_of, saved
+from tests.contract.played import Played, play_job
 
 S, H, A, V = 16, 64, 4, 128
 GPT = {"layers": 2, "hidden": H, "heads": A, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}

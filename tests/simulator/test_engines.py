@@ -22,7 +22,8 @@ from simulator.plan import Plan
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.report import Forecast
 from simulator.schedule import Action, Schedule, Shape
-from tests.contract.measure import PAID, Ideal, Played, ops_beside, play_job
+from tests.contract.measure import ops_beside
+from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.strategies import changed, jobs
 
 WAYS: tuple[tuple[Engine, bool], ...] = (("simpy", True), ("sweep", True), ("matrices", True), ("matrices", False))

@@ -12,7 +12,8 @@ from hardware.errors import PlanError
 from simulator import simulate
 from simulator.forecast import Workshop
 from simulator.ops import Collective, Fragment, Gemm, Memory, Op
-from tests.contract.measure import Played, play_job, saved
+from tests.contract.measure import saved
+from tests.contract.played import Played, play_job
 
 S, H, E, K, F = 16, 32, 8, 2, 24
 MOE = {"experts": E, "top_k": K, "expert_ffn": F}

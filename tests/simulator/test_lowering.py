@@ -19,7 +19,8 @@ from simulator.models.blocks import Blocks
 from simulator.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Memory, Op
 from simulator.scheme import TensorScheme
 from simulator.sites import Leaf
-from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, play_job, waits_for
+from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
+from tests.contract.played import play_job
 from tests.strategies import models
 
 T = 4

@@ -17,7 +17,8 @@ from simulator.engine.simpy_engine import play
 from simulator.engine.step import Engine
 from simulator.ops import Collective, Memory, Op, Param, Transfer
 from simulator.report.breakdown import breakdown
-from tests.contract.measure import FREE, Ideal, Played, backward_ops, forward_ops, ops_beside, play_job, summed_over
+from tests.contract.measure import backward_ops, forward_ops, ops_beside
+from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
 from tests.strategies import changed, jobs
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}

@@ -10,7 +10,7 @@ import pytest
 
 from simulator.engine.step import Engine
 from simulator.ops import Collective
-from tests.contract.measure import FREE, Ideal, Played, play_job
+from tests.contract.played import FREE, Ideal, Played, play_job
 
 N, S, H, V = 4, 16, 64, 128
 MODEL = {"layers": 4, "hidden": H, "heads": 4, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}

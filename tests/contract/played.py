@@ -1,0 +1,240 @@
+"""Whole jobs at ideal prices: lowered, played and their memory, for tests that count."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil, inf
+from typing import Any
+
+from simulator.engine.flat import Flat
+from simulator.engine.memory import Peak, block_events, memory_events
+from simulator.engine.program import Program, Task
+from simulator.engine.step import Engine, Step
+from simulator.engine.sweep import Times
+from simulator.forecast import device_params, forecast, programmed, resting
+from simulator.job import load_job
+from simulator.leaves import EXPERTS
+from simulator.models.flops import forward_matmul_flops
+from simulator.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work
+from simulator.plan import Plan
+from tests.contract.measure import params_of
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Prices without overheads: FLOPs, bytes of memory and bytes of buffers, each over one rate.
+
+    latency: of a message between stages, which does not block its sender.
+    """
+
+    flops: float = 1e9
+    memory: float = 1e8
+    links: float = 1e7
+    latency: float = 0.0
+
+    def __call__(self, work: Work) -> tuple[float, float, float]:
+        match work:
+            case Gemm() | Attention():
+                return work.flops / self.flops, 0.0, 0.0
+            case Memory():
+                return work.bytes / self.memory, 0.0, 0.0
+        return work.nbytes / self.links, 0.0, self.latency if isinstance(work, Transfer) else 0.0
+
+
+PAID = Ideal()
+"""Communication takes its time."""
+
+FREE = Ideal(links=inf)
+"""Communication costs nothing."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """A job as lowered and played."""
+
+    plan: Plan
+    stages: list[Chain]
+    program: Program
+    step: Step
+    peaks: Sequence[Peak]
+
+    @property
+    def flat(self) -> Flat:
+        return self.step.flat
+
+    @property
+    def times(self) -> Times:
+        return self.step.times
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that each device of the pipeline stands for."""
+        return self.plan.mesh.world // self.plan.shape.p
+
+    def actions(self, device: int) -> range:
+        """The numbers of a device's actions."""
+        return range(*self.program.timetable.starts[device : device + 2])
+
+    def task(self, action: int) -> Task:
+        return self.program.tasks[self.program.timetable.slot[action]]
+
+    def ops(self, action: int) -> range:
+        """The numbers of an action's ops."""
+        return range(self.flat.first[action], self.flat.behind[action])
+
+    def instances(self, device: int | None = None) -> Iterator[tuple[int, Op]]:
+        """Every op that runs, with its number."""
+        for number, op in enumerate(self.flat.ops):
+            if device in (None, self.flat.device[number]):
+                yield number, op
+
+    def held(self, device: int) -> list[Param]:
+        """The parameters of a device, once for each layer that has them."""
+        shape, schedule = self.plan.shape, self.plan.schedule
+        return [
+            param
+            for stage, chain in enumerate(self.stages)
+            if schedule.device(shape, stage) == device
+            for param in params_of(chain)
+        ]
+
+    def resting(self, device: int) -> dict[str, float]:
+        """Bytes of the states that a device holds all the time, by category."""
+        return resting(self.plan, device_params(self.plan, self.stages)[device])
+
+    def flops(self, *phases: str) -> dict[str, float]:
+        """FLOPs over all ranks by kind of work, of the given phases."""
+        found = {"gemm": 0.0, "attention": 0.0}
+        for _, op in self.instances():
+            if op.phase in phases and isinstance(op.work, Gemm | Attention):
+                found["gemm" if isinstance(op.work, Gemm) else "attention"] += op.work.flops * self.ranks
+        return found
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """FLOPs of all forward passes over all ranks: the model's, and what schemes say is done more than once.
+
+        Places of experts are filled up to a whole number on every rank. Tensor ranks that all see all tokens do the
+        linears twice that they do not divide: routers, down to the latents, and from two streams to one.
+        """
+        job, mesh = self.plan.job, self.plan.mesh
+        model, seq, tokens = job.model, job.batch.sequence or 0, (job.batch.total or 0) * (job.batch.sequence or 0)
+        flash = job.framework.attention == "flash"
+        parts = forward_matmul_flops(model, tokens, seq, causal=flash)
+        if model.moe:
+            groups = self.ranks // self._expert_ranks
+            each = Fraction(job.batch.micro * self.plan.replicas * seq, groups * model.moe.experts)
+            each *= model.moe.top_k * Fraction(model.moe.capacity or 1)
+            parts["experts"] *= ceil(each) / each
+        if any(scheme.use == "tensor/megatron" for scheme in self.plan.inside):
+            again = mesh.size("tp") - 1
+            latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
+            narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp)
+            parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow)
+        attention = parts.pop("attention")
+        linear = sum(parts.values())
+        return {"gemm": linear, "attention": attention} if flash else {"gemm": linear + attention, "attention": 0.0}
+
+    @property
+    def _expert_ranks(self) -> int:
+        """Ranks that hold one copy of the experts, each rank a part of it."""
+        view = self.plan.job.plan.views.get(EXPERTS)
+        return view.get("ep", 1) * view.get("etp", 1) if view else self.plan.mesh.size("tp")
+
+    # -------------------------------------------------------------------------------------- memory
+
+    def changes(self, device: int) -> Iterator[tuple[int, float, str]]:
+        """Memory taken and given back, in the order in which a device issues its ops: action, bytes, category.
+
+        Op by op and copy by copy, from the touches of the fragments.
+        """
+        actions, table = self.actions(device), self.program.timetable
+        for action in actions:
+            flying = self._message(action + 1, False) if action + 1 in actions else 0
+            flying += self._message(action - 1, True) if action - 1 in actions else 0
+            flying *= self.program.overlap_sends
+            yield action, flying, "buffers"
+            stage, kind, _ = table.actions[action]
+            yield from ((action, nbytes, category) for nbytes, category in self._pass(self.stages[stage], kind, action))
+            yield action, -flying, "buffers"
+
+    def _message(self, action: int, sent: bool) -> int:
+        """Bytes that an action sends to another device, or receives from one."""
+        table, plan = self.program.timetable, self.plan
+        stage, kind, _ = table.actions[action]
+        other = stage + (1 if (kind == "F") == sent else -1)
+        if not 0 <= other < plan.shape.stages or plan.schedule.device(plan.shape, other) == table.device(stage):
+            return 0
+        links = self.stages[min(stage, other)].links
+        assert links[-1].nbytes == self.stages[max(stage, other)].links[0].nbytes
+        return links[-1].nbytes
+
+    def _pass(self, chain: Chain, kind: str, action: int) -> Iterator[tuple[float, str]]:
+        """One pass through a stage without a weight pass of its own."""
+        assert kind in ("F", "BW")
+        links = chain.links if kind == "F" else chain.links[::-1]
+        ends = [chain.links[0] if chain.links[0].takes else None, chain.links[-1] if chain.links[-1].gives else None]
+        comes, goes = (end.nbytes if end is not None else 0 for end in (ends if kind == "F" else reversed(ends)))
+        yield comes, "activations" if kind == "F" else "workspace"
+        for link, part in zip(links, self.task(action).parts, strict=True):
+            fragment, block = link.fragment, part.block
+            by_op = memory_events(fragment.touches, fragment.forward, fragment.backward, link)
+            events = sorted(block_events(block.ops, block.after, by_op), key=lambda event: event[:2])
+            for _ in range(link.count):
+                yield from ((nbytes, category) for _, _, nbytes, category in events)
+        yield -goes, "activations" if kind == "F" else "workspace"
+
+    def category_peak(self, device: int, category: str) -> float:
+        """The most bytes of one category at any moment."""
+        changes = [nbytes for _, nbytes, kind in self.changes(device) if kind == category]
+        return max(accumulate(changes), default=0.0)
+
+    def kept(self, device: int, category: str = "activations") -> float:
+        """The most bytes of one category between two actions: what waits for backward passes."""
+        by_action: dict[int, float] = defaultdict(float)
+        for action, nbytes, kind in self.changes(device):
+            by_action[action] += nbytes if kind == category else 0.0
+        return max(accumulate(by_action.values()))
+
+
+def play_job(
+    job: Mapping[str, Any], price: Any = PAID, changes: Iterable[str] = (), engine: Engine = "simpy"
+) -> Played:
+    """Lowers and plays `job` as `simulate` does, at ideal prices."""
+    plan = Plan(load_job(job, changes))
+    stages, program = programmed(plan, price)
+    found = forecast(plan, stages, program, engine=engine)
+    return Played(plan, stages, program, found.step, found.peaks)
+
+
+def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
+    """The axes whose ranks hold the same part of a weight and see other tokens: those of data and sequence; of experts
+    all that do not hold another part."""
+    parts = [part for part in plan.mesh.parts(plan.mesh.named) if plan.mesh.size(part) > 1]
+    if param.view:
+        (expert,) = plan.family("expert")
+        own = plan.mesh.parts(expert.claims)
+        return tuple(part for part in parts if part not in (*own, *plan.mesh.parts(plan.pipeline_axis)))
+    mine = plan.mesh.parts(("dp", "cp"))
+    return tuple(part for part in parts if part in mine)
+
+
+def sent_between_stages(played: Played) -> dict[tuple[int, str], list[int]]:
+    """Bytes of every message, by the virtual stage that sends it and the kind of action whose result it is."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for number, _, _ in played.flat.sent:
+        op = played.flat.ops[number]
+        assert isinstance(op.work, Transfer)
+        stage, kind = stage_and_kind(op.name.removeprefix("send "))
+        found.setdefault((stage, kind), []).append(op.work.nbytes)
+    return found
+
+
+def stage_and_kind(text: str) -> tuple[int, str]:
+    """Stage and kind of an action that is printed like ``2BW0``."""
+    stage = text[: next(i for i, letter in enumerate(text) if letter.isalpha())]
+    return int(stage), "".join(letter for letter in text if letter.isalpha())

@@ -1,0 +1,186 @@
+"""What no plan changes: FLOPs, parameters, bytes between stages and of gradients, over all ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from simulator.models.flops import forward_matmul_flops
+from simulator.ops import BYTES, Attention, Collective, Param
+from simulator.plan import Plan
+from tests.contract.measure import (
+    params_of,
+)
+from tests.contract.played import Played, play_job, sent_between_stages, summed_over
+from tests.strategies import changed, jobs
+
+
+@given(job=jobs(recompute=False))
+def test_flops_are_conserved(job: dict[str, Any]) -> None:
+    """All ranks do the model's products once forward; backward the GEMMs twice and fused attention 2.5 times."""
+    played = play_job(job)
+    wanted = played.wanted
+    assert played.flops("F") == pytest.approx(wanted, rel=1e-12)
+    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
+    assert played.flops("B", "W") == pytest.approx(backward, rel=1e-12)
+    assert played.flops("R") == {"gemm": 0, "attention": 0}
+
+
+@given(job=jobs())
+def test_recomputed_flops_come_on_top(job: dict[str, Any]) -> None:
+    """Memory schemes add work of phase R and change nothing of F, B and W."""
+    schemes = job["plan"]["schemes"]
+    kept = [entry for entry in schemes if not entry["use"].startswith("memory/")]
+    played, bare = play_job(job), play_job({**job, "plan": {**job["plan"], "schemes": kept}})
+    for phase in "FBW":
+        assert played.flops(phase) == pytest.approx(bare.flops(phase), rel=1e-12)
+    if len(kept) == len(schemes):
+        assert sum(played.flops("R").values()) == 0
+
+
+@given(job=jobs(recompute=False), layers=st.integers(0, 2))
+def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], layers: int) -> None:
+    """The first layers of every stage, whatever they are; embedding, output layer and predicted layers are not."""
+    schemes = [*job["plan"]["schemes"], {"use": "memory/recompute-full", "layers": layers}]
+    played = play_job({**job, "plan": {**job["plan"], "schemes": schemes}})
+    again = {"gemm": 0.0, "attention": 0.0}
+    for chain in played.stages:
+        left = layers
+        for link in chain.links:
+            if link.name == "layer":
+                for op in link.fragment.forward:
+                    kind = "attention" if isinstance(op.work, Attention) else "gemm"
+                    flops = op.work.flops if op.work is not None else 0.0
+                    again[kind] += min(left, link.count) * flops * played.ranks * played.plan.shape.m
+                left -= min(left, link.count)
+    assert played.flops("R") == pytest.approx(again, rel=1e-12)
+
+
+@given(job=jobs())
+@example(
+    job={
+        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True},
+        "cluster": {"gpu": "h100-sxm", "gpus": 8},
+        "batch": {"global": 8},
+        "plan": {"pp": 2, "tp": 2, "chunks": 2},
+    }
+)
+def test_parameters_are_conserved(job: dict[str, Any]) -> None:
+    """Over all ranks: the model's parameters times the declared copies, and a table that both ends need twice."""
+    played = play_job(job)
+    mesh, shape = played.plan.mesh, played.plan.shape
+    once = 0.0
+    for stage in played.stages:
+        for param in params_of(stage):
+            copies = mesh.size(param.partial) * equal_copies(param, played.plan)
+            assert param.size * played.ranks / copies == pytest.approx(param.total)
+            once += param.size * played.ranks / copies
+    model = played.plan.job.model
+    ends = {played.plan.schedule.device(shape, stage) for stage in (0, shape.stages - 1)}
+    copied = model.vocab * model.hidden if (model.tied or model.mtp) and len(ends) > 1 else 0
+    assert once == pytest.approx(model.parameters + copied)
+
+
+def equal_copies(param: Param, plan: Plan) -> int:
+    """Ranks that hold the same part of a weight and see the same tokens."""
+    (tensor,) = plan.family("tensor")
+    if param.view:
+        # The bias behind the sum over the ranks that divide an expert.
+        return plan.mesh.size("etp") if param.name.endswith("bexpert.down") else 1
+    cut = set(tensor.over) & set(param.partial) or param.size < param.total
+    return 1 if cut else plan.mesh.size(tensor.over)
+
+
+def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
+    """Eight ranks share two key/value heads: each holds one of them whole, four copies of each, and computes it."""
+    model = {"layers": 1, "hidden": 64, "heads": 8, "kv_heads": 2, "vocab": 64, "seq": 16, "norm": "rmsnorm"}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": {"tp": 8}}
+    played = play_job(job)
+    sizes = {param.name: param.size * 8 / param.total for param in params_of(played.stages[0])}
+    assert (sizes["wq"], sizes["wk"], sizes["wv"], sizes["wo"]) == (1, 4, 4, 1)
+    attention = [op.work for _, op in played.instances() if isinstance(op.work, Attention)]
+    assert {(work.heads, work.kv_heads) for work in attention} == {(1, 1)}
+    forward = forward_matmul_flops(played.plan.job.model, 16, 16, causal=True)
+    surplus = 3 * 2 * 16 * 64 * (2 * 2 * 8)  # keys and values, two heads of eight elements, three copies too many
+    assert sum(played.flops("F").values()) == pytest.approx(sum(forward.values()) + surplus)
+
+
+def test_one_device_holds_a_tied_table_once() -> None:
+    """Two chunks on one device: the table is there already, and its last chunk needs no copy of its own."""
+    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True}
+    schemes = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}]
+    plan = {"mesh": {"pp": 1}, "schemes": schemes}
+    played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": plan})
+    assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
+
+
+def boundaries(played: Played) -> dict[tuple[int, str], int]:
+    """Bytes of one message that every crossing of a stage boundary must carry, per rank."""
+    plan = played.plan
+    assert plan.job.batch.sequence is not None
+    whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
+    sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.inside)
+    each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
+    found = {}
+    for stage in range(plan.shape.stages - 1):
+        here, there = (plan.schedule.device(plan.shape, s) for s in (stage, stage + 1))
+        if here != there:
+            found[stage, "F"] = found[stage + 1, "BW"] = each
+    return found
+
+
+@given(job=jobs())
+def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
+    """A micro-batch sends b s h elements over every boundary each way, a rank its cut of the positions."""
+    played = play_job(job)
+    m = played.plan.shape.m
+    assert sent_between_stages(played) == {key: [each] * m for key, each in boundaries(played).items()}
+
+
+@given(job=jobs(), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
+def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> None:
+    """Every gradient byte of a rank is in exactly one bucket of one reduction among those that hold the same weights
+    and see other tokens: once a step, with sharded weights once a micro-batch."""
+    played = play_job(changed(job, bucket={"elements": elements, "elements_per_rank": 0.0}))
+    plan = played.plan
+    (data,) = plan.family("data")
+    turns = plan.shape.m if data.use == "data/fsdp" else 1
+    for device in range(plan.shape.p):
+        reduced, gathered, wanted = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
+        for _, op in played.instances(device):
+            if op.stream == "data":
+                assert isinstance(op.work, Collective)
+                of = gathered if op.work.operation == "all_gather" else reduced
+                of[op.work.axes] += op.work.nbytes
+        for param in played.held(device):
+            axes = summed_over(param, plan)
+            wanted[axes] += param.size * (plan.mesh.size(axes) > 1)
+        wanted.pop((), None)
+        assert reduced == {axes: 4 * turns * n for axes, n in wanted.items()}
+        if data.use != "data/fsdp":
+            sharded = data.use == "data/zero-1"
+            assert gathered == ({axes: 2 * n for axes, n in wanted.items()} if sharded else {})
+
+
+@given(job=jobs(datas=("data/fsdp",)))
+def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
+    """Of every unit before its forward and its backward pass."""
+    played = play_job(job)
+    plan = played.plan
+    for device in range(plan.shape.p):
+        gathered = sum(
+            op.work.nbytes
+            for _, op in played.instances(device)
+            if isinstance(op.work, Collective) and op.stream == "data" and op.work.operation == "all_gather"
+        )
+        wanted = 0
+        for stage, chain in enumerate(played.stages):
+            if plan.schedule.device(plan.shape, stage) == device:
+                for link in chain.links:
+                    cut = [param for param in link.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
+                    wanted += 2 * sum(param.size for param in cut) * 2 * link.count
+        assert gathered == wanted * plan.shape.m
