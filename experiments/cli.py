@@ -10,21 +10,29 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from hardware.errors import MeshcastError, OutOfMemory, PlanError, nearest
+from experiments import cli_validate
+from experiments.console import (
+    INTERRUPTED,
+    TOO_LARGE,
+    AsJson,
+    answering,
+    check_place,
+    emit,
+    figure_files,
+    unwritable,
+)
+from hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
     from simulator.engine.step import Engine
 
-WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
-
-FIGURES = (".png", ".svg")
 TRACES = (".json", ".json.gz")
 
 app = typer.Typer(
@@ -34,8 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
 def main() -> None:
@@ -53,32 +59,6 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def answering(as_json: bool = False) -> Iterator[None]:
-    """Ends a mistake of the user in one message, or with --json in one error object."""
-    try:
-        yield
-        sys.stdout.flush()
-    except MeshcastError as error:
-        if as_json:
-            emit({"error": error.to_dict()})
-        else:
-            typer.echo(f"meshcast: {error}", err=True)
-        raise typer.Exit(WRONG) from None
-    except BrokenPipeError:  # whoever read our answer has seen enough; typer ends quietly
-        raise
-    except OSError as error:
-        typer.echo(f"meshcast: {error}", err=True)
-        raise typer.Exit(WRONG) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def emit(answer: Any) -> None:
-    """Prints JSON: the same answer always gives the same bytes."""
-    typer.echo(json.dumps(answer, indent=2))
 
 
 def _version(wanted: bool) -> None:
@@ -208,28 +188,6 @@ def forecast_all(jobs: Path, out: Path | None, changes: Sequence[str], engine: E
     return misfit
 
 
-def figure_files(
-    plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown"), option: str = "--plot"
-) -> dict[str, Path]:
-    """Which figure goes where: the first one into a file, all of them into a folder.
-
-    Refuses before the work what cannot be drawn after it.
-    """
-    path, named = Path(plot), plot.endswith(("/", os.sep))
-    if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
-        if path.suffix.lower() not in FIGURES:
-            remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for a folder of all figures"
-            raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
-        check_place(path, option)
-        return {names[0]: path}
-    if path.exists() and not path.is_dir():
-        raise unwritable(path, "it is no folder", option)
-    files = {name: path / f"{name}.png" for name in names}
-    for place in files.values() if path.is_dir() else [path]:
-        check_place(place, option)
-    return files
-
-
 def draw(report: Any, files: dict[str, Path]) -> None:
     """Draws figures into their files, and makes their folder."""
     if not files:
@@ -253,22 +211,6 @@ def check_trace(path: Path, job: Path) -> None:
     check_place(path, "--trace")
     if path.exists() and job.exists() and path.samefile(job):
         raise unwritable(path, "it is the job", "--trace")
-
-
-def check_place(path: Path, option: str) -> None:
-    """Refuses the name of a file that cannot be written."""
-    if not path.parent.is_dir():
-        raise unwritable(path, f"there is no folder {path.parent}", option)
-    if path.is_dir():
-        raise unwritable(path, "it is a folder", option)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise unwritable(path, "permission denied", option)
-
-
-def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:
-    return PlanError(
-        option, f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
-    )
 
 
 # --------------------------------------------------------------------------------------------- sweep
@@ -425,59 +367,10 @@ def scale(
             show(page(found))
 
 
-# ------------------------------------------------------------------------------------------ validate
+# ------------------------------------------------------------------------------- validate, calibrate
 
-
-@app.command()
-def validate(
-    kind: Annotated[str, typer.Argument(metavar="{pipeline|published}")],
-    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option("--data", metavar="FILE", help="Cases or runs, one JSON object a line; may be repeated."),
-    ] = None,
-    as_json: AsJson = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot", metavar="PATH", help="Draw forecast against measured: a .png or .svg, or FOLDER/ for memory too."
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, help="Processes; one for each core if not given.")
-    ] = None,
-) -> None:
-    """Hold forecasts against what is known: `pipeline` plays schedules, `published` forecasts published runs."""
-    with answering(as_json):
-        from experiments import validating as held
-        from experiments.page import show
-
-        if kind in held.LATER:
-            raise PlanError(
-                "KIND", f"validating {kind} comes in a later release", f"Valid now: {', '.join(held.KINDS)}", kind
-            )
-        if kind not in held.KINDS:
-            raise PlanError("KIND", "there is nothing of this name", nearest(kind, held.KINDS), kind)
-        paths = [*(data or ()), *(more or ())]
-        if kind == "pipeline":
-            if plot is not None or workers is not None:
-                raise PlanError("KIND", "pipelines are played without --plot and --jobs", "Leave them out", kind)
-            answer, table = held.pipeline(paths)
-            if as_json:
-                emit(answer)
-            else:
-                show(table)
-            return
-        files = figure_files(plot, held.FIGURES) if plot is not None else {}
-        answer, missing = held.published(paths, workers)
-        held.draw(answer, files)
-        if as_json:
-            emit(answer)
-        else:
-            show(held.published_page(answer))
-        if missing:
-            typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
-            raise KeyboardInterrupt
+app.command()(cli_validate.validate)
+app.command()(cli_validate.calibrate)
 
 
 if __name__ == "__main__":

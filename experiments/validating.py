@@ -14,10 +14,6 @@ from rich.text import Text
 
 from validation.jsonl import read_lines
 
-KINDS = ("pipeline", "published")
-LATER = ("kernels", "collectives", "stages", "distributed", "claims")
-"""Kinds of validation that have a contract and no code yet."""
-
 FEW = 40
 """Runs that are shown one by one."""
 

@@ -155,25 +155,31 @@ class Linear(Leaf):
     quantised: str = ""
 
     def _sizes(self, at: Local) -> tuple[int, int, int, int]:
-        """Rows (what input and outputs share), columns of all outputs, the contracted size, and groups of such."""
+        """Rows (what input and outputs share), columns of all outputs, the contracted size; how many such products."""
         given, first = at.dims(self.ins[0]), self.outs[0]
         rows = math.prod(n for dim, n in given.items() if first.has(dim))
         inner = math.prod(n for dim, n in given.items() if not first.has(dim))
         columns = sum(math.prod(n for dim, n in at.dims(out).items() if dim not in given) for out in self.outs)
         return rows, columns, inner, 1
 
+    def _groups(self, at: Local) -> tuple[tuple[int, int], ...]:
+        """See `Gemm.groups`."""
+        return ()
+
     def forward(self, at: Local) -> list[Work]:
-        rows, columns, inner, groups = self._sizes(at)
-        return [Gemm(rows, columns, inner, groups, self.ins[0].dtype, "tn", what="linear")]
+        rows, columns, inner, count = self._sizes(at)
+        return [Gemm(rows, columns, inner, count, self.ins[0].dtype, "tn", what="linear", groups=self._groups(at))]
 
     def backward_inputs(self, at: Local) -> list[Work]:
-        rows, columns, inner, groups = self._sizes(at)
+        rows, columns, inner, count = self._sizes(at)
         casts = [QUANTISED[self.quantised].cast(at.size(*self.outs))] if self.quantised else []
-        return [*casts, Gemm(rows, inner, columns, groups, self.ins[0].dtype, "nn", what="linear")]
+        product = Gemm(rows, inner, columns, count, self.ins[0].dtype, "nn", what="linear", groups=self._groups(at))
+        return [*casts, product]
 
     def backward_weights(self, at: Local) -> list[Work]:
-        rows, columns, inner, groups = self._sizes(at)
-        return [Gemm(columns, inner, rows, groups, self.ins[0].dtype, "nt", True, self.grad_dtype, "linear")]
+        rows, columns, inner, count = self._sizes(at)
+        dtypes = self.ins[0].dtype, "nt", True, self.grad_dtype
+        return [Gemm(columns, inner, rows, count, *dtypes, "linear", self._groups(at))]
 
     @property
     def reads_for_weights(self) -> tuple[Tensor, ...]:
@@ -382,6 +388,10 @@ class ExpertLinear(Linear):
         tokens, columns, inner, _ = super()._sizes(at)
         experts = at.dims(self.weights[0])["e"]
         return math.ceil(tokens / experts), columns, inner, experts
+
+    def _groups(self, at: Local) -> tuple[tuple[int, int], ...]:
+        tokens, _, _, experts = self._sizes(at)
+        return ((experts, tokens),)
 
     def _sorted(self, at: Local) -> list[Work]:
         if not self.sorts or not at.axes_of("e") or at.dims(self.weights[0])["e"] == 1:

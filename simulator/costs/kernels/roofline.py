@@ -1,11 +1,15 @@
-"""What every kernel's price is built from: peak rates, partly filled waves, and two limits that meet smoothly."""
+"""What every kernel's price is built from: peak rates, partly filled waves, and two limits that meet smoothly.
+
+All of it works on numbers and on arrays of numbers.
+"""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
+from simulator.costs.law import higher
 
 
 def peak(gpu: GPU, dtype: str) -> float:
@@ -17,21 +21,20 @@ def peak(gpu: GPU, dtype: str) -> float:
     raise CatalogError(f"gpus/{gpu.name} peak", rule, f"Use one of {', '.join(gpu.peak)}", dtype)
 
 
-def least(gpu: GPU, flops: float, dtype: str, nbytes: float) -> float:
+def least(gpu: GPU, flops: Any, dtype: str, nbytes: Any) -> Any:
     """The time [s] that no kernel can beat: FLOPs at peak, bytes at the nominal speed of the memory."""
-    bound = nbytes / gpu.memory_bandwidth
-    return max(bound, flops / peak(gpu, dtype)) if flops else bound
+    return higher(nbytes / gpu.memory_bandwidth, flops / peak(gpu, dtype))
 
 
-def waves(blocks: float, multiprocessors: float, rounding: float) -> float:
+def waves(blocks: Any, multiprocessors: float, rounding: float) -> Any:
     """How often all multiprocessors are filled by `blocks`, of which the share `rounding` is rounded up.
 
     A whole last wave is paid for when it is rounded fully (1); kernels that split their last tiles pay less.
     """
     exact = blocks / multiprocessors
-    return exact + rounding * (math.ceil(exact) - exact)
+    return exact + rounding * (-(-exact // 1.0) - exact)
 
 
-def together(compute: float, memory: float) -> float:
-    """Two limits of one kernel [s]: the larger one, and up to a quarter more where both matter."""
-    return float((compute**3 + memory**3) ** (1 / 3))
+def together(compute: Any, memory: Any, sharpness: float = 3.0) -> Any:
+    """Two limits of one kernel [s]: the larger one where one matters, their sum for `sharpness` 1, less for more."""
+    return (compute**sharpness + memory**sharpness) ** (1 / sharpness)

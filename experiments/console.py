@@ -1,0 +1,86 @@
+"""What the commands share: how they answer, how they fail, and where they may write."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hardware.errors import MeshcastError, PlanError
+
+WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
+"""Exit codes."""
+
+FIGURES = (".png", ".svg")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+@contextmanager
+def answering(as_json: bool = False) -> Iterator[None]:
+    """Ends a mistake of the user in one message, or with --json in one error object."""
+    try:
+        yield
+        sys.stdout.flush()
+    except MeshcastError as error:
+        if as_json:
+            emit({"error": error.to_dict()})
+        else:
+            typer.echo(f"meshcast: {error}", err=True)
+        raise typer.Exit(WRONG) from None
+    except BrokenPipeError:  # whoever read our answer has seen enough; typer ends quietly
+        raise
+    except OSError as error:
+        typer.echo(f"meshcast: {error}", err=True)
+        raise typer.Exit(WRONG) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def emit(answer: Any) -> None:
+    """Prints JSON: the same answer always gives the same bytes."""
+    typer.echo(json.dumps(answer, indent=2))
+
+
+def figure_files(
+    plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown"), option: str = "--plot"
+) -> dict[str, Path]:
+    """Which figure goes where: the first one into a file, all of them into a folder.
+
+    Refuses before the work what cannot be drawn after it.
+    """
+    path, named = Path(plot), plot.endswith(("/", os.sep))
+    if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
+        if path.suffix.lower() not in FIGURES:
+            remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for a folder of all figures"
+            raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
+        check_place(path, option)
+        return {names[0]: path}
+    if path.exists() and not path.is_dir():
+        raise unwritable(path, "it is no folder", option)
+    files = {name: path / f"{name}.png" for name in names}
+    for place in files.values() if path.is_dir() else [path]:
+        check_place(place, option)
+    return files
+
+
+def check_place(path: Path, option: str) -> None:
+    """Refuses the name of a file that cannot be written."""
+    if not path.parent.is_dir():
+        raise unwritable(path, f"there is no folder {path.parent}", option)
+    if path.is_dir():
+        raise unwritable(path, "it is a folder", option)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise unwritable(path, "permission denied", option)
+
+
+def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:
+    return PlanError(
+        option, f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
+    )

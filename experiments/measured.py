@@ -1,0 +1,194 @@
+"""``meshcast validate`` and ``calibrate`` of kernels and collectives: what they do, and what they print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from experiments.validating import percent, progress
+from hardware.errors import PlanError, nearest
+from simulator.costs.calibration import calibrations_in, forget
+from simulator.costs.calibration.write import write
+from validation import collectives, kernels
+from validation.tables.held import Held
+from validation.tables.summary import summary
+
+ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
+
+FIGURES = ("errors", "ratios")
+"""What is drawn; the first alone where a file is named."""
+
+
+def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
+    """Every row of some tables beside its forecast: the answer, and what figures are drawn of."""
+    room = ROOMS[kind]
+    tables = [room.read(path) for path in paths]
+    rows: list[dict[str, Any]] = []
+    every: list[Held] = []
+    with calibrations_in(calibration):
+        for table in progress(tables, len(tables), "tables"):
+            held = [room.hold(sample) for sample in table.samples]
+            rows += table.answers(held)
+            every += held
+    refusals: dict[str, int] = {}
+    for row in rows:
+        if row["reason"]:
+            refusals[row["reason"]] = refusals.get(row["reason"], 0) + 1
+    told = summary(every, len(rows), room.GOALS) | {
+        "refusals": dict(sorted(refusals.items(), key=lambda item: -item[1]))
+    }
+    return {"rows": rows, "summary": told}, every
+
+
+def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str], leave_out: bool) -> dict[str, Any]:
+    """Fits and writes the files; what was fitted, and how each library fares."""
+    room = ROOMS[kind]
+    tables = [room.read(path) for path in paths]
+    names = room.names(tables)
+    for name in only:
+        if name not in names:
+            raise PlanError("--only", "the tables have too few rows of it", nearest(name, names), name)
+    told = []
+    wanted = [name for name in names if not only or name in only]
+    out.mkdir(parents=True, exist_ok=True)
+    with calibrations_in(out):  # what was fitted before serves what is fitted next
+        for name in progress(wanted, len(wanted), "fits"):
+            found = room.calibrate(tables, name, leave_out)
+            file = out / f"{name}.yaml"
+            write(file, room.title(name), found.data)
+            forget()
+            told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
+    return {"calibrated": told}
+
+
+# --------------------------------------------------------------------------------------------- pages
+
+
+def page(kind: str, told: dict[str, Any]) -> RenderableType:
+    """Errors of every cell beside its goal, of every library, the worst rows, and what was refused."""
+    head = f"{told['rows']:,} rows: {told['predicted']:,} forecast, {told['refused']:,} refused"
+    parts: list[RenderableType] = [Text(head, style="bold"), Text()]
+    if not told["predicted"]:
+        return Group(*parts, *_refusals(told))
+    parts += [
+        cells_table(told),
+        Text("goal: median / p90 of the absolute error; cells of fewer than 20 rows have none", "dim"),
+    ]
+    parts.append(Text("borrowed: the median with the coefficients of other hardware in place of its own", "dim"))
+    parts += [Text(), libraries_table(told["libraries"]), Text(), worst_table(told["worst"]), *_refusals(told)]
+    if told["impossible"]:
+        parts.append(
+            Text(f"DEFECT: {told['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
+        )
+    return Group(*parts)
+
+
+def cells_table(told: dict[str, Any]) -> Table:
+    table = _table("hardware", "operation", "kind", "class")
+    for head in ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for cell in told["cells"]:
+        goal = (
+            "/".join(percent(one, digits=0) for one in cell["goal"]) if cell["goal"] and cell["met"] is not None else ""
+        )
+        mark = {True: " yes", False: " no", None: ""}[cell["met"]]
+        words = cell["gpu"], cell["operation"], cell["kind"], cell["class"], f"{cell['rows']:,}"
+        table.add_row(*words, *_errors(cell), goal + mark, *_inside(cell), percent(cell["borrowed"]))
+    table.add_section()
+    table.add_row(
+        "all", "", "", "", f"{told['predicted']:,}", *_errors(told), "", *_inside(told), percent(told["borrowed"])
+    )
+    return table
+
+
+def libraries_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table("hardware", "operation", "library", "kind")
+    for head in ("rows", "median", "p90", "bias", "in 90%", "in 50%"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        words = row["gpu"], row["operation"], row["library"], row["kind"], f"{row['rows']:,}"
+        table.add_row(*words, *_errors(row), *_inside(row))
+    return table
+
+
+def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table("farthest off", "operation", "kind", "library")
+    table.add_column("shape")
+    for head in ("measured us", "forecast us", "error %"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
+        table.add_row(
+            row["gpu"],
+            row["operation"],
+            row["kind"],
+            row["library"],
+            row["shape"],
+            *times,
+            percent(row["error"], "+", 0),
+        )
+    return table
+
+
+def _refusals(told: dict[str, Any]) -> list[RenderableType]:
+    if not told["refusals"]:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("refused", justify="right")
+    table.add_column("because")
+    for reason, count in told["refusals"].items():
+        table.add_row(f"{count:,}", reason)
+    return [Text(), table]
+
+
+def calibrated_page(told: dict[str, Any], out: Path) -> RenderableType:
+    """How every library fares with its own coefficients, and unseen."""
+    table = _table("hardware", "section", "library")
+    for head in ("rows", "median", "p90", "unseen:\nmedian", "\np90"):
+        table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
+    for one in told["calibrated"]:
+        for row in one["libraries"]:
+            errors = [percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
+            table.add_row(one["name"], row["section"], row["library"], f"{row['rows']:,}", *errors)
+    count = len(told["calibrated"])
+    parts: list[RenderableType] = [
+        Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold"),
+        Text(),
+        table,
+    ]
+    parts.append(Text("error %; unseen: fitted without the library, and priced as nobody's in particular", "dim"))
+    return Group(*parts)
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in heads:
+        table.add_column(head, style="bold" if head == heads[0] else "", overflow="fold")
+    return table
+
+
+def _errors(row: dict[str, Any]) -> list[str]:
+    return [percent(row["median"]), percent(row["p90"]), percent(row["bias"], "+")]
+
+
+def _inside(row: dict[str, Any]) -> list[str]:
+    return [percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
+
+
+def draw(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
+    """Draws figures into their files. Raises OSError where one cannot be written."""
+    if not files or not held:
+        return
+    from experiments.plots import measured as plots
+
+    figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
+    for name, path in files.items():
+        path.parent.mkdir(exist_ok=True)
+        figures[name](held, ROOMS[kind].GOALS, path)

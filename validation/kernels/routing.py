@@ -1,0 +1,133 @@
+"""How many tokens each expert of the fullest rank gets.
+
+Benchmarks of expert blocks send `tokens` tokens to `topk` of `experts` experts each; every one of `ranks` ranks holds
+neighbouring experts, and the rank with the most rows is measured.
+
+- balanced: expert after expert in turn, so that loads differ by one row at most.
+- power law with exponent a: popularity x of an expert drawn with density x^-a between 1 and 0.8 tokens (0.01 and 2
+  where there are fewer rows than experts), loads in proportion to it. No expert gets a token twice: what is above
+  `tokens` goes to the idlest experts of each rank, rank after rank (collector/helper.py in ai-dynamo/aiconfigurator
+  @095f58a51c4c).
+- Zipf with exponent s: the i-th expert is i^-s as popular as the first; which rank holds it is chance.
+
+Random routings are answered by their mean: the largest load of the rank, the second largest, ... over many routings
+drawn from a fixed seed, so that an answer is always the same.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+
+DRAWS = 8192
+"""Experts drawn for one answer, in so many routings as they make."""
+ROUTINGS = (16, 128)
+"""Least and most of these."""
+
+
+def known(distribution: object) -> bool:
+    """Whether `loads` knows it."""
+    return distribution == "balanced" or _exponent(distribution) is not None
+
+
+def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
+    """Mean loads, largest first, of the fullest rank's experts: "balanced", or "power_law_1.2", "zipf_1.0", ..."""
+    found = _exponent(distribution)
+    if found is None:
+        return balanced(tokens, topk, experts, ranks)
+    return (power_law if distribution.startswith("power_law") else zipf)(tokens, topk, experts, ranks, found)
+
+
+@cache
+def balanced(tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
+    """Loads of the first rank's experts when experts take turns."""
+    local = experts // ranks
+    if tokens >= experts:
+        return np.full(local, tokens * topk / experts)
+    stride = -(-experts // topk)
+    step = 1.0 if tokens >= stride else stride / tokens  # few tokens are spread over all experts
+    chosen = (np.arange(tokens)[:, None] * step + np.arange(topk) * stride).astype(int) % experts
+    return np.sort(np.bincount(chosen.ravel(), minlength=experts)[:local])[::-1].astype(float)
+
+
+@cache
+def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
+    """Mean loads, largest first, of the fullest rank's experts."""
+    low, high = (1.0, 0.8 * tokens) if tokens * topk > experts else (0.01, 2.0)
+    draw = _uniform(experts)
+    power = 1.0 - exponent
+    if abs(power) < 1e-9:
+        popularity = low * (high / low) ** draw
+    else:
+        popularity = (low**power + draw * (high**power - low**power)) ** (1 / power)
+    return _fullest(popularity, tokens, topk, ranks)
+
+
+@cache
+def zipf(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
+    """Mean loads, largest first, of the fullest rank's experts."""
+    order = np.argsort(_uniform(experts), axis=1)
+    return _fullest((1.0 + order) ** -exponent, tokens, topk, ranks)
+
+
+def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ...]:
+    """`loads`, largest first, as at most `most` pairs (how many experts, rows of each), idle experts left out.
+
+    Experts in one pair are neighbours in size; pairs hold about as many rows each, and so are finest at the top.
+    """
+    busy = loads[loads >= 0.5]
+    if not len(busy):
+        return ()
+    if busy[0] - busy[-1] < 1e-9 * busy[0]:
+        return ((float(len(busy)), float(busy[0])),)
+    level = np.sqrt(busy / busy[0])  # between as many rows and as many experts
+    before = np.cumsum(level) - level / 2
+    parts = np.minimum((before / level.sum() * most).astype(int), most - 1)
+    sizes = [busy[parts == part] for part in np.unique(parts)]
+    return tuple((float(len(some)), float(some.mean())) for some in sizes)
+
+
+def _exponent(distribution: object) -> float | None:
+    told = re.fullmatch(r"(?:power_law|zipf)_(\d+(?:\.\d+)?)", str(distribution))
+    return float(told[1]) if told else None
+
+
+def _uniform(experts: int) -> np.ndarray:
+    """Numbers between 0 and 1: routings x experts."""
+    routings = int(np.clip(DRAWS // experts, *ROUTINGS))
+    return np.random.default_rng(0).random((routings, experts))
+
+
+def _fullest(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> np.ndarray:
+    """Mean sorted loads of the fullest rank, by the popularity of experts in each of some routings."""
+    rows = tokens * topk
+    loads = np.rint(popularity / popularity.sum(axis=1, keepdims=True) * rows)
+    if loads.max() > tokens:
+        above = np.maximum(loads - tokens, 0).sum(axis=1)
+        loads = np.minimum(loads, tokens)
+        for routing in np.flatnonzero(above):
+            loads[routing] = _pour(loads[routing].reshape(ranks, -1), above[routing], tokens).ravel()
+    split = loads.reshape(len(loads), ranks, -1)
+    best = split[np.arange(len(split)), split.sum(axis=2).argmax(axis=1)]
+    return np.sort(best, axis=1)[:, ::-1].mean(axis=0)
+
+
+def _pour(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
+    """`loads` (ranks x experts) and `rows` more: as many to each rank, to its idlest experts, up to `most` to each."""
+    loads = np.sort(loads, axis=1)
+    while rows > 0.5:
+        open_ranks = np.flatnonzero(loads[:, 0] < most - 0.5)
+        if not len(open_ranks):
+            break
+        share = rows / len(open_ranks)
+        for rank in open_ranks:
+            mine = loads[rank]
+            count = np.arange(1, len(mine) + 1)
+            need = mine * count - np.cumsum(mine)  # to lift all that are below up to the size of each
+            lifted = int((need <= share).sum())
+            level = min((share + mine[:lifted].sum()) / lifted, most)
+            rows -= level * lifted - mine[:lifted].sum()
+            mine[:lifted] = level
+    return loads
