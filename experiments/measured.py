@@ -91,49 +91,51 @@ def page(kind: str, told: dict[str, Any]) -> RenderableType:
 
 
 def cells_table(told: dict[str, Any]) -> Table:
-    table = _table("hardware", "operation", "kind", "class")
+    table = _table("operation, kind, class")
     for head in ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed"):
         table.add_column(head, justify="right", no_wrap=True)
+    gpu = ""
     for cell in told["cells"]:
-        goal = (
-            "/".join(percent(one, digits=0) for one in cell["goal"]) if cell["goal"] and cell["met"] is not None else ""
-        )
+        gpu = _heading(table, gpu, cell["gpu"])
+        goal = "" if cell["met"] is None else "/".join(percent(one, digits=0) for one in cell["goal"])
         mark = {True: " yes", False: " no", None: ""}[cell["met"]]
-        words = cell["gpu"], cell["operation"], cell["kind"], cell["class"], f"{cell['rows']:,}"
-        table.add_row(*words, *_errors(cell), goal + mark, *_inside(cell), percent(cell["borrowed"]))
+        name = f"  {cell['operation']} {cell['kind']} {cell['class']}"
+        row = name, f"{cell['rows']:,}", *_errors(cell), goal + mark, *_inside(cell), percent(cell["borrowed"])
+        table.add_row(*row)
     table.add_section()
-    table.add_row(
-        "all", "", "", "", f"{told['predicted']:,}", *_errors(told), "", *_inside(told), percent(told["borrowed"])
-    )
+    words = "all", f"{told['predicted']:,}"
+    table.add_row(*words, *_errors(told), "", *_inside(told), percent(told["borrowed"]))
     return table
 
 
 def libraries_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table("hardware", "operation", "library", "kind")
+    table = _table("library, operation, kind")
     for head in ("rows", "median", "p90", "bias", "in 90%", "in 50%"):
         table.add_column(head, justify="right", no_wrap=True)
+    gpu = ""
     for row in rows:
-        words = row["gpu"], row["operation"], row["library"], row["kind"], f"{row['rows']:,}"
-        table.add_row(*words, *_errors(row), *_inside(row))
+        gpu = _heading(table, gpu, row["gpu"])
+        name = f"  {row['library']} {row['operation']} {row['kind']}"
+        table.add_row(name, f"{row['rows']:,}", *_errors(row), *_inside(row))
     return table
 
 
+def _heading(table: Table, before: str, gpu: str) -> str:
+    """A line of its own for each GPU."""
+    if gpu != before:
+        table.add_row(Text(gpu, style="bold"))
+    return gpu
+
+
 def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table("farthest off", "operation", "kind", "library")
-    table.add_column("shape")
+    table = _table("farthest off")
+    table.add_column("shape", overflow="fold")
     for head in ("measured us", "forecast us", "error %"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
-        table.add_row(
-            row["gpu"],
-            row["operation"],
-            row["kind"],
-            row["library"],
-            row["shape"],
-            *times,
-            percent(row["error"], "+", 0),
-        )
+        words = Text(f"{row['gpu']} {row['operation']} {row['kind']}\n  {row['library']}")
+        table.add_row(words, row["shape"], *times, percent(row["error"], "+", 0))
     return table
 
 
@@ -170,7 +172,7 @@ def calibrated_page(told: dict[str, Any], out: Path) -> RenderableType:
 def _table(*heads: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in heads:
-        table.add_column(head, style="bold" if head == heads[0] else "", overflow="fold")
+        table.add_column(head, overflow="fold")
     return table
 
 
