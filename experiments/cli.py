@@ -111,6 +111,7 @@ def predict(
     every_round: Annotated[
         bool, typer.Option("--every-round", help="Play every round, also those that are proven to repeat.")
     ] = False,
+    calibration: cli_validate.Calibration = None,
     jobs: Annotated[
         Path | None,
         typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object a line; answers likewise."),
@@ -120,7 +121,11 @@ def predict(
     ] = None,
 ) -> None:
     """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
-    with answering(as_json):
+    with answering(as_json), ExitStack() as stack:
+        if calibration is not None:
+            from simulator.costs.calibration import calibrations_in
+
+            stack.enter_context(calibrations_in(cli_validate.folder(calibration)))
         if jobs is not None:
             if job is not None or plot is not None or trace is not None:
                 raise PlanError("--jobs", "many jobs are forecast without JOB, --plot and --trace", "Leave them out")

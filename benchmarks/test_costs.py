@@ -1,0 +1,52 @@
+"""What a price costs: one piece of work, new or known, and a hundred thousand at once. Run by hand: ``make bench``."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from hardware import load, load_cluster
+from simulator.costs import Costs
+from simulator.costs.calibration import law_of
+from simulator.costs.kernels.sections import SECONDS
+from simulator.mesh import Mesh
+from simulator.ops import Attention, Collective, Gemm, Memory
+
+WORKS = {
+    "gemm": lambda i: Gemm(1024 + i, 2048, 4096),
+    "grouped": lambda i: Gemm(64 + i, 2048, 4096, 8, groups=((8, 64 + i),)),
+    "attention": lambda i: Attention(1, 1024 + i, 1024 + i, 32, 8, 128, 128),
+    "memory": lambda i: Memory("norm", 4096 * (i + 1), 4096 * (i + 1)),
+    "collective": lambda i: Collective("all_reduce", 4096 * (i + 1), ("tp",)),
+}
+
+
+@pytest.fixture
+def costs():
+    return Costs(load_cluster("dgx-h100:1"), Mesh({"tp": 8}))
+
+
+@pytest.mark.parametrize("kind", WORKS)
+def test_new_work(benchmark, costs, kind):
+    number = count()
+    estimate = benchmark.pedantic(
+        costs.estimate, setup=lambda: ((WORKS[kind](next(number)),), {}), rounds=3000, warmup_rounds=20
+    )
+    assert estimate.seconds > 0
+
+
+@pytest.mark.parametrize("kind", WORKS)
+def test_known_work(benchmark, costs, kind):
+    work = WORKS[kind](1)
+    assert benchmark(costs.estimate, work).seconds > 0
+
+
+@pytest.mark.parametrize("section", ["gemm", "attention"])
+def test_many_at_once(benchmark, section):
+    draw, gpu = np.random.default_rng(0), load("gpus", "h100-sxm")
+    sizes = [np.round(2 ** draw.uniform(6, 14, 100_000)) for _ in range(3)]
+    heads = np.full(100_000, 8.0)
+    work = Gemm(*sizes) if section == "gemm" else Attention(sizes[0], sizes[1], sizes[1], heads, heads, 128, 128)
+    law = law_of(gpu, section)[0]
+    seconds, _ = benchmark.pedantic(SECONDS[section], args=(work, gpu, law), rounds=5)
+    assert (seconds > 0).all()
