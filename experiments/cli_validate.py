@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -89,6 +90,8 @@ def _measured(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None,
     files = figure_files(plot, measured.FIGURES) if plot is not None else {}
     answer, held = measured.validated(kind, paths, folder(calibration))
     measured.draw(kind, held, files)
+    if files and not held:
+        typer.echo("meshcast: no row is forecast, so nothing is drawn", err=True)
     if as_json:
         emit(answer)
     else:
@@ -119,12 +122,24 @@ def calibrate(
             raise PlanError("KIND", "there is nothing of this name", nearest(kind, MEASURED), kind)
         paths = [*(data or ()), *(more or ())]
         wanted(paths, kind)
-        check_place(out / "file.yaml" if out.is_dir() else out.resolve(), "--out")
+        writable(out)
         told = measured.calibrated(kind, paths, out, only or (), leave_out)
         if as_json:
             emit(told)
         else:
             show(measured.calibrated_page(told, out))
+        if told["missing"]:
+            typer.echo(f"meshcast: interrupted, not fitted: {', '.join(told['missing'])}", err=True)
+            raise KeyboardInterrupt
+
+
+def writable(out: Path) -> None:
+    """Refuses, before the work, a folder that files cannot be written to."""
+    if out.exists() and not out.is_dir():
+        raise PlanError("--out", "it is no folder", "Name a folder: it is made if it is not there", str(out))
+    if not out.exists() and not out.absolute().parent.is_dir():
+        raise PlanError("--out", f"there is no folder {out.parent}", "Make it, or name a folder in one", str(out))
+    check_place((out if out.is_dir() else out.absolute().parent) / f".meshcast-{os.getpid()}", "--out")
 
 
 def wanted(paths: Sequence[Path], kind: str) -> None:
@@ -134,7 +149,12 @@ def wanted(paths: Sequence[Path], kind: str) -> None:
 
 
 def folder(path: Path | None) -> Path | None:
-    """A folder of calibrations that is there."""
-    if path is not None and not path.is_dir():
+    """A folder of calibrations that is there, and that laws can be made of."""
+    if path is None:
+        return None
+    if not path.is_dir():
         raise PlanError("--calibration", "there is no such folder", "Name the --out of meshcast calibrate", str(path))
+    from simulator.costs.calibration import check
+
+    check(path)
     return path

@@ -7,18 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from experiments.validating import percent, progress
-from hardware.errors import PlanError, nearest
+from hardware.errors import CatalogError, PlanError, nearest
 from simulator.costs.calibration import calibrations_in, forget
 from simulator.costs.calibration.write import write
 from validation import collectives, kernels
+from validation.tables.fitted import FEWEST, Calibrated
 from validation.tables.held import Held
 from validation.tables.summary import summary
+from validation.tables.table import Table as Measured
 
 ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
 
@@ -26,15 +29,19 @@ FIGURES = ("errors", "ratios")
 """What is drawn; the first alone where a file is named."""
 
 
+MOST = 20
+"""Reasons of refusals that are shown."""
+
+
 def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
     """Every row of some tables beside its forecast: the answer, and what figures are drawn of."""
     room = ROOMS[kind]
-    tables = [room.read(path) for path in paths]
+    tables = [_rows_of(kind, path) for path in paths]
     rows: list[dict[str, Any]] = []
     every: list[Held] = []
     with calibrations_in(calibration):
         for table in progress(tables, len(tables), "tables"):
-            held = [room.hold(sample) for sample in table.samples]
+            held = _held(room, table)
             rows += table.answers(held)
             every += held
     refusals: dict[str, int] = {}
@@ -47,25 +54,74 @@ def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tup
     return {"rows": rows, "summary": told}, every
 
 
+def _held(room: Any, table: Measured) -> list[Held]:
+    """The samples of a table beside their forecasts; rows that no calibration can price join the refused ones."""
+    held: list[Held] = []
+    for sample in table.samples:
+        try:
+            held.append(room.hold(sample))
+        except CatalogError as error:
+            table.refused.update(dict.fromkeys(sample.index.tolist(), f"{sample.gpu}: {error.rule}"))
+    return held
+
+
+def _rows_of(kind: str, path: Path) -> Measured:
+    """A table of this kind; one of another kind is called by its name."""
+    try:
+        found: Measured = ROOMS[kind].read(path)
+    except PlanError as error:
+        other = next((one for one in ROOMS if one != kind and _reads(one, path)), None)
+        if other is None:
+            raise
+        rule = f"{kind} are asked for, and this is a table of {other}"
+        raise PlanError("--data", rule, f"Write {other} in place of {kind}", str(path)) from error
+    return found
+
+
+def _reads(kind: str, path: Path) -> bool:
+    try:
+        ROOMS[kind].read(path)
+    except PlanError:
+        return False
+    return True
+
+
 def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str], leave_out: bool) -> dict[str, Any]:
     """Fits and writes the files; what was fitted, and how each library fares."""
     room = ROOMS[kind]
-    tables = [room.read(path) for path in paths]
+    tables = [_rows_of(kind, path) for path in paths]
     names = room.names(tables)
+    if not names:
+        rule = f"no library has {FEWEST} rows that can be fitted"
+        remedy = f"The source of a row names its library; meshcast validate {kind} tells why rows are refused"
+        raise PlanError("--data", rule, remedy, ", ".join(map(str, paths)))
     for name in only:
         if name not in names:
             raise PlanError("--only", "the tables have too few rows of it", nearest(name, names), name)
-    told = []
+    told: list[dict[str, Any]] = []
     wanted = [name for name in names if not only or name in only]
-    out.mkdir(parents=True, exist_ok=True)
-    with calibrations_in(out):  # what was fitted before serves what is fitted next
-        for name in progress(wanted, len(wanted), "fits"):
-            found = room.calibrate(tables, name, leave_out)
-            file = out / f"{name}.yaml"
-            write(file, room.title(name), found.data)
-            forget()
-            told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
-    return {"calibrated": told}
+    out.mkdir(exist_ok=True)
+    try:
+        with np.errstate(all="ignore"), calibrations_in(out):  # what was fitted before serves what is fitted next
+            for name in progress(wanted, len(wanted), "fits"):
+                found = _fitted(kind, tables, name, leave_out)
+                file = out / f"{name}.yaml"
+                write(file, room.title(name), found.data)
+                forget()
+                told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
+    except KeyboardInterrupt:  # files are written whole or not at all: those that are there can be used
+        pass
+    return {"calibrated": told, "missing": wanted[len(told) :]}
+
+
+def _fitted(kind: str, tables: Sequence[Measured], name: str, leave_out: bool) -> Calibrated:
+    """One calibration. Raises PlanError where rows are so far from any law that no fit begins."""
+    try:
+        found: Calibrated = ROOMS[kind].calibrate(tables, name, leave_out)
+    except (ValueError, ArithmeticError) as error:
+        rule = f"no law can be fitted to its rows ({error})"
+        raise PlanError(name, rule, f"meshcast validate {kind} shows which rows lie farthest off") from None
+    return found
 
 
 # --------------------------------------------------------------------------------------------- pages
@@ -145,8 +201,11 @@ def _refusals(told: dict[str, Any]) -> list[RenderableType]:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("refused", justify="right")
     table.add_column("because")
-    for reason, count in told["refusals"].items():
+    refusals = list(told["refusals"].items())
+    for reason, count in refusals[:MOST]:
         table.add_row(f"{count:,}", reason)
+    if rest := [count for _, count in refusals[MOST:]]:
+        table.add_row(f"{sum(rest):,}", f"{len(rest):,} other reasons, which --json names")
     return [Text(), table]
 
 

@@ -52,11 +52,13 @@ def errors(held: Sequence[Held], goals: Goals) -> Figure:
     rows = [
         r for r in every if r["goal"] or ((r["gpu"], r["operation"], r["kind"]) not in aimed and r["class"] == "all")
     ]
-    rows = [row for row in rows if row["rows"] >= SCORED]
+    large = [row for row in rows if row["rows"] >= SCORED]
+    rows = large or rows  # small tables have small cells only
     sheet = Sheet(1.1 + ROW * len(rows))
     told = figures(held)
     head = f"{told['rows']:,} rows, median error {told['median']:.1%}, {told['inside_90']:.0%} in their 90% intervals"
-    key = f"Dot: median, end of the bar: 90th percentile; ticks: goals of both. Cells of at least {SCORED} rows."
+    key = "Dot: median, end of the bar: 90th percentile; ticks: goals of both."
+    key += f" Cells of at least {SCORED} rows." if large else ""
     sheet.head("Forecasts against measured tables", [head, key])
     axes = sheet.axes(LEFT, 0.62, WIDE, ROW * len(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -151,7 +151,7 @@ def test_quantising_is_a_part_of_rows_that_hold_it():
         ["gemm"],
     ]
     cast = parts[1][0]
-    assert isinstance(cast, Memory) and (cast.read, cast.write) == (2 * 4096 * 1024, 4096 * 1024)
+    assert isinstance(cast, Memory) and (cast.read, cast.write) == (4 * 4096 * 1024, 4096 * 1024)
 
 
 def test_layouts_of_training_are_read():

@@ -222,7 +222,7 @@ def test_kernels_tuned_for_another_model() -> None:
         ({"num_tokens": "many"}, "num_tokens"),
         ({"hidden": -1}, "hidden"),
         ({"topk": 129}, "topk"),
-        ({"ep": 3}, "multiples"),
+        ({"ep": 3}, "evenly"),
         ({"gated": 2}, "gated"),
         ({"distribution": "lumpy"}, "lumpy"),
         ({"time_us": 0}, "time_us"),

@@ -19,6 +19,7 @@ from simulator.ops import Collective, Transfer
 from validation.collectives.sample import Sample
 
 COLUMNS = (frozenset({"gpu", "interconnect", "op", "gpus", "nodes", "bytes", "time_us", "source"}),)
+OPTIONAL = frozenset({"algo"})
 
 GPUS = {
     "v100": "v100-sxm2-16",
@@ -85,12 +86,12 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
     refused: dict[int, str] = {}
     for name, least, word in (("gpus", 2, "2"), ("nodes", 1, "1"), ("bytes", 1, "1"), ("time_us", 1e-9, "a time")):
         for row in rows.index[~(rows[name] >= least) | ~np.isfinite(rows[name])]:
-            refused.setdefault(int(row), f"{name} is less than {word}")
+            refused.setdefault(int(row), f"{name} is {rows[name][row]:g}, less than {word}")
     samples: dict[tuple[Any, ...], list[int]] = {}
     for told, own in rows.drop(index=list(refused)).groupby(ROW, sort=False):
         try:
             key = _key(*told)
-        except (ValueError, CatalogError) as error:
+        except (ValueError, OverflowError, CatalogError) as error:
             refused |= dict.fromkeys(map(int, own.index), str(error).partition(". ")[0])
             continue
         samples.setdefault(key, []).extend(map(int, own.index))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hardware.errors import CatalogError
 from simulator.costs.calibration import family, link_law, network_law
 from simulator.costs.collectives.links import Laws, LinkLaw
 from simulator.costs.law import spread
@@ -55,4 +56,8 @@ def hold(sample: Any) -> Held:
         return kernels.hold(sample)
     laws = laws_of(sample)
     bound = least(sample, laws) + np.zeros(len(sample.index))
-    return Held(sample, priced(sample, laws), priced(sample, without=True).seconds, bound)
+    try:
+        borrowed = priced(sample, without=True).seconds
+    except CatalogError:  # no other links have such a section
+        borrowed = np.full(len(sample.index), np.nan)
+    return Held(sample, priced(sample, laws), borrowed, bound)

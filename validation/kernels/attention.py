@@ -18,6 +18,7 @@ PROMPTS = frozenset({"gpu", "batch", "seq", "heads", "kv_heads", "head_dim", "dt
 PASSES = PROMPTS - {"head_dim"} | {"pass", "qk_head_dim", "v_head_dim"}
 COLUMNS = (PROMPTS, PASSES)
 """Columns that tell the two formats."""
+OPTIONAL = frozenset({"pass"})
 
 LIBRARIES = (
     (r"trtllm.*encoder|tensorrt.*encoder", "tensorrt-llm-encoder"),
@@ -66,6 +67,8 @@ TOKENS = 8192
 """Positions of a batch from which on a forward pass is as long as in training."""
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
+TOLD = {"qk": "the width of heads", "v": "the width of values"}
+"""Columns that are called otherwise in tables."""
 PARTS = {"fwd": (False,), "bwd": (True,), "fwd_bwd": (False, True)}
 """The passes that a row timed, and whether they are backward ones."""
 
@@ -75,8 +78,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
     rows = table.reset_index(drop=True).rename(columns={"qk_head_dim": "qk", "v_head_dim": "v"})
     if "head_dim" in rows:
         rows = rows.assign(qk=rows["head_dim"], v=rows["head_dim"])
-    if "pass" not in rows:
-        rows = rows.assign(**{"pass": "fwd"})
+    rows = rows.assign(**{"pass": rows["pass"].replace("", "fwd") if "pass" in rows else "fwd"})
     refused = {at: told for at, row in enumerate(rows.to_dict("records")) if (told := _refusal(row))}
     rows = rows.drop(index=list(refused))
     masks = [TRUTH[str(each).lower()] for each in rows["causal"]]
@@ -117,11 +119,11 @@ def _refusal(row: dict[str, Any]) -> str:
     for name in ("batch", "seq", "heads", "kv_heads", "qk", "v", "time_us"):
         value = pd.to_numeric(row[name], errors="coerce")
         if not 0 < value < np.inf:
-            return f"{name} is {row[name]}, which is no positive number"
+            return f"{TOLD.get(name, name)} is {row[name]}, which is no positive number"
         if name != "time_us" and value != int(value):
-            return f"{name} is {row[name]}, which is no whole number"
+            return f"{TOLD.get(name, name)} is {row[name]}, which is no whole number"
     if int(row["heads"]) % int(row["kv_heads"]):
-        return f"{row['heads']} heads cannot share {row['kv_heads']} heads of keys evenly"
+        return f"{int(row['heads'])} heads cannot share {int(row['kv_heads'])} heads of keys evenly"
     return ""
 
 

@@ -15,6 +15,7 @@ from validation.kernels.sample import GPUS, Sample
 
 COLUMNS = (frozenset({"gpu", "library", "op", "gpus", "tokens_per_rank", "hidden", "topk", "num_experts", "time_us"}),)
 """Columns that tell the format."""
+OPTIONAL = frozenset({"nodes", "sms", "dtype"})
 
 LIBRARIES = (
     (r"deepep.*(normal|high)", "deepep"),
@@ -108,10 +109,10 @@ def _refused(row: dict[str, object]) -> str:
     for name in (*WHOLE, "nodes", "time_us"):
         value = row[name]
         if not (isinstance(value, float) and 0 < value < np.inf and (name == "time_us" or value % 1 == 0)):
-            return f"{name} is not a positive number"
+            return f"{name} is {value}, which is no positive whole number"
     ranks, nodes, topk, experts = (
         int(str(row[name]).split(".")[0]) for name in ("gpus", "nodes", "topk", "num_experts")
     )
     if ranks % nodes or ranks < 2 or topk > experts:
-        return "its ranks, nodes and experts do not go together"
+        return f"{ranks} ranks, {nodes} nodes, {experts} experts and topk {topk} do not go together"
     return ""

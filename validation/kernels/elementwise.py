@@ -86,9 +86,9 @@ def _kernels(table: pd.DataFrame) -> _Rows:
         if op not in WORK:
             refused[at] = f"the operation {op} is not known"
         elif not (read[at] >= 0 and written[at] >= 0 and 0 < read[at] + written[at] < np.inf):
-            refused[at] = "bytes_read and bytes_written are not the bytes of a kernel"
+            refused[at] = f"bytes_read {read[at]:g} and bytes_written {written[at]:g} are not the bytes of a kernel"
         elif not 0 < micro[at] < np.inf:
-            refused[at] = "time_us is no time"
+            refused[at] = f"time_us is {micro[at]:g}, which is no time"
     return _Rows(read, written, micro * 1e-6, refused)
 
 
@@ -100,7 +100,7 @@ def _streams(table: pd.DataFrame) -> _Rows:
         if op not in ARRAYS:
             refused[at] = f"the stream {op} is not known"
         elif not 0 < rate[at] < np.inf:
-            refused[at] = "TBps is no rate"
+            refused[at] = f"TBps is {rate[at] / 1e12:g}, which is no rate"
     with np.errstate(divide="ignore", invalid="ignore"):
         return _Rows(moved[:, 0], moved[:, 1], moved.sum(axis=1) / rate, refused)
 

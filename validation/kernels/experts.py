@@ -26,6 +26,7 @@ BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "
 PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})
 COLUMNS = (BLOCKS, PRODUCTS)
 """Columns that tell the two formats."""
+OPTIONAL = frozenset({"hidden", "inter", "tp", "gated", "n", "k", "accumulate"})
 
 LIBRARIES = (
     (r"fused_moe_triton", "triton"),
@@ -78,7 +79,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
     own: dict[tuple[str, ...], list[int]] = {}
     for at, row in enumerate(table.to_dict("records")):
         if at not in refused:
-            rest = () if blocks else (row["pass"], row["out_dtype"], str(row.get("accumulate", False)))
+            rest = () if blocks else (row["pass"], row["out_dtype"], str(_true(row.get("accumulate"))))
             key = row["gpu"], row["dtype"], library(str(row["source"]), row["dtype"]), *rest
             own.setdefault(key, []).append(at)
     if blocks:
@@ -137,7 +138,7 @@ def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
     """Grouped products of one GPU, library, number format and pass."""
     groups, m, n, k = (rows[name].to_numpy(float) for name in SHAPE)
     first = rows.iloc[0]
-    form, out, accumulate = DTYPES[first["dtype"]], first["out_dtype"], bool(first.get("accumulate", False))
+    form, out, accumulate = DTYPES[first["dtype"]], first["out_dtype"], _true(first.get("accumulate"))
     equal: Any = ((groups, m),)
     if first["pass"] == "wgrad":
         part = Gemm(n, k, m, groups, form, "nt", accumulate, out, "experts", equal)
@@ -157,6 +158,10 @@ def _sample(
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
     gpu, micro = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float)
     return Sample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned)
+
+
+def _true(cell: object) -> bool:
+    return str(cell).lower() == "true"
 
 
 def _results(table: pd.DataFrame) -> list[str]:
@@ -202,9 +207,9 @@ def _refused(table: pd.DataFrame, names: tuple[str, ...]) -> dict[int, str]:
         elif DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
             refused[at] = f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
         elif odd := [n for n in names if n != "gated" and not (row[n] >= 1 and row[n] % 1 == 0)]:
-            refused[at] = f"{', '.join(odd)} must be whole numbers above 0"
+            refused[at] = f"{', '.join(f'{n} = {row[n]:g}' for n in odd)}: must be whole numbers above 0"
         elif not 0 < row["time_us"] < np.inf:
-            refused[at] = "time_us is no time"
+            refused[at] = f"time_us is {row['time_us']:g}, which is no time"
     return refused
 
 
@@ -214,11 +219,12 @@ def _no_blocks(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
         if at in known:
             continue
         if row["gated"] not in (0, 1):
-            refused[at] = "gated is neither 0 nor 1"
+            refused[at] = f"gated is {row['gated']:g}, which is neither 0 nor 1"
         elif row["topk"] > row["num_experts"]:
-            refused[at] = "topk is larger than num_experts"
+            refused[at] = f"topk is {row['topk']:g}, which is more than {row['num_experts']:g} experts"
         elif row["num_experts"] % row["ep"] or row["inter"] % row["tp"]:
-            refused[at] = "num_experts and inter are not whole multiples of ep and tp"
+            shares = f"{row['num_experts']:g} by ep {row['ep']:g}, or inter {row['inter']:g} by tp {row['tp']:g}"
+            refused[at] = f"num_experts cannot be divided evenly: {shares}"
         elif not routing.known(row["distribution"]):
             refused[at] = f"the distribution {row['distribution']} is not known"
     return refused

@@ -98,10 +98,14 @@ def library(source: str, dtype: str) -> str:
 
 
 def _quantised(elements: Any, name: str) -> list[Work]:
-    """The kernels that make an activation of 16 bits one of 8: one scale for all of it needs its maximum first."""
+    """The kernels that make an activation of 16 bits one of 8.
+
+    One scale for all of it needs its maximum first, in a kernel of its own; with one scale for each token (sgl-kernel's
+    per-token quantisation) a kernel walks over every token twice, for the maximum and to cast.
+    """
     wide, narrow = elements * BYTES["bf16"], elements * BYTES["fp8"]
     largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
-    return [*largest, Memory("cast", wide, narrow)]
+    return [*largest, Memory("cast", 2 * wide if name == "sglang-fp8" else wide, narrow)]
 
 
 def _format(dtype: Any) -> str:

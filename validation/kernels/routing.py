@@ -25,11 +25,14 @@ DRAWS = 8192
 """Experts drawn for one answer, in so many routings as they make."""
 ROUTINGS = (16, 128)
 """Least and most of these."""
+STEEPEST = 10.0
+"""Exponents beyond leave nothing to any expert but the first."""
 
 
 def known(distribution: object) -> bool:
     """Whether `loads` knows it."""
-    return distribution == "balanced" or _exponent(distribution) is not None
+    exponent = _exponent(distribution)
+    return distribution == "balanced" or (exponent is not None and exponent <= STEEPEST)
 
 
 def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hardware import gpus
 from simulator.ops import Work
 
 
@@ -39,6 +40,8 @@ class Sample:
 
 
 GPUS = {
+    **{name: name for name in gpus()},
+    **{name.replace("-", "_"): name for name in gpus()},
     "v100": "v100-sxm2-16",
     "a100": "a100-sxm-80",
     "a100_pcie": "a100-pcie-80",
@@ -51,7 +54,7 @@ GPUS = {
     "gb300": "gb300",
     "l40s": "l40s",
 }
-"""Names in the catalog, by the names of tables."""
+"""Names in the catalog, by those of tables: the catalog's own, and shorter ones."""
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
 """Number formats, by the names of tables."""

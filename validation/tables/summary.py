@@ -20,10 +20,10 @@ def summary(held: Sequence[Held], rows: int, goals: Goals) -> dict[str, Any]:
     """All figures. rows: of the tables, refused ones included."""
     priced = sum(len(one.sample.index) for one in held)
     return {
-        "rows": rows,
+        **figures(held),
+        "rows": rows,  # of the tables, not of the figures
         "predicted": priced,
         "refused": rows - priced,
-        **figures(held),
         "impossible": sum(int((one.priced.seconds < one.least * (1 - 1e-9)).sum()) for one in held),
         "cells": cells(held, goals),
         "libraries": libraries(held),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import pandas as pd
 
 from hardware.errors import PlanError
 from validation.tables.held import Z90, Held, Rows
+from validation.tables.sheet import BLANK, Sheet, sheet
 
 SOURCES = {
     "AIC": "ai-dynamo/aiconfigurator @095f58a51c4c, systems/data",
@@ -34,9 +36,15 @@ SOURCES = {
 }
 """Where measurements were published, by the first words of a row's `source`."""
 
+LONGEST = 160
+"""Characters of a reason, which may quote what a row says."""
+
 
 class Reader(Protocol):
-    """A module that reads one or more formats. COLUMNS: of each format those that tell it."""
+    """A module that reads one or more formats.
+
+    COLUMNS: of each format those that tell it. A module may also have OPTIONAL: columns that it reads where there are.
+    """
 
     COLUMNS: tuple[frozenset[str], ...]
 
@@ -59,7 +67,7 @@ class Table:
         if "source" not in self.frame:
             return self.path.name
         told = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
-        return "; ".join(dict.fromkeys(published(one) for one in told))
+        return "; ".join(dict.fromkeys(published(one) for one in told if one)) or self.path.name
 
     def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
         """One answer for each row, in their order. held: the samples beside their forecasts."""
@@ -79,9 +87,11 @@ class Table:
         ]
         for one in held:
             micro, room = one.priced.seconds * 1e6, np.exp(Z90 * one.priced.spread)
-            columns = one.sample.index, micro, micro / room, micro * room, one.errors
-            for at, value, low, high, error in zip(*(column.tolist() for column in columns), strict=True):
+            columns = one.sample.index, micro, micro / room, micro * room, one.errors, one.sample.seconds * 1e6
+            for at, value, low, high, error, took in zip(*(column.tolist() for column in columns), strict=True):
                 told = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
+                # Tables of rates have no times: theirs are what the rates come to.
+                told["measured_us"] = took if measured[at] is None else measured[at]
                 rows[at].update(status="predicted", reason=None, **told)
         return rows
 
@@ -105,15 +115,63 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
 
     Raises PlanError for a file that cannot be read, and for one of no known format.
     """
-    try:
-        frame = pd.read_csv(path)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["damaged"])[0]
-        raise PlanError("--data", f"cannot be read ({reason})", "Name a CSV file with a header", str(path)) from None
-    columns = set(map(str, frame.columns))
-    fitting = [(len(own), i) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
+    told = sheet(path)
+    # A row without a source is nobody's in particular.
+    columns = {*told.columns, "source"}
+    fitting = [(len(own), i, own) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
     if not fitting:
-        known = "; or ".join(", ".join(sorted(own)) for reader in readers for own in reader.COLUMNS)
-        raise PlanError("--data", "no format of measurements has these columns", f"Known are: {known}", str(path))
-    samples, refused = readers[max(fitting)[1]].read(frame)
-    return Table(path, frame, samples, refused)
+        raise PlanError("--data", "no format of measurements has these columns", _nearest(columns, readers), str(path))
+    forms = [(own, readers[i]) for _, i, own in sorted(fitting, key=lambda one: one[:2], reverse=True)]
+    samples: list[Any] = []
+    refused: dict[int, str] = {}
+    for form, rows in _by_form(told, forms).items():
+        found, why = _read(told, *forms[form], np.array(rows, int))
+        samples += found
+        refused |= why
+    frame = told.frame(("source", "time_us"), ())[0]
+    return Table(path, frame, samples, {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()})
+
+
+def _by_form(told: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
+    """The rows of each format that a table has the columns of.
+
+    A row is of the largest format whose columns it fills. One that fills a part of what a larger format has more is not
+    of the smaller one: something is missing in it. Rows of none are left to the largest.
+    """
+    if len(forms) == 1:
+        return {0: list(range(len(told.rows)))}
+    every = frozenset().union(*(own for own, _ in forms))
+    found: dict[int, list[int]] = {}
+    for at, filled in enumerate(told.filled(every)):
+        partly = [form for form, _ in forms if any(form < other and filled & (other - form) for other, _ in forms)]
+        own = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled and form not in partly)
+        found.setdefault(next(own, 0), []).append(at)
+    return found
+
+
+def _read(told: Sheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
+    """Samples and refusals of the rows of one format."""
+    frame, faults = told.frame(own | optional(reader) | {"source"}, own)
+    faults = {at: faults[at] for at in rows.tolist() if at in faults}
+    good = np.array([at for at in rows.tolist() if at not in faults], int)
+    if not len(good):
+        return [], faults
+    given = frame if "source" in frame else frame.assign(source="")
+    samples, refused = reader.read(given.iloc[good])
+    samples = [replace(sample, index=good[sample.index]) for sample in samples]
+    return samples, faults | {int(good[at]): reason for at, reason in refused.items()}
+
+
+def optional(reader: Reader) -> frozenset[str]:
+    """Columns that a reader looks at where a table has them."""
+    return getattr(reader, "OPTIONAL", frozenset())
+
+
+def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:
+    """What the format with the largest part of its columns there still lacks."""
+    known = [own for reader in readers for own in reader.COLUMNS]
+    best = max(known, key=lambda own: len(own & columns) / len(own))
+    listed = ", ".join(sorted(best - columns))
+    if len(best & columns) > len(best) / 2:
+        return f"Nearest is the one of {', '.join(sorted(best))}: add {listed}"
+    return "Known are: " + "; or ".join(", ".join(sorted(own)) for own in known)

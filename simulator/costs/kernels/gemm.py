@@ -49,17 +49,17 @@ STEEP = 6
 
 @dataclass(frozen=True, slots=True)
 class GemmLaw:
-    """Coefficients of `seconds`."""
+    """Coefficients of `seconds`, as libraries of 16-bit products differ in them."""
 
     rate: float = coefficient(
         "share of the peak that a full wave of the widest tiles reaches", 0.2, 1.0, 0.8, "library"
     )
     launch: float = coefficient(
-        "from the end of a kernel to the first useful cycle of the next [s]", 1e-7, 2e-5, 2.5e-6, "library"
+        "from the end of a kernel to the first useful cycle of the next [s]", 1e-7, 2e-5, 2.5e-6
     )
     settle: float = coefficient("what a product may take before the power limit tells [s]", 1e-4, 1e-1, 1e-3, "library")
     sustained: float = coefficient("rate at the power limit against the rate before", 0.3, 1.0, 0.85, "library")
-    between: float = coefficient("products like it between two uses of an activation", 0.5, 20.0, 3.0)
+    between: float = coefficient("products like it between two uses of an activation", 0.5, 20.0, 3.0, "library")
     depth: float = coefficient("filling and draining a tile's pipeline, as more of k [elements]", 1.0, 500.0, 60.0)
     area: float = coefficient("what a step of a tile costs besides, as more of its elements", 0.0, 16000.0, 2000.0)
     rounding: float = coefficient("share of the last, partly filled wave that is paid in full", 0.0, 1.0, 0.5)
@@ -73,6 +73,22 @@ class GemmLaw:
     nt: float = coefficient("rate of the gradient of the weight against the forward product", 0.8, 1.1, 0.96)
     spread: float = 0.0
     spread_short: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8GemmLaw(GemmLaw):
+    """The same law of 8-bit products, whose libraries differ in other things.
+
+    In 16 bits all of them call cuBLAS, and what they keep in the L2 tells them apart. In 8 bits they bring kernels of
+    their own, which start and write their results in different ways.
+    """
+
+    launch: float = coefficient(
+        "from the end of a kernel to the first useful cycle of the next [s]", 1e-7, 2e-5, 2.5e-6, "library"
+    )
+    settle: float = coefficient("what a product may take before the power limit tells [s]", 1e-4, 1e-1, 1e-3)
+    between: float = coefficient("products like it between two uses of an activation", 0.5, 20.0, 3.0)
+    write: float = coefficient("share of the memory's bandwidth that results are written at", 0.3, 4.0, 0.7, "library")
 
 
 def seconds(work: Gemm, gpu: GPU, law: GemmLaw, speed: float = 1.0) -> tuple[Any, Any]:

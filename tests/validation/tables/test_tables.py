@@ -164,3 +164,49 @@ def test_what_is_faster_than_the_hardware_is_counted():
 def test_nothing_at_all():
     got = told.summary([], 3, {})
     assert got["predicted"] == 0 and got["refused"] == 3 and got["median"] is None
+
+
+def test_rows_that_nothing_can_be_read_of_keep_their_place(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text("time_us,size,note\n100,4,\n\n50,many,\n,8,\n20,1e16,\n10,0,\n5,2,a,b\n200,8,\n")
+    table = read(path, [Plain])
+    assert list(table.samples[0].index) == [0, 6] and len(table.frame) == 7
+    said = {1: "'many'", 2: "time_us is missing", 3: "above 1e+15", 4: "at least 1", 5: "4 fields"}
+    assert table.refused.keys() == said.keys() and all(word in table.refused[at] for at, word in said.items())
+    rows = table.answers([held(table.samples[0])])
+    assert [row["line"] for row in rows] == list(range(1, 8)) and rows[2]["measured_us"] is None
+
+
+def test_each_row_goes_to_the_reader_of_its_columns(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text("size,time_us,layout\n4,100,tn\n8,200,\n2,50,\n")
+    table = read(path, [Plain, Finer])
+    assert table.refused == {0: "finer"} and list(table.samples[0].index) == [1, 2]
+
+
+def test_long_reasons_are_cut(tmp_path):
+    path = tmp_path / "kernels.csv"
+    path.write_text(f"size,time_us\n{'long ' * 100},1\n")
+    assert len(read(path, [Plain]).refused[0]) <= 160
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("size\ttime_us\n1\t2\n", "separated by tabs"),
+        ("size,size,time_us\n1,2,3\n", "given twice"),
+        ('size,time_us\n"1,2\n', "line 2"),
+        ("size\n1\n", "no format"),
+        ("time_us,layout,length\n1,2,3\n", "add size"),
+    ],
+)
+def test_what_is_wrong_with_a_whole_file_is_told(tmp_path, text, words):
+    path = tmp_path / "odd.csv"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=words):
+        read(path, [Plain, Finer])
+
+
+def test_rows_of_tables_count_refused_ones(file):
+    got = told.summary([held(sized(4))], 6, {})
+    assert (got["rows"], got["predicted"], got["refused"]) == (6, 4, 2)

@@ -1,0 +1,140 @@
+"""The rows of a CSV file as a reader wants them: columns of numbers and of words, and what is wrong with single rows.
+
+A file that cannot be read as a whole is refused with one message. A row that cannot is kept: it is answered with a
+reason, in its place, like one that no law can price.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from hardware.errors import PlanError, shorten
+
+WORDS = frozenset(
+    {"gpu", "dtype", "out_dtype", "op", "pass", "layout", "accumulate", "causal", "distribution"}
+    | {"library", "interconnect", "algo", "source"}
+)
+"""Columns of words; all others that a format names are numbers."""
+NAMES = ("gpu", "dtype", "out_dtype", "op", "pass")
+"""Words that mean the same in capitals."""
+BLANK = frozenset({"interconnect", "source"})
+"""Columns of a format that a row may leave empty."""
+
+MISSING = ("", "nan")
+"""What cells say nothing with."""
+
+LEAST, MOST = 1e-9, 1e15
+"""Numbers beyond are no sizes and no times, whatever the unit: laws are not asked about them."""
+FEWER = {"num_experts": 4096, "topk": 4096, "gpus": 2**17, "nodes": 2**17}
+"""Columns whose numbers are counted one by one, and must stay smaller."""
+
+
+class Sheet(NamedTuple):
+    """A file as text: its header, and its rows without empty lines."""
+
+    path: Path
+    columns: list[str]
+    rows: list[list[str]]
+
+    def filled(self, columns: Collection[str]) -> list[set[str]]:
+        """Which of these columns each row has something in."""
+        places = [(place, name) for place, name in enumerate(self.columns) if name in columns]
+        return [
+            {name for place, name in places if place < len(row) and row[place].strip().lower() not in MISSING}
+            for row in self.rows
+        ]
+
+    def frame(self, wanted: Collection[str], needed: Collection[str]) -> tuple[pd.DataFrame, dict[int, str]]:
+        """The columns `wanted` of those that are there, and why rows are none, by their numbers from 0.
+
+        needed: columns that a row must fill.
+        """
+        faults: dict[int, str] = {}
+        for at, row in enumerate(self.rows):
+            if len(row) > len(self.columns) and any(cell.strip() for cell in row[len(self.columns) :]):
+                faults[at] = f"the row has {len(row)} fields, the header {len(self.columns)}"
+        found: dict[str, object] = {}
+        for place, name in enumerate(self.columns):
+            if name not in wanted:
+                continue
+            if name in found:
+                raise PlanError("--data", f"the column {name} is given twice", "Keep one of them", str(self.path))
+            cells = [row[place].strip() if place < len(row) else "" for row in self.rows]
+            for at, cell in enumerate(cells):
+                told = "" if name in WORDS and cell else _fault(name, cell, name in needed and name not in BLANK)
+                if told:
+                    faults.setdefault(at, told)
+            if name in WORDS:
+                found[name] = [cell.lower() if name in NAMES else cell for cell in cells]
+            else:
+                found[name] = np.array([_number(cell) for cell in cells], float)
+        return pd.DataFrame(found, index=range(len(self.rows))), faults
+
+
+def _fault(name: str, cell: str, needed: bool) -> str:
+    """What is wrong with a cell, "" if nothing is."""
+    if cell.lower() in MISSING:
+        return f"{name} is missing" if needed else ""
+    value, most = _number(cell), FEWER.get(name, MOST)
+    if math.isnan(value):
+        return f"{name} is {shorten(cell, 40)}, which is no number"
+    if math.isinf(value):
+        return f"{name} is {shorten(cell, 40)}, which is no finite number"
+    if abs(value) > most:
+        return f"{name} is {value:g}: nothing is forecast above {most:g}"
+    if 0 < value < LEAST:
+        return f"{name} is {value:g}: nothing is forecast below {LEAST:g}"
+    return ""
+
+
+def _number(cell: str) -> float:
+    """NaN for what is none."""
+    try:
+        return float(cell) if "_" not in cell else math.nan  # Python reads 1_000, tables do not mean it
+    except ValueError:
+        return math.nan
+
+
+def sheet(path: Path) -> Sheet:
+    """The rows of a .csv or .csv.gz file. Raises PlanError where it is none."""
+    rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        kept = [row for row in rows if row]
+    except csv.Error as error:
+        raise _unread(path, f"line {rows.line_num}: {error}", "Close every quote, and put commas between") from None
+    if not kept:
+        raise _unread(path, "it is empty", "Name a CSV file with a header")
+    columns = [name.strip() for name in kept[0]]
+    for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(columns) == 1 and mark in columns[0]:
+            raise _unread(path, f"its columns are separated by {word}", "Separate them by commas")
+    return Sheet(path, columns, kept[1:])
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz" or content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "damaged"
+        raise _unread(path, reason, "Name a CSV file with a header") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _unread(path, f"line {line} is not UTF-8 text", "Name a .csv or .csv.gz file, saved as UTF-8") from None
+
+
+def _unread(path: Path, reason: str, remedy: str) -> PlanError:
+    return PlanError("--data", f"cannot be read ({reason})", remedy, str(path))
