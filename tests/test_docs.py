@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from experiments.cli import app
 from hardware import cluster, inline, load_cluster, mixed
 from simulator import job, load_job, simulate
 from simulator.costs import RATES
+from simulator.costs.calibration.laws import EVERY
 from simulator.frameworks import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
 from simulator.models import load_model
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.model import MLA, Model, MoE
 from simulator.scheme import find_scheme, scheme_names
+from validation import collectives, kernels
 from validation.published import rows
 from validation.published.answer import answer
 
@@ -111,3 +115,18 @@ def read(cell: str) -> float | bool | str:
 def value(profile: dict[str, Any], field: str) -> Any:
     part, _, key = field.partition(".")
     return profile[part].get(key, 1.0) if key else profile[part]
+
+
+def test_every_format_of_measurements_is_on_the_page_of_calibrations() -> None:
+    text = page("calibration")
+    for reader in (*kernels.READERS, *collectives.READERS):
+        assert all(column in text for columns in reader.COLUMNS for column in columns)
+    assert all(f"`{section}`" in text for section in EVERY)
+
+
+def test_the_commands_of_the_page_of_calibrations_are_there() -> None:
+    commands = re.findall(r"^meshcast (\w+) .*$", page("calibration"), re.MULTILINE)
+    assert {"validate", "calibrate", "predict"} <= set(commands)
+    for line in re.findall(r"^meshcast .*$", page("calibration"), re.MULTILINE):
+        told = CliRunner().invoke(app, [line.split()[1], "--help"], env={"COLUMNS": "200"}).output
+        assert all(option in told for option in re.findall(r"--[a-z-]+", line)), line

@@ -20,7 +20,7 @@ written by hand: what no table of kernels measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,32 +30,19 @@ from pathlib import Path
 from typing import Any
 
 from hardware.cluster import Tier
-from hardware.errors import CatalogError, nearest
+from hardware.errors import CatalogError
 from hardware.gpu import GPU
 from hardware.load import catalog, load, read_yaml
-from simulator.costs.collectives.dispatch import DispatchLaw
-from simulator.costs.collectives.links import LinkLaw, MessageLaw, NetworkLaw, PairLaw, RingLaw
-from simulator.costs.kernels.attention import AttentionLaw
-from simulator.costs.kernels.gemm import Fp8GemmLaw, GemmLaw
-from simulator.costs.kernels.grouped import GroupedLaw
-from simulator.costs.kernels.memory import MemoryLaw
+from simulator.costs.calibration.check import STEPS, check, sound
+from simulator.costs.calibration.laws import LAWS, LINKS, family
+from simulator.costs.collectives.links import LinkLaw, NetworkLaw
 from simulator.costs.law import coefficients
 from simulator.ops import BYTES
 
-LAWS: dict[str, type] = {
-    "memory": MemoryLaw,
-    "gemm": GemmLaw,
-    "gemm-fp8": Fp8GemmLaw,
-    "grouped": GroupedLaw,
-    "attention": AttentionLaw,
-    "dispatch": DispatchLaw,
-    "combine": DispatchLaw,
-    "prepare": DispatchLaw,
-}
-"""The laws of a GPU's kernels, by their sections."""
-
-LINKS: dict[str, type] = {"ring": RingLaw, "pair": PairLaw, "message": MessageLaw}
-"""The laws of links inside an island; that of a network has the section `network`."""
+__all__ = [
+    "LAWS", "LINKS", "StepLaw", "calibrations_in", "check", "family", "forget", "format_of", "law_of", "lenders",
+    "link_law", "names", "network_law", "sections", "step_law",
+]  # fmt: skip
 
 ARCHITECTURES = {
     "volta": ("ampere", "hopper"),
@@ -80,14 +67,6 @@ FAMILIES = {
 """Whose coefficients come next where links of a family have none, the nearest first."""
 PLAIN = ("nvlink3", "nvlink4")
 """The same for links that are not listed: rings alone, no sums in a switch."""
-
-STEPS = "steps"
-"""The file that is written by hand."""
-WIDEST = 300.0
-"""A spread beyond it makes intervals that are no numbers."""
-ROUNDING = 1e-3
-"""Files hold four digits of a value."""
-SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
 
 BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
 """Relative spread that is added (in squares) to borrowed laws. Large GEMMs of one generation miss the next by 3-10 %;
@@ -131,7 +110,7 @@ def sections(name: str) -> dict[str, Any]:
     """The file `name` as data, {} without one; read once."""
     for folder in _FOLDERS:
         if (folder / f"{name}.yaml").is_file():
-            return _sound(folder / f"{name}.yaml")
+            return sound(folder / f"{name}.yaml")
     return shipped(name)
 
 
@@ -140,82 +119,6 @@ def shipped(name: str) -> dict[str, Any]:
     """The file `name` that ships with meshcast as data, {} without one."""
     file: Traversable = resources.files(__name__) / f"{name}.yaml"
     return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
-
-
-def check(folder: Path) -> None:
-    """Refuses a folder of calibrations that laws cannot be made of, or that nothing would ask for."""
-    files = sorted(folder.glob("*.yaml"))
-    if not files:
-        rule = "there is no calibration (*.yaml) in this folder"
-        raise CatalogError("calibration", rule, "Name the --out of meshcast calibrate", str(folder))
-    known = {*catalog("gpus"), *map(family, catalog("links")), STEPS}
-    for file in files:
-        if file.stem not in known:
-            rule = "no GPU and no kind of links has this name"
-            raise CatalogError(str(file), rule, nearest(file.stem, known), file.stem)
-        _sound(file)
-
-
-def _sound(file: Path) -> dict[str, Any]:
-    """The calibration in a file that meshcast does not ship. Raises CatalogError where no laws can be made of it."""
-    read = read_yaml(file, str(file)).data
-    data = {} if read is None else _mapping(read, str(file))
-    for name, given in data.items():
-        where = f"{file} {name}"
-        section = _mapping(given, where)
-        if file.stem == STEPS:
-            entry = _mapping(section.get("sustained"), f"{where}.sustained")
-            for key, most in (("value", 10.0), ("spread", WIDEST)):
-                _number(entry.get(key), 0.0, most, f"{where}.sustained.{key}")
-            continue
-        laws = {**LAWS, **LINKS, "network": NetworkLaw}
-        if name not in laws:
-            raise CatalogError(where, "there is no such section", nearest(str(name), laws), name)
-        parts = {key: _mapping(section.get(key), f"{where}.{key}") for key in ("common", "libraries", "unnamed")}
-        _sound_values(laws[name], parts["common"], f"{where}.common")
-        for key, library in parts["libraries"].items():
-            _sound_values(laws[name], _mapping(library, f"{where}.libraries.{key}"), f"{where}.libraries.{key}")
-            _sound_spreads(library, f"{where}.libraries.{key}")
-            if library.get("format") not in ("fp8", "bf16", "any"):
-                rule = "a format is fp8, bf16 or any"
-                raise CatalogError(f"{where}.libraries.{key}.format", rule, "Write one of them", library.get("format"))
-        if not parts["unnamed"]:
-            raise CatalogError(f"{where}.unnamed", "it names no number format", f"Calibrate again: {SHAPE}")
-        for form, spreads in parts["unnamed"].items():
-            _sound_spreads(_mapping(spreads, f"{where}.unnamed.{form}"), f"{where}.unnamed.{form}")
-    return data
-
-
-def _sound_values(law: type, part: Mapping[str, Any], where: str) -> None:
-    known = coefficients(law)
-    for name, given in _mapping(part.get("coefficients"), f"{where}.coefficients").items():
-        if name not in known:
-            raise CatalogError(f"{where}.coefficients", "there is no such coefficient", nearest(str(name), known), name)
-        place = f"{where}.coefficients.{name}"
-        value = _mapping(given, place).get("value")
-        _number(value, known[name].low, known[name].high, f"{place}.value")
-
-
-def _sound_spreads(part: Mapping[str, Any], where: str) -> None:
-    kinds = _mapping(part.get("kinds", {}), f"{where}.kinds")
-    every = [(where, part), *((f"{where}.kinds.{kind}", own) for kind, own in kinds.items())]
-    for place, own in every:
-        for key in ("spread", "spread_short"):
-            _number(_mapping(own, place).get(key), 0.0, WIDEST, f"{place}.{key}")
-
-
-def _mapping(data: Any, where: str) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise CatalogError(where, "must be a mapping", f"Calibrate again: {SHAPE}", data)
-    return dict(data)
-
-
-def _number(value: Any, low: float, high: float, where: str) -> None:
-    """Refuses what is no number between `low` and `high`, rounding aside."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (plain and low - ROUNDING * abs(low) <= value <= high + ROUNDING * abs(high)):
-        rule = f"must be a number from {low:g} to {high:g}"
-        raise CatalogError(where, rule, "Correct it, or calibrate again", value)
 
 
 @cache
@@ -309,12 +212,6 @@ def _value(data: dict[str, Any], name: str, of: str, form: str) -> float | None:
     if not values:
         return None
     return sum(values) / len(values) if min(values) <= 0 else math.exp(sum(map(math.log, values)) / len(values))
-
-
-def family(kind: str) -> str:
-    """Links of the catalog that share coefficients: nvlink4-h800 and nvlink4, all of PCIe, all of InfiniBand."""
-    word = kind.partition("-")[0]
-    return "pcie" if word.startswith("pcie") else word
 
 
 @cache
