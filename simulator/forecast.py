@@ -82,7 +82,8 @@ def simulate(
     with located(*plan.job.origin):
         costs = shop.costs(plan)
     stages, program = programmed(plan, costs.estimate, shop)
-    return Report(forecast(plan, stages, program, costs.assumed, engine, skip))
+    borrowed = (*costs.assumed, *(costs.of_experts if plan.job.model.moe else ()))
+    return Report(forecast(plan, stages, program, borrowed, engine, skip))
 
 
 def forecast(

@@ -84,7 +84,7 @@ class Attention:
     def bytes(self) -> float:
         queries = self.batch * self.heads * self.q * (self.qk_dim + self.v_dim)
         keys = self.batch * self.kv_heads * self.kv * (self.qk_dim + self.v_dim)
-        return float((queries + keys) * BYTES[self.dtype] * (2 if self.backward else 1))
+        return 1.0 * (queries + keys) * BYTES[self.dtype] * (2 if self.backward else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Memory:
 
     @property
     def bytes(self) -> float:
-        return float(self.read + self.write)
+        return 1.0 * (self.read + self.write)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Costs:
 
     rates: factors of a framework, by the names of `RATES`. alone: kernels as measured one by one, without what a
     long step takes off their rate. kernels: known prices of kernels on this cluster at these rates; new ones are added.
-    assumed: what the calibration had to borrow.
+    assumed: what the calibration had to borrow; of_experts: the same of the products of experts, where there are any.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Costs:
             out if cluster.gpus > cluster.island else "",
         ]
         self.assumed = tuple(filter(None, borrowed))
+        self.of_experts = tuple(filter(None, [law_of(cluster.gpu, "grouped")[1]]))
         self._known: dict[Work, Estimate] = {}
         self._kernels = kernels if kernels is not None else {}
         self._reach: dict[tuple[Any, ...], tuple[Reach, ...]] = {}

@@ -6,6 +6,7 @@ import pytest
 
 from hardware import load
 from hardware.cluster import Tier
+from simulator import simulate
 from simulator.costs.calibration import (
     LAWS,
     LINKS,
@@ -93,6 +94,14 @@ def test_a_library_is_priced_by_its_own_coefficients_and_nobodys_by_the_middle()
         assert law_of(gpu, "gemm", name)[0].rate == rate
     assert min(rates.values()) < law_of(gpu, "gemm")[0].rate < max(rates.values())
     assert law_of(gpu, "gemm", "a program of tomorrow")[0] == law_of(gpu, "gemm")[0]
+
+
+@pytest.mark.parametrize(("gpu", "borrowed"), [("b300-sxm", True), ("b200-sxm", False)])
+def test_a_forecast_says_whose_products_of_experts_it_borrows(gpu, borrowed):
+    cluster = {"gpu": gpu, "gpus": 8, "gpus_per_node": 8}
+    for model, named in (("mixtral-8x7b", borrowed), ("llama3-8b", False)):
+        report = simulate({"model": model, "cluster": cluster, "plan": {"tp": 8}, "batch": {"global": 8}})
+        assert any("grouped" in one for one in report.to_dict()["assumed"]) == named
 
 
 def test_a_file_can_be_left_out():

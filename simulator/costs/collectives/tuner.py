@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hardware.load import catalog, load
+
 QUICK, LINE, WHOLE, SWITCH = "LL", "LL128", "Simple", "NVLS"
 
 
@@ -58,13 +60,25 @@ def generation(kind: str) -> Generation:
     return GENERATIONS.get(kind.partition("-")[0], OTHER)
 
 
-def limits(kind: str, bandwidth: float, members: int, steps: int, host: bool, sums: bool) -> dict[str, float]:
+def nominal(kind: str) -> float:
+    """Rate of one GPU [bytes/s] that NCCL takes links `kind` of the catalog for: that of their generation.
+
+    It is looked up by name, as NCCL does, and not measured: the sizes of changeovers stay where they are on links that
+    are faster or slower than their name says, so that faster links are never slower.
+    """
+    own = next((name for name in (kind.partition("-")[0], kind) if name in catalog("links")), "")
+    return float(load("links", own).bandwidth) if own else math.inf
+
+
+def limits(kind: str, links: float, members: int, steps: int, host: bool, sums: bool) -> dict[str, float]:
     """The size up to which each way is used; 0 for never.
 
-    bandwidth: nominal, of one GPU. host: over PCIe. sums: the switch may form them.
+    links: share of a GPU's links that lead to other members. host: over PCIe. sums: the switch may form them.
     """
-    of = generation(kind)
-    rate, ratio = of.ring * bandwidth, members / steps
+    of, bandwidth = generation(kind), nominal(kind)
+    if math.isinf(bandwidth):  # nobody's table: all ways compete
+        return dict.fromkeys((QUICK, LINE, WHOLE, SWITCH), math.inf)
+    rate, ratio = of.ring * bandwidth * links, members / steps
     step = STEP_HOST if host else STEP
     most = {QUICK: min(of.quick, rate / 2), LINE: 0.92 * rate, WHOLE: rate}
     known = {name: (BASE[name] + steps * step[name], most[name] * ratio) for name in most}

@@ -114,7 +114,7 @@ def _limits(reach: Reach, links: Links, steps: int, sums: bool) -> dict[str, flo
     if reach.islands.number > 1:
         return dict.fromkeys((QUICK, LINE, WHOLE, SWITCH), math.inf)
     tier = links.middle if hosted(reach) else links.up
-    return tuner.limits(tier.kind, tier.bandwidth * reach.links, reach.members, steps, hosted(reach), sums)
+    return tuner.limits(tier.kind, reach.links, reach.members, steps, hosted(reach), sums)
 
 
 def _all_reduce(reach: Reach, links: Links) -> tuple[Way, ...]:

@@ -55,7 +55,8 @@ SUMS = 12
 (FlashAttention-2's dq_accum)."""
 
 LIMITER = 5e-3
-"""How long a kernel may draw more than the power limit before the clock gives way [s]."""
+"""How long a kernel may draw more than the power limit before the clock gives way [s]. Set by hand; other times fit no
+better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from validation.tables.summary import SCORED, cells, figures, grouped
 
 FARTHER = {
     ("gemm", "bf16", "large"): (1.1, 1.5),
-    ("gemm", "bf16", "all"): (1.4, 1.6),
-    ("gemm-fp8", "fp8", "large"): (1.2, 1.35),
+    ("gemm", "bf16", "all"): (1.3, 1.5),
+    ("gemm-fp8", "fp8", "large"): (1.0, 1.35),
     ("gemm-fp8", "fp8-block", "large"): (1.05, 1.25),
     ("gemm", "training", "large"): (1.0, 1.2),
     ("grouped", "experts-bf16", "tuned-4k"): (1.0, 1.35),
@@ -39,8 +39,8 @@ def test_cells_are_near_their_goals(room):
     for cell in scored:
         factors = FARTHER.get((cell["operation"], cell["kind"], cell["class"]), (1.0, 1.0))
         name = cell["gpu"], cell["kind"], cell["class"]
-        assert cell["median"] <= factors[0] * cell["goal"][0] * (2 if cell["gpu"] == "l40s" else 1), name
-        assert cell["p90"] <= factors[1] * cell["goal"][1] * (2 if cell["gpu"] == "l40s" else 1), name
+        assert cell["median"] <= factors[0] * cell["goal"][0], name
+        assert cell["p90"] <= factors[1] * cell["goal"][1], name
     assert sum(cell["met"] for cell in scored) >= 0.6 * len(scored)
 
 
