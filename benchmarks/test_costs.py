@@ -8,6 +8,8 @@ import pytest
 from hardware import load, load_cluster
 from simulator.costs import Costs
 from simulator.costs.calibration import law_of
+from simulator.costs.collectives import dispatch
+from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.kernels.sections import SECONDS
 from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm, Memory
@@ -39,6 +41,16 @@ def test_new_work(benchmark, costs, kind):
 def test_known_work(benchmark, costs, kind):
     work = WORKS[kind](1)
     assert benchmark(costs.estimate, work).seconds > 0
+
+
+def test_dispatch(benchmark):
+    gpu, link, port = load("gpus", "h100-sxm"), load("links", "nvlink4"), load("links", "infiniband-ndr")
+    law, number = law_of(gpu, "dispatch")[0], count(1)
+
+    def new():
+        return (Dispatch("dispatch", next(number), 7168, 8, 256, 64, 8), gpu, link, port, law), {}
+
+    assert benchmark.pedantic(dispatch.price, setup=new, rounds=3000).seconds > 0
 
 
 @pytest.mark.parametrize("section", ["gemm", "attention"])

@@ -1,6 +1,5 @@
 """Kernels: never faster than the hardware, near what is known, and cheap to price."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -140,15 +139,6 @@ def test_every_gpu_of_the_catalog_can_be_priced(name):
 def test_equal_work_is_priced_once():
     costs = costs_of()
     assert costs.estimate(Gemm(64, 64, 64)) is costs.estimate(Gemm(64, 64, 64))
-
-
-def test_pricing_takes_microseconds():
-    costs = costs_of()
-    works = [Gemm(1024 + i, 2048, 4096) for i in range(2000)]
-    begin = time.perf_counter()
-    for work in works:
-        costs.estimate(work)
-    assert (time.perf_counter() - begin) / len(works) < 100e-6  # 10 us on an idle machine
 
 
 def test_ideal_costs():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,13 +62,6 @@ def test_many_kernels_as_one():
         one = [memory.seconds(Memory(what, r, w), H100, MIDDLE) for r, w in zip(read, write, strict=True)]
         assert many == pytest.approx([seconds for seconds, _ in one], rel=1e-12)
         assert {launch} == {own for _, own in one}
-
-
-def test_a_price_takes_few_microseconds():
-    begin = time.perf_counter()
-    for n in range(1000):
-        memory.price(Memory("norm", n + 1, n + 1), H100, MIDDLE)
-    assert time.perf_counter() - begin < 0.02
 
 
 def test_launch_is_all_that_a_tiny_kernel_takes():
