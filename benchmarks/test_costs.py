@@ -10,7 +10,7 @@ from simulator.costs import Costs
 from simulator.costs.calibration import law_of
 from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch
-from simulator.costs.kernels.sections import SECONDS
+from simulator.costs.kernels.sections import SECTIONS
 from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm, Memory
 
@@ -60,5 +60,5 @@ def test_many_at_once(benchmark, section):
     heads = np.full(100_000, 8.0)
     work = Gemm(*sizes) if section == "gemm" else Attention(sizes[0], sizes[1], sizes[1], heads, heads, 128, 128)
     law = law_of(gpu, section)[0]
-    seconds, _ = benchmark.pedantic(SECONDS[section], args=(work, gpu, law), rounds=5)
+    seconds, _ = benchmark.pedantic(SECTIONS[section].seconds, args=(work, gpu, law), rounds=5)
     assert (seconds > 0).all()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from experiments import cli_validate
+from experiments import cli_measure, cli_validate
 from experiments.console import (
     INTERRUPTED,
     TOO_LARGE,
@@ -306,7 +306,7 @@ def plot(
 
 @app.command()
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published]")] = "job",
+    kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published|measurement]")] = "job",
 ) -> None:
     """Print the JSON Schema of a job, or of one of its parts, for editors and programs."""
     with answering():
@@ -372,10 +372,12 @@ def scale(
             show(page(found))
 
 
-# ------------------------------------------------------------------------------- validate, calibrate
+# ------------------------------------------------------------- validate, calibrate, measure, import
 
 app.command()(cli_validate.validate)
 app.command()(cli_validate.calibrate)
+app.command()(cli_measure.measure)
+app.command("import")(cli_measure.import_)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,9 @@ from experiments.console import AsJson, answering, check_place, emit, figure_fil
 from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
-KINDS = ("pipeline", "published", *MEASURED)
-LATER = ("stages", "distributed", "claims")
+FILES = ("stages", "distributed", "trace")
+KINDS = ("pipeline", "published", *MEASURED, *FILES)
+LATER = ("claims",)
 """Kinds of validation that have a contract and no code yet."""
 
 Data = Annotated[
@@ -29,7 +31,7 @@ Calibration = Annotated[
 
 
 def validate(
-    kind: Annotated[str, typer.Argument(metavar="{pipeline|published|kernels|collectives}")],
+    kind: Annotated[str, typer.Argument(metavar="{pipeline|published|kernels|collectives|stages|distributed|trace}")],
     more: More = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -41,8 +43,9 @@ def validate(
         int | None, typer.Option("--jobs", metavar="N", min=1, help="Processes; one for each core if not given.")
     ] = None,
     calibration: Calibration = None,
+    job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="trace: the job that was traced.")] = None,
 ) -> None:
-    """Hold forecasts against what is known: schedules, published runs, tables of measured kernels and collectives."""
+    """Hold forecasts against what is known: schedules, published runs, tables of kernels, what was measured here."""
     with answering(as_json):
         from experiments import validating as held
         from experiments.page import show
@@ -54,8 +57,10 @@ def validate(
         if kind not in KINDS:
             raise PlanError("KIND", "there is nothing of this name", nearest(kind, KINDS), kind)
         paths = [*(data or ()), *(more or ())]
-        options = {"--plot": plot, "--jobs": workers, "--calibration": calibration}
-        taken = {"pipeline": (), "published": ("--plot", "--jobs")}.get(kind, ("--plot", "--calibration"))
+        options = {"--plot": plot, "--jobs": workers, "--calibration": calibration, "--job": job}
+        recorded = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
+        known = {"pipeline": (), "published": ("--plot", "--jobs"), "trace": ("--plot", "--calibration", "--job")}
+        taken = ("--plot",) if recorded else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:
                 raise PlanError(option, f"validating {kind} takes no such option", "Leave it out", str(given))
@@ -65,6 +70,12 @@ def validate(
                 emit(answer)
             else:
                 show(table)
+            return
+        if recorded:
+            _recorded(kind, paths, as_json, plot)
+            return
+        if kind == "trace":
+            _trace(paths, job, as_json, plot, calibration)
             return
         if kind in MEASURED:
             _measured(kind, paths, as_json, plot, calibration)
@@ -79,6 +90,49 @@ def validate(
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
+
+
+def _json(paths: Sequence[Path]) -> bool:
+    """Whether these are measurement files, not tables. Refuses a mixture."""
+    found = [path.suffix == ".json" for path in paths]
+    if any(found) and not all(found):
+        other = paths[found.index(False)]
+        raise PlanError("--data", "tables and measurement files are held apart", "Name one kind at a time", str(other))
+    return bool(found) and found[0]
+
+
+def _recorded(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None) -> None:
+    """Measurement files of ``meshcast measure``."""
+    from experiments import measurements
+    from experiments.page import show
+
+    if not paths:
+        remedy = f"Name files of meshcast measure {kind}: --data measured.json"
+        raise PlanError("--data", f"{kind} need measurement files", remedy)
+    files = figure_files(plot, measurements.FIGURES) if plot is not None else {}
+    answer = measurements.validated(kind, paths)
+    measurements.draw(answer, files)
+    if as_json:
+        emit(answer)
+    else:
+        show(measurements.page(answer))
+
+
+def _trace(paths: Sequence[Path], job: Path | None, as_json: bool, plot: str | None, calibration: Path | None) -> None:
+    """A real trace beside the simulated one of the same step."""
+    from experiments import tracing
+    from experiments.page import show
+
+    if len(paths) != 1 or job is None:
+        rule = "one trace is compared with the job that ran"
+        raise PlanError("validate trace", rule, "Write meshcast validate trace TRACE --job JOB")
+    files = figure_files(plot, tracing.FIGURES) if plot is not None else {}
+    found = tracing.compared(paths[0], job, folder(calibration))
+    tracing.draw(found, files)
+    if as_json:
+        emit(found.to_dict())
+    else:
+        show(tracing.page(found))
 
 
 def _measured(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, calibration: Path | None) -> None:
@@ -99,7 +153,7 @@ def _measured(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None,
 
 
 def calibrate(
-    kind: Annotated[str, typer.Argument(metavar="{kernels|collectives}")],
+    kind: Annotated[str | None, typer.Argument(metavar="[kernels|collectives]")] = None,
     more: More = None,
     data: Data = None,
     out: Annotated[
@@ -111,13 +165,33 @@ def calibrate(
     leave_out: Annotated[
         bool, typer.Option("--leave-out/--no-leave-out", help="Also fit without each library, and tell how it fares.")
     ] = True,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="{cpu|cuda}", help="Measure this machine instead of tables.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", metavar="N", min=1, help="--device: that collectives run among; 1: none.")
+    ] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the coefficients of GPUs or links to tables of measurements, and write them as YAML."""
+    """Fit the coefficients of GPUs or links to tables of measurements, or to this machine, and write them as YAML."""
     with answering(as_json):
         from experiments import measured
         from experiments.page import show
 
+        if device is not None:
+            if kind is not None or data or more or only:
+                rule = "this machine is calibrated by what it measures itself"
+                raise PlanError("--device", rule, "Leave out KIND, --data and --only, or --device", device)
+            needs_torch()
+            writable(out)
+            told = measured.on_device(device, out, processes)
+            if as_json:
+                emit(told)
+            else:
+                show(measured.device_page(told, out))
+            return
+        if kind is None:
+            raise PlanError("KIND", "it is needed without --device", f"Write {' or '.join(MEASURED)}")
         if kind not in MEASURED:
             raise PlanError("KIND", "there is nothing of this name", nearest(kind, MEASURED), kind)
         paths = [*(data or ()), *(more or ())]
@@ -146,6 +220,13 @@ def wanted(paths: Sequence[Path], kind: str) -> None:
     """Refuses to work on nothing."""
     if not paths:
         raise PlanError("--data", f"{kind} need tables of measurements", "Name CSV files: --data gemm_h100.csv.gz")
+
+
+def needs_torch() -> None:
+    """Refuses real work without torch."""
+    if find_spec("torch") is None:
+        rule = "torch is not installed, and real work needs it"
+        raise PlanError("torch", rule, "Install it: pip install 'meshcast[torch]'")
 
 
 def folder(path: Path | None) -> Path | None:

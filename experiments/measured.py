@@ -253,3 +253,29 @@ def draw(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
     for name, path in files.items():
         path.parent.mkdir(exist_ok=True)
         figures[name](held, ROOMS[kind].GOALS, path)
+
+
+# --------------------------------------------------------------------------------------- this machine
+
+
+def on_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
+    """Measures this machine, fits and writes: see validation.devices."""
+    from validation.devices.calibrate import calibrate
+
+    return calibrate(kind, out, processes, progress)
+
+
+def device_page(told: dict[str, Any], out: Path) -> RenderableType:
+    """How far the fixed set lies from its own laws, the files, and how to use them."""
+    table = _table("measured and fitted")
+    for head in ("rows", "median", "p90"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in told["libraries"]:
+        table.add_row(
+            f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(percent, (one["median"], one["p90"]))
+        )
+    used = f"meshcast predict JOB --calibration {out}"
+    if told["device"]:
+        used += f", with cluster: {{gpu: {told['device']}, gpus: ...}}"
+    lines = [Text(), Text(f"written   {', '.join(told['files'])}"), Text(f"use       {used}")]
+    return Group(Text(told["title"], "bold"), table, *lines)

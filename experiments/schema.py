@@ -26,12 +26,13 @@ from simulator.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, 
 from simulator.models import ALIASES, presets
 from simulator.models.model import MLA, UNDESCRIBED, Model, MoE
 from simulator.scheme import find_scheme, scheme_names
+from validation.measurement import Measurement
 from validation.published.rows import Row
 
 Schema = dict[str, Any]
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-KINDS = ("job", "sweep", "cluster", "model", "framework", "published")
+KINDS = ("job", "sweep", "cluster", "model", "framework", "published", "measurement")
 
 HABITS = (Framework, Overlap, Bucket, LossHabit, MemoryHabit)
 SHAPES = (Model, MLA, MoE)
@@ -49,6 +50,14 @@ JOB = (
     *SHAPES,
 )
 CLUSTERS = (Cluster, ByGPU, ByGroups)
+FILES: dict[str, tuple[type[BaseModel], str]] = {
+    "published": (Row, "A published run; null or a missing key: not told."),
+    "measurement": (
+        Measurement,
+        "What was measured beside what was forecast before; times in seconds, memory in bytes.",
+    ),
+}
+"""What stands in files of its own."""
 
 
 class Generator(GenerateJsonSchema):
@@ -59,15 +68,17 @@ class Generator(GenerateJsonSchema):
 
 
 def schema(kind: str) -> Schema:
-    """The schema of a job, a sweep, the cluster, model or framework in a job, or a line of a file of published runs.
+    """The schema of a job, a sweep, the cluster, model or framework in a job, a line of a file of published runs, or a
+    measurement file.
 
     Raises PlanError for another `kind`.
     """
     if kind not in KINDS:
         raise PlanError("KIND", "there is no schema of this name", nearest(kind, KINDS), kind)
-    if kind == "published":
-        made = Row.model_json_schema(schema_generator=Generator)
-        defs, made = made.pop("$defs"), made | {"description": "A published run; null or a missing key: not told."}
+    if kind in FILES:
+        model, told = FILES[kind]
+        made = model.model_json_schema(schema_generator=Generator)
+        defs, made = made.pop("$defs"), made | {"description": told}
     else:
         defs = definitions()
         made = defs.pop(kind)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
@@ -164,6 +165,10 @@ def described(kind: str) -> Callable[[type[Model]], type[Model]]:
     return register
 
 
+FILES = (".yaml", ".yml")
+"""How a name ends that is a file's."""
+
+
 @cache
 def catalog(kind: str) -> tuple[str, ...]:
     """Names of what the catalog holds of `kind` (gpus, links, nodes, clusters), sorted."""
@@ -173,7 +178,12 @@ def catalog(kind: str) -> tuple[str, ...]:
 
 @cache
 def load(kind: str, name: str) -> Any:
-    """The catalog's GPU, Link, Node or Cluster called `name`; read and checked once."""
+    """The catalog's GPU, Link, Node or Cluster called `name`, or that of the file `name` (``.yaml``); read and checked
+    once."""
+    if name.endswith(FILES):
+        data, text, where = read_yaml(Path(name))
+        named = {"name": Path(name).stem, **data} if isinstance(data, dict) else data
+        return validated(_MODELS[kind], named, where, text=text)
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     file = resources.files("hardware") / "catalog" / kind / f"{name}.yaml"
@@ -184,12 +194,13 @@ def load(kind: str, name: str) -> Any:
 
 
 def by_name(kind: str, model: type[BaseModel]) -> BeforeValidator:
-    """Validator of a field that may hold a catalog name in place of the description itself, a `model`."""
+    """Validator of a field that may hold a catalog name, or the path of a file like those of the catalog, in place of
+    the description itself, a `model`."""
 
     def read(raw: Any) -> Any:
         if not isinstance(raw, str):
             return raw
-        if raw not in catalog(kind):
+        if raw not in catalog(kind) and not raw.endswith(FILES):
             raise ValueError(f"not in the catalog of {kind}. {nearest(raw, catalog(kind))}")
         return load(kind, raw)
 

@@ -111,7 +111,8 @@ def programmed(plan: Plan, price: Price, workshop: Workshop | None = None) -> tu
 
 def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[Fragment]]:
     """Every virtual stage, equal ones once, and the update of every device. known: units that were lowered before."""
-    lowering = Lowering(plan.mesh, plan.schemes, plan.job.framework.regather, known)
+    habits = plan.job.framework
+    lowering = Lowering(plan.mesh, plan.schemes, habits.regather, known, habits.fused_gradients)
     last = plan.shape.stages - 1
     ends = _ends(plan)
     made: dict[Hashable, Chain] = {}

@@ -39,6 +39,10 @@ class Embedding(Leaf):
         # Rows are added to an fp32 gradient: read the incoming gradient, read and write four bytes an element.
         return [Memory("embedding", at.bytes(*self.outs) + 4 * at.size(*self.outs), 4 * at.size(*self.outs))]
 
+    def aside(self, at: Local) -> list[Work]:
+        # A gradient of all rows, set to zero first.
+        return [Memory("zero-grad", 0, at.bytes(*self.weights))]
+
     @property
     def reads_for_weights(self) -> tuple[Tensor, ...]:
         return self.ins
@@ -77,10 +81,15 @@ class Norm(Leaf):
     """Layer or RMS norm over h; the weight gradients come out of the same backward kernel."""
 
     def forward(self, at: Local) -> list[Work]:
-        return [Memory("norm", at.bytes(*self.ins), at.bytes(*self.outs))]
+        return [Memory(self._what, at.bytes(*self.ins), at.bytes(*self.outs))]
 
     def backward_inputs(self, at: Local) -> list[Work]:
-        return [Memory("norm", 2 * at.bytes(*self.ins), at.bytes(*self.ins))]
+        return [Memory(self._what, 2 * at.bytes(*self.ins), at.bytes(*self.ins), backward=True)]
+
+    @property
+    def _what(self) -> str:
+        """RMS norms have no shift."""
+        return "norm" if any(one.name.endswith("bias") for one in self.weights) else "rms-norm"
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -292,11 +301,15 @@ class CoreAttention(Leaf):
 class Activation(Leaf):
     """GELU of one input, or the gated product of two."""
 
+    @property
+    def _what(self) -> str:
+        return "gelu" if len(self.ins) == 1 else "activation"
+
     def forward(self, at: Local) -> list[Work]:
-        return [Memory("activation", at.bytes(*self.ins), at.bytes(*self.outs))]
+        return [Memory(self._what, at.bytes(*self.ins), at.bytes(*self.outs))]
 
     def backward_inputs(self, at: Local) -> list[Work]:
-        return [Memory("activation", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins))]
+        return [Memory(self._what, at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
 
     @property
     def reads(self) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
+from simulator.aside import make_aside
 from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
 from simulator.leaves import Boundary, Cast, CoreAttention, Embedding, Linear, Residual
 from simulator.mesh import Mesh
@@ -32,16 +33,29 @@ class Lowering:
     """Lowers the sites of one stage, or the update of one device, under the `schemes` of a plan (outermost first).
 
     regather: inputs of linears that arrived by an all-gather are kept as shards and gathered again for the weight
-    gradient. known: units that were lowered before, for this plan or another; new ones are added.
+    gradient. known: units that were lowered before, for this plan or another; new ones are added. fused: weight
+    gradients are added to those that persist where they are made.
     """
 
     def __init__(
-        self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False, known: Known | None = None
+        self,
+        mesh: Mesh,
+        schemes: Sequence[Scheme],
+        regather: bool = False,
+        known: Known | None = None,
+        fused: bool = True,
     ) -> None:
-        self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
+        self.mesh, self.schemes, self.regather, self.fused = mesh, tuple(schemes), regather, fused
         self._known: Known = known if known is not None else {}
         turns = tuple(self.in_turn(view) for view in mesh.views)
-        self._alike = (regather, tuple(mesh.axes), tuple(mesh.views), turns, *(scheme.alike for scheme in schemes))
+        self._alike = (
+            regather,
+            fused,
+            tuple(mesh.axes),
+            tuple(mesh.views),
+            turns,
+            *(scheme.alike for scheme in schemes),
+        )
         self.producer: dict[str, tuple[Tensor, Leaf]] = {}
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
@@ -217,6 +231,9 @@ class Lowering:
                 Param(weight.name, size, total, partial, ready, end, tied, self._copies(weight, at), view)
             )
         frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
+        if not self.fused and frag.params:
+            kept = (param for param in frag.params if self.mesh.size(rests(self.schemes, "gradients", param)) == 1)
+            make_aside(frag, leaf, at, weights, sum(param.size for param in kept))
         return frag
 
     def _copies(self, weight: Tensor, at: Local) -> tuple[tuple[str, ...], int] | None:
@@ -464,34 +481,3 @@ def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
 def rests(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
     """All axes over which `state` of a parameter is cut while it rests."""
     return tuple(axis for scheme in schemes for axis in scheme.rests(state, param))
-
-
-def recompute(site: Site, inner: Inner) -> Fragment:
-    """`site` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
-
-    Kept are the tensors that come in from outside; all that is made inside lives within one pass.
-    """
-    first, again = inner(site), inner(site)
-    gradient = list(again.grad_entry.values())
-    for mark in again.entry.values():
-        mark.after += gradient
-    for op in again.forward:
-        op.phase, op.name = "R", f"re {op.name}"
-    before, anew = set(map(id, first.forward)), set(map(id, again.forward))
-    inside = {t.key for t in again.touches if t.made and id(t.op) in anew}
-    touches = [t for t in first.touches if id(t.op) in before]
-    touches += [
-        Touch(f"{t.key}~" if t.key in inside else t.key, t.nbytes, t.op, t.made, t.category) for t in again.touches
-    ]
-    for param, other in zip(again.params, first.params, strict=True):
-        param.used = other.used
-    return Fragment(
-        forward=first.forward,
-        backward=[*again.forward, *again.backward],
-        entry=first.entry,
-        exit=first.exit,
-        grad_entry=again.grad_entry,
-        grad_exit=again.grad_exit,
-        params=again.params,
-        touches=touches,
-    )

@@ -91,13 +91,14 @@ class Attention:
 class Memory:
     """A kernel bound by memory traffic: `read` and `write` bytes, FLOPs not worth counting.
 
-    what: norm, residual, activation, rope, embedding, softmax, dropout, cross-entropy, add, concat, cast, router,
-    permute, grad-norm, adam, zero-grad.
+    what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
+    add, concat, cast, router, permute, grad-norm, adam, zero-grad. backward: of a backward pass, where both have one.
     """
 
     what: str
     read: int
     write: int
+    backward: bool = False
 
     flops = 0.0
 

@@ -194,6 +194,10 @@ class Leaf(Site):
     def backward_weights(self, at: Local) -> list[Work]:
         return []
 
+    def aside(self, at: Local) -> list[Work]:
+        """What weight gradients cost besides, where they are made in tensors of their own."""
+        return []
+
     @property
     def reads(self) -> tuple[Tensor, ...]:
         return ()

@@ -35,7 +35,7 @@ class Room:
 SECONDS = ("simulator.costs", "simulator.engine", "simulator.report", "simulator.bridges")
 UNDER_SCHEMES = tuple(
     "simulator." + name
-    for name in ("sites", "leaves", "ops", "layout", "mesh", "scheme", "schedule", "lowering", "sharding")
+    for name in ("sites", "leaves", "ops", "layout", "mesh", "scheme", "schedule", "lowering", "recompute", "sharding")
 )
 MACHINERY = Room(
     allowed=("hardware", "simulator"),

@@ -21,8 +21,7 @@ from simulator.costs.calibration import law_of, link_law, network_law, step_law
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels import attention, gemm, grouped, memory
-from simulator.costs.kernels.sections import section_of
+from simulator.costs.kernels.sections import SECTIONS, of_gpu, section_of
 from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 
@@ -74,21 +73,23 @@ class Costs:
         (host, over), (outer, out) = link_law(cluster.host), network_law(cluster.scale_out)
         self.links = Links(cluster, Laws(inner, host, outer), self.rates["communication"])
         borrowed = [
-            *dict.fromkeys(law_of(cluster.gpu, section)[1] for section in ("gemm", "attention", "memory")),
+            *dict.fromkeys(
+                law_of(cluster.gpu, section)[1] for section in self._sections("gemm", "attention", "memory")
+            ),
             up if cluster.scale_up_domain > 1 else "",
             over if cluster.over_host else "",
             out if cluster.gpus > cluster.island else "",
         ]
         self.assumed = tuple(filter(None, borrowed))
-        self.of_experts = tuple(filter(None, [law_of(cluster.gpu, "grouped")[1]]))
+        self.of_experts = tuple(filter(None, (law_of(cluster.gpu, one)[1] for one in self._sections("grouped"))))
         self._known: dict[Work, Estimate] = {}
         self._kernels = kernels if kernels is not None else {}
         self._reach: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._first: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
-            Gemm: self._gemm,
-            Attention: self._attention,
-            Memory: self._memory,
+            Gemm: self._kernel(self._speed),
+            Attention: self._kernel(self._speed * self.rates["attention"]),
+            Memory: self._kernel(self.rates["memory_bound"]),
             Collective: self._collective,
             Transfer: self._transfer,
         }
@@ -102,22 +103,20 @@ class Costs:
             known = prices[work] = self._price[type(work)](work)
         return known
 
-    def _gemm(self, work: Gemm) -> Estimate:
+    def _kernel(self, factor: float) -> Callable[[Any], Estimate]:
+        """What prices kernels at a rate (those bound by memory: a traffic) of `factor` against the calibrated one."""
         gpu = self.cluster.gpu
-        price, section = grouped.price if work.groups else gemm.price, section_of(work)
-        return price(work, gpu, self._law(section, work.dtype), self._speed)
 
-    def _attention(self, work: Attention) -> Estimate:
-        gpu, speed = self.cluster.gpu, self._speed * self.rates["attention"]
-        return attention.price(work, gpu, attention.training(self._law("attention", work.dtype)), speed)
+        def price(work: Any) -> Estimate:
+            name = section_of(work, gpu)
+            section, whose = SECTIONS[name], TRAINING.get((name, gpu.architecture), "")
+            law = section.training(law_of(gpu, name, whose, getattr(work, "dtype", "bf16"))[0])
+            return section.price(work, gpu, law, factor)
 
-    def _memory(self, work: Memory) -> Estimate:
-        law = memory.fused(self._law("memory", "bf16"))
-        return memory.price(work, self.cluster.gpu, law, self.rates["memory_bound"])
+        return price
 
-    def _law(self, section: str, dtype: str) -> Any:
-        gpu = self.cluster.gpu
-        return law_of(gpu, section, TRAINING.get((section, gpu.architecture), ""), dtype)[0]
+    def _sections(self, *names: str) -> list[str]:
+        return [of_gpu(name, self.cluster.gpu) for name in names]
 
     def _collective(self, work: Collective) -> Estimate:
         group = work.axes, work.members

@@ -76,6 +76,8 @@ class Framework(Part):
     moments: Format
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel without scores in memory."""
+    fused_gradients: bool
+    """Weight gradients are added to those that persist by the kernels that make them; otherwise they are made aside."""
     regather: bool
     """Gathered inputs of linears are kept as shards, and gathered again for the weight gradient."""
     vocab_multiple: int = Field(ge=1)

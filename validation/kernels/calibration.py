@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hardware import load
 from simulator.costs.calibration import LAWS, calibrations_in, format_of
 from simulator.costs.calibration.fit import Fit, fit
 from simulator.costs.calibration.write import section, write
@@ -18,7 +19,10 @@ from validation.kernels.sample import Sample
 from validation.tables.fitted import FEWEST, Calibrated, Known, errors, plain_spreads, spreads_of
 from validation.tables.table import Table
 
-ORDER = ("memory", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare")
+ORDER = (
+    *("memory", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare"),
+    *("cpu-memory", "cpu-gemm", "cpu-attention"),
+)
 """Sections in the order of fits: casts and copies are parts of what comes later."""
 
 NOTHING = {"spread": 0.0, "spread_short": 0.0}
@@ -59,7 +63,7 @@ def _fitting(tables: Sequence[Table], gpu: str, name: str) -> list[tuple[Sample,
 def _standing(gpu: str, data: dict[str, Any]) -> Iterator[None]:
     """While it lasts, `data` is the calibration of `gpu`."""
     with TemporaryDirectory() as folder:
-        write(Path(folder) / f"{gpu}.yaml", gpu, data)
+        write(Path(folder) / f"{load('gpus', gpu).name}.yaml", gpu, data)
         with calibrations_in(Path(folder)):
             yield
 

@@ -88,7 +88,8 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> Sample:
             parts += _quantised(m * k, same.library)
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
     every, seconds = (*parts, product), micro * 1e-6
-    return Sample(section_of(product), GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
+    section = section_of(product, load("gpus", GPUS[same.gpu]))
+    return Sample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
 
 
 def library(source: str, dtype: str) -> str:

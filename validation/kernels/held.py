@@ -31,7 +31,7 @@ def priced(sample: Sample, without: str = "", library: str | None = None) -> Pri
 def pricing(sample: Sample, without: str = "", library: str | None = None) -> Callable[[Any], Priced]:
     """The forecasts of a sample by the law of its operation, which is still open."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
-    parts = [(part, _section_of(part)) for part in sample.parts]
+    parts = [(part, _section_of(part, gpu)) for part in sample.parts]
     own = [part for part, section in parts if section == sample.operation]
     rest = [
         _seconds(part, gpu, _law(sample, section, without, library))
@@ -48,14 +48,14 @@ def pricing(sample: Sample, without: str = "", library: str | None = None) -> Ca
     return by
 
 
-def _section_of(part: Any) -> str:
-    return part.operation if isinstance(part, Dispatch) else sections.section_of(part)
+def _section_of(part: Any, gpu: Any) -> str:
+    return part.operation if isinstance(part, Dispatch) else sections.section_of(part, gpu)
 
 
 def _seconds(part: Any, gpu: Any, law: Any) -> tuple[Any, Any]:
     if isinstance(part, Dispatch):
         return dispatch.seconds(part, gpu, *links(gpu.name), law)
-    return sections.SECONDS[sections.section_of(part)](part, gpu, law)
+    return sections.SECTIONS[sections.section_of(part, gpu)].seconds(part, gpu, law)
 
 
 def _law(sample: Sample, section: str, without: str, library: str | None) -> Any:

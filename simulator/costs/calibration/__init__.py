@@ -33,15 +33,15 @@ from hardware.cluster import Tier
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
 from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.check import STEPS, check, sound
-from simulator.costs.calibration.laws import LAWS, LINKS, family
+from simulator.costs.calibration.check import DEVICE, STEPS, check, sound
+from simulator.costs.calibration.laws import EVERY, LAWS, LINKS, PROCESSES, family
 from simulator.costs.collectives.links import LinkLaw, NetworkLaw
 from simulator.costs.law import coefficients
 from simulator.ops import BYTES
 
 __all__ = [
-    "LAWS", "LINKS", "StepLaw", "calibrations_in", "check", "family", "forget", "format_of", "law_of", "lenders",
-    "link_law", "names", "network_law", "sections", "step_law",
+    "DEVICE", "LAWS", "LINKS", "StepLaw", "calibrations_in", "check", "family", "forget", "format_of", "law_of",
+    "lenders", "link_law", "names", "network_law", "sections", "step_law",
 ]  # fmt: skip
 
 ARCHITECTURES = {
@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "blackwell": ("hopper",),
     "cdna3": ("hopper",),
     "cdna4": ("blackwell", "hopper"),
+    "cpu": (),
 }
 """Whose coefficients come next where no GPU of an architecture has them, the nearest first."""
 LATEST = ("hopper", "blackwell", "ampere")
@@ -101,7 +102,10 @@ def names() -> tuple[str, ...]:
     """Of all files, sorted."""
     places: list[Any] = [resources.files(__name__), *_FOLDERS]
     return tuple(
-        sorted({file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")})
+        sorted(
+            {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
+            - {DEVICE[:-5]}
+        )
     )
 
 
@@ -132,10 +136,14 @@ def lenders(gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
     maker = "maker" if gpu.architecture.startswith("cdna") else "other"
     found = []
     for name in names():
-        if name in catalog("gpus") and name != without and load("gpus", name).architecture in order:
+        if name == without:
+            continue
+        if name == gpu.name:  # which may be in no catalog
+            found.append((False, 0, 0.0, name, ""))
+        elif name in catalog("gpus") and load("gpus", name).architecture in order:
             other = load("gpus", name)
             place = order.index(other.architecture)
-            far = "" if name == gpu.name else "generation" if place == 0 else maker
+            far = "generation" if place == 0 else maker
             found.append((bool(far), place, _apart(gpu, other), name, far))
     return tuple((name, far) for *_, name, far in sorted(found))
 
@@ -225,6 +233,9 @@ def link_law(tier: Tier, library: str = "", kind: str = "", without: str = "") -
     first = own, "" if tier.kind == own or own == "pcie" else far
     given = [first, *((name, far) for name in FAMILIES.get(own, PLAIN))]
     given = [(name, far) for name, far in given if name != without]
+    if own == PROCESSES:
+        law = _composed(EVERY["processes"], "processes", [(own, "")], library, kind=kind)[0]
+        return LinkLaw(law, law, law), ""
     laws = {section: _composed(law, section, given, library, kind=kind) for section, law in LINKS.items()}
     lender, far = laws["ring"][1:]
     said = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {lender}" if far else ""

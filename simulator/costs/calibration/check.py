@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from hardware.errors import CatalogError, nearest
-from hardware.load import catalog, read_yaml
+from hardware.load import catalog, load, read_yaml
 from simulator.costs.calibration.laws import EVERY, family
 from simulator.costs.law import coefficients
 
 STEPS = "steps"
 """The file that is written by hand."""
+DEVICE = "device.yaml"
+"""The description of a measured device that is in no catalog, beside its calibration."""
 WIDEST = 300.0
 """A spread beyond it makes intervals that are no numbers."""
 ROUNDING = 1e-3
@@ -22,11 +24,13 @@ SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writ
 
 def check(folder: Path) -> None:
     """Refuses a folder of calibrations that laws cannot be made of, or that nothing would ask for."""
-    files = sorted(folder.glob("*.yaml"))
+    files = sorted(file for file in folder.glob("*.yaml") if file.name != DEVICE)
     if not files:
         rule = "there is no calibration (*.yaml) in this folder"
         raise CatalogError("calibration", rule, "Name the --out of meshcast calibrate", str(folder))
     known = {*catalog("gpus"), *map(family, catalog("links")), STEPS}
+    if (folder / DEVICE).is_file():
+        known.add(load("gpus", str(folder / DEVICE)).name)
     for file in files:
         if file.stem not in known:
             rule = "no GPU and no kind of links has this name"

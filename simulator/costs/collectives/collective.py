@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hardware.topology import Reach
-from simulator.costs.collectives import tuner
+from simulator.costs.collectives import processes, tuner
 from simulator.costs.collectives.links import Links, hosted
 from simulator.costs.collectives.ways import WAYS, Way
 from simulator.costs.estimate import NOTHING, Estimate
@@ -102,6 +102,10 @@ def known(operation: str, reach: Reach, links: Links) -> Group:
     group = links.ways.get((operation, reach))
     if group is None:
         law = links.law(reach).pair if operation == "all_to_all" else links.law(reach).ring
+        if isinstance(law, processes.ProcessLaw):
+            way = processes.way(operation, reach, links)
+            group = links.ways[operation, reach] = Group(law.begin, (way,), law.begin + way.latency, law)
+            return group
         ways, begin = WAYS[operation](reach, links), law.begin + law.call
         if law.crowd and hosted(reach):
             crowded = (reach.members / 2) ** law.crowd

@@ -10,6 +10,7 @@ from typing import Any
 from hardware.topology import Reach
 from simulator.costs.collectives import fabric
 from simulator.costs.collectives.links import Links, hosted
+from simulator.costs.collectives.processes import ProcessLaw
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.law import spread
 
@@ -29,6 +30,8 @@ def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
         outer = links.laws.outer
         return nbytes * (fabric.message(reach) * links.across(outer.send)), outer.send_begin + links.wait(reach)
     law, over = links.law(reach).message, hosted(reach)
+    if isinstance(law, ProcessLaw):
+        return nbytes * links.over_host(law.message), law.send
     fill = nbytes * (links.over_host(law.share) if over else links.inside(law.share, reach.links))
     # As of collectives: chunks fill the channels and drain them.
     busy = fill + 2 * law.pipe * (law.begin * fill) ** 0.5

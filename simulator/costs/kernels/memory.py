@@ -72,7 +72,7 @@ def fused(law: MemoryLaw) -> MemoryLaw:
     return replace(law, **STREAM)
 
 
-REDUCTIONS = frozenset({"norm", "softmax", "amax"})
+REDUCTIONS = frozenset({"norm", "rms-norm", "softmax", "amax"})
 VECTORISED = frozenset({"residual", "add"})
 """PyTorch's own: measured as streams in every library."""
 

@@ -14,8 +14,8 @@ from math import inf
 
 from pydantic import Field
 
-from simulator.lowering import recompute
 from simulator.ops import Chain, Fragment
+from simulator.recompute import recompute
 from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
 from simulator.sites import Layer, Site, Stage, Unit
 

@@ -13,8 +13,8 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 5.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.lowering import recompute
 from simulator.ops import Fragment
+from simulator.recompute import recompute
 from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
 from simulator.sites import Site
 

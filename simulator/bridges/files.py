@@ -1,0 +1,76 @@
+"""Files of other programs: text, JSON, either of them compressed. What cannot be read ends in one PlanError."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hardware.errors import PlanError
+
+GZIP = b"\x1f\x8b"
+"""What a compressed file begins with, whatever its name."""
+
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Escape sequences of terminals."""
+
+AHEAD = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:\s?|\[(?:rank|default)\d+\]:\s?|\d+:\s)+")
+"""What launchers put in front of a line: mpirun's --tag-output, torchrun's --role, srun's --label."""
+
+Plain = TypeVar("Plain")
+
+
+def text(path: Path, remedy: str) -> str:
+    """The text of a file, decompressed where it is. remedy: what would work, for the error.
+
+    Raises PlanError for a file that cannot be read, or holds no text.
+    """
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if raw.startswith(GZIP) else raw).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise PlanError(str(path), "it is not UTF-8 text", remedy) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise PlanError(str(path), "it is compressed and broken off", remedy) from None
+    except OSError as error:
+        raise PlanError(str(path), f"it cannot be read ({error.strerror})", remedy) from None
+    except ValueError:  # a null byte in the name
+        raise PlanError("FILE", "no file has such a name", remedy, str(path)) from None
+
+
+def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
+    """Where every line stands (``file:line``), and the line without colours and without what launchers put ahead."""
+    rows = text(path, remedy).split("\n")
+    return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row)).rstrip("\r")) for i, row in enumerate(rows, 1)]
+
+
+def json_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The object that a file holds. Raises PlanError, with the line, where it holds none."""
+    try:
+        found = json.loads(text(path, remedy))
+    except json.JSONDecodeError as error:
+        raise PlanError(f"{path}:{error.lineno}", f"it is not valid JSON ({error.msg})", remedy) from None
+    except (ValueError, RecursionError):
+        raise PlanError(str(path), "it is JSON that is nested too deeply or has too long numbers", remedy) from None
+    if not isinstance(found, dict):
+        raise PlanError(str(path), f"it holds {_kind(found)} where an object is expected", remedy)
+    return found
+
+
+def member(data: dict[str, Any], key: str, kind: type[Plain], where: str, remedy: str) -> Plain:
+    """``data[key]``, which must be of a kind. Raises PlanError where it is not."""
+    found = data.get(key)
+    if not isinstance(found, kind) or isinstance(found, bool):
+        rule = f"it is {_kind(found)} where {_WORDS.get(kind, kind.__name__)} is expected"
+        raise PlanError(f"{where} {key}", rule, remedy)
+    return found
+
+
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else _WORDS.get(type(value), type(value).__name__)

@@ -1,0 +1,325 @@
+"""Output of nccl-tests: the table that it prints, and the JSON that it writes with ``-J``.
+
+A size is the largest buffer on one rank: the tensor of an all-reduce, the gathered tensor of an all-gather, the
+unreduced one of a reduce-scatter, all that a rank sends in an all-to-all (``max(sendBytes, expectedBytes)`` in its
+``src/common.cu``), which is how `simulator.ops.Collective` counts too. Format: nccl-tests a0b82b2, ``src/util.cu``;
+tables of older versions, which lack some columns, are read by their header.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import PlanError, nearest
+from simulator.bridges.files import json_object, lines, member, text
+
+OPERATIONS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "sendrecv": "send_recv",
+}
+"""Our words for the tests that meshcast forecasts, by what their binaries are called without ``_perf``."""
+
+OTHERS = ("alltoallv", "gather", "hypercube", "reduce", "scatter")
+"""The other tests."""
+
+REMEDY = "Name a file with what an nccl-tests binary printed, or wrote with -J"
+
+COLUMNS = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2)
+"""Of the table as it is printed today; its own header has the word."""
+
+PLACES = ("out-of-place", "in-place")
+
+
+@dataclass(frozen=True)
+class Size:
+    """One line of the table. nbytes: see above. seconds: mean time of one call, by place. times: of every single call
+    [s] by place, where they were recorded (``-I 1`` with ``-J``). wrong: elements that came out wrong, by place."""
+
+    nbytes: int
+    dtype: str
+    redop: str
+    seconds: dict[str, float]
+    times: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    wrong: dict[str, int] = field(default_factory=dict)
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one binary.
+
+    operation: in our word. members: ranks of a group; groups: how many of them ran at once. places: (machine, which of
+    its ranks) of every member of the first group, both from 0; empty where the file lists no ranks, or others than
+    `members`. devices: names of the GPUs by rank; hosts: of the machines. nccl: version of the library. clock: ``cpu``
+    where the time of the host's call was taken (``-C``), which is no time of a collective. finished: whether it came to
+    its end.
+    """
+
+    operation: str
+    members: int
+    groups: int = 1
+    places: tuple[tuple[int, int], ...] = ()
+    devices: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    nccl: str = ""
+    command: str = ""
+    clock: str = "gpu"
+    finished: bool = True
+    sizes: tuple[Size, ...] = ()
+
+
+def read(path: Path, operation: str | None = None, members: int | None = None) -> list[Run]:
+    """The runs that a file tells of: one of a JSON file, one for each table of a text.
+
+    operation, members: what the file does not say itself, or says wrongly.
+    Raises PlanError for what cannot be read.
+    """
+    if operation is not None and operation not in OPERATIONS.values():
+        raise PlanError("--operation", "no such operation", nearest(operation, OPERATIONS.values()), operation)
+    if members is not None and members < 2:
+        raise PlanError("--members", "a collective has at least 2 members", "Count the ranks of a group", members)
+    drafts = [_json(path)] if text(path, REMEDY).lstrip()[:1] == "{" else list(_tables(path))
+    if not any(draft.sizes for draft in drafts):
+        raise PlanError(str(path), "it holds no table of sizes and times", REMEDY)
+    return [_settled(draft, path, operation, members) for draft in drafts if draft.sizes]
+
+
+@dataclass
+class _Draft:
+    """A run while it is read. test: the binary. ranks: (group, device, host) of every rank."""
+
+    test: str = ""
+    command: str = ""
+    nccl: str = ""
+    clock: str = "gpu"
+    ranks: list[tuple[int, str, str]] = field(default_factory=list)
+    numbers: set[int] = field(default_factory=set)
+    sizes: list[Size] = field(default_factory=list)
+    finished: bool = False
+    columns: tuple[str, ...] = COLUMNS
+
+
+def _settled(draft: _Draft, path: Path, operation: str | None, members: int | None) -> Run:
+    """A run whose operation and members are known."""
+    where = draft.sizes[0].where.rsplit(":", 1)[0] or str(path)
+    if operation is None:
+        test = draft.test or _named(path.name)
+        if not test:
+            rule = "neither its header nor its name says which test it is of"
+            raise PlanError(where, rule, f"Add --operation; valid: {', '.join(OPERATIONS.values())}")
+        if test not in OPERATIONS:
+            rule = f"meshcast forecasts no such collective; it reads {', '.join(OPERATIONS)}"
+            raise PlanError(where, rule, "Leave the file out, or add --operation", test)
+        operation = OPERATIONS[test]
+    groups = Counter(group for group, _, _ in draft.ranks)
+    found = members or (min(groups.values()) if groups else 0)
+    if not members and len(set(groups.values())) > 1:
+        rule = f"its groups have {', '.join(map(str, sorted(set(groups.values()))))} ranks"
+        raise PlanError(where, rule, "Add --members")
+    if operation == "send_recv":
+        found = max(found, 2)  # each rank sends to the next: a message has two ends, however many there are
+    if found < 2:
+        rule = "it lists one rank" if found else "it lists no ranks"
+        raise PlanError(where, f"{rule}, so the size of a group is not known", "Add --members")
+    devices = tuple(device for _, device, _ in draft.ranks)
+    hosts = tuple(dict.fromkeys(host for _, _, host in draft.ranks))
+    places = _places(draft.ranks, hosts)
+    return Run(
+        operation,
+        found,
+        max(len(groups), 1),
+        places if len(places) == found else (),
+        devices,
+        hosts,
+        draft.nccl,
+        draft.command,
+        draft.clock,
+        draft.finished,
+        tuple(draft.sizes),
+    )
+
+
+def _places(ranks: Sequence[tuple[int, str, str]], hosts: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Where the members of the first group sit; the ranks of a machine are numbered as they are listed."""
+    seen: Counter[str] = Counter()
+    found = []
+    for group, _, host in ranks:
+        if group == ranks[0][0]:
+            found.append((hosts.index(host), seen[host]))
+        seen[host] += 1
+    return tuple(found)
+
+
+def _named(words: str) -> str:
+    """The test whose binary a text names: ``/opt/all_reduce_perf_mpi -b 8`` -> ``all_reduce``."""
+    tests = sorted((*OPERATIONS, *OTHERS), key=len, reverse=True)
+    found = re.search(rf"(?<![a-z_])({'|'.join(tests)})(?:_perf|\b)", words)
+    return found[1] if found else ""
+
+
+# ---------------------------------------------------------------------------------------------- text
+
+RANK = re.compile(
+    r"#\s+Rank\s+(\d{1,9})(?:\s+Group\s+(\d{1,9}))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)"
+)
+
+
+def _tables(path: Path) -> Iterator[_Draft]:
+    """A run for each table. A header behind a table, or a new command, begins the next."""
+    draft = _Draft()
+    for where, line in lines(path, REMEDY):
+        words = line.split()
+        opens = line.startswith(("# nccl-tests version", "# Collective test starting", "# nThread"))
+        if draft.sizes and (opens or _is_command(line)):
+            yield draft
+            draft = _Draft()
+        if line.startswith("#"):
+            _comment(draft, line, words[1:] if words[0] == "#" else [words[0][1:], *words[1:]], where)
+        elif words and words[0].isdigit() and not draft.finished:
+            draft.sizes.append(_row(draft, words, where))
+        elif _is_command(line):
+            draft.test, draft.command = _named(line), line.strip().removeprefix("$ ")
+    yield draft
+
+
+def _is_command(line: str) -> bool:
+    """Whether somebody typed this: ``$ ./build/all_reduce_perf -b 8 -e 128M``."""
+    return not line.startswith("#") and bool(re.search(r"\w_perf(_mpi)?\s+-", line)) and bool(_named(line))
+
+
+def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
+    if found := RANK.match(line):
+        number = int(found[1])
+        if number in draft.numbers:
+            rule = "it is listed twice: every process ran alone, so nothing was sent between them"
+            raise PlanError(where, rule, "Build nccl-tests with MPI=1 and run it again", f"Rank {number}")
+        draft.numbers.add(number)
+        draft.ranks.append((int(found[2] or 0), found[4].strip(), found[3]))
+    elif line.startswith("# Collective test starting:"):
+        draft.test = _named(line.partition(":")[2])
+    elif found := re.search(r"nccl-library=(\d{1,9})", line):
+        draft.nccl = _version(int(found[1]))
+    elif words[:2] == ["size", "count"]:
+        draft.columns = tuple("#wrong" if word == "error" else word for word in words)
+        draft.clock = "cpu" if "cputime" in words else draft.clock
+        draft.columns = tuple("time" if word == "cputime" else word for word in draft.columns)
+    elif line.startswith(("# Out of bounds values", "# Avg bus bandwidth")):
+        draft.finished = True
+
+
+def _row(draft: _Draft, words: list[str], where: str) -> Size:
+    """A line of the table; a time stamp at its end is two words."""
+    columns = draft.columns
+    if len(words) not in (len(columns), len(columns) + ("timestamp" in columns)):
+        rule = f"a line of this table has {len(columns)} columns, this one {len(words)}: it is cut off or no part of it"
+        raise PlanError(where, rule, "Remove the line", " ".join(words))
+    seconds: dict[str, float] = {}
+    wrong: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for name, word in zip(columns, words, strict=False):
+        if name == "time":
+            place = PLACES[len(seconds)] if len(seconds) < len(PLACES) else ""
+            seconds[place] = _time(word, f"{where} time")
+        elif name == "#wrong" and word != "N/A":
+            wrong[PLACES[max(len(seconds) - 1, 0)]] = round(_number(word, f"{where} #wrong"))
+        elif name not in first:
+            first[name] = word
+    if "size" not in first or "time" not in columns or "" in seconds:
+        raise PlanError(where, "its table has no size, no time or more than two times", REMEDY)
+    return Size(
+        round(_number(first["size"], f"{where} size")),
+        first.get("type", ""),
+        first.get("redop", ""),
+        seconds,
+        wrong=wrong,
+        where=where,
+    )
+
+
+def _number(word: Any, where: str) -> float:
+    """Raises PlanError for what is no finite number of zero or more."""
+    try:
+        found = float(word)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not 0 <= found < 1e18:
+        raise PlanError(where, "a number of zero or more belongs here", "Correct or remove the line", word)
+    return found
+
+
+def _time(word: Any, where: str) -> float:
+    """Microseconds as seconds. Raises PlanError for what is none."""
+    found = _number(word, where)
+    if not found:
+        raise PlanError(where, "a call takes more than no time", "Correct or remove the line", word)
+    return found * 1e-6
+
+
+def _version(code: int) -> str:
+    """22809 -> 2.28.9, 2708 -> 2.7.8 (``NCCL_VERSION`` of nccl.h)."""
+    low = 1000 if code < 10000 else 10000
+    return f"{code // low}.{code % low // 100}.{code % 100}"
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def _json(path: Path) -> _Draft:
+    data = json_object(path, REMEDY)
+    config, args = member(data, "config", dict, str(path), REMEDY), data.get("args")
+    command = shlex.join(map(str, args)) if isinstance(args, list) else ""
+    test = _named(str(args[0])) if isinstance(args, list) and args else ""
+    draft = _Draft(test, command, finished="out_of_bounds" in data)
+    if isinstance(code := data.get("nccl_version"), int) and 0 < code < 10**6:
+        draft.nccl = _version(code)
+    devices = config.get("devices")
+    for i, device in enumerate(devices if isinstance(devices, list) else []):
+        where = f"{path} config.devices.{i}"
+        if not isinstance(device, dict):
+            raise PlanError(where, "an object belongs here", REMEDY, device)
+        group = device.get("group", 0)
+        named = str(device.get("device_info", "")).strip(), str(device.get("hostname", ""))
+        draft.ranks.append((group if isinstance(group, int) else 0, *named))
+    for i, row in enumerate(member(data, "results", list, str(path), REMEDY)):
+        where = f"{path} results.{i}"
+        if not isinstance(row, dict):
+            raise PlanError(where, "an object belongs here", REMEDY, row)
+        size, clock = _json_row(row, where)
+        draft.sizes.append(size)
+        draft.clock = clock or draft.clock
+    return draft
+
+
+def _json_row(row: dict[str, Any], where: str) -> tuple[Size, str]:
+    """A row, and the clock where it is not the GPU's."""
+    told, clock = Size(round(_number(row.get("size"), f"{where} size")), "", "", {}, where=where), ""
+    for place, key in zip(PLACES, ("out_of_place", "in_place"), strict=True):
+        body = row.get(key)
+        if body is None:  # traces are replayed in place only
+            continue
+        if not isinstance(body, dict):
+            raise PlanError(f"{where} {key}", "an object belongs here", REMEDY, body)
+        clock = "cpu" if "cpu_time" in body else clock
+        told.seconds[place] = _time(body.get("time", body.get("cpu_time")), f"{where} {key} time")
+        if body.get("nwrong") is not None:
+            told.wrong[place] = round(_number(body["nwrong"], f"{where} {key} nwrong"))
+        each = row.get(f"{key}_per_iter")
+        if isinstance(each, dict):
+            skipped = each.get("skipped_iterations")
+            times = member(each, "times_us", list, f"{where} {key}_per_iter", REMEDY)
+            kept = times[skipped if isinstance(skipped, int) and 0 <= skipped < len(times) else 0 :]
+            told.times[place] = tuple(_time(one, f"{where} {key}_per_iter times_us") for one in kept)
+    if not told.seconds:
+        raise PlanError(where, "it has neither an out_of_place nor an in_place time", REMEDY)
+    return replace(told, dtype=str(row.get("type", "")), redop=str(row.get("redop", ""))), clock

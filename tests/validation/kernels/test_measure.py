@@ -1,0 +1,239 @@
+"""Kernels of one rank: every leaf has a module of its size and a forecast, and files are written blind."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hardware.errors import PlanError  # noqa: E402
+from simulator.job import load_job  # noqa: E402
+from simulator.leaves import Linear, Norm  # noqa: E402
+from simulator.ops import Collective, Gemm, Memory  # noqa: E402
+from simulator.plan import Plan  # noqa: E402
+from validation.device import Device  # noqa: E402
+from validation.kernels import fp8  # noqa: E402
+from validation.kernels.leaves import kernels, optimizer, parts  # noqa: E402
+from validation.kernels.measure import measure  # noqa: E402
+from validation.kernels.modes import MODES, Bench, checked, graphed, sample  # noqa: E402
+from validation.measurement import read  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+GPT = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout": 0}
+LLAMA = {
+    **{"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 64, "seq": 16, "positions": "rope"},
+    **{"norm": "rmsnorm", "gated": True, "tied": False, "qkv_bias": False, "proj_bias": False, "mlp_bias": False},
+}
+EXPERTS = {**LLAMA, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "first_dense": 1}}
+MODELS = {"gpt": GPT, "llama": LLAMA, "experts": EXPERTS}
+
+DENSE = ["embedding", "norm1", "qkv", "core", "proj", "residual1", "norm2", "up", "act", "down", "residual2"]
+MOE = ["router", "top_k", "permute", "expert.up", "expert.act", "expert.down", "unpermute"]
+ENDING = ["final_norm", "head", "loss"]
+
+
+def job(model: str = "llama", tp: int = 1, **more: Any) -> dict[str, Any]:
+    cluster = {"gpu": "cpu-core", "gpus": tp}
+    precision = {"compute": "fp32", "gradients": "fp32"}
+    told = {"model": MODELS[model], "cluster": cluster, "framework": "reference", "precision": precision}
+    return {**told, "batch": {"micro": 2}, "plan": {"tp": tp}, **more}
+
+
+def plan_of(*args: Any, **more: Any) -> Plan:
+    return Plan(load_job(job(*args, **more)))
+
+
+@pytest.fixture
+def cpu() -> Device:
+    return Device.of("cpu")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_modules_have_the_sizes_of_their_leaves(model: str, tp: int, cpu: Device) -> None:
+    plan = plan_of(model, tp)
+    bench, found = Bench(plan, cpu), parts(plan)
+    names = {part.name for part in found}
+    more = {"gpt": ["positions"], "llama": ["rope"], "experts": ["rope", *MOE]}[model]
+    assert names == {*DENSE, *ENDING, *more}
+    for part in found:
+        module = bench.module(part)
+        outs = module.forward(*module.inputs)
+        outs = [outs] if isinstance(outs, torch.Tensor) else outs
+        # Rope is handed the values as well, weights of experts come besides, and a loss is a mean.
+        if part.name not in ("rope", "expert.act", "unpermute"):
+            assert sum(one.numel() for one in module.inputs) == part.at.size(*part.leaf.ins), part.name
+        if part.name not in ("rope", "top_k", "loss"):
+            assert sum(one.numel() for one in outs) == part.at.size(*part.leaf.outs), part.name
+        if isinstance(part.leaf, Norm) or (isinstance(part.leaf, Linear) and model != "gpt"):
+            assert sum(one.numel() for one in module.weights) == part.weights, part.name
+        grads = torch.autograd.grad(outs, module.wanted, [torch.ones_like(one) for one in outs])
+        assert all(one.isfinite().all() for one in grads), part.name
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_layer_holds_as_many_weights_as_its_leaves(model: str, tp: int, cpu: Device) -> None:
+    plan = plan_of(model, tp)
+    elements, works = optimizer(plan)
+    assert elements == sum(param.numel() for param in Bench(plan, cpu).layer.parameters())
+    norm, adam = works
+    # Gradients, main weights and two moments, four bytes each.
+    assert (norm.read, adam.read, adam.write) == (4 * elements, 16 * elements, 12 * elements)
+
+
+def test_a_rank_alone_runs_no_collectives_and_adds_no_gradients() -> None:
+    product = Gemm(8, 8, 8, dtype="bf16", accumulate=True, out_dtype="fp32")
+    left = kernels([Collective("all_reduce", 8, ("tp",)), product, Memory("norm", 8, 8)])
+    assert left == [Gemm(8, 8, 8, dtype="bf16", accumulate=False, out_dtype="bf16"), Memory("norm", 8, 8)]
+
+
+def test_backward_passes_follow_a_forward_pass_of_their_own(cpu: Device) -> None:
+    """The loss writes its gradient over what it kept: a graph that is used twice would be refused."""
+    plan = plan_of()
+    passes = Bench(plan, cpu).passes(next(part for part in parts(plan) if part.name == "loss"), "eager")
+    first, again = (passes.before()()[0] for _ in range(2))
+    assert torch.equal(first, again)
+    assert len(sample(cpu, passes, True, warmup=1, repeat=3, cold=False)) == 3
+
+
+def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) -> None:
+    out, seen = tmp_path / "kernels.json", []
+
+    def said(text: str) -> None:
+        if not seen:
+            before = read(out)
+            assert before.measured is None and not any(row.samples for row in before.rows)
+            seen.append([(row.name, row.forecasts) for row in before.rows])
+
+    measured = measure(job("experts"), "cpu", out, repeat=2, warmup=1, cold=False, said=said)
+    assert measured.measured
+    assert [(row.name, row.forecasts) for row in read(out).rows] == seen[0]
+    names = [row.name for row in measured.rows]
+    assert names == list(dict.fromkeys(names))
+    leaves = [*DENSE, "rope", *MOE, *ENDING]
+    assert {name.rpartition(" ")[0] for name in names} == {*leaves, "optimizer"}
+    # A residual hands its gradient on.
+    assert len(names) == 2 * len(leaves) - 2 + 1
+    for row in read(out).rows:
+        assert len(row.samples) == 2 and min(row.samples) > 0
+        assert row.forecasts["catalog"].value > 0 and row.instrument == "time.perf_counter"
+
+
+def test_degrees_and_formats_are_groups(tmp_path: Path) -> None:
+    out = tmp_path / "kernels.json"
+    told = measure(job(), "cpu", out, tps=[1, 2], dtypes=["fp32", "bf16", "fp8"], repeat=1, warmup=0, cold=False)
+    assert {row.group for row in told.rows} == {f"tp {tp} {dtype} eager" for tp in (1, 2) for dtype in ("fp32", "bf16")}
+    sizes = {row.group: row.shape["weights"] for row in told.rows if row.name == "up forward"}
+    assert sizes["tp 1 fp32 eager"] == 2 * sizes["tp 2 fp32 eager"] == 2 * 64 * 32
+    assert told.notes == ("fp8: not measured, torch multiplies it on GPUs only",)
+
+
+def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
+    out, said = tmp_path / "kernels.json", []
+
+    def stop(text: str) -> None:
+        said.append(text)
+        if len(said) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(job(), "cpu", out, repeat=1, warmup=0, cold=False, said=stop)
+    found = read(out)
+    assert [bool(row.samples) for row in found.rows[:5]] == [True, True, True, False, False]
+    assert found.notes == ("interrupted: rows without samples were not measured",)
+
+
+def test_a_compiler_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(function: Any, dynamic: bool) -> Any:
+        raise RuntimeError("no C++ compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    found = measure(job(), "cpu", tmp_path / "kernels.json", modes=("compile",), repeat=1, warmup=0, cold=False)
+    assert not any(row.samples for row in found.rows)
+    assert found.notes[0] == "tp 1 compile, embedding forward: not measured, RuntimeError: no C++ compiler"
+
+
+def test_graphs_are_captured_once_and_replayed(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[Any] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(self)
+
+        def pool(self) -> str:
+            return "pool"
+
+    captured: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def capture(graph: Any, pool: Any = None) -> Any:
+        captured.append((graph, pool))
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"CUDAGraph": Graph, "graph": capture, "Stream": lambda device: stream, "stream": contextlib.nullcontext}
+    for name, fake in (*fakes.items(), ("current_stream", lambda device: stream)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    plan = plan_of()
+    device: Any = SimpleNamespace(kind="cuda", torch=torch.device("cpu"), dtype=cpu.dtype)
+    module = Bench(plan, device).module(parts(plan)[1])
+    passes = graphed(module, device)
+    passes.forward()
+    passes.before()()
+    assert [pool for _, pool in captured] == [None, "pool"]
+    assert replayed == [graph for graph, _ in captured]
+
+
+def test_what_a_device_does_not_have_is_refused(tmp_path: Path, cpu: Device) -> None:
+    with pytest.raises(PlanError, match=r"no such way.*eager"):
+        checked(["eagre"], cpu)
+    with pytest.raises(PlanError, match="only CUDA devices have graphs"):
+        measure(job(), "cpu", tmp_path / "kernels.json", modes=["cuda-graph"])
+    for wrong in ({"repeat": 0}, {"warmup": -1}, {"dtypes": ["fp12"]}, {"tps": [3]}):
+        with pytest.raises(PlanError):
+            measure(job(), "cpu", tmp_path / "kernels.json", **wrong)
+    assert not (tmp_path / "kernels.json").exists()
+    assert set(MODES) == {"eager", "cuda-graph", "compile"}
+
+
+def test_what_the_trainer_lacks_is_refused(tmp_path: Path) -> None:
+    model = {**GPT, "dropout": 0.1}
+    with pytest.raises(PlanError, match="dropout"):
+        measure({**job(), "model": model}, "cpu", tmp_path / "kernels.json")
+
+
+def test_products_in_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands lie as the hardware wants them, and results have the sizes of the leaf's."""
+    plan, seen = plan_of(), []
+
+    def multiply(left: Any, right: Any, **more: Any) -> None:
+        assert left.dtype == right.dtype == torch.float8_e4m3fn
+        assert left.stride()[1] == 1 and right.stride()[0] == 1
+        seen.append((left.shape[0], right.shape[1], left.shape[1]))
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    found = {part.name: part for part in parts(plan)}
+    fp8.multiplied(fp8.products(found["down"], False), cpu)()
+    fp8.multiplied(fp8.products(found["down"], True), cpu)()
+    tokens, ffn, hidden = 32, 64, 32
+    assert seen == [(tokens, hidden, ffn), (tokens, ffn, hidden), (hidden, ffn, tokens)]
+    assert not fp8.products(found["norm1"], False)
+    odd = parts(plan_of(model="llama", batch={"micro": 1, "sequence": 9}))
+    assert not any(fp8.products(part, False) for part in odd)
+
+
+def test_which_devices_multiply_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, gpu = plan_of(), SimpleNamespace(kind="cuda", index=0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
+    assert "8.0 does not" in fp8.lacking(gpu, plan)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    assert "cpu-core has no peak rate" in fp8.lacking(gpu, plan)  # type: ignore[arg-type]
+    hopper = plan_of(cluster={"gpu": "h100-sxm", "gpus": 1})
+    assert fp8.lacking(gpu, hopper) == ""  # type: ignore[arg-type]

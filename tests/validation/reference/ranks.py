@@ -1,0 +1,80 @@
+"""What the processes of the tests run: two ranks that share the model, or the optimizer's state."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tests.validation.reference.plans import MODELS, plan
+from validation.reference import data, model, optimizer
+from validation.reference.parallel import TensorGroup
+
+CPU = torch.device("cpu")
+Found = list[dict[str, Any]]
+
+
+def together(work: Callable[[int], dict[str, Any]], ranks: int = 2) -> Found:
+    """What `work(rank)` gives in each of so many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_one, (work, ranks, folder), nprocs=ranks)
+        return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
+
+
+def _one(rank: int, work: Callable[[int], dict[str, Any]], ranks: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    torch.save(work(rank), Path(folder) / f"{rank}")
+    dist.destroy_process_group()
+
+
+def divided(rank: int) -> dict[str, Any]:
+    """By model and sequence parallelism: loss, gradients that are whole or of this rank's part, their norm, and the
+    weights after a step."""
+    found = {}
+    for name, shape in MODELS.items():
+        for sequence in (False, True):
+            given = plan(shape, gpus=2, tp=2, sequence_parallel=sequence)
+            stage = model.build(given, None, TensorGroup(2, rank, dist.group.WORLD, sequence), CPU)
+            adam = optimizer.Optimizer(stage.parameters(), given, [dist.group.WORLD])
+            ids, targets = data.tokens(given, 0, 0, 0)
+            loss = stage(ids, targets)
+            loss.backward()
+            for param in stage.parameters():
+                if param.partial:  # type: ignore[attr-defined]
+                    dist.all_reduce(param.grad)
+            gradients = {n: param.grad.clone() for n, param in stage.named_parameters() if param.grad is not None}
+            norm = adam.step()
+            weights = {n: param.detach().clone() for n, param in stage.named_parameters()}
+            found[name, sequence] = {
+                "loss": loss.item(),
+                "gradients": gradients,
+                "norm": norm.item(),
+                "weights": weights,
+                "cuts": {n: (cut.dim, cut.sections) for n, cut in stage.cuts.items()},
+            }
+    return found
+
+
+def replicas(rank: int) -> dict[str, Any]:
+    """Weights and norms of two steps with the optimizer's state divided over two replicas, by formats."""
+    found = {}
+    for precision, gradients, main in (("fp32", "fp32", "fp32"), ("bf16", "bf16", "fp32"), ("bf16", "fp32", "fp32")):
+        formats = {"compute": precision, "gradients": gradients, "main_weights": main, "moments": main}
+        given = plan(MODELS["llama"], job={"precision": formats}, gpus=2, dp=2)
+        stage = model.build(given, None, TensorGroup(), CPU)
+        zero = optimizer.ZeroOptimizer(stage.parameters(), given, dist.group.WORLD)
+        norms = []
+        for step in range(2):
+            ids, targets = data.tokens(given, step, 0, rank)
+            stage(ids, targets).backward()
+            norms.append(zero.step().item())
+            zero.zero_grad()
+        weights = {n: param.detach().clone() for n, param in stage.named_parameters()}
+        found[precision, gradients] = {"norms": norms, "weights": weights, "state": zero.shard.numel()}
+    return found

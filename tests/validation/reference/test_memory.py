@@ -1,0 +1,174 @@
+"""What the reference trainer keeps is what the simulator says that it keeps, and its kernels are the fused ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator import simulate
+from simulator.lowering import Lowering
+from tests.contract.measure import saved
+from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from validation.reference import data, functions, model, optimizer  # noqa: E402
+from validation.reference.parallel import TensorGroup  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def kept(work: Any, *outside: Any) -> int:
+    """Bytes of the storages that `work` saves for its backward pass; those of the tensors `outside` do not count."""
+    found: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = work()
+    assert result.grad_fn is not None
+    inside = found.keys() - {tensor.untyped_storage().data_ptr() for tensor in outside}
+    return sum(found[place].nbytes() for place in inside)
+
+
+def layer(name: str, tensor: tuple[int, bool], precision: str, recompute: str = "none") -> tuple[int, float, int]:
+    """Bytes that a layer keeps, by PyTorch and by the simulator, and the tokens of its residual stream."""
+    size, sequence = tensor
+    shape = {**MODELS[name], "hidden": 128, "seq": 64, "ffn": 192}
+    degrees = {"gpus": size, "tp": size, "sequence_parallel": sequence, "recompute": recompute}
+    given = plan(shape, precision, **degrees)
+    stage = model.build(given, None, TensorGroup(size, 0, None, sequence), CPU)
+    tokens = 2 * 64 // (size if sequence else 1)
+    x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
+    link = next(one for one in Lowering(given.mesh, given.inside).run(given.stage(0)).links if one.name == "layer")
+    return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(link), tokens
+
+
+def resident(adam: Any) -> list[Any]:
+    """Weights, gradients, main weights and moments, each storage once."""
+    held = [*adam.params, *(optimizer.gradient(param) for param in adam.params)]
+    held += [param.grad for param in adam.params if param.grad is not None]
+    for one, pairs in adam.adams:
+        held += [main for _, main in pairs] + [main.grad for _, main in pairs if main.grad is not None]
+        held += [t for state in one.state.values() for name, t in state.items() if name != "step"]
+    return list({t.untyped_storage().data_ptr(): t for t in held}.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tensor", [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_keeps_what_the_simulator_says(name: str, tensor: tuple[int, bool], precision: str) -> None:
+    found, told, tokens = layer(name, tensor, precision)
+    # Besides, mean and deviation of each token in two layer norms, one fp32 number in RMS norms.
+    itself = 2 if precision == "bf16" else 4
+    statistics = 2 * tokens * {"gpt": 2 * itself, "llama": 4, "experts": 4}[name]
+    if name != "experts":
+        assert found == told + statistics
+    else:  # and the router's probabilities and choices
+        assert told + statistics < found <= told + statistics + 48 * tokens
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_recomputed_layers_keep_their_input(name: str) -> None:
+    found, told, tokens = layer(name, (1, False), "fp32", "full")
+    assert found == told == tokens * 128 * 4
+
+
+def test_a_recomputed_attention_core_keeps_no_row_sums() -> None:
+    whole, told, tokens = layer("llama", (1, False), "fp32")
+    again, told_again, _ = layer("llama", (1, False), "fp32", "selective")
+    assert whole - again == told - told_again == tokens * 4 * 4
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keys", [4, 2])
+def test_attention_is_the_fused_kernel(precision: Any, keys: int) -> None:
+    b, s, d = 1, 256, 16
+    qkv = torch.randn(b, s, (4 + 2 * keys) * d, dtype=precision, requires_grad=True)
+    q, k, v = functions.heads(qkv, 4, keys, functions.rope_table(s, d, 1e4, CPU))
+    assert {one.untyped_storage().data_ptr() for one in (q, k, v)} == {qkv.untyped_storage().data_ptr()}
+    result = functions.attention(q, k, v)
+    assert result.is_contiguous()
+    nodes, seen = [result.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        seen.add(type(node).__name__)
+        nodes += [following for following, _ in node.next_functions if following is not None]
+    assert any(name.startswith("ScaledDotProductFlashAttentionForCpu") for name in seen), seen
+    itself = qkv.element_size()
+    assert kept(lambda: functions.attention(q, k, v)) == (qkv.numel() + result.numel()) * itself + 4 * s * 4
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_loss_keeps_four_bytes_a_logit(precision: Any) -> None:
+    logits = torch.randn(2, 64, 512, dtype=precision, requires_grad=True)
+    targets = torch.randint(512, (2, 64))
+    found = kept(lambda: functions.cross_entropy(logits, targets, TensorGroup()))
+    assert 4 * logits.numel() <= found <= 4 * logits.numel() + 16 * targets.numel()
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize(
+    ("weights", "gradients", "main", "bytes_a_parameter"),
+    [("fp32", "fp32", "fp32", 16), ("bf16", "bf16", "fp32", 16), ("bf16", "fp32", "fp32", 18), ("bf16",) * 3 + (8,)],
+)
+def test_gradients_and_state_have_the_formats_of_the_plan(
+    shape: dict[str, Any], weights: str, gradients: str, main: str, bytes_a_parameter: int
+) -> None:
+    formats = {"compute": weights, "gradients": gradients, "main_weights": main, "moments": main}
+    given = plan(shape, job={"precision": formats})
+    stage = model.build(given, None, TensorGroup(), CPU)
+    adam = optimizer.Optimizer(stage.parameters(), given)
+    places = [optimizer.gradient(param).data_ptr() for param in adam.params]
+    losses = []
+    for _ in range(3):
+        loss = stage(*data.tokens(given, 0, 0, 0))
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] > losses[1] > losses[2]
+    assert [optimizer.gradient(param).data_ptr() for param in adam.params] == places
+    held = sum(one.untyped_storage().nbytes() for one in resident(adam))
+    assert held == bytes_a_parameter * sum(param.numel() for param in adam.params)
+
+
+def test_long_gradients_are_shortened_to_norm_one() -> None:
+    norm = optimizer.total_norm([torch.full((3,), 4.0), torch.full((1,), 4.0)], [], CPU)
+    assert norm.item() == pytest.approx(8.0)
+    assert (optimizer.shortened(norm) * norm).item() == pytest.approx(1.0, rel=1e-5)
+    assert optimizer.shortened(torch.tensor(0.5)).item() == 1.0
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("name", "precision"), [("gpt", "fp32"), ("llama", "bf16"), ("experts", "bf16")])
+def test_the_peak_of_a_step_is_the_forecast_one(name: str, precision: str, recompute: str) -> None:
+    shape = {**MODELS[name], "layers": 3, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 256, "ffn": 704}
+    if name == "experts":
+        shape["moe"] = {"experts": 4, "top_k": 2, "expert_ffn": 256}
+    formats = {"compute": precision, "gradients": precision, "main_weights": "fp32", "moments": "fp32"}
+    job = {"precision": formats, "batch": {"micro": 2, "global": 4}}
+    given = plan(shape, job=job, recompute=recompute)
+    told = simulate(given.job.to_dict()).to_dict()["memory"]["stages"][0]["peak_allocated_gib"] * 2**30
+    stage = model.build(given, None, TensorGroup(), CPU)
+    adam = optimizer.Optimizer(stage.parameters(), given)
+
+    def step(number: int) -> None:
+        for i in range(2):
+            stage(*data.tokens(given, number, i, 0)).div(2).backward()
+        adam.step()
+        adam.zero_grad()
+
+    step(0)
+    resting = sum(x.untyped_storage().nbytes() for x in resident(adam))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step(1)
+    level, changes = [0], [one for one in profile.profiler.kineto_results.events() if one.name() == "[memory]"]
+    for one in sorted(changes, key=lambda one: one.start_ns()):
+        level.append(level[-1] + one.nbytes())
+    assert resting + max(level) == pytest.approx(told, rel=0.03)

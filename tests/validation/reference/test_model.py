@@ -1,0 +1,169 @@
+"""The reference model against one written down in plain operations: loss, gradients, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan, serial
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from validation.reference import data, model  # noqa: E402
+from validation.reference.parallel import TensorGroup  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def gradients(module: Any) -> dict[str, Any]:
+    return {name: param.grad for name, param in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_loss_and_gradients_are_those_of_plain_operations(name: str, recompute: str) -> None:
+    given = plan(MODELS[name], recompute=recompute)
+    stage = model.build(given, None, TensorGroup(), CPU)
+    weights = {n: param.detach().double().requires_grad_() for n, param in stage.named_parameters()}
+    ids, targets = data.tokens(given, 0, 0, 0)
+    loss = stage(ids, targets)
+    loss.backward()
+    wanted = serial(weights, given, ids, targets)
+    wanted.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for n, grad in gradients(stage).items():
+        torch.testing.assert_close(grad.double(), weights[n].grad, rtol=1e-4, atol=1e-6, msg=n)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_of_a_pipeline_are_the_whole_model(name: str) -> None:
+    whole = plan({**MODELS[name], "layers": 4})
+    cut = plan({**MODELS[name], "layers": 4}, gpus=2, pp=2, chunks=2)
+    serial_stage = model.build(whole, None, TensorGroup(), CPU)
+    stages = [model.build(cut, i, TensorGroup(), CPU) for i in range(4)]
+    ids, targets = data.tokens(whole, 0, 0, 0)
+    x = ids
+    for stage in stages:
+        x = stage(x)
+    loss = stages[-1].loss(x, targets)
+    loss.backward()
+    serial_stage(ids, targets).backward()
+    wanted = gradients(serial_stage)
+    copies = [model.tied(stage) for stage in stages]
+    if whole.job.model.tied:
+        assert copies[0] is not None and copies[1:3] == [None, None] and copies[3] is not None
+        total = copies[0].grad + copies[3].grad
+        copies[0].grad, copies[3].grad = total, total
+        assert copies[0].counted and not copies[3].counted
+    else:
+        assert copies == [None] * 4
+    found = {n: grad for stage in stages for n, grad in gradients(stage).items()}
+    assert found.keys() == wanted.keys()
+    for n, grad in found.items():
+        torch.testing.assert_close(grad, wanted[n], rtol=1e-4, atol=1e-6, msg=n)
+
+
+def test_parts_of_the_weights_make_up_the_whole_ones() -> None:
+    given = plan(LLAMA)
+    whole = dict(model.build(given, None, TensorGroup(), CPU).named_parameters())
+    parts = [model.build(given, None, TensorGroup(2, rank), CPU) for rank in (0, 1)]
+    for name, param in whole.items():
+        for part in parts:
+            assert torch.equal(dict(part.named_parameters())[name], part.cuts[name].part(param.detach())), name
+    halves = [dict(part.named_parameters())["layers.0.attention.qkv.weight"] for part in parts]
+    q, k, v = whole["layers.0.attention.qkv.weight"].split((48, 24, 24))
+    assert torch.equal(torch.cat([half[:24] for half in halves]), q)
+    assert torch.equal(torch.cat([half[24:36] for half in halves]), k)
+    assert torch.equal(torch.cat([half[36:] for half in halves]), v)
+
+
+def test_one_rank_alone_has_the_shapes_of_its_part() -> None:
+    for sequence in (False, True):
+        given = plan(GPT, tp=1)
+        stage = model.build(given, None, TensorGroup(2, 0, None, sequence), CPU)
+        ids, targets = data.tokens(given, 0, 0, 0)
+        seen = []
+        stage.layers["0"].register_forward_hook(lambda _, ins, out, seen=seen: seen.append(out.shape))
+        logits = stage(ids)
+        assert logits.shape == (2, 16, 48)
+        assert seen == [(2, 8 if sequence else 16, 48)]
+        stage.loss(logits, targets).backward()
+        assert all(param.grad is not None for param in stage.parameters())
+
+
+def test_tokens_depend_on_their_place_alone() -> None:
+    given = plan(GPT)
+    ids, targets = data.tokens(given, 1, 0, 0)
+    again, _ = data.tokens(given, 1, 0, 0)
+    other, _ = data.tokens(given, 2, 0, 0)
+    assert torch.equal(ids, again) and not torch.equal(ids, other)
+    assert torch.equal(ids[:, 1:], targets[:, :-1]) and ids.dtype == torch.int64 and ids.shape == (2, 16)
+
+
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "model.mla",
+        {
+            **LLAMA,
+            "kv_heads": 4,
+            "mla": {"kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 12},
+        },
+        {},
+    ),
+    ("model.window", {**LLAMA, "window": 8}, {}),
+    ("model.dropout", {**GPT, "dropout": 0.1}, {}),
+    ("model.positions", {**LLAMA, "positions": "alibi"}, {}),
+    ("model.norm", {**GPT, "norm": "layernorm1p"}, {}),
+    ("model.embedding_norm", {**GPT, "embedding_norm": True}, {}),
+    ("model.qk_layernorm", {**LLAMA, "qk_layernorm": True}, {}),
+    ("model.parallel_residual", {**GPT, "parallel_residual": True}, {}),
+    ("model.mtp", {**LLAMA, "mtp": 1}, {}),
+    ("model.head_dim", {**LLAMA, "head_dim": 5, "rope_share": 0.8}, {}),
+    ("model.moe.shared_experts", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "shared_experts": 1}}, {}),
+    ("model.moe.capacity", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "capacity": 1.5}}, {}),
+    ("model.moe.router_bias", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "router_bias": True}}, {}),
+    ("model.moe", {**GPT, "moe": MODELS["experts"]["moe"]}, {}),
+    ("batch.sequence", {**LLAMA, "seq": 15, "moe": MODELS["experts"]["moe"]}, {}),
+    ("plan.views", MODELS["experts"], {"gpus": 2, "dp": 2, "ep": 2}),
+    ("plan.schemes[2].use", LLAMA, {"gpus": 2, "cp": 2}),
+    ("plan.tp", {**LLAMA, "kv_heads": 1}, {"gpus": 2, "tp": 2}),
+]
+
+
+@pytest.mark.parametrize(("place", "shape", "degrees"), REFUSED, ids=[where for where, _, _ in REFUSED])
+def test_what_the_model_lacks_is_refused(place: str, shape: dict[str, Any], degrees: dict[str, Any]) -> None:
+    given = plan(shape, **degrees)
+    with pytest.raises(PlanError) as told:
+        model.check(given)
+    assert told.value.where == place and told.value.rule and told.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("place", "changes"),
+    [
+        ("framework.set.attention", {"framework": {"name": "reference", "set": {"attention": "unfused"}}}),
+        ("precision.compute", {"precision": {"compute": "fp8"}}),
+        ("precision.compute", {"precision": {"compute": "fp16"}}),
+        ("precision.moments", {"precision": {"compute": "bf16", "main_weights": "fp32", "moments": "bf16"}}),
+        (
+            "plan.schemes[1].modules",
+            {
+                "plan": {
+                    "mesh": {"dp": 1},
+                    "schemes": [
+                        {"use": "data/ddp", "over": "dp"},
+                        {"use": "memory/recompute-selective", "modules": ["mlp"]},
+                    ],
+                }
+            },
+        ),
+    ],
+)
+def test_what_the_trainer_lacks_is_refused(place: str, changes: dict[str, Any]) -> None:
+    given = plan(GPT, job=changes)
+    with pytest.raises(PlanError) as told:
+        model.check(given)
+    assert told.value.where == place

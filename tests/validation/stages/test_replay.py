@@ -1,0 +1,189 @@
+"""Real stages: the schedule's order and its micro-batches in flight, memory as forecast, and a file written blind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hardware.errors import PlanError  # noqa: E402
+from simulator.job import load_job  # noqa: E402
+from simulator.plan import Plan  # noqa: E402
+from validation.device import Device, Peak  # noqa: E402
+from validation.measurement import read  # noqa: E402
+from validation.pipeline import Case, replay  # noqa: E402
+from validation.reference.data import tokens  # noqa: E402
+from validation.reference.model import build  # noqa: E402
+from validation.reference.optimizer import gradient  # noqa: E402
+from validation.reference.parallel import TensorGroup  # noqa: E402
+from validation.stages import measure as stages  # noqa: E402
+from validation.stages.replay import Replay  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LLAMA = {
+    **{"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 64, "seq": 16, "positions": "rope"},
+    **{"norm": "rmsnorm", "gated": True, "tied": False, "qkv_bias": False, "proj_bias": False, "mlp_bias": False},
+}
+
+
+def job(m: int = 4, model: dict[str, Any] = LLAMA, **plan: Any) -> dict[str, Any]:
+    degrees = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
+    told = {"model": model, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
+    batch = {"micro": 1, "global": m * plan.get("dp", 1)}
+    return {**told, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
+
+
+class Pretended(Device):
+    """A core that says it is a GPU, and counts how often it is waited for."""
+
+    waits = 0
+
+    @property
+    def torch(self) -> Any:
+        return torch.device("cpu")
+
+    def sync(self) -> None:
+        Pretended.waits += 1
+
+    @contextmanager
+    def peak(self) -> Iterator[Peak]:
+        found = Peak("pretended")
+        yield found
+        found.allocated, found.reserved = 1000, 2000
+
+    def clocks(self, when: str) -> dict[str, float]:
+        return {f"sm {when}": 1000.0}
+
+    def machine(self, count: int = 1) -> Any:
+        return Device("cpu").machine(count)
+
+
+@pytest.fixture
+def cpu() -> Device:
+    return Device.of("cpu")
+
+
+@pytest.mark.parametrize(
+    ("plan", "held"),
+    [
+        ({"pp": 2}, [2, 1]),
+        ({"pp": 4}, [4, 3, 2, 1]),
+        ({"pp": 2, "schedule": "gpipe"}, [4, 4]),
+        ({"pp": 2, "chunks": 2}, replay(Case(schedule="interleaved-1f1b", p=2, m=4, v=2, t_f=1, t_b=2)).in_flight("W")),
+        ({"pp": 2, "tp": 2}, [2, 1]),
+        ({"pp": 2, "tp": 2, "sequence_parallel": False}, [2, 1]),
+    ],
+)
+def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int], cpu: Device) -> None:
+    of = Plan(load_job(job(4, **plan)))
+    for number, wanted in enumerate(held):
+        device = Replay(of, number, cpu)
+        told = device.play()
+        assert told.order == of.schedule.order(of.shape, number)
+        assert told.held == wanted
+        assert not device.flights
+        turns = {(stage, kind): 4 for stage in device.stages for kind in ("F", "BW")}
+        assert {turn: len(some) for turn, some in told.seconds.items()} == turns
+        assert min(one for some in told.seconds.values() for one in some) > 0 and told.optimizer > 0
+
+
+def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the results of the passes were dropped in between."""
+    plan = Plan(load_job(job(2)))
+    device, plain = Replay(plan, 0, cpu), build(plan, 0, TensorGroup(), cpu.torch)
+    sum(plain(*tokens(plan, 0, k, 0)) / 2 for k in range(2)).backward()
+    monkeypatch.setattr(device.optimizer, "step", lambda: None)
+    monkeypatch.setattr(device.optimizer, "zero_grad", lambda: None)
+    device.play()
+    for name, param in device.stages[0].named_parameters():
+        assert torch.allclose(gradient(param), plain.get_parameter(name).grad, atol=1e-6), name
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_is_as_forecast(recompute: str, tmp_path: Path) -> None:
+    model = {**LLAMA, "hidden": 128, "ffn": 256, "vocab": 512, "seq": 256}
+    found = stages.measure(job(4, model, pp=2), "cpu", tmp_path / "stages.json", recompute=[recompute], repeat=1)
+    rows = [row for row in found.rows if row.quantity == "bytes"]
+    assert [row.name for row in rows] == ["device 0 peak allocated", "device 1 peak allocated"]
+    for row in rows:
+        assert abs(row.error("catalog") or 0.0) < 0.02, row
+
+
+def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) -> None:
+    out, seen = tmp_path / "stages.json", []
+
+    def said(text: str) -> None:
+        if not seen:
+            before = read(out)
+            assert before.measured is None and not any(row.samples for row in before.rows)
+            seen.append([(row.name, row.group, row.forecasts) for row in before.rows])
+
+    found = stages.measure(job(pp=2), "cpu", out, recompute=["none", "selective"], repeat=2, said=said)
+    assert [(row.name, row.group, row.forecasts) for row in read(out).rows] == seen[0]
+    names = [f"device {device} {what}" for device in (0, 1) for what in ("F", "BW")]
+    more = [f"device {device} {what}" for device in (0, 1) for what in ("optimizer", "peak allocated")]
+    assert [row.name for row in found.rows] == 2 * [*names, *more, "step (put together)"]
+    assert {row.group for row in found.rows} == {"recompute none", "recompute selective"}
+    for row in found.rows:
+        many = 8 if row.name in names else 1 if row.quantity == "bytes" else 2
+        assert len(row.samples) == many and min(row.samples) > 0 and row.forecasts["catalog"].value > 0
+    values = {row.name: row.measured or 0.0 for row in found.rows[:9]}
+    busiest = max(4 * (values[f"device {device} F"] + values[f"device {device} BW"]) for device in (0, 1))
+    assert values["step (put together)"] > busiest
+
+
+def test_on_a_gpu_reserved_memory_and_clocks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every action stands between two waits for the device."""
+    monkeypatch.setattr(stages.Device, "of", lambda kind: Pretended("cuda"))
+    Pretended.waits = 0
+    found = stages.measure(job(pp=2), "cuda", tmp_path / "stages.json", repeat=1, warmup=0)
+    values = {row.name: row.measured for row in found.rows}
+    assert (values["device 1 peak allocated"], values["device 1 peak reserved"]) == (1000, 2000)
+    assert found.machine.clocks == {"sm before": 1000.0, "sm after": 1000.0}
+    # Two devices, two passes each: eight actions, and the update behind them.
+    assert Pretended.waits >= 2 * 2 * (2 * 8 + 1)
+
+
+def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Replay, "play", full)
+    found = stages.measure(job(pp=2), "cpu", tmp_path / "stages.json")
+    assert found.notes == ("recompute none: device 0 does not fit, so no step is put together",)
+    assert not any(row.samples for row in found.rows)
+
+
+def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "stages.json"
+
+    def stop(text: str) -> None:
+        if text.endswith("device 1"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stages.measure(job(pp=2), "cpu", out, repeat=1, said=stop)
+    found = read(out)
+    measured = {row.name for row in found.rows if row.samples}
+    assert measured == {"device 0 F", "device 0 BW", "device 0 optimizer", "device 0 peak allocated"}
+    assert "interrupted" in found.notes[0]
+
+
+def test_what_one_device_does_not_show_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "stages.json"
+    with pytest.raises(PlanError, match="zero-1, which divides states"):
+        stages.measure(job(pp=2, dp=2), "cpu", out)
+    with pytest.raises(PlanError, match=r"--recompute.*'full'"):
+        stages.measure(job(pp=2), "cpu", out, recompute=["ful"])
+    with pytest.raises(PlanError, match="at least one sample"):
+        stages.measure(job(pp=2), "cpu", out, repeat=0)
+    assert not out.exists()
+    replicas = stages.measure(job(pp=2, dp=2, zero=0), "cpu", out, repeat=1, warmup=0)
+    assert len(replicas.rows) == 9

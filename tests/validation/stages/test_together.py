@@ -1,0 +1,88 @@
+"""A step put together from given times of actions: closed forms, and the same as orders played with these times."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from simulator.engine.step import played
+from simulator.forecast import programmed
+from simulator.job import load_job
+from simulator.ops import Collective, Transfer, Work
+from simulator.plan import Plan
+from validation.forecasts import forecasters
+from validation.pipeline import Case, replay
+from validation.stages.together import actions, price_of, step
+
+MODEL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout": 0}
+
+
+def job(m: int = 4, **plan: Any) -> dict[str, Any]:
+    degrees = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
+    told = {"model": MODEL, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
+    batch = {"micro": 1, "global": m * plan.get("dp", 1)}
+    return {**told, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
+
+
+def price(hop: float = 0.0, collective: float = 0.0) -> Any:
+    def of(work: Work) -> tuple[float, float, float]:
+        if isinstance(work, Transfer):
+            return 0.0, 0.0, hop
+        return (collective, 0.0, 0.0) if isinstance(work, Collective) else (1.0, 0.0, 0.0)
+
+    return of
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 4), (4, 8)])
+def test_closed_form_of_equal_stages(schedule: str, p: int, m: int) -> None:
+    plan = Plan(load_job(job(m, pp=p, schedule=schedule)))
+    forward, backward, update = 0.3, 0.7, 0.25
+    seconds = {(stage, kind): time for stage in range(p) for kind, time in (("F", forward), ("BW", backward))}
+    found = step(plan, price(), seconds, [update] * p)
+    assert found == pytest.approx((m + p - 1) * (forward + backward) + update)
+
+
+@pytest.mark.parametrize(
+    ("plan", "hop"),
+    [({"pp": 2}, 0.0), ({"pp": 4, "schedule": "gpipe"}, 0.2), ({"pp": 4}, 0.2), ({"pp": 2, "chunks": 2}, 0.1)],
+)
+def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, Any], hop: float) -> None:
+    of = Plan(load_job(job(8, **plan)))
+    shape = of.shape
+    forward = [1.0 + 0.1 * stage for stage in range(shape.stages)]
+    backward = [2.0 - 0.2 * stage for stage in range(shape.stages)]
+    kinds = {"F": forward, "BW": backward}
+    seconds = {(stage, kind): times[stage] for stage in range(shape.stages) for kind, times in kinds.items()}
+    # A chunk's time there is told as that of all chunks of a device.
+    told = {"t_f": [shape.v * one for one in forward], "t_b": [shape.v * one for one in backward]}
+    schedule = "interleaved-1f1b" if shape.v > 1 else plan.get("schedule", "1f1b")
+    wanted = replay(Case(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **told)).makespan
+    assert step(of, price(hop), seconds, [0.0] * shape.p) == pytest.approx(wanted)
+
+
+def test_what_is_sent_within_a_stage_is_forecast_besides() -> None:
+    plan = Plan(load_job(job(1, tp=2, sequence_parallel=False)))
+    seconds = {(0, "F"): 1.0, (0, "BW"): 2.0}
+    alone, joined = (step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))
+    assert alone == pytest.approx(3.5)
+    # The embedding, two a layer, three of the loss, and the norm of all gradients; those of the backward pass are
+    # hidden behind weight gradients.
+    assert joined == pytest.approx(3.5 + 0.01 * (1 + 2 * 4 + 3 + 1))
+
+
+def test_with_forecast_times_the_step_is_the_forecast() -> None:
+    """The times of actions are read off the program that they are put into again."""
+    (forecaster,) = forecasters(job(4, pp=2), None)
+    found, updates = actions(forecaster)
+    seconds = {turn: value.value for turn, value in found.items()}
+    again = step(forecaster.plan, price_of(forecaster), seconds, [one.value for one in updates])
+    _, program = programmed(forecaster.plan, price_of(forecaster))
+    program.host = 0.0
+    # The host is in the times of actions; on its own it would run ahead of them.
+    assert again >= played(program).span
+    assert again == pytest.approx(forecaster.step.value, rel=0.2)
+    for value in (*found.values(), *updates):
+        assert 0 < value.low < value.value < value.high

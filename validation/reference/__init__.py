@@ -1,0 +1,1 @@
+"""A plain trainer in PyTorch: the stages, the optimizer and the data that measured jobs run."""

@@ -1,0 +1,120 @@
+"""What the reference model does: everything else is refused before any work is done."""
+
+from __future__ import annotations
+
+from hardware.errors import PlanError
+from simulator.plan import Plan
+
+SCHEMES = (
+    "tensor/megatron",
+    "tensor/megatron-sp",
+    "data/ddp",
+    "data/zero-1",
+    "data/fsdp",
+    "pipeline/gpipe",
+    "pipeline/1f1b",
+    "pipeline/interleaved-1f1b",
+    "memory/recompute-full",
+    "memory/recompute-selective",
+)
+
+
+def check(plan: Plan) -> None:
+    """Raises one PlanError for the first thing that the reference model lacks."""
+    for rule in (check_model, check_experts, check_framework, check_schemes, check_parts):
+        rule(plan)
+
+
+def check_model(plan: Plan) -> None:
+    """Dense GPT and Llama shapes."""
+    model = plan.job.model
+    lacks = {
+        "mla": (model.mla is not None, None),
+        "window": (model.window is not None, None),
+        "dropout": (model.dropout > 0, 0),
+        "positions": (model.positions == "alibi", "rope or learned"),
+        "norm": (model.norm == "layernorm1p", "layernorm or rmsnorm"),
+        "embedding_norm": (model.embedding_norm, False),
+        "qk_layernorm": (model.qk_layernorm and model.mla is None, False),
+        "parallel_residual": (model.parallel_residual, False),
+        "mtp": (model.mtp > 0, 0),
+    }
+    for field, (lacking, remedy) in lacks.items():
+        if lacking:
+            given = getattr(model, field)
+            told = given if isinstance(given, int | float | str) else None
+            remedy = f"Give model.{field}: {remedy}" if remedy is not None else f"Leave model.{field} out"
+            raise PlanError(f"model.{field}", "the reference model has nothing of the kind", remedy, told)
+    if model.positions == "rope" and model.head_dim % 2:
+        raise PlanError("model.head_dim", "rope here turns heads of even width", "Give an even one", model.head_dim)
+
+
+def check_experts(plan: Plan) -> None:
+    """Gated experts, all of them on each rank, equally many tokens for each."""
+    moe = plan.job.model.moe
+    if moe is None:
+        return
+    for field, lacking in {
+        "shared_experts": moe.shared_experts > 0,
+        "capacity": moe.capacity is not None,
+        "router_bias": moe.router_bias,
+    }.items():
+        if lacking:
+            rule = "the reference model's experts have nothing of the kind"
+            raise PlanError(f"model.moe.{field}", rule, "Leave it out", getattr(moe, field))
+    if not plan.job.model.gated or plan.job.model.mlp_bias:
+        rule = "the reference model's experts are SwiGLU without biases"
+        raise PlanError("model.moe", rule, "Give model.gated: true and model.mlp_bias: false")
+    if plan.mesh.views:
+        rule = "the reference model holds all experts on each rank"
+        raise PlanError("plan.views", rule, "Leave ep and views out")
+    sequence = plan.job.batch.sequence
+    assert sequence is not None
+    parts = _degree(plan, "tensor") if any(one.use == "tensor/megatron-sp" for one in plan.schemes) else 1
+    places = sequence // parts * moe.top_k
+    if places % moe.experts:
+        rule = f"{sequence // parts} positions of {moe.top_k} experts each must be spread evenly over {moe.experts}"
+        raise PlanError("batch.sequence", rule, f"Give a multiple of {moe.experts * parts}", sequence)
+
+
+def check_framework(plan: Plan) -> None:
+    """Fused attention, plain formats; moments lie beside the main weights."""
+    habits = plan.job.framework
+    if habits.attention != "flash":
+        rule = "the reference model has a fused attention kernel only"
+        raise PlanError("framework.set.attention", rule, "Give flash", habits.attention)
+    if habits.quantised:
+        rule = "the reference model multiplies in the format of its weights"
+        raise PlanError("precision.compute", rule, "Give bf16 or fp32", habits.quantised)
+    for field in ("weights", "gradients", "main_weights"):
+        if getattr(habits, field) == "fp16":
+            rule = "the reference trainer scales no losses, and small gradients vanish in fp16"
+            place = "compute" if field == "weights" else field
+            raise PlanError(f"precision.{place}", rule, "Give bf16 or fp32", "fp16")
+    if habits.moments != habits.main_weights:
+        rule = f"fused Adam has them in the format of the main weights, {habits.main_weights}"
+        raise PlanError("precision.moments", rule, f"Give {habits.main_weights}", habits.moments)
+
+
+def check_schemes(plan: Plan) -> None:
+    """Schemes along an axis of one rank do nothing, whatever they are."""
+    for i, scheme in enumerate(plan.schemes):
+        idle = scheme.over and plan.mesh.size(scheme.over) == 1
+        if scheme.use not in SCHEMES and not idle:
+            rule = "the reference trainer has no such scheme"
+            raise PlanError(f"plan.schemes[{i}].use", rule, f"Use one of {', '.join(SCHEMES)}", scheme.use)
+        if scheme.use == "memory/recompute-selective" and tuple(scheme.options.modules) != ("core_attn",):
+            rule = "the reference trainer recomputes the attention core, or whole layers"
+            raise PlanError(f"plan.schemes[{i}].modules", rule, "Give core_attn", list(scheme.options.modules))
+
+
+def check_parts(plan: Plan) -> None:
+    """Key heads are not copied where there are fewer than ranks."""
+    tensor, keys = _degree(plan, "tensor"), plan.job.model.kv_heads
+    if keys % tensor:
+        rule = f"the reference model divides its {keys} key heads evenly over the tensor-parallel ranks"
+        raise PlanError("plan.tp", rule, f"Give a divisor of {keys}", tensor)
+
+
+def _degree(plan: Plan, family: str) -> int:
+    return plan.mesh.size(axis for scheme in plan.family(family) for axis in scheme.over)

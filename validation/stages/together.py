@@ -1,0 +1,101 @@
+"""A step put together: the simulator's own program, in which the kernels of every action last as long as was measured.
+
+What one device by itself does not show stays as it is forecast: collectives, messages between stages, who waits for
+whom. So the play is that of the forecast, and the difference is that of the actions' times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from simulator.costs import Costs
+from simulator.costs.calibration import calibrations_in
+from simulator.engine.flat import Flat, flatten_task
+from simulator.engine.kinds import COMPUTING
+from simulator.engine.program import FREE, SUMS, Part, Price, Program, Task
+from simulator.engine.step import played
+from simulator.engine.sweep import sweep
+from simulator.forecast import programmed
+from simulator.ops import COMPUTE, Collective, Op, Work
+from simulator.plan import Plan
+from simulator.report.report import Z90
+from validation.forecasts import Forecaster
+from validation.measurement import Value
+
+Turn = tuple[int, str]
+"""A virtual stage and a kind of action."""
+
+
+def price_of(forecaster: Forecaster, alone: bool = False) -> Price:
+    """Prices as in a whole step; alone: communication within a stage takes no time."""
+    plan = forecaster.plan
+    with calibrations_in(forecaster.folder):
+        costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.rates)
+
+    def price(work: Work) -> tuple[float, float, float]:
+        if alone and isinstance(work, Collective):
+            return FREE
+        with calibrations_in(forecaster.folder):
+            return costs.estimate(work)
+
+    return price
+
+
+def actions(forecaster: Forecaster) -> tuple[dict[Turn, Value], list[Value]]:
+    """Seconds of an action of each stage and kind, without what other devices would have a part in; and of the update
+    of each device."""
+    plan = forecaster.plan
+    _, program = programmed(plan, price_of(forecaster, alone=True))
+    tasks = {(slot.stage, slot.kind): task for slot, task in zip(program.timetable.slots, program.tasks, strict=True)}
+    found = {turn: _value(task, program, plan) for turn, task in tasks.items()}
+    return found, [_value(task, program, plan) for task in program.updates]
+
+
+def _value(task: Task, program: Program, plan: Plan) -> Value:
+    """How long a task takes that begins on a device where nothing runs, with an interval as a step's."""
+    flat = Flat()
+    for op, seconds, latency, issue, after in flatten_task(task, program.host).ops:
+        flat.add(op, seconds, latency, issue, after, 0)
+    span = sweep(flat).span
+    sums = task.sums[: len(COMPUTING)]
+    busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
+    habits = plan.job.framework
+    terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
+    reach = Z90 * math.hypot(habits.spread, habits.spread_experts if plan.job.model.moe else 0.0, *terms)
+    return Value(value=span, low=span * math.exp(-reach), high=span * math.exp(reach))
+
+
+def step(plan: Plan, price: Price, seconds: Mapping[Turn, float], updates: Sequence[float]) -> float:
+    """Seconds of a step whose actions last `seconds` and whose updates last `updates`, a device each.
+
+    price: of all that is sent. The host is not played: it is in the measured times.
+    """
+    _, program = programmed(plan, price)
+    slots = program.timetable.slots
+    tasks = [lasting(task, seconds[slot.stage, slot.kind]) for slot, task in zip(slots, program.tasks, strict=True)]
+    tails = [lasting(task, given) for task, given in zip(program.updates, updates, strict=True)]
+    measured = replace(program, tasks=tasks, updates=tails, host=0.0)
+    return played(measured).span + plan.job.framework.step_overhead_s
+
+
+def lasting(task: Task, seconds: float) -> Task:
+    """The same task with kernels that take `seconds` together, each its part of them."""
+    own = sum(part.count * float(np.sum(np.array(part.seconds)[_kernels(part.block.ops)])) for part in task.parts)
+    factor = seconds / own if own else 1.0
+    return replace(task, parts=[_stretched(part, factor) for part in task.parts])
+
+
+def _stretched(part: Part, factor: float) -> Part:
+    times = np.where(_kernels(part.block.ops), factor, 1.0) * np.array(part.seconds)
+    seconds = tuple(times.tolist())
+    return replace(part, seconds=seconds, tables=part.block.tables.setdefault((seconds, part.spread, part.latency), {}))
+
+
+def _kernels(ops: Sequence[Op]) -> Any:
+    """Which ops are measured: what runs beside them or is sent is not."""
+    return np.array([op.stream == COMPUTE and not isinstance(op.work, Collective) for op in ops], bool)
