@@ -10,16 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli_validate import Calibration, folder, needs_torch
+from experiments.cli_validate import Calibration, folder, needs_torch, writable
 from experiments.console import AsJson, answering, check_place, emit
 from hardware.errors import PlanError, nearest
 
-KINDS = ("kernels", "stages", "distributed", "collectives")
+KINDS = ("kernels", "stages", "distributed", "collectives", "campaign")
 TAKES = {
     "kernels": ("mode", "tp", "dtype", "repeat", "warmup"),
     "stages": ("recompute", "repeat", "warmup"),
     "distributed": ("steps", "warmup", "trace", "check"),
     "collectives": ("size", "operation", "repeat", "warmup"),
+    "campaign": (),
 }
 """The options that each kind takes, besides those that all take."""
 
@@ -38,10 +39,14 @@ Change = Annotated[
 
 
 def measure(
-    kind: Annotated[str, typer.Argument(metavar="{kernels|stages|distributed|collectives}")],
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
-    device: Annotated[str, typer.Option("--device", metavar="{cpu|cuda}", help="What it runs on.")] = "cuda",
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The measurement file.")] = Path("measured.json"),
+    kind: Annotated[str, typer.Argument(metavar="{kernels|stages|distributed|collectives|campaign}")],
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; or a campaign of many.")],
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="{cpu|cuda}", help="What it runs on; cuda if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The measurement file; of a campaign a FOLDER.")
+    ] = None,
     calibration: Calibration = None,
     change: Change = None,
     mode: Annotated[
@@ -86,15 +91,48 @@ def measure(
         options = _taken(kind, given, TAKES[kind])
         plural = {"mode": "modes", "tp": "tps", "dtype": "dtypes", "size": "sizes", "operation": "operations"}
         options = {plural.get(name, name): value for name, value in options.items()}
+        needs_torch()
+        if kind == "campaign":
+            if device is not None or calibration is not None or change:
+                rule = "a campaign names its device and jobs, and calibrates by itself"
+                raise PlanError("measure campaign", rule, "Leave out --device, --calibration and --set")
+            _campaign(job, out or Path("measured"), as_json)
+            return
         folder(calibration)
-        for place, option in ((out, "--out"), (trace, "--trace")):
+        file = out or Path("measured.json")
+        for place, option in ((file, "--out"), (trace, "--trace")):
             if place is not None and place.absolute().parent.is_dir():
                 check_place(place, option)
-        needs_torch()
-        found = _room(kind)(
-            _job(job, change or ()), device, out, calibration=calibration, command=_command(), **options
-        )
-        _show(found, out, kind, as_json)
+        told = _job(job, change or ())
+        found = _room(kind)(told, device or "cuda", file, calibration=calibration, command=_command(), **options)
+        _show(found, file, kind, as_json)
+
+
+def _campaign(file: Path, out: Path, as_json: bool) -> None:
+    """Calibrates and measures all that a campaign asks for, then shows every kind that was measured."""
+    from experiments.measurements import page, validated
+    from experiments.page import show
+    from experiments.validating import progress
+    from validation import campaign
+    from validation.devices.calibrate import calibrate
+
+    planned = campaign.load(file)
+    writable(out)
+    done: dict[str, list[Path]] = {}
+    total = len(planned.runs)
+    runs = campaign.go(planned, out, _room, lambda device, to, n: calibrate(device, to, n, progress), _command())
+    for number, (run, found) in enumerate(runs, 1):
+        if isinstance(found, str):
+            typer.echo(f"[{number}/{total}] {run.name}: {found}", err=True)
+            continue
+        done.setdefault(run.measure, []).append(out / f"{run.name}.json")
+        typer.echo(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
+    answers = {kind: validated(kind, files) for kind, files in done.items()}
+    if as_json:
+        emit({"campaign": planned.title, **answers})
+        return
+    for answer in answers.values():
+        show(page(answer, brief=True))
 
 
 def _taken(kind: str, given: dict[str, Any], takes: Sequence[str]) -> dict[str, Any]:

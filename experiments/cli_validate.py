@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from hardware.errors import PlanError, nearest
 MEASURED = ("kernels", "collectives")
 FILES = ("stages", "distributed", "trace")
 KINDS = ("pipeline", "published", *MEASURED, *FILES)
+TRACED = ("--calibration", "--job", "--rank", "--step")
 LATER = ("claims",)
 """Kinds of validation that have a contract and no code yet."""
 
@@ -44,6 +45,8 @@ def validate(
     ] = None,
     calibration: Calibration = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="trace: the job that was traced.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="trace: whose it is.")] = None,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="trace: which of the steps it marks.")] = None,
 ) -> None:
     """Hold forecasts against what is known: schedules, published runs, tables of kernels, what was measured here."""
     with answering(as_json):
@@ -57,9 +60,12 @@ def validate(
         if kind not in KINDS:
             raise PlanError("KIND", "there is nothing of this name", nearest(kind, KINDS), kind)
         paths = [*(data or ()), *(more or ())]
-        options = {"--plot": plot, "--jobs": workers, "--calibration": calibration, "--job": job}
+        options = {
+            "--plot": plot, "--jobs": workers, "--calibration": calibration,
+            "--job": job, "--rank": rank, "--step": step,
+        }  # fmt: skip
         recorded = kind in ("stages", "distributed") or (kind in MEASURED and _json(paths))
-        known = {"pipeline": (), "published": ("--plot", "--jobs"), "trace": ("--plot", "--calibration", "--job")}
+        known = {"pipeline": (), "published": ("--plot", "--jobs"), "trace": ("--plot", *TRACED)}
         taken = ("--plot",) if recorded else known.get(kind, ("--plot", "--calibration"))
         for option, given in options.items():
             if given is not None and option not in taken:
@@ -75,7 +81,7 @@ def validate(
             _recorded(kind, paths, as_json, plot)
             return
         if kind == "trace":
-            _trace(paths, job, as_json, plot, calibration)
+            _trace(paths, job, as_json, plot, (folder(calibration), rank, step))
             return
         if kind in MEASURED:
             _measured(kind, paths, as_json, plot, calibration)
@@ -118,7 +124,7 @@ def _recorded(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None)
         show(measurements.page(answer))
 
 
-def _trace(paths: Sequence[Path], job: Path | None, as_json: bool, plot: str | None, calibration: Path | None) -> None:
+def _trace(paths: Sequence[Path], job: Path | None, as_json: bool, plot: str | None, more: tuple[Any, ...]) -> None:
     """A real trace beside the simulated one of the same step."""
     from experiments import tracing
     from experiments.page import show
@@ -127,7 +133,7 @@ def _trace(paths: Sequence[Path], job: Path | None, as_json: bool, plot: str | N
         rule = "one trace is compared with the job that ran"
         raise PlanError("validate trace", rule, "Write meshcast validate trace TRACE --job JOB")
     files = figure_files(plot, tracing.FIGURES) if plot is not None else {}
-    found = tracing.compared(paths[0], job, folder(calibration))
+    found = tracing.compared(paths[0], job, *more)
     tracing.draw(found, files)
     if as_json:
         emit(found.to_dict())

@@ -49,11 +49,14 @@ def _head(name: str, found: Measurement) -> dict[str, Any]:
     return {"file": name, **{key: getattr(found, key) for key in keys}, "notes": list(found.notes)}
 
 
-def page(answer: Mapping[str, Any]) -> RenderableType:
-    """Every row, then the errors of each forecast."""
+def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
+    """Every row, then the errors of each forecast. brief: of kernels and collectives the errors alone."""
     told, rows = answer["summary"], answer["rows"]
     parts: list[RenderableType] = []
-    for head in told["files"]:
+    if brief:
+        kept = [row for row in rows if row["name"].partition(" ")[0] in ("step", "rank", "device")]
+        parts = [rows_table(kept, files=True)] if kept else [Text(", ".join(one["title"] for one in told["files"]))]
+    for head in () if brief else told["files"]:
         own = [row for row in rows if row["file"] == head["file"]]
         when = f"forecast {head['forecast_written']}, measured {head['measured'] or 'not yet'}"
         parts += [Text(head["title"], "bold"), Text(f"{head['file']}: {when}", "dim")]
@@ -67,8 +70,8 @@ def page(answer: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Measured, and each forecast with its error."""
+def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
+    """Measured, and each forecast with its error. files: grouped by them."""
     table = table_of("measured thing")
     by = [one for one in ("catalog", "calibration") if any(one in row["predicted"] for row in rows)]
     table.add_column("measured", justify="right", no_wrap=True)
@@ -78,8 +81,9 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column("error", justify="right", no_wrap=True)
     group = ""
     for row in rows:
-        if row["group"] != group:
-            group = row["group"]
+        own = f"{Path(row['file']).stem}: {row['group']}" if files else row["group"]
+        if own != group:
+            group = own
             table.add_section()
             table.add_row(Text(group, "bold"))
         cells = [f"  {row['name']}", amount(row["measured"], row["quantity"])]

@@ -23,9 +23,9 @@ FIGURES = ("trace",)
 """What is drawn."""
 
 
-def compared(trace: Path, job: Path, calibration: Path | None) -> Comparison:
-    """The last step of a trace beside the forecast of its job. Raises PlanError for what is no trace, or another's."""
-    return compare(kineto.read(trace), _report(job, calibration))
+def compared(trace: Path, job: Path, calibration: Path | None, rank: int | None, step: int | None) -> Comparison:
+    """A step of a trace beside the forecast of its job. Raises PlanError for what is no trace, or another's."""
+    return compare(kineto.read(trace), _report(job, calibration), rank, step)
 
 
 def _report(job: Path, calibration: Path | None) -> Report:

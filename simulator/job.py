@@ -280,9 +280,11 @@ def put(data: dict[str, Any], field: str, value: Any, where: str) -> None:
 
 def _precision(file: JobFile, framework: Framework) -> Precision:
     given = file.precision
+    # Whoever computes in fp32 loses nothing when gradients are added up.
+    gradients = "fp32" if given.compute == "fp32" else framework.gradients
     return Precision(
         compute=given.compute or framework.quantised or framework.weights,
-        gradients=given.gradients or framework.gradients,
+        gradients=given.gradients or gradients,
         main_weights=given.main_weights or framework.main_weights,
         moments=given.moments or framework.moments,
     )

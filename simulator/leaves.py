@@ -211,10 +211,15 @@ class Rope(Leaf):
 
     share: float = 1.0
 
-    def forward(self, at: Local) -> list[Work]:
-        return [Memory("rope", round(self.share * at.bytes(*self.ins)), round(self.share * at.bytes(*self.outs)))]
+    def _turn(self, at: Local, backward: bool) -> list[Work]:
+        read, write = (round(self.share * at.bytes(*tensors)) for tensors in (self.ins, self.outs))
+        return [Memory("rope", read, write, backward)]
 
-    backward_inputs = forward
+    def forward(self, at: Local) -> list[Work]:
+        return self._turn(at, backward=False)
+
+    def backward_inputs(self, at: Local) -> list[Work]:
+        return self._turn(at, backward=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,7 +345,7 @@ class Loss(Leaf):
         return [kernels[0], *joins, kernels[1]]
 
     def backward_inputs(self, at: Local) -> list[Work]:
-        return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0)]
+        return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0, backward=True)]
 
     def keeps(self, at: Local) -> list[tuple[str, int, str]]:
         return [("softmax", self.kept * at.size(self.ins[0]), "logits")]

@@ -47,7 +47,7 @@ class Lowering:
     ) -> None:
         self.mesh, self.schemes, self.regather, self.fused = mesh, tuple(schemes), regather, fused
         self._known: Known = known if known is not None else {}
-        turns = tuple(self.in_turn(view) for view in mesh.views)
+        turns = tuple(self.in_turn(view) for view in ("", *mesh.views))
         self._alike = (
             regather,
             fused,
@@ -198,8 +198,9 @@ class Lowering:
         return next((leaf.view for leaf in leaves if leaf.view), "")
 
     def in_turn(self, view: str) -> bool:
-        """Whether traffic of a view waits for all that was issued before it."""
-        return any(one.view == view and one.habits and not one.habits.overlap.ep for one in self.schemes)
+        """Whether gradients of activations of a view wait for all that was issued before them."""
+        habits = [one.habits.overlap for one in self.schemes if one.view == view and one.habits]
+        return not all(overlap.ep if view else overlap.gradients for overlap in habits)
 
     def _leaf(self, leaf: Leaf) -> Fragment:
         divide = self.division(leaf)
@@ -433,7 +434,7 @@ class _Join:
             # Right behind its producer, ahead of pending weight gradients: that is what hides it.
             place, view = ops.index(op) + 1 if op in ops else 0, low.meeting(tensor)
             behind: list[Op] = []
-            if view and op in ops and low.in_turn(view):
+            if op in ops and low.in_turn(view):
                 place, behind = len(ops), ops[-1:]
             for work in moves(tensor.gradient, layout, wanted, self.mesh):
                 source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)

@@ -186,7 +186,7 @@ def _alive() -> int:
     found: dict[int, int] = {}
     for one in gc.get_objects():
         try:
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu":
+            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
                 storage = one.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
         except (ReferenceError, RuntimeError, NotImplementedError):  # gone meanwhile, or without a storage

@@ -289,7 +289,11 @@ def of_host(trace: Trace, mark: Event | None) -> Timeline:
     """
     begin, end = (mark.begin, mark.end) if mark else (-np.inf, np.inf)
     talks = [one for one in trace.of("user_annotation") if one.name.startswith(GLOO) and begin <= one.begin < end]
-    found = [Slice("", operation(one.name) or "other", one.begin, one.seconds, one.name) for one in talks]
+    asked = [one for one in trace.of("cpu_op") if one.name.startswith("c10d::") and begin <= one.begin < end]
+    # Gloo makes a reduce-scatter of an all-reduce; what was asked for says so. It is done in the order in which it was.
+    names = [one.name for one in (asked if len(asked) == len(talks) else talks)]
+    kinds = [operation(name) or "other" for name in names]
+    found = [Slice("", kind, one.begin, one.seconds, one.name) for one, kind in zip(talks, kinds, strict=True)]
     holes = _union(talks)
     for one in trace.stretches():
         if begin <= one.event.begin < end and _computes(one.event, one.around):

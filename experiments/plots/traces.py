@@ -38,6 +38,9 @@ LOOKS: dict[str, style.RGB] = {
 """Classes of computation."""
 
 SIDES = ("real", "simulated")
+BRIEF = {ANY: "comm."}
+"""Streams whose names are too long."""
+
 PALE = 0.45
 """How much paler the bar of the simulated side is."""
 
@@ -145,7 +148,7 @@ def _bars(sheet: Sheet, rows: Sequence[Pair], top: float) -> None:
         base = top + ROW * (y + 0.5)
         looks: dict[str, Any] = {"va": "center_baseline", "fontsize": style.SMALL}
         if stream != before:
-            sheet.text(EDGE, base, stream, fontweight="bold", **looks)
+            sheet.text(EDGE, base, BRIEF.get(stream, stream), fontweight="bold", **looks)
             sheet.patch(EDGE, top + ROW * y, style.PAGE - 2 * EDGE, 0, edgecolor=style.LINE, linewidth=0.4)
             before = stream
         sheet.text(LABEL, base, kind.replace("_", "-"), **looks)
@@ -167,7 +170,7 @@ def _lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, scale: 
             image, extent=(0, span * scale, y + 0.86, y), aspect="auto", interpolation="nearest", resample=False
         )
     axes.set_ylim(len(lanes), 0)
-    axes.set_yticks([y + 0.43 for y in range(len(lanes))], [lane if lane != ANY else "comm." for lane in lanes])
+    axes.set_yticks([y + 0.43 for y in range(len(lanes))], [BRIEF.get(lane, lane) for lane in lanes])
     # What lies behind the end of the shorter step is no idling.
     axes.axvline(side.span * scale, color=style.INK, linewidth=0.6)
 

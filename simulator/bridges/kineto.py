@@ -9,7 +9,7 @@ the file, in any order; here they are seconds from the begin of the earliest eve
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -84,9 +84,15 @@ class Trace:
         return any(event.category in ON_DEVICE for event in self.events)
 
     def steps(self) -> list[Event]:
-        """The steps that are marked in the trace, by their begin: of the profiler's schedule, or called ``step``."""
+        """The steps that are marked in the trace, by their begin: of the profiler's schedule, or called ``step``.
+
+        Marks in which nothing was issued are left out: schedules mark steps that they do not record.
+        """
         marks = self.of("user_annotation")
-        return [m for m in marks if STEP.fullmatch(m.name)] or [m for m in marks if m.name.lower() == "step"]
+        marks = [m for m in marks if STEP.fullmatch(m.name)] or [m for m in marks if m.name.lower() == "step"]
+        work = self.of(*ON_DEVICE)
+        issued = sorted([(self.launch(one) or one).begin for one in work] or [one.begin for one in self.of("cpu_op")])
+        return [m for m in marks if bisect_left(issued, m.begin) < bisect_right(issued, m.end)]
 
     @cached_property
     def _launches(self) -> dict[int, Event]:

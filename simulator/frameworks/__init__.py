@@ -31,6 +31,8 @@ class Overlap(Part):
     """Gradient buckets are reduced behind the last backward pass, ZeRO-1 weights gathered ahead of first use."""
     pp: bool
     """A device goes on computing while its activations are sent; otherwise it waits for each send."""
+    gradients: bool = True
+    """Gradients of activations are exchanged beside the weight gradients of the linear behind, otherwise after."""
     ep: bool = False
     """Gradients of tokens leave their experts beside the experts' weight gradients, otherwise behind them."""
 

@@ -200,6 +200,27 @@ def test_a_processor_waits_for_what_it_sends(reports: Any, put: Any) -> None:
     assert found.account == pytest.approx(account, rel=1e-3) and found.span == pytest.approx(200e-6, rel=1e-3)
 
 
+def test_what_gloo_was_asked_for(reports: Any, put: Any) -> None:
+    rows = [
+        event("c10d::_reduce_scatter_base_", "cpu_op", 0, 5),
+        event("gloo:all_reduce", "user_annotation", 10, 20, tid=2),
+        event("c10d::_allgather_base_", "cpu_op", 6, 5),
+        event("gloo:all_gather", "user_annotation", 30, 20, tid=2),
+    ]
+    found = compare(put({"traceEvents": rows}), reports["many"])
+    # The forecast scatters and gathers for several, so the trace, which does not say for whom, has one line for all.
+    told = {(line.stream, line.kind): line.real_calls for line in found.lines if line.real and line.stream != COMPUTE}
+    assert told.keys() == {
+        (line.stream, line.kind) for line in found.lines if line.kind in ("reduce_scatter", "all_gather")
+    }
+    assert {kind for _, kind in told} == {"reduce_scatter", "all_gather"} and set(told.values()) == {1}
+    fewer = compare(put({"traceEvents": rows[1:]}), reports["many"])
+    assert {line.kind for line in fewer.lines if line.real_calls and line.stream != COMPUTE} == {
+        "all_reduce",
+        "all_gather",
+    }
+
+
 @pytest.mark.parametrize(
     ("info", "rank", "words"),
     [({"rank": 0, "world_size": 16}, None, "has 8 ranks"), ({"rank": 9}, None, "0 to 7"), ({}, -1, "0 to 7")],
@@ -211,11 +232,15 @@ def test_a_trace_of_another_job(reports: Any, put: Any, info: dict[str, int], ra
 
 
 def test_steps_without_work(reports: Any, put: Any) -> None:
-    marks = [event("step", "user_annotation", 0, 5), event("aten::mm", "cpu_op", 20, 5)]
+    marks = [event("step", "user_annotation", 0, 5), event("step", "user_annotation", 50, 5)]
     with pytest.raises(PlanError, match="no operator ran"):
-        compare(put({"traceEvents": marks}), reports["alone"])
+        compare(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 0)]}), reports["alone"])
+    other = [kernel("gemm", 2, 1, 1, device=1), kernel("gemm", 20, 9, 2, device=0)]
     with pytest.raises(PlanError, match="no kernel was issued"):
-        compare(put({"traceEvents": [*marks, kernel("gemm", 20, 1, 1)]}), reports["alone"])
+        compare(put({"traceEvents": [*marks, *other]}), reports["alone"])
+    # The second mark is that of a step which was not recorded.
+    found = compare(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 3)]}), reports["alone"])
+    assert found.real.span == pytest.approx(5e-6, rel=1e-3)
     with pytest.raises(PlanError, match="marks no steps"):
         compare(put({"traceEvents": [kernel("gemm", 20, 1, 1)]}), reports["alone"], step=0)
 

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from validation.device import Device
+from validation.reference.parallel import gather_all, scatter_sum
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 """send_recv: from rank 0 to the last one, back and forth; half of that is one message."""
 
 SIZES = tuple(4**i for i in range(5, 14))
 """Bytes of the largest buffer on one rank: 1 KiB to 64 MiB."""
-
 
 CALLS = 5
 """In a row as one sample, as nccl-tests does: ranks leave a barrier one after another, which takes as long as a small
@@ -36,9 +36,9 @@ def work(operation: str, count: int, device: torch.device) -> Callable[[], Any]:
     if operation == "all_reduce":
         return lambda: dist.all_reduce(whole)
     if operation == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part)
+        return lambda: gather_all(whole, part, None)
     if operation == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole)
+        return lambda: scatter_sum(part, whole, None)
     if operation == "all_to_all":
         other = torch.zeros_like(whole)
         return lambda: dist.all_to_all_single(other, whole)

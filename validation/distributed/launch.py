@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def check(world: int, device: str) -> None:
         raise PlanError("plan.mesh", rule, "Plan for as many, or run this command under torchrun on all nodes", world)
 
 
-def run(task: Mapping[str, Any], world: int) -> Iterator[dict[str, Any]]:
+def run(task: Mapping[str, Any], world: int) -> Generator[dict[str, Any]]:
     """Has `world` processes do a task (see `worker`), and yields what rank 0 tells while they are at it.
 
     Where torchrun started this process, it does its own part and ranks other than 0 yield nothing. Raises PlanError

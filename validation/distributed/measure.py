@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,11 @@ def measure(
     own = forecasters(job, calibration)
     plan = own[0].plan
     trainer.check(plan)
+    if trace is not None and not trace.resolve().parent.is_dir():
+        raise PlanError("--trace", "there is no such folder", "Name a file in a folder of yours", str(trace))
+    one = _device(device)
     launch.check(plan.mesh.world, device)
-    machine = _device(device).machine(plan.mesh.world)
+    machine = one.machine(plan.mesh.world)
     notes, checked = [], check and serial.affordable(plan, machine.memory)
     if check and not checked:
         notes.append("not compared with serial training: one device has not the memory for the whole model")
@@ -72,29 +76,33 @@ def measure(
         calibration=str(calibration) if calibration else None,
         forecast_written=now(),
         notes=(*notes, *_remarks(device)),
-        rows=tuple(_rows(plan, own)),
+        rows=tuple(_rows(plan, own, device)),
     )
     task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup, "check": checked}
     task["trace"] = str(trace.resolve()) if trace else None
 
     def finished(found: list[dict[str, Any]]) -> Measurement:
         peaks = next((one["peaks"] for one in found if "peaks" in one), ())
-        rows = _rows(plan, own, [one["step"] for one in found if "step" in one], peaks)
+        rows = _rows(plan, own, device, [one["step"] for one in found if "step" in one], peaks)
         return begun.finished(rows, tuple(str(serial.Check(**one["check"])) for one in found if "check" in one))
 
     return _through(begun, out, task, plan.mesh.world, finished, say)
 
 
 def _rows(
-    plan: Plan, own: Sequence[Forecaster], steps: Sequence[float] = (), peaks: Sequence[Mapping[str, Any]] = ()
+    plan: Plan,
+    own: Sequence[Forecaster],
+    device: str,
+    steps: Sequence[float] = (),
+    peaks: Sequence[Mapping[str, Any]] = (),
 ) -> list[Row]:
-    """The step's time, and the memory of every rank."""
+    """The step's time, and the memory of every rank; a GPU's allocator tells what it reserves, too."""
     batch, group = plan.job.batch, _axes(plan)
     shape = {**plan.mesh.named, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
     forecasts = {one.by: one.step for one in own}
     rows = [Row(name="step", group=group, forecasts=forecasts, samples=tuple(steps), instrument=clock, shape=shape)]
-    kinds = ["allocated", "reserved"] if any(one["reserved"] is not None for one in peaks) else ["allocated"]
+    kinds = ["allocated", "reserved"] if device == "cuda" else ["allocated"]
     for rank in range(plan.mesh.world):
         at = rank // plan.mesh.stride(plan.pipeline_axis) % plan.shape.p if plan.shape.p > 1 else 0
         found = peaks[rank] if peaks else {}
@@ -154,8 +162,9 @@ def measure_collectives(
     entry = {"use": "data/ddp", "over": AXIS}
     alone = {**job, "plan": {"mesh": {AXIS: world}, "schemes": [entry]}, "batch": {"global": world}}
     own = forecasters(alone, calibration)
+    one = _device(device)
     launch.check(world, device)
-    machine = _device(device).machine(world)
+    machine = one.machine(world)
     begun = Measurement(
         kind="collectives",
         title=f"collectives of {world} x {machine.name}",
@@ -217,9 +226,10 @@ def _through(
         say(f"forecast written to {out}; starting {world} processes")
     found: list[dict[str, Any]] = []
     try:
-        for one in launch.run(task, world):
-            found.append(one)
-            say(_line(one))
+        with closing(launch.run(task, world)) as pieces:
+            for one in pieces:
+                found.append(one)
+                say(_line(one))
     except (KeyboardInterrupt, PlanError) as error:
         if speaks and found:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"not finished: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ def affordable(plan: Plan, memory: int | None) -> bool:
 
 
 def compare(trainer: Trainer) -> Check:
-    """Trains one step sharded and, on rank 0, serial, and compares; every rank calls it and gets the same answer.
+    """Trains the first step sharded and, on rank 0, serial, and compares; all ranks call it and get the same answer.
 
     Tokens are made from their place in the batch, so the serial step has those of all replicas. The trainer is one step
     further behind it.
@@ -124,7 +125,7 @@ class _Serial:
         return float(self.optimizer.step())
 
 
-def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> list[tuple[str, Tensor, Tensor, Tensor]]:
+def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """Name, this rank's gradient (or weight), what it should be, and the whole of that, of each of its parameters.
 
     The serial ones come from rank 0, one after another.
@@ -132,7 +133,7 @@ def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> list[tu
     theirs = dict(serial.stage.named_parameters()) if serial else {}
     shapes: list[Any] = [[(name, tuple(param.shape)) for name, param in theirs.items()]]
     dist.broadcast_object_list(shapes, 0)
-    mine, found = trainer.parameters(), []
+    mine = trainer.parameters()
     for name, shape in shapes[0]:
         if serial:
             whole = (gradient(theirs[name]) if gradients else theirs[name]).detach().float().contiguous()
@@ -141,8 +142,7 @@ def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> list[tu
         dist.broadcast(whole, 0)
         if name in mine:
             have = _joined(gradient(mine[name]), trainer) if gradients else _full(mine[name].detach()).float()
-            found.append((name, have, mine[name].cut.part(whole), whole))
-    return found
+            yield name, have, mine[name].cut.part(whole), whole
 
 
 def _joined(one: Any, trainer: Trainer) -> Tensor:

@@ -33,6 +33,10 @@ PATIENCE = timedelta(minutes=30)
 """How long ranks wait for each other: for rank 0's serial step, too."""
 
 
+SPAN = "training step"
+"""The name of the step in a trace."""
+
+
 def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """This process's part; torchrun's environment says which rank it is. Rank 0 yields what is told, others nothing.
 
@@ -104,7 +108,7 @@ def slowest(seconds: float, device: Device) -> float:
 
 
 def _traced(trainer: Trainer, number: int, path: Path) -> None:
-    """Writes rank 0's Kineto trace of a step."""
+    """Writes rank 0's Kineto trace of a step, which lies in the span `SPAN`, behind a barrier."""
     given, device = trainer.given(number), trainer.place.device
     if dist.get_rank():
         dist.barrier()
@@ -115,8 +119,9 @@ def _traced(trainer: Trainer, number: int, path: Path) -> None:
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profile:
         dist.barrier()
-        trainer.step(given)
-        device.sync()
+        with torch.profiler.record_function(SPAN):
+            trainer.step(given)
+            device.sync()
     profile.export_chrome_trace(str(path))
 
 

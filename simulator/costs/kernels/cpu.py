@@ -3,7 +3,7 @@
     product    launch + ((padded FLOPs / (rate peak))^2 + (operands / memory)^2)^(1/2)
                padded FLOPs = 2 batch (m + edge) (n + edge) (k + depth)
     attention  launch + (FLOPs / (rate peak) + scores x softmax / clock) / (1 or backward)
-    others     launch + max(bytes / (kind's rate x clock), bytes found / (cache x clock) + rest / (stream memory))
+    others     launch + max(bytes / (kind's rate x clock), bytes found / (cache x clock) + rest / memory)
 
 - A product is computed in blocks that are packed to lie in the caches: what does not fill a block, and filling it, cost
   as much as more rows, columns and depth (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
@@ -61,14 +61,14 @@ class CoreMemoryLaw:
     """Coefficients of `memory_seconds`. Rates are in bytes a clock."""
 
     launch: float = coefficient("calling such a kernel [s]", 1e-6, 2e-4, 1e-5, "library")
-    stream: float = coefficient("share of the memory's speed that streams reach", 0.1, 2.0, 0.9)
     cache: float = coefficient("streams from the last-level cache", 0.5, 60.0, 10.0)
     holds: float = coefficient("share of the last-level cache that is found again", 0.05, 2.0, 0.5)
     norm: float = coefficient("layer norms", 0.2, 60.0, 6.0)
     rms: float = coefficient("RMS norms, of several kernels", 0.2, 60.0, 4.0)
     activation: float = coefficient("gated activations", 0.1, 60.0, 2.0)
     gelu: float = coefficient("plain activations", 0.1, 60.0, 1.0)
-    loss: float = coefficient("cross-entropy", 0.1, 60.0, 4.0)
+    rope: float = coefficient("rotary embeddings, with what joins heads in the backward pass", 0.1, 60.0, 3.0)
+    loss: float = coefficient("softmax and cross-entropy", 0.1, 60.0, 4.0)
     gather: float = coefficient("gathers and scatters of rows", 0.1, 60.0, 4.0)
     adam: float = coefficient("the optimizer", 0.1, 60.0, 4.0)
     backward: float = coefficient("rate of backward passes against the forward one", 0.1, 4.0, 0.7)
@@ -78,9 +78,13 @@ class CoreMemoryLaw:
 
 RATE_OF = {
     "norm": "norm", "rms-norm": "rms", "softmax": "loss", "cross-entropy": "loss", "activation": "activation",
-    "gelu": "gelu", "embedding": "gather", "permute": "gather", "router": "gather", "adam": "adam",
+    "gelu": "gelu", "rope": "rope", "embedding": "gather", "permute": "gather", "router": "gather", "adam": "adam",
 }  # fmt: skip
 """The coefficient of a kind of kernel; others are plain streams."""
+
+
+SCALED = {("cross-entropy", True)}
+"""Passes that scale what the other one made, and nothing else."""
 
 
 def gemm_seconds(work: Gemm, gpu: GPU, law: CoreGemmLaw, speed: float = 1.0) -> tuple[Any, Any]:
@@ -104,8 +108,8 @@ def memory_seconds(work: Memory, gpu: GPU, law: CoreMemoryLaw, speed: float = 1.
     """Of a kernel or of many, and the part that is launch."""
     nbytes, clock = work.read + work.write, gpu.clock or CLOCK
     found = 1.0 / (1.0 + (nbytes / (law.holds * gpu.l2)) ** 4)
-    moved = nbytes * (found / (law.cache * clock) + (1.0 - found) / (law.stream * gpu.memory_bandwidth))
-    named = RATE_OF.get(work.what)
+    moved = nbytes * (found / (law.cache * clock) + (1.0 - found) / gpu.memory_bandwidth)
+    named = None if (work.what, work.backward) in SCALED else RATE_OF.get(work.what)
     rate = clock * (law.backward if work.backward else 1.0)
     busy = higher(nbytes / (getattr(law, named) * rate), moved) if named else moved
     return busy / speed + law.launch, law.launch

@@ -1,0 +1,137 @@
+"""Groups and orders of actions are those of the plan; what torch does otherwise is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.job import load_job
+from simulator.plan import Plan
+from tests.validation.distributed.jobs import GPT, job
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def ranks() -> Iterator[Any]:
+    """Makes this process rank `rank` of a plan whose other ranks do not exist: torch's fake backend sends nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from validation.device import Device
+    from validation.distributed.groups import stand
+
+    def become(plan: Plan, rank: int) -> Any:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.mesh.world)
+        return stand(plan, Device.of("cpu"))
+
+    yield become
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_groups_are_those_of_the_mesh(ranks: Any) -> None:
+    import torch.distributed as dist
+
+    plan = Plan(load_job(job(8, pp=2, dp=2, tp=2)))
+    for rank in range(8):
+        place = ranks(plan, rank)
+        for axis, name in ((place.pipeline, "pp"), (place.data, "dp"), (place.tensor, "tp")):
+            stride = plan.mesh.stride(name)
+            assert axis.size == 2 and axis.rank == rank // stride % 2
+            first = rank - axis.rank * stride
+            assert dist.get_process_group_ranks(axis.group) == [first + one for one in plan.mesh.ranks((name,))]
+
+
+def test_a_shared_table_is_summed_between_the_ends_of_each_pipeline(ranks: Any) -> None:
+    import torch.distributed as dist
+
+    plan = Plan(load_job(job(8, pp=4, tp=2)))
+    for rank, pair in {0: [0, 6], 1: [1, 7], 6: [0, 6], 7: [1, 7]}.items():
+        assert dist.get_process_group_ranks(ranks(plan, rank).ends) == pair
+    assert ranks(plan, 2).ends is None
+    untied = Plan(load_job(job(8, pp=4, tp=2, model={**GPT, "tied": False})))
+    assert ranks(untied, 0).ends is None
+
+
+def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, int]]:
+    """The actions of one rank in the order in which torch calls for them; nothing is computed or sent."""
+    from validation.distributed import pipeline
+
+    found: list[tuple[int, str, int]] = []
+
+    def forward(stage: Any, k: int, *given: Any, **told: Any) -> Any:
+        found.append((stage.stage_index, "F", k))
+        return torch.zeros(())
+
+    def backward(stage: Any, k: int, *given: Any, **told: Any) -> None:
+        found.append((stage.stage_index, "BW", k))
+
+    monkeypatch.setattr(pipeline.Lean, "forward_one_chunk", forward)
+    monkeypatch.setattr(pipeline.Lean, "backward_one_chunk", backward)
+    for name in ("get_fwd_recv_ops", "get_bwd_recv_ops", "get_fwd_send_ops", "get_bwd_send_ops"):
+        monkeypatch.setattr(pipeline.Lean, name, lambda stage, k: [])
+    mine = [i for i in range(plan.shape.stages) if i % plan.shape.p == place.pipeline.rank]
+    passes = pipeline.Pipeline(plan, dict.fromkeys(mine, torch.nn.Identity()), place)
+    for name in ("_initialize_stage", "_initialize_stages"):
+        if hasattr(passes.schedule, name):
+            monkeypatch.setattr(passes.schedule, name, lambda *given, **told: None)
+    tokens = torch.zeros(plan.shape.m, 1)
+    rank = place.pipeline.rank
+    passes(tokens if rank == 0 else None, tokens if rank == place.last else None)
+    return found
+
+
+@pytest.mark.parametrize("degrees", [{"pp": 2}, {"pp": 4}, {"pp": 2, "chunks": 2}, {"pp": 4, "chunks": 2}])
+def test_torch_runs_the_plans_order(ranks: Any, monkeypatch: pytest.MonkeyPatch, degrees: dict[str, int]) -> None:
+    given = job(degrees["pp"], model={**GPT, "layers": 8}, **degrees)
+    plan = Plan(load_job({**given, "batch": {"global": 16, "micro": 2}}))
+    for device in range(plan.shape.p):
+        order = plan.schedule.order(plan.shape, device)
+        assert done(plan, ranks(plan, device), monkeypatch) == [tuple(action) for action in order]
+
+
+def test_torchs_gpipe_goes_back_from_the_first_micro_batch(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan goes back from the last one: as much work, in other memory of the same size."""
+    plan = Plan(load_job(job(2, pp=2, schedule="gpipe")))
+    for device in range(2):
+        order = [tuple(action) for action in plan.schedule.order(plan.shape, device)]
+        m = plan.shape.m
+        assert done(plan, ranks(plan, device), monkeypatch) == [*order[:m], *reversed(order[m:])]
+
+
+def test_refusals() -> None:
+    from validation.distributed.trainer import check
+
+    formats = {"compute": "bf16", "gradients": "fp32"}
+    for given, words in (
+        ({**job(dp=2, zero=0), "precision": formats}, "DDP sums gradients in the format of the weights, bf16"),
+        ({**job(dp=2, fsdp=True), "precision": {**formats, "gradients": "bf16"}}, "format of the weights that it cuts"),
+        (job(4, pp=2, dp=2, fsdp=True), "once a step"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            check(Plan(load_job(given)))
+
+
+def test_several_axes_of_one_family_are_refused() -> None:
+    from validation.distributed.trainer import check
+
+    schemes = [{"use": "data/ddp", "over": ["outer", "inner"]}]
+    given = {**job(4), "plan": {"mesh": {"outer": 2, "inner": 2}, "schemes": schemes}}
+    with pytest.raises(PlanError, match="one axis for data schemes"):
+        check(Plan(load_job(given)))
+
+
+def test_a_mesh_of_another_size_is_refused(ranks: Any) -> None:
+    place = ranks(Plan(load_job(job(tp=2))), 0)
+    assert place.tensor.size == 2 and place.pipeline.group is None
+    from validation.distributed.groups import stand
+
+    with pytest.raises(PlanError, match="Start 4 processes"):
+        stand(Plan(load_job(job(4, tp=2, pp=2))), place.device)

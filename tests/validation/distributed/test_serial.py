@@ -1,0 +1,106 @@
+"""Sharded training equals serial training, in real processes that talk over gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.validation.distributed.jobs import LLAMA, job
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch")
+
+TWO = {
+    "tensor": job(tp=2, sequence_parallel=False),
+    "tensor with sequence": job(tp=2),
+    "llama, tensor with sequence": job(tp=2, model=LLAMA),
+    "gpipe": job(pp=2, schedule="gpipe"),
+    "1f1b": job(pp=2),
+    "1f1b, llama": job(pp=2, model=LLAMA),
+    "interleaved": job(pp=2, chunks=2),
+    "interleaved, recomputed": job(pp=2, chunks=2, recompute="full"),
+    "ddp": job(dp=2, zero=0),
+    "zero-1": job(dp=2),
+    "fsdp": job(dp=2, fsdp=True),
+    "fsdp, llama": job(dp=2, fsdp=True, model=LLAMA),
+    "bf16": job(tp=2, precision="bf16"),
+}
+FOUR = {
+    "pipeline and tensor": job(4, pp=2, tp=2),
+    "interleaved and ddp": job(4, pp=2, dp=2, chunks=2, zero=0, model=LLAMA),
+    "replicas and tensor": job(4, dp=2, tp=2),
+    "fsdp and tensor": job(4, dp=2, tp=2, fsdp=True, model=LLAMA),
+}
+
+
+def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
+    """The check of each job, by its name."""
+    from validation.distributed import launch
+    from validation.distributed.serial import Check
+
+    task = {"what": "checks", "device": "cpu", "jobs": list(jobs.values())}
+    return {name: Check(**told["check"]) for name, told in zip(jobs, launch.run(task, world), strict=True)}
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, Any]:
+    return {**compared(TWO, 2), **compared(FOUR, 4)}
+
+
+@pytest.mark.parametrize("name", [name for name in (*TWO, *FOUR) if name != "bf16"])
+def test_sharded_training_equals_serial_training(checks: dict[str, Any], name: str) -> None:
+    found = checks[name]
+    assert found.equal, str(found)
+    assert found.gradient < 1e-5 and found.weights < 1e-3  # far inside the tolerances
+
+
+def test_16_bit_formats_have_wider_tolerances(checks: dict[str, Any]) -> None:
+    found = checks["bf16"]
+    assert found.equal and found.weights is None and "bf16 within 1e-01" in str(found)
+
+
+@pytest.mark.parametrize("field", ["loss", "gradient", "norm", "weights"])
+def test_any_difference_is_told(field: str) -> None:
+    from validation.distributed.serial import Check
+
+    good = Check(format="fp32", loss=0.0, gradient=1e-6, worst="head.weight", norm=0.0, weights=0.0)
+    assert good.equal and "equals" in str(good)
+    bad = Check(**{**vars(good), field: 0.5})
+    assert not bad.equal and "DIFFERS" in str(bad)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
+    """One process stands for all ranks. Gradients of half of the samples, twice as large, are another model's."""
+    import torch
+    import torch.distributed as dist
+
+    from simulator.job import load_job
+    from simulator.plan import Plan
+    from validation.device import Device
+    from validation.distributed.groups import stand
+    from validation.distributed.serial import compare
+    from validation.distributed.trainer import Trainer
+
+    plan = Plan(load_job(job(1)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        trainer = Trainer(plan, stand(plan, Device.of("cpu")))
+        passes = trainer.passes
+        if wrong:
+            trainer.passes = lambda *given: passes(*(torch.cat([one.chunk(2)[0]] * 2) for one in given))
+        found = compare(trainer)
+        assert found.equal is not wrong and (found.gradient > 0.1) is wrong
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
+    from simulator.job import load_job
+    from simulator.plan import Plan
+    from validation.distributed.serial import affordable
+
+    plan = Plan(load_job(job()))
+    assert affordable(plan, 2**30) and affordable(plan, None)
+    assert not affordable(plan, 20 * plan.job.model.parameters)
