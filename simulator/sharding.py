@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from simulator.ops import BYTES, COMPUTE, Beside, Chain, Collective, Fragment, Link, Op, Param, Touch
+from simulator.ops import BYTES, COMPUTE, Beside, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch
 from simulator.scheme import Around, Inner, Scheme
 from simulator.sites import Leaf, Site, Stage, Update
 
@@ -224,10 +224,23 @@ def _whole(
     if following:
         sent = sum(following.values()) * gradients
         made.touches += _lives("gradients of the following", sent, backward[0], backward[-1], "gradients")
+    if own and scheme.habits.gathers_apart:
+        nbytes = _bytes(scheme, own)
+        for ops, source, phase in ((forward, came, "F"), (backward, grads, "B")):
+            arrived = [op for op in ops if op.stream != COMPUTE and op.name.startswith("gather params")]
+            copy = Op("copy params", work=Memory("concat", nbytes, nbytes), after=[*source, *arrived[:1]], phase=phase)
+            ops.insert(next((i for i, op in enumerate(ops) if op.stream == COMPUTE), len(ops)), copy)
+            made.touches += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
     for axes, elements in own.items():
         ready = [param.ready for param in made.params if scheme.sums(param) == axes]
         scatter = replace(scheme.reduce(axes, elements, "W", "every"), after=ready)
         begin = next((op for op in backward if op.phase == "W"), backward[-1])
+        if scheme.habits.gathers_apart:
+            nbytes = elements * gradients
+            packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
+            made.touches += _lives(f"packed {axes}", nbytes, packed, scatter, "buffers")
+            backward.append(packed)
+            scatter.after = [packed]
         made.touches += _lives(f"gradients {axes}", elements * gradients, begin, scatter, "gradients")
         backward.append(scatter)
     return made

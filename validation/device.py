@@ -27,9 +27,12 @@ Kind = Literal["cpu", "cuda"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """By meshcast's words."""
 
-CACHE = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}
-"""Bytes written between samples to leave nothing of the operands in the caches: more than any GPU's L2, and more than a
-core's own ones. What cores share also holds their programs, which a training step never drives out."""
+CACHE = 256 * 2**20
+"""Bytes written between samples to leave nothing of the operands in the last-level cache: more than any GPU's L2."""
+
+BETWEEN, WEIGHTS = (256, 512, 1408), 16
+"""Rows, depth and columns of a product that a core computes between samples, each time with another of so many weights:
+as in a step, it leaves neither operands nor program in the core's own caches, and what cores share it leaves."""
 
 
 @dataclass
@@ -94,8 +97,9 @@ class Device:
     def seconds(self, work: Callable[[], Any], warmup: int = 3, repeat: int = 20, cold: bool = False) -> list[float]:
         """How long `work` takes, so many times [s].
 
-        cold: what it read and wrote the time before is driven out of the last-level cache first. On a GPU the host is
-        kept ahead by a kernel that spins, so that launches are not part of the time.
+        cold: what it read and wrote the time before is driven out of the caches first: on a GPU out of its L2, on a core
+        as far as another product does it. On a GPU the host is kept ahead by a kernel that spins, so that launches are
+        not part of the time.
         """
         for _ in range(warmup):
             work()
@@ -118,9 +122,16 @@ class Device:
         return float(first.elapsed_time(last)) * 1e-3
 
     def _flushed(self) -> None:
+        if self.kind == "cuda":
+            if not self._flush:
+                self._flush.append(torch.empty(CACHE, dtype=torch.int8, device=self.torch))
+            self._flush[0].zero_()
+            return
+        rows, depth, columns = BETWEEN
         if not self._flush:
-            self._flush.append(torch.empty(CACHE[self.kind], dtype=torch.int8, device=self.torch))
-        self._flush[0].zero_()
+            self._flush.extend([torch.ones(rows, depth), *(torch.ones(depth, columns) for _ in range(WEIGHTS))])
+        self._flush.append(self._flush.pop(1))
+        torch.mm(self._flush[0], self._flush[1])
 
     @contextmanager
     def peak(self) -> Iterator[Peak]:

@@ -24,6 +24,7 @@ from hardware.inline import ByGPU, Inter
 from hardware.topology import reach
 from simulator.costs import TRAINING
 from simulator.costs.calibration import DEVICE, forget
+from simulator.costs.calibration.check import STEPS
 from simulator.costs.calibration.fit import fit
 from simulator.costs.calibration.laws import PROCESSES
 from simulator.costs.calibration.write import section, spreads, write
@@ -37,6 +38,8 @@ from validation.collectives.sample import Sample as Sent
 from validation.collectives.sample import predict
 from validation.device import Device, versions
 from validation.devices import describe
+from validation.devices.neighbours import neighbours
+from validation.devices.stepping import stepped
 from validation.devices.works import cases
 from validation.distributed.measure import measure_collectives
 from validation.kernels.sample import Sample
@@ -47,7 +50,10 @@ MEASURED = "measured.json"
 SENT = tuple(int(1000 * 3.7**i) for i in range(9))
 """Bytes of collectives: 1 kB to 35 MB, none of them a power of two."""
 
-REPEAT = 9
+ROUNDS = 3
+"""Of the whole set: a machine is not equally fast all the time."""
+
+REPEAT = 5
 """Samples of each kernel, of which the median counts."""
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
@@ -73,12 +79,22 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     device = Device.of(kind)
     most = torch.cuda.device_count() if kind == "cuda" else processes
     sent = collectives_among(kind, min(processes, most)) if min(processes, most) > 1 else ()
-    measured, works = measure(device, progress, sent)
+    company = processes - 1 if kind == "cpu" else 0
+    with neighbours(company):
+        measured, works = measure(device, progress, sent)
     measured = measured.model_copy(update={"machine": device.machine(max(1, min(processes, most)))})
     out.mkdir(parents=True, exist_ok=True)
     measured.write(out / MEASURED)
     described = out / DEVICE
-    return fitted(measured, works, device, out) | {
+    told = fitted(measured, works, device, out)
+    name = str(described) if described.is_file() else describe.known(measured.machine)
+    architecture = load("gpus", name).architecture
+    file = out / f"{STEPS}.yaml"
+    with neighbours(company):
+        write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
+    forget()
+    told["files"].insert(1, str(file))
+    return told | {
         "title": measured.title,
         "device": str(described) if described.is_file() else "",
     }
@@ -94,7 +110,9 @@ def collectives_among(kind: str, members: int) -> Sequence[Row]:
         "precision": "fp32" if kind == "cpu" else "bf16",
     }
     with TemporaryDirectory() as place:
-        return measure_collectives(job, kind, Path(place) / MEASURED, SENT, repeat=12, warmup=4).rows
+        return measure_collectives(
+            job, kind, Path(place) / MEASURED, SENT, repeat=12, warmup=4, busy=kind == "cpu"
+        ).rows
 
 
 def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] = ()) -> tuple[Measurement, list[Work]]:
@@ -104,12 +122,15 @@ def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] =
     begun = now()
     rows = []
     torch.manual_seed(0)
-    for case in progress(every, len(every), "kernels"):
-        samples = device.seconds(case.make(), 2, REPEAT, cold=True)
+    turns = [case for _ in range(ROUNDS) for case in every]
+    taken: list[list[float]] = [[] for _ in every]
+    for number, case in enumerate(progress(turns, len(turns), "kernels")):
+        taken[number % len(every)] += device.seconds(case.make(), 2, REPEAT, cold=True)
+    for case, samples in zip(every, taken, strict=True):
         rows.append(
             Row(name=_name(case.work), samples=tuple(samples), instrument=_instrument(device), shape=_shape(case.work))
         )
-    rows.append(Row(name="copy", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes a second"))
+    rows.append(Row(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes a second"))
     rows.append(Row(name="host launch", samples=tuple(_launches(device)), instrument="time.perf_counter"))
     made = Measurement(
         kind="calibration",
@@ -181,7 +202,7 @@ def _described(measured: Measurement, works: Sequence[Work], device: Device, out
         return catalogued
     products = [(w, r) for w, r in zip(works, measured.rows, strict=False) if isinstance(w, Gemm)]
     flops = max(work.flops / min(row.samples) for work, row in products)
-    stream = next(row.samples[0] for row in measured.rows if row.name == "copy")
+    stream = next(row.samples[0] for row in measured.rows if row.name == "stream")
     told = (
         describe.core(measured.machine, flops, stream) if device.kind == "cpu" else describe.gpu(device, flops, stream)
     )

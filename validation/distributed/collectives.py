@@ -23,6 +23,10 @@ CALLS = 5
 call."""
 
 
+WORK = 512
+"""Rows and columns of the products between calls: some milliseconds on a core, as between the collectives of a layer."""
+
+
 def elements(nbytes: int, world: int) -> int:
     """Numbers of 4 bytes in the largest buffer, rounded up to a multiple of the ranks."""
     return -(-nbytes // (4 * world)) * world
@@ -57,17 +61,34 @@ def _back_and_forth(whole: Tensor, rank: int, last: int) -> None:
 
 
 def timed(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Samples of every operation and size of a task: seconds of one of `CALLS` in a row, of the slowest rank."""
+    """Samples of every operation and size of a task.
+
+    Seconds of one of `CALLS` in a row, of the slowest rank; of a `busy` task those of one call after some work of each
+    rank's own, on average over the ranks: they come late, and wait for each other, as in a training step.
+    """
+    busy, world = task["busy"], dist.get_world_size()
     for operation in task["operations"]:
         for nbytes in task["sizes"]:
-            once = work(operation, elements(nbytes, dist.get_world_size()), device.torch)
+            once = work(operation, elements(nbytes, world), device.torch)
             for _ in range(task["warmup"]):
                 once()
-            seconds = torch.tensor([_seconds(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
+            sample = _late if busy else _seconds
+            seconds = torch.tensor([sample(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
             seconds = seconds.to(device.torch)
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            share = (0.5 if operation == "send_recv" else 1.0) / CALLS
+            dist.all_reduce(seconds, dist.ReduceOp.SUM if busy else dist.ReduceOp.MAX)
+            share = (0.5 if operation == "send_recv" else 1.0) / (world if busy else CALLS)
             yield {"operation": operation, "bytes": nbytes, "seconds": [share * one for one in seconds.tolist()]}
+
+
+def _late(once: Callable[[], Any], device: Device) -> float:
+    """Seconds of one call on this rank, from when it has done some work of its own."""
+    x = torch.ones(WORK, WORK, device=device.torch)
+    device.sync()
+    dist.barrier()
+    for _ in range(3):
+        x @ x
+    device.sync()
+    return device.seconds(once, warmup=0, repeat=1)[0]
 
 
 def _seconds(once: Callable[[], Any], device: Device) -> float:

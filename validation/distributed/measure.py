@@ -144,12 +144,14 @@ def measure_collectives(
     repeat: int = 20,
     warmup: int = 5,
     calibration: Path | None = None,
+    busy: bool = False,
     command: str = "",
     say: Say = aloud,
 ) -> Measurement:
     """Times collectives among all ranks of `job`'s cluster, and writes `out`.
 
-    sizes: bytes of the largest buffer on one rank, as nccl-tests counts them. Raises PlanError as `measure`.
+    sizes: bytes of the largest buffer on one rank, as nccl-tests counts them. busy: each after some work of the ranks'
+    own, see `collectives.timed`. Raises PlanError as `measure`.
     """
     _counts(repeat=(repeat, 1), warmup=(warmup, 0), **{f"size {size}": (size, 1) for size in sizes})
     for operation in operations:
@@ -172,13 +174,14 @@ def measure_collectives(
         versions=versions(),
         command=command,
         job=own[0].plan.job.to_dict(),
-        settings={"repeat": repeat, "warmup": warmup, "device": device, "calls": collectives.CALLS},
+        settings={"repeat": repeat, "warmup": warmup, "device": device, "calls": collectives.CALLS, "busy": busy},
         calibration=str(calibration) if calibration else None,
         forecast_written=now(),
         notes=_remarks(device),
         rows=tuple(_row(own, operation, size, world, ()) for operation in operations for size in sizes),
     )
-    task = {"what": "collectives", "device": device, "operations": list(operations), "sizes": list(sizes)}
+    task: dict[str, Any] = {"what": "collectives", "device": device, "busy": busy}
+    task |= {"operations": list(operations), "sizes": list(sizes)}
 
     def finished(found: list[dict[str, Any]]) -> Measurement:
         samples = {(one["operation"], one["bytes"]): one["seconds"] for one in found if "operation" in one}

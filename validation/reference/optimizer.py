@@ -23,6 +23,10 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 """A parameter and its main weights."""
 
 
+SLICE = 2**18
+"""Elements whose squares are summed up at once: in fp32 a sum over millions of them loses digits."""
+
+
 class Optimizer:
     """Clips by the norm of all gradients, then a step of fused AdamW.
 
@@ -109,7 +113,7 @@ class ZeroOptimizer:
             shard = self.gradients[self.mine]
             scatter_sum(shard, self.gradients, self.group)
             shard.div_(self.ranks)
-            norm = total_norm([shard[: self.counted]], self.groups, shard.device)
+            norm = total_norm(shard[: self.counted].split(SLICE), self.groups, shard.device)
             self.shard.grad = shard.mul_(shortened(norm)).to(self.shard.dtype)
             self.adam.step()
             self.shard.grad = None
