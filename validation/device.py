@@ -97,9 +97,9 @@ class Device:
     def seconds(self, work: Callable[[], Any], warmup: int = 3, repeat: int = 20, cold: bool = False) -> list[float]:
         """How long `work` takes, so many times [s].
 
-        cold: what it read and wrote the time before is driven out of the caches first: on a GPU out of its L2, on a core
-        as far as another product does it. On a GPU the host is kept ahead by a kernel that spins, so that launches are
-        not part of the time.
+        cold: what it read and wrote the time before is driven out of the caches first: on a GPU out of its L2, on a
+        core as far as another product does it. On a GPU the host is kept ahead by a kernel that spins, so that launches
+        are not part of the time.
         """
         for _ in range(warmup):
             work()

@@ -79,8 +79,8 @@ class Framework(Part):
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel without scores in memory."""
     gathers_apart: bool = False
-    """Weights that FSDP gathers arrive in a buffer of a unit and are copied out of it, their gradients into another; the
-    buffer lives until the next unit's has come (FSDP2). Otherwise they are used where they arrive."""
+    """Weights that FSDP gathers arrive in a buffer of a unit and are copied out of it, their gradients into another;
+    the buffer lives until the next unit's has come (FSDP2). Otherwise they are used where they arrive."""
     fused_gradients: bool
     """Weight gradients are added to those that persist by the kernels that make them; otherwise they are made aside."""
     regather: bool

@@ -53,7 +53,8 @@ def known(machine: Machine) -> str:
 def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
     """One core as a GPU of the catalog.
 
-    flops: the most FLOP/s in fp32 that a product reached. stream: bytes/s of a long tensor scaled in place, read and written.
+    flops: the most FLOP/s in fp32 that a product reached. stream: bytes/s of a long tensor scaled in place, read and
+    written.
     """
     count = machine.processors or 1
     told = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {now()[:10]}"}
@@ -97,7 +98,7 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
 
 
 def streamed(device: Device) -> float:
-    """Bytes/s of a long tensor that is scaled in place, read and written: nothing is fetched only to be written over."""
+    """Bytes/s of a long tensor scaled in place, read and written: nothing is fetched only to be written over."""
     tensor = torch.ones(LARGE // 4, device=device.torch)
     return 2 * LARGE / _middle(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
 

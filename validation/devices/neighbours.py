@@ -1,4 +1,4 @@
-"""Company for a core that is measured: in training all cores of a host compute, and share its caches, memory and power."""
+"""Company for a core that is measured: in training all cores of a host compute, and share its caches and power."""
 
 from __future__ import annotations
 

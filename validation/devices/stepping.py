@@ -1,7 +1,7 @@
 """What a training step takes off the rates of kernels that were measured alone, on the machine at hand.
 
-In a step operands come from far, weights above all, caches hold what others left, and a GPU draws all its power. A small
-model, of sizes that no other has, is trained for some steps; a trace of one says how much of it was products and
+In a step operands come from far, weights above all, caches hold what others left, and a GPU draws all its power. A
+small model, of sizes that no other has, is trained for some steps; a trace of one says how much of it was products and
 attention. Their rate against that of the kernels alone is the figure of a `simulator.costs.calibration.StepLaw`.
 """
 

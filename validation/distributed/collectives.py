@@ -24,7 +24,7 @@ call."""
 
 
 WORK = 512
-"""Rows and columns of the products between calls: some milliseconds on a core, as between the collectives of a layer."""
+"""Rows and columns of products between calls: some milliseconds on a core, as between the collectives of a layer."""
 
 
 def elements(nbytes: int, world: int) -> int:

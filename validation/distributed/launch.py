@@ -19,7 +19,10 @@ import torch
 
 from hardware.errors import PlanError
 
-FRUGAL = "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+FRUGAL = (
+    "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"
+    ":glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+)
 """glibc gives large blocks back to the system as soon as they are free, and the kernel zeroes each new one page by
 page: longer than many a layer takes. So told, it keeps them, as the caching allocator of a GPU does."""
 
