@@ -114,13 +114,15 @@ def _campaign(file: Path, out: Path, as_json: bool) -> None:
     from experiments.page import show
     from experiments.validating import progress
     from validation import campaign
-    from validation.devices.calibrate import calibrate
+    from validation.devices.calibrate import calibrate, refresh
 
     planned = campaign.load(file)
     writable(out)
     done: dict[str, list[Path]] = {}
     total = len(planned.runs)
-    runs = campaign.go(planned, out, _room, lambda device, to, n: calibrate(device, to, n, progress), _command())
+    runs = campaign.go(
+        planned, out, _room, lambda device, to, n: calibrate(device, to, n, progress), refresh, _command()
+    )
     for number, (run, found) in enumerate(runs, 1):
         if isinstance(found, str):
             typer.echo(f"[{number}/{total}] {run.name}: {found}", err=True)

@@ -13,8 +13,8 @@ from simulator.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
 from simulator.sites import Leaf, Local
 
 
-def make_aside(frag: Fragment, leaf: Leaf, at: Local, weights: list[Op], whole: int) -> None:
-    """Changes the backward pass of a leaf, whose ops that make the weight gradients are `weights`.
+def make_aside(frag: Fragment, leaf: Leaf, at: Local, weights: list[Op], ready: Op, whole: int) -> None:
+    """Changes the backward pass of a leaf, whose ops that make the weight gradients are `weights`; they are `ready`.
 
     whole: elements of the gradients that persist uncut.
     """
@@ -26,7 +26,7 @@ def make_aside(frag: Fragment, leaf: Leaf, at: Local, weights: list[Op], whole: 
         return
     nbytes = whole * BYTES[dtype]
     more = [Op(f"make {leaf.name}", work=work, phase="W") for work in leaf.aside(at)]
-    add = Op(f"add w{leaf.name}", work=Memory("add", 2 * nbytes, nbytes), after=[frag.params[0].ready], phase="W")
+    add = Op(f"add w{leaf.name}", work=Memory("add", 2 * nbytes, nbytes), after=[ready], phase="W")
     first = (more or weights or [add])[0]
     place = frag.backward.index(weights[0]) if weights else len(frag.backward)
     frag.backward[place:place] = more

@@ -219,8 +219,8 @@ class Lowering:
         given = inputs[-1] if inputs else Op(f"d{leaf.name}", after=grads, phase="B")
         frag.grad_exit = {t.name: given for t in leaf.ins if t.dtype != "int64"}
         ready = (weights or inputs or [Op(f"w{leaf.name}", after=grads, phase="W")])[-1]
-        # A tied output layer beside its embedding has no table of its own.
-        for weight in () if getattr(leaf, "tied", False) and self._embeds else leaf.weights:
+        params = []
+        for weight in leaf.weights:
             # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
             summed = (axis for axis, dim in divide.items() if any(t.has(dim) for t in leaf.outs))
             partial = tuple(axis for axis in summed if not weight.has(divide[axis]))
@@ -228,13 +228,13 @@ class Lowering:
             total = weight.local({}, self.mesh)
             tied = getattr(leaf, "tied", False)
             view = leaf.view if leaf.view in self.mesh.views else ""
-            frag.params.append(
-                Param(weight.name, size, total, partial, ready, end, tied, self._copies(weight, at), view)
-            )
+            params.append(Param(weight.name, size, total, partial, ready, end, tied, self._copies(weight, at), view))
+        # A tied output layer beside its embedding has no table of its own.
+        frag.params = [] if getattr(leaf, "tied", False) and self._embeds else params
         frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
-        if not self.fused and frag.params:
-            kept = (param for param in frag.params if self.mesh.size(rests(self.schemes, "gradients", param)) == 1)
-            make_aside(frag, leaf, at, weights, sum(param.size for param in kept))
+        if not self.fused and params:
+            kept = (param for param in params if self.mesh.size(rests(self.schemes, "gradients", param)) == 1)
+            make_aside(frag, leaf, at, weights, ready, sum(param.size for param in kept))
         return frag
 
     def _copies(self, weight: Tensor, at: Local) -> tuple[tuple[str, ...], int] | None:

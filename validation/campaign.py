@@ -3,7 +3,7 @@
 A campaign is a YAML file::
 
     title: what it shows
-    calibrate: {processes: 2}        # devices among which collectives are calibrated
+    calibrate: {processes: 2}        # see `Calibrate`
     jobs: {small: {model: ..., cluster: ..., batch: ...}, ...}
     runs:
       - {name: small-tp2, measure: distributed, job: small, set: {plan: {tp: 2}}, options: {steps: 10}}
@@ -43,7 +43,11 @@ class Run(Part):
 
 
 class Calibrate(Part):
+    """processes: devices among which collectives are calibrated. refresh: what a step takes off the rate of kernels is
+    measured again before each stage or step, on machines whose speed changes because others use them too."""
+
     processes: int = Field(default=2, ge=1)
+    refresh: bool = False
 
 
 class Campaign(Part):
@@ -83,11 +87,12 @@ def go(
     out: Path,
     rooms: Callable[[str], Measure],
     calibrate: Callable[[str, Path, int], Any],
+    refresh: Callable[[str, Path, int], Any],
     command: str,
 ) -> Iterator[tuple[Run, Measurement | str]]:
     """Calibrates if that is not done yet, then yields every run with its measurement, or with why there is none.
 
-    rooms: what measures a kind. calibrate: device, folder, processes.
+    rooms: what measures a kind. calibrate, refresh: device, folder, processes.
     """
     folder = out / CALIBRATION
     if not any(folder.glob("*.yaml")):
@@ -96,6 +101,8 @@ def go(
         path = out / f"{run.name}.json"
         done = _finished(path)
         if done is None:
+            if campaign.calibrate.refresh and run.measure in ("stages", "distributed"):
+                refresh(campaign.device, folder, campaign.calibrate.processes)
             try:
                 done = rooms(run.measure)(
                     campaign.job(run), campaign.device, path, calibration=folder, command=command, **run.options

@@ -147,7 +147,7 @@ class Device:
             found.reserved = torch.cuda.max_memory_reserved(self.index)
             return
         found = Peak("torch.profiler (profile_memory) over storages alive before")
-        before = _alive()
+        before = alive()
         activity = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
             yield found
@@ -192,7 +192,7 @@ def versions() -> dict[str, str]:
     return told
 
 
-def _alive() -> int:
+def alive() -> int:
     """Bytes of all tensors of the host's, each storage once."""
     found: dict[int, int] = {}
     for one in gc.get_objects():

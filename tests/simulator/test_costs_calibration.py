@@ -22,9 +22,10 @@ from simulator.costs.calibration import (
 )
 from simulator.costs.calibration.write import text, write
 from simulator.costs.collectives.links import NetworkLaw
+from simulator.costs.collectives.processes import ProcessLaw
 from simulator.costs.law import coefficients
 
-KINDS = LAWS | LINKS | {"network": NetworkLaw}
+KINDS = LAWS | LINKS | {"network": NetworkLaw, "processes": ProcessLaw}
 FILES = [name for name in names() if name != "steps"]
 EACH = [(file, section) for file in FILES for section in sections(file)]
 

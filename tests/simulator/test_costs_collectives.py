@@ -12,6 +12,7 @@ from simulator.costs import Costs
 from simulator.costs.calibration import sections
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Links
+from simulator.costs.kernels.sections import of_gpu
 from simulator.mesh import Mesh
 from simulator.ops import Collective, Transfer
 
@@ -269,7 +270,7 @@ def test_every_node_of_the_catalog_can_be_priced(node):
         # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
         assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.spread < 0.5
         assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.island // 4)
-    owns = {"gemm", "attention", "memory"} <= set(sections(cluster.gpu.name))
+    owns = {of_gpu(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(sections(cluster.gpu.name))
     assert owns == (not any(cluster.gpu.name in one for one in costs.assumed))
 
 

@@ -87,17 +87,26 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     measured.write(out / MEASURED)
     described = out / DEVICE
     told = fitted(measured, works, device, out)
-    name = str(described) if described.is_file() else describe.known(measured.machine)
-    architecture = load("gpus", name).architecture
-    file = out / f"{STEPS}.yaml"
-    with neighbours(company):
-        write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
-    forget()
-    told["files"].insert(1, str(file))
+    told["files"].insert(1, str(refresh(kind, out, processes)))
     return told | {
         "title": measured.title,
         "device": str(described) if described.is_file() else "",
     }
+
+
+def refresh(kind: str, out: Path, processes: int) -> Path:
+    """Measures again what a training step takes off the rate of kernels, and writes it into `out`: how fast a machine
+    is that others use too changes from minute to minute."""
+    described = out / DEVICE
+    name = str(described) if described.is_file() else describe.known(Device.of(kind).machine())
+    architecture = load("gpus", name).architecture
+    file = out / f"{STEPS}.yaml"
+    file.unlink(missing_ok=True)
+    forget()
+    with neighbours(processes - 1 if kind == "cpu" else 0):
+        write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
+    forget()
+    return file
 
 
 def collectives_among(kind: str, members: int) -> Sequence[Row]:

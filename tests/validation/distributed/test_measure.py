@@ -23,6 +23,8 @@ from validation.measurement import Measurement, read, text
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
+from validation.distributed.worker import SPAN  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -74,7 +76,7 @@ def test_a_trace_and_progress(measured: tuple[Measurement, Path, list[str]]) -> 
     _, folder, lines = measured
     events = json.loads((folder / "trace.json").read_text("utf-8"))["traceEvents"]
     names = [str(event.get("name")) for event in events]
-    assert names.count("training step") == 1 and "aten::addmm" in names
+    assert names.count(SPAN) == 1 and "aten::addmm" in names
     assert lines[0].startswith("forecast written") and sum(line.startswith("step: ") for line in lines) == 3
 
 

@@ -68,9 +68,9 @@ def test_what_is_sent_within_a_stage_is_forecast_besides() -> None:
     seconds = {(0, "F"): 1.0, (0, "BW"): 2.0}
     alone, joined = (step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))
     assert alone == pytest.approx(3.5)
-    # The embedding, two a layer, three of the loss, and the norm of all gradients; those of the backward pass are
-    # hidden behind weight gradients.
-    assert joined == pytest.approx(3.5 + 0.01 * (1 + 2 * 4 + 3 + 1))
+    # Forward the embedding, two a layer, three of the loss; backward two a layer and the output layer's, behind weight
+    # gradients that hide nothing; and the norm of all gradients.
+    assert joined == pytest.approx(3.5 + 0.01 * (1 + 2 * 4 + 3 + 2 * 4 + 1 + 1))
 
 
 def test_with_forecast_times_the_step_is_the_forecast() -> None:
