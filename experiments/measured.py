@@ -18,6 +18,7 @@ from hardware.errors import CatalogError, PlanError, nearest
 from simulator.costs.calibration import calibrations_in, forget
 from simulator.costs.calibration.write import write
 from validation import collectives, kernels
+from validation.collectives.recorded import recorded
 from validation.tables.fitted import FEWEST, Calibrated
 from validation.tables.held import Held
 from validation.tables.summary import summary
@@ -66,7 +67,9 @@ def _held(room: Any, table: Measured) -> list[Held]:
 
 
 def _rows_of(kind: str, path: Path) -> Measured:
-    """A table of this kind; one of another kind is called by its name."""
+    """A table of this kind, or a measurement file; a table of another kind is called by its name."""
+    if path.suffix == ".json" and kind == "collectives":
+        return recorded(path)  # type: ignore[return-value]  # which has the samples and sources of one
     try:
         found: Measured = ROOMS[kind].read(path)
     except PlanError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +20,6 @@ import yaml
 from hardware import load
 from hardware.cluster import Cluster
 from hardware.inline import ByGPU, Inter
-from hardware.topology import reach
 from simulator.costs import TRAINING
 from simulator.costs.calibration import DEVICE, forget
 from simulator.costs.calibration.check import STEPS
@@ -31,9 +29,10 @@ from simulator.costs.calibration.write import section, spreads, write
 from simulator.costs.collectives.links import Laws, LinkLaw
 from simulator.costs.collectives.processes import ProcessLaw
 from simulator.costs.kernels.sections import section_of
-from simulator.ops import Collective, Gemm, Transfer, Work
+from simulator.ops import Gemm, Work
 from validation import collectives, kernels
-from validation.collectives.collectives import OPERATIONS
+from validation.collectives.recorded import Recorded
+from validation.collectives.recorded import samples as sent
 from validation.collectives.sample import Sample as Sent
 from validation.collectives.sample import predict
 from validation.device import Device, versions
@@ -57,18 +56,6 @@ REPEAT = 5
 """Samples of each kernel, of which the median counts."""
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Samples of one machine, as calibrations take those of a table."""
-
-    samples: list[Any]
-    told: str
-
-    def source(self, _: Any) -> str:
-        """Where they were measured."""
-        return self.told
 
 
 def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[str, Any]:
@@ -193,7 +180,7 @@ def fitted(measured: Measurement, works: Sequence[Work], device: Device, out: Pa
     name = _described(measured, works, device, out)
     source = f"meshcast calibrate --device {device.kind} on {measured.machine.name}, torch {measured.versions['torch']}"
     samples = _samples(measured, works, name)
-    found = kernels.calibrate([Rows(samples, source)], name, leave_out=False)  # type: ignore[list-item]
+    found = kernels.calibrate([Recorded(samples, source)], name, leave_out=False)  # type: ignore[list-item]
     file = out / f"{load('gpus', name).name}.yaml"
     write(file, str(load("gpus", name).title), found.data)
     files, told = [file], [vars(one) for one in found.libraries]
@@ -250,7 +237,8 @@ def _links(
     rows: Sequence[Row], name: str, members: int, source: str, device: Device, out: Path, files: list[Path]
 ) -> list[dict[str, Any]]:
     """The links between the devices that took part."""
-    samples = _sent(rows, name, device)
+    library, law = ("gloo", "processes") if device.kind == "cpu" else ("nccl-tests", "")
+    samples = sent(rows, lambda count: _cluster(name, count), name, library, law)
     if device.kind == "cpu":
         file = out / f"{PROCESSES}.yaml"
         data, told = _processes(samples, source)
@@ -258,45 +246,13 @@ def _links(
         files.append(file)
         return [told]
     told_all: list[dict[str, Any]] = []
-    for family in collectives.names([Rows(samples, source)]):  # type: ignore[list-item]
-        found = collectives.calibrate([Rows(samples, source)], family, leave_out=False)  # type: ignore[list-item]
+    for family in collectives.names([Recorded(samples, source)]):  # type: ignore[list-item]
+        found = collectives.calibrate([Recorded(samples, source)], family, leave_out=False)  # type: ignore[list-item]
         file = out / f"{family}.yaml"
         write(file, collectives.title(family), found.data)
         files.append(file)
         told_all += [vars(one) for one in found.libraries]
     return told_all
-
-
-def _sent(rows: Sequence[Row], name: str, device: Device) -> list[Sent]:
-    """Collectives as samples, one for each operation and number of members."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.shape["operation"], row.shape["members"]), []).append(row)
-    found = []
-    for (operation, members), some in groups.items():
-        cluster = _cluster(name, members)
-        nbytes: Any = np.array([float(row.shape["bytes"]) for row in some])
-        seconds = np.array([row.measured or 0.0 for row in some])
-        message = operation in ("send", "send_recv", "p2p")
-        work: Any = Transfer(nbytes, "x", 0, 1) if message else Collective(operation, nbytes, ("x",))
-        ranks = range(2 if message else members)
-        part = "processes" if device.kind == "cpu" else OPERATIONS[operation] if not message else "message"
-        library = "gloo" if device.kind == "cpu" else "nccl-tests"
-        found.append(
-            Sent(
-                part,
-                name,
-                library,
-                cluster,
-                reach(cluster, list(ranks)),
-                work,
-                True,
-                np.arange(len(some)),
-                seconds,
-                operation,
-            )
-        )
-    return found
 
 
 def _cluster(name: str, members: int) -> Cluster:
