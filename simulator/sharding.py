@@ -201,8 +201,10 @@ def _whole(
             place += 1
         ops[place:place] = found
 
+    arrived: dict[str, list[Op]] = {"F": [], "B": []}
+
     def own_first(ops: list[Op], came: list[Op], phase: str) -> None:
-        found = gathers(own, came, phase, "gather params")
+        arrived[phase] = found = gathers(own, came, phase, "gather params")
         for op in ops:
             if op.stream == COMPUTE:
                 op.after += found
@@ -227,8 +229,7 @@ def _whole(
     if own and scheme.habits.gathers_apart:
         nbytes = _bytes(scheme, own)
         for ops, source, phase in ((forward, came, "F"), (backward, grads, "B")):
-            arrived = [op for op in ops if op.stream != COMPUTE and op.name.startswith("gather params")]
-            copy = Op("copy params", work=Memory("concat", nbytes, nbytes), after=[*source, *arrived[:1]], phase=phase)
+            copy = Op("copy params", work=Memory("concat", nbytes, nbytes), after=source + arrived[phase], phase=phase)
             ops.insert(next((i for i, op in enumerate(ops) if op.stream == COMPUTE), len(ops)), copy)
             made.touches += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
     for axes, elements in own.items():

@@ -21,8 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import read_yaml, validated
+from simulator.costs.calibration.check import STEPS
 from simulator.job import load_job
 from validation.measurement import Measurement, read
+
+UNFINISHED = ("interrupted", "not finished")
+"""How a note begins that says so."""
 
 CALIBRATION = "calibration"
 """The folder of the machine's calibration, beside the measurements."""
@@ -95,7 +99,7 @@ def go(
     rooms: what measures a kind. calibrate, refresh: device, folder, processes.
     """
     folder = out / CALIBRATION
-    if not any(folder.glob("*.yaml")):
+    if not (folder / f"{STEPS}.yaml").is_file():  # which is written last
         calibrate(campaign.device, folder, campaign.calibrate.processes)
     for run in campaign.runs:
         path = out / f"{run.name}.json"
@@ -118,5 +122,5 @@ def _finished(path: Path) -> Measurement | None:
     if not path.is_file():
         return None
     found = read(path)
-    whole = found.measured is not None and not any("interrupted" in note for note in found.notes)
+    whole = found.measured is not None and not any(note.startswith(UNFINISHED) for note in found.notes)
     return found if whole else None

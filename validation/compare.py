@@ -36,7 +36,7 @@ def _answer(file: str, row: Row) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Errors by quantity and forecast; of all rows, and of each name (of kernels) or group (of steps)."""
+    """How many rows there are and were measured, and errors by quantity and forecast."""
     told: dict[str, Any] = {"rows": len(rows), "measured": sum(row["measured"] is not None for row in rows)}
     told["forecasts"] = [
         {"quantity": QUANTITIES[quantity], "by": by, **errors(own, by)}

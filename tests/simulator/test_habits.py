@@ -94,6 +94,13 @@ def test_what_fsdp_gathers_is_copied_out_and_gradients_into_a_buffer() -> None:
     assert reports[0].peak_allocated > reports[1].peak_allocated and reports[0].step_time > reports[1].step_time
 
 
+def test_a_unit_waits_for_its_own_weights_and_not_for_its_neighbours() -> None:
+    copies = [op for op in ops(job({"dp": 2, "fsdp": True})) if op.name == "copy params"]
+    gathered = [other.work for op in copies for other in op.after if isinstance(other.work, Collective)]
+    # Only where a pass begins does a unit gather its own; all others' were on their way while the one before computed.
+    assert len(copies) == 2 * 18 and len(gathered) == 2
+
+
 def test_gradients_are_no_narrower_than_fp32_weights() -> None:
     told = {**JOB, "cluster": {"gpu": "cpu-core", "gpus": 2}, "precision": "fp32"}
     assert load_job(told).framework.gradients == "fp32"

@@ -59,7 +59,7 @@ class Rooms:
     def calibrate(self, device: str, folder: Path, processes: int) -> None:
         self.calibrated.append(folder)
         folder.mkdir(parents=True)
-        (folder / "this-core.yaml").write_text("", "utf-8")
+        (folder / "steps.yaml").write_text("", "utf-8")
 
     def refresh(self, *_: object) -> None:
         self.refreshed += 1
@@ -119,10 +119,11 @@ def test_the_speed_of_a_shared_machine_is_measured_again_before_each_step(small:
 def test_what_is_finished_is_not_done_again(small: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     made("kernels").write(tmp_path / "out" / "first.json")
-    made("distributed", ("interrupted",)).write(tmp_path / "out" / "second.json")
-    rooms = Rooms()
-    go(small, tmp_path / "out", rooms)
-    assert [name for name, _ in rooms.calls] == ["second"]
+    for note in ("interrupted", "not finished: a process failed"):
+        made("distributed", (note,)).write(tmp_path / "out" / "second.json")
+        rooms = Rooms()
+        go(small, tmp_path / "out", rooms)
+        assert [name for name, _ in rooms.calls] == ["second"]
     again = Rooms()
     assert len(go(small, tmp_path / "out", again)) == 2 and not again.calls and not again.calibrated
 

@@ -8,6 +8,7 @@ FOLDER/device.yaml`` in the job.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +42,7 @@ from validation.devices.neighbours import neighbours
 from validation.devices.stepping import stepped
 from validation.devices.works import cases
 from validation.distributed.measure import measure_collectives
+from validation.kernels.measure import INSTRUMENTS
 from validation.kernels.sample import Sample
 from validation.measurement import Measurement, Row, now
 
@@ -88,8 +90,6 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
     name = str(described) if described.is_file() else describe.known(Device.of(kind).machine())
     architecture = load("gpus", name).architecture
     file = out / f"{STEPS}.yaml"
-    file.unlink(missing_ok=True)
-    forget()
     with neighbours(processes - 1 if kind == "cpu" else 0):
         write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
     forget()
@@ -124,9 +124,14 @@ def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] =
         taken[number % len(every)] += device.seconds(case.make(), 2, REPEAT, cold=True)
     for case, samples in zip(every, taken, strict=True):
         rows.append(
-            Row(name=_name(case.work), samples=tuple(samples), instrument=_instrument(device), shape=_shape(case.work))
+            Row(
+                name=_name(case.work),
+                samples=tuple(samples),
+                instrument=INSTRUMENTS[device.kind],
+                shape=_shape(case.work),
+            )
         )
-    rows.append(Row(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes a second"))
+    rows.append(Row(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes/s"))
     rows.append(Row(name="host launch", samples=tuple(_launches(device)), instrument="time.perf_counter"))
     made = Measurement(
         kind="calibration",
@@ -143,21 +148,14 @@ def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] =
 def _launches(device: Device) -> list[float]:
     """Seconds of the host to issue a small operation."""
     x = torch.zeros(8, device=device.torch)
-    few = Device(device.kind, device.index)
     found = []
     for _ in range(20):
-        few.sync()
-        import time
-
+        device.sync()
         begin = time.perf_counter()
         for _ in range(100):
             x.add_(1.0)
         found.append((time.perf_counter() - begin) / 100)
     return found
-
-
-def _instrument(device: Device) -> str:
-    return "CUDA events" if device.kind == "cuda" else "time.perf_counter"
 
 
 def _name(work: Work) -> str:

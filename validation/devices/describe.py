@@ -37,7 +37,7 @@ KNOWN = {
     "Tesla V100-SXM2-16GB": "v100-sxm2-16",
     "Tesla V100-SXM2-32GB": "v100-sxm2-32",
 }
-"""Names in the catalog by those that NVIDIA's driver tells."""
+"""Names in the catalog by those that torch.cuda.get_device_name tells; recalled, not checked on each GPU."""
 
 ARCHITECTURES = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell"}
 """By the first number of the compute capability; 8.9 is ada."""

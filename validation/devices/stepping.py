@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simulator.bridges import kineto
-from simulator.costs.calibration import step_law
+from simulator.costs.calibration import calibrations_in, step_law
 from validation.distributed.measure import measure
 from validation.forecasts import Forecaster
 from validation.traces import compare
@@ -49,7 +49,8 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
     products = [line for line in seen.lines if line.kind in PRODUCTS]
     real = sum(line.real for line in products)
     simulated = sum(line.simulated for line in products)
-    old = step_law(architecture)
+    with calibrations_in(out):
+        old = step_law(architecture)
     told = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
     return {
         "sustained": _entry(old.sustained * simulated / real, "rate of GEMMs and attention in a training step", told),
