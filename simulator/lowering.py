@@ -230,7 +230,9 @@ class Lowering:
             view = leaf.view if leaf.view in self.mesh.views else ""
             params.append(Param(weight.name, size, total, partial, ready, end, tied, self._copies(weight, at), view))
         # A tied output layer beside its embedding has no table of its own.
-        frag.params = [] if getattr(leaf, "tied", False) and self._embeds else params
+        borrows = getattr(leaf, "tied", False) and self._embeds
+        frag.params = [] if borrows else params
+        frag.borrowed = [param.name for param in params] if borrows else []
         frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
         if not self.fused and params:
             kept = (param for param in params if self.mesh.size(rests(self.schemes, "gradients", param)) == 1)
@@ -315,6 +317,7 @@ class _Join:
         self._backward(fragments)
         for frag in fragments:
             self.fragment.params += frag.params
+            self.fragment.borrowed += frag.borrowed
             self.fragment.touches += frag.touches
 
     # ------------------------------------------------------------------------------------- forward

@@ -206,7 +206,7 @@ class Fragment:
     """The ops of one site in issue order; `backward` is the combined one, each op tagged B, W or R.
 
     entry, grad_entry: a mark per tensor that comes in (an input; the gradient of an output). exit, grad_exit: the op
-    after which an output, or the gradient of an input, exists.
+    after which an output, or the gradient of an input, exists. borrowed: weights that are another unit's on the device.
     """
 
     forward: list[Op] = field(default_factory=list)
@@ -216,6 +216,7 @@ class Fragment:
     grad_entry: dict[str, Op] = field(default_factory=dict)
     grad_exit: dict[str, Op] = field(default_factory=dict)
     params: list[Param] = field(default_factory=list)
+    borrowed: list[str] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
     compiled: dict[Hashable, object] = field(default_factory=dict, repr=False)
     """What the engine has made of it."""
@@ -241,6 +242,7 @@ class Fragment:
             marks(self.grad_entry),
             marks(self.grad_exit),
             [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
+            list(self.borrowed),
             [replace(touch, op=mine(touch.op)) for touch in self.touches],
         )
 
@@ -250,7 +252,8 @@ class Link:
     """A unit of a stage: `count` copies of one fragment in a row, each taking what the one before gives.
 
     takes, gives: names of the tensor that comes in and of the one that goes out. keys: under which memory they are
-    touched. nbytes: of what goes on from copy to copy.
+    touched. nbytes: of what goes on from copy to copy. found, left: other memory that is taken in a link played before
+    this one, or given back in one played after it.
     """
 
     name: str
@@ -260,6 +263,8 @@ class Link:
     gives: str | None = None
     keys: tuple[str | None, str | None] = (None, None)
     nbytes: int = 0
+    found: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

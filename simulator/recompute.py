@@ -34,5 +34,6 @@ def recompute(site: Site, inner: Inner) -> Fragment:
         grad_entry=again.grad_entry,
         grad_exit=again.grad_exit,
         params=again.params,
+        borrowed=again.borrowed,
         touches=touches,
     )

@@ -141,13 +141,16 @@ def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
 def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
     """`chain` with every unit's weights gathered before its passes and its gradients scattered behind.
 
-    ahead: a unit's weights are gathered while the one before it computes, else while nobody does.
+    ahead: a unit's weights are gathered while the one before it computes, else while nobody does. An embedding whose
+    table is that of the output layer, too, stays whole between its passes, as does the gradient from the output
+    layer's on (both belong to the root unit of FSDP, which is not freed behind its forward pass).
     """
     links = chain.links
     held = [_held(scheme, link) for link in links]
     if not any(held):
         return chain
     made: list[Link] = []
+    shared = links[0].takes is None and bool(held[0]) and any(link.fragment.borrowed for link in links[1:])
     for i, link in enumerate(links):
         before, after = held[i - 1] if i else {}, held[i + 1] if i + 1 < len(links) else {}
         # Copies differ in their neighbours: the first, those between, the last.
@@ -159,9 +162,29 @@ def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
                 continue
             ends = i == place == 0, i == len(links) - 1 and place == len(rows) - 1
             own_first = (True, True) if not ahead else ends
-            fragment = _whole(scheme, link, held[i], following, previous, own_first, ahead)
-            made.append(replace(link, fragment=fragment, count=count))
+            if shared and i == 1 and place == 0:
+                previous = {}
+            stays = shared and i == 0
+            fragment = _whole(scheme, link, held[i], following, previous, own_first, ahead, stays)
+            whole = replace(link, fragment=fragment, count=count)
+            if shared and fragment.borrowed:
+                whole = _lends(scheme, whole, held[0])
+            made.append(replace(whole, found=tuple(map(_table, held[0]))) if stays else whole)
     return Chain(made, chain.ahead, chain.behind)
+
+
+def _table(axes: tuple[str, ...]) -> str:
+    """The key of the gradients of a unit whose table others use too."""
+    return f"gradients of the table {axes}"
+
+
+def _lends(scheme: DataScheme, link: Link, table: Held) -> Link:
+    """A unit that makes a first part of the gradients of a table, which are given back where the table is."""
+    first = next((op for op in link.fragment.backward if op.phase == "W"), link.fragment.backward[-1])
+    for axes, elements in table.items():
+        nbytes = elements * BYTES[scheme.habits.gradients]
+        link.fragment.touches.append(Touch(_table(axes), nbytes, first, True, "gradients"))
+    return replace(link, left=tuple(map(_table, table)))
 
 
 Held = dict[tuple[str, ...], int]
@@ -177,10 +200,18 @@ def _held(scheme: DataScheme, link: Link) -> Held:
 
 
 def _whole(
-    scheme: DataScheme, link: Link, own: Held, following: Held, previous: Held, first: tuple[bool, bool], ahead: bool
+    scheme: DataScheme,
+    link: Link,
+    own: Held,
+    following: Held,
+    previous: Held,
+    first: tuple[bool, bool],
+    ahead: bool,
+    stays: bool,
 ) -> Fragment:
     """A unit that gathers its weights before its forward and its backward pass, where `first` says so, and `ahead`
-    those of the `following` unit in its forward pass and of the `previous` one in its backward pass.
+    those of the `following` unit in its forward pass and of the `previous` one in its backward pass. stays: it is
+    whole in between, too.
     """
     made = link.fragment.copy()
     gradients = BYTES[scheme.habits.gradients]
@@ -215,9 +246,10 @@ def _whole(
     grads = [made.grad_entry[link.gives]] if link.gives in made.grad_entry else []
     if own:
         for ops, source, phase, alone in ((forward, came, "F", first[0]), (backward, grads, "B", first[1])):
-            if alone:
+            if alone and not (stays and phase == "B"):
                 own_first(ops, source, phase)
-            made.touches += _lives(f"weights {phase}", _bytes(scheme, own), ops[0], ops[-1])
+            key = "weights" if stays else f"weights {phase}"
+            made.touches += _lives(key, _bytes(scheme, own), ops[0], ops[-1])
     if ahead:
         bring(following, forward, came, "F", "gather params", made.exit, link.gives or "")
         # Where nothing comes in, the loss begins the backward pass.
@@ -228,7 +260,7 @@ def _whole(
         made.touches += _lives("gradients of the following", sent, backward[0], backward[-1], "gradients")
     if own and scheme.habits.gathers_apart:
         nbytes = _bytes(scheme, own)
-        for ops, source, phase in ((forward, came, "F"), (backward, grads, "B")):
+        for ops, source, phase in ((forward, came, "F"), (backward, grads, "B"))[: 1 if stays else 2]:
             copy = Op("copy params", work=Memory("concat", nbytes, nbytes), after=source + arrived[phase], phase=phase)
             ops.insert(next((i for i, op in enumerate(ops) if op.stream == COMPUTE), len(ops)), copy)
             made.touches += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
@@ -242,7 +274,8 @@ def _whole(
             made.touches += _lives(f"packed {axes}", nbytes, packed, scatter, "buffers")
             backward.append(packed)
             scatter.after = [packed]
-        made.touches += _lives(f"gradients {axes}", elements * gradients, begin, scatter, "gradients")
+        key = _table(axes) if stays else f"gradients {axes}"
+        made.touches += _lives(key, elements * gradients, begin, scatter, "gradients")
         backward.append(scatter)
     return made
 

@@ -98,7 +98,8 @@ def memory_events(
 ) -> dict[int, list[Event]]:
     """When memory comes and goes, by the identity of the op: from the first op that touches a key to the last one.
 
-    What comes in from the unit before was taken there and is given back here; what goes out is taken here.
+    What comes in from the unit before was taken there and is given back here; what goes out is taken here. So it is
+    with what the link finds, and leaves to others.
     """
     place = {id(op): i for i, op in enumerate([*forward, *backward])}
     spans: dict[str, list[Touch]] = defaultdict(list)
@@ -114,9 +115,9 @@ def memory_events(
         category = next((t.category for t in members if t.category != "workspace"), "workspace")
         if key in (taken, given) or (category == "workspace" and place[id(first)] < len(forward) <= place[id(last)]):
             category = "activations"
-        if key not in (taken, f"d:{given}"):
+        if key not in (taken, f"d:{given}", *link.found):
             found[id(first)].append((0, False, nbytes, category))
-        if key not in (given, f"d:{taken}"):
+        if key not in (given, f"d:{taken}", *link.left):
             found[id(last)].append((0, True, -nbytes, category))
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from simulator.engine.memory import CATEGORIES
 from simulator.engine.step import Engine
 from simulator.ops import Collective
 from tests.contract.played import FREE, Ideal, Played, play_job
@@ -20,11 +21,13 @@ UNITS = [V * H, *[LAYER] * 4, H + V * H]
 """Of the embedding, the layers, the final norm with the output layer."""
 
 
-def sharded(batch: int = 1, price: Any = FREE, engine: Engine = "simpy", *more: str, **habits: Any) -> Played:
+def sharded(
+    batch: int = 1, price: Any = FREE, engine: Engine = "simpy", *more: str, tied: bool = False, **habits: Any
+) -> Played:
     """`batch` micro-batches on each of four ranks."""
     schemes = [{"use": "data/fsdp", "over": "dp"}, *({"use": use} for use in more)]
     job = {
-        "model": {**MODEL, "tied": False, "qkv_bias": False},
+        "model": {**MODEL, "tied": tied, "qkv_bias": False},
         "cluster": {"gpu": "h100-sxm", "gpus": N},
         "framework": {"set": {"launch_s": 0.0, **habits}},
         "batch": {"global": N * batch},
@@ -52,6 +55,22 @@ def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, habits: d
     assert moved(played, "all_gather") == [*weights, *weights[::-1]] * batch
     assert moved(played, "reduce_scatter") == [4 * size for size in UNITS[::-1]] * batch
     assert not [op for _, op in played.instances() if op.stream == "data" and op.phase == "U"]
+
+
+@pytest.mark.parametrize("habits", [{}, ALONE])
+def test_a_table_of_both_ends_is_gathered_once_and_stays(habits: dict[str, Any]) -> None:
+    """Weights of the table through both passes of a micro-batch, its gradient from the output layer's backward on."""
+    played = sharded(2, **habits, tied=True)
+    table, *layers = [2 * size for size in UNITS[:-1]]
+    ending = 2 * H
+    assert moved(played, "all_gather") == [table, *layers, ending, ending, *layers] * 2
+    assert moved(played, "reduce_scatter") == [4 * H, *[4 * LAYER] * 4, 4 * V * H] * 2
+    (forward,) = {id(task): task for task in played.program.tasks if task.forward}.values()
+    (backward,) = {id(task): task for task in played.program.tasks if not task.forward}.values()
+    place = CATEGORIES.index("parameters"), CATEGORIES.index("gradients")
+    assert [forward.memory.net[i] for i in place] == [table, 0.0]
+    assert [backward.memory.net[i] for i in place] == [-table, 0.0]
+    assert backward.memory.top[place[1]] == 4 * (V * H + 2 * LAYER), "beside those of a layer and the one behind it"
 
 
 @pytest.mark.parametrize("habits", [{}, ALONE])
