@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from simulator.costs import Costs, Estimate
-from simulator.engine.program import Price, Program, build
-from simulator.engine.step import Engine, played
+from simulator.engine.blocks import Price
+from simulator.engine.program import Program, build
+from simulator.engine.step import Engine, durations, played
 from simulator.engine.timetable import Timetable, timetable
 from simulator.job import Job, load_job, located
 from simulator.lowering import Known, Lowering, by_axes, rests
 from simulator.ops import BYTES, Chain, Fragment, Param, Work
 from simulator.plan import Plan
 from simulator.report.report import Forecast, Report
-from simulator.schedule import Schedule, Shape
+from simulator.schedule import Durations, Schedule, Shape
 from simulator.sites import Update
 
 T = TypeVar("T")
@@ -38,8 +40,9 @@ class Workshop:
         if len(self.divisible) > 100 * MOST_KEPT:
             self.divisible.clear()
 
-    def timetable(self, schedule: Schedule, shape: Shape) -> Timetable:
-        return _kept(self._timetables, (schedule.use, schedule.options, shape), lambda: timetable(schedule, shape))
+    def timetable(self, schedule: Schedule, shape: Shape, lasting: Durations | None = None) -> Timetable:
+        key = schedule.use, schedule.options, shape, lasting
+        return _kept(self._timetables, key, lambda: timetable(schedule, shape, lasting))
 
     def costs(self, plan: Plan) -> Costs:
         cluster, rates = plan.job.cluster, plan.job.framework.rates
@@ -104,8 +107,9 @@ def programmed(plan: Plan, price: Price, workshop: Workshop | None = None) -> tu
     shop = workshop or Workshop()
     stages, updates = lowered(plan, shop.units)
     habits = plan.job.framework
-    table = shop.timetable(plan.schedule, plan.shape)
     host = 0.0 if habits.cuda_graphs else habits.launch_s
+    lasting = durations(stages, price, plan.pipeline_axis, host) if plan.schedule.weighs else None
+    table = shop.timetable(plan.schedule, plan.shape, lasting)
     return stages, build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, host)
 
 
@@ -113,22 +117,23 @@ def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[F
     """Every virtual stage, equal ones once, and the update of every device. known: units that were lowered before."""
     habits = plan.job.framework
     lowering = Lowering(plan.mesh, plan.schemes, habits.regather, known, habits.fused_gradients)
-    last = plan.shape.stages - 1
-    ends = _ends(plan)
+    last = plan.parts - 1
     made: dict[Hashable, Chain] = {}
     stages = []
     for index in range(plan.shape.stages):
-        key = (plan.blocks.runs(plan.layers_of(index)), index == 0, index == last)
+        part = plan.part(index)
+        embeds = part == last and plan.device(index) in plan.holders(0)
+        key = (plan.blocks.runs(plan.layers_of(part)), part == 0, part == last, embeds)
         if key not in made:
-            made[key] = lowering.run(plan.stage(index), index == last and ends[0] == ends[1])
+            made[key] = lowering.run(plan.stage(part), embeds)
         stages.append(made[key])
     made_updates: dict[Hashable, Fragment] = {}
     updates = []
     for device, params in enumerate(device_params(plan, stages)):
-        mine = (id(stage) for i, stage in enumerate(stages) if plan.schedule.device(plan.shape, i) == device)
-        held = (*mine, device in ends)
-        if held not in made_updates:
-            made_updates[held] = lowering.lower(_update(plan, device, params, stages))
+        mine = (id(stage) for i, stage in enumerate(stages) if plan.device(i) == device)
+        shared = _shared(plan, device, stages)
+        if (held := (*mine, shared)) not in made_updates:
+            made_updates[held] = lowering.lower(_update(plan, device, params, shared))
         updates.append(made_updates[held])
     return stages, updates
 
@@ -137,20 +142,36 @@ def device_params(plan: Plan, stages: list[Chain]) -> list[tuple[tuple[Param, in
     """The parameters that one rank of every device holds, each with the number of its copies."""
     held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.shape.p)]
     for index, stage in enumerate(stages):
-        held[plan.schedule.device(plan.shape, index)] += stage.params()
+        held[plan.device(index)] += stage.params()
     return [tuple(params) for params in held]
 
 
-def _ends(plan: Plan) -> tuple[int, int]:
-    """The devices of the first and of the last stage."""
-    return plan.schedule.device(plan.shape, 0), plan.schedule.device(plan.shape, plan.shape.stages - 1)
+def _shared(plan: Plan, device: int, stages: list[Chain]) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """What several devices of the pipeline hold, and sum the gradients of: devices, and elements of one shard."""
+    found: dict[tuple[int, ...], int] = defaultdict(int)
+
+    def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]]) -> None:
+        if device in holders and len(holders) > 1:
+            cut = (n * param.size // plan.mesh.size(rests(plan.schemes, "gradients", param)) for param, n in params)
+            found[holders] += sum(cut)
+
+    for index, stage in enumerate(stages):
+        if plan.device(index) == device:
+            add(plan.holders(plan.part(index)), stage.params())
+    # A tied output layer is a copy of the embedding's table.
+    ends = plan.holders(0), plan.holders(plan.parts - 1)
+    if ends[0] != ends[1]:
+        add(tuple(sorted({*ends[0], *ends[1]})), [(param, n) for param, n in stages[-1].params() if param.tied])
+    return tuple((holders, elements) for holders, elements in sorted(found.items()) if elements)
 
 
-def _update(plan: Plan, device: int, params: tuple[tuple[Param, int], ...], stages: list[Chain]) -> Update:
+def _update(
+    plan: Plan,
+    device: int,
+    params: tuple[tuple[Param, int], ...],
+    shared: tuple[tuple[tuple[int, ...], int], ...],
+) -> Update:
     habits = plan.job.framework
-    ends = _ends(plan)
-    tied = [param for param, _ in stages[-1].params() if param.tied]
-    copies = sum(param.size // plan.mesh.size(rests(plan.schemes, "gradients", param)) for param in tied)
     state = BYTES[habits.main_weights] + 2 * BYTES[habits.moments]
     return Update(
         f"update {device}",
@@ -158,9 +179,8 @@ def _update(plan: Plan, device: int, params: tuple[tuple[Param, int], ...], stag
         BYTES[habits.gradients],
         BYTES[habits.gradients] + state,
         state + (BYTES[habits.weights] if habits.weights != habits.main_weights else 0),
-        copies if device in ends and ends[0] != ends[1] else 0,
+        shared,
         plan.pipeline_axis,
-        ends,
     )
 
 

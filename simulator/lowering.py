@@ -291,8 +291,7 @@ class Lowering:
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
         for (axes, holders), n in sorted(copied.items()):
             sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
-        if site.copies:
-            sums.append(Collective("all_reduce", site.copies * site.grad_bytes, (site.axis,), site.ends))
+        sums += [Collective("all_reduce", n * site.grad_bytes, (site.axis,), members) for members, n in site.shared]
         ops = [self._op("reduce", work, [], "U") for work in sums]
         norm = self._op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U")
         everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1)

@@ -61,7 +61,8 @@ class Plan:
         self.shape = self._shape()
         check_size(self)
         self.schedule.check(self.shape)
-        self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.shape.stages)
+        self.parts = self.shape.stages // self.schedule.ways
+        self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.parts)
         check_divisible(self)
 
     # -------------------------------------------------------------------------------------- parts
@@ -132,7 +133,7 @@ class Plan:
         batch = self.job.batch
         assert batch.total is not None
         m = batch.total // (batch.micro * self.replicas)
-        return Shape(self.mesh.size(self.pipeline_axis), m, self.schedule.options.chunks)
+        return Shape(self.mesh.size(self.pipeline_axis), m, self.schedule.chunks(), len(self.schedule.slices))
 
     @cached_property
     def vocab(self) -> int:
@@ -175,13 +176,25 @@ class Plan:
         return {axis for scheme in self.schemes for axis in scheme.claims}
 
     def layers_of(self, index: int) -> range:
-        """The layers of one virtual stage."""
+        """The layers of one part of the model: of a virtual stage."""
         start = sum(self.layers[:index])
         return range(start, start + self.layers[index])
 
     def stage(self, index: int) -> Stage:
-        """The sites of one virtual stage."""
-        return self.blocks.stage(self.layers_of(index), index == 0, index == self.shape.stages - 1)
+        """The sites of one part of the model."""
+        return self.blocks.stage(self.layers_of(index), index == 0, index == self.parts - 1)
+
+    def part(self, stage: int) -> int:
+        """The part of the model that a virtual stage holds."""
+        return self.schedule.part(self.shape, stage)
+
+    def device(self, stage: int) -> int:
+        """The device of the pipeline that holds a virtual stage."""
+        return self.schedule.device(self.shape, stage)
+
+    def holders(self, part: int) -> tuple[int, ...]:
+        """The devices that hold a part of the model."""
+        return tuple(sorted({self.device(s) for s in range(self.shape.stages) if self.part(s) == part}))
 
 
 # --------------------------------------------------------------------------------------------- rules

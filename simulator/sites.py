@@ -136,17 +136,16 @@ class Update(Site):
     """The optimizer's turn at the end of the step, over all parameters of one device.
 
     params: each with the number of its copies. grad_bytes: of one gradient element. read, write: bytes that the
-    optimizer moves per element of a shard. copies: elements of a weight that the two `ends` of the pipeline axis hold
-    both (a tied embedding), whose gradients are summed.
+    optimizer moves per element of a shard. shared: devices of the pipeline axis that hold the same weights, of which
+    they sum the gradients, and the elements.
     """
 
     params: tuple[tuple[Param, int], ...]
     grad_bytes: int
     read: int
     write: int
-    copies: int = 0
+    shared: tuple[tuple[tuple[int, ...], int], ...] = ()
     axis: str = "pp"
-    ends: tuple[int, int] = (0, 0)
 
 
 # ------------------------------------------------------------------------------------------------- leaves

@@ -1,29 +1,32 @@
 """Schedules against closed forms: an order played with given times, by the same engine that plays whole jobs.
 
 Conventions (Qi et al. 2023, arXiv 2401.10241; Narayanan et al. 2021, arXiv 2104.04473): t_f, t_b, t_w are the
-times of one micro-batch through the layers of one device, a chunk costs 1/v of them; a schedule without a W phase
-takes t_b + t_w at once. A hop is a latency between two devices that does not block the sender. No optimizer, no
-gradient reduction.
+times of one micro-batch through the layers of one device, a chunk costs 1/v of them, a slice its share; a backward pass
+that is not in two parts takes t_b + t_w at once. A hop is a latency between two devices that does not block the sender.
+No optimizer, no gradient reduction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import validated
+from simulator.engine.blocks import Block, Part, Port
 from simulator.engine.flat import flatten
-from simulator.engine.program import build
+from simulator.engine.program import Task, build
+from simulator.engine.step import durations
 from simulator.engine.sweep import sweep
 from simulator.engine.timetable import Timetable, timetable
 from simulator.mesh import Mesh
 from simulator.ops import Chain, Fragment, Link, Op, Transfer
-from simulator.schedule import Schedule, Shape
+from simulator.schedule import Schedule, Shape, actions_of
 from simulator.scheme import find_scheme
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
@@ -54,13 +57,13 @@ class Case(BaseModel):
     t_b: PerStage
     t_w: PerStage = 0.0
     hop: Seconds = 0.0
+    t_pair: Seconds | None = None
+    """A forward and a backward pass played together; their sum where it is not given."""
+    t_r: Seconds = 0.0
     order: bool = False
-    # Keys of schedules with more knobs than the ones there are.
-    slices: Any = None
-    waves: Any = None
-    t_pair: Any = None
-    t_r: Any = None
-    memory_limit: Any = None
+    slices: int | list[float] | None = None
+    waves: int | None = None
+    memory_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Lasting:
     seconds: float
 
     flops = 0.0
+
+
+KNOBS = ("slices", "waves", "memory_limit")
+"""Keys of a case that are options of some schedules."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Replay:
         peaks = []
         for order, begins, finished in zip(self.table.orders, self.begin, self.end, strict=True):
             events = []
-            for action, begin, end in zip(order, begins, finished, strict=True):
+            for action, begin, end in zip(actions_of(order), begins, finished, strict=True):
                 if action.kind == "F":
                     events.append((begin, 1))
                 elif action.kind in ends:
@@ -120,31 +127,45 @@ def replay(case: Case) -> Replay:
     if case.p * case.m * case.v > MAX_CHUNKS:
         rule = f"p x m x v is at most {MAX_CHUNKS:,}, for each chunk is played"
         raise PlanError("case", rule, "Use fewer micro-batches", case.p * case.m * case.v)
-    kind = find_scheme(f"pipeline/{case.schedule}", "schedule")
-    assert issubclass(kind, Schedule)
-    for key in ("slices", "waves", "t_pair", "t_r", "memory_limit"):
-        if getattr(case, key) is not None:
-            raise PlanError(key, f"{case.schedule} has nothing of the kind", "Leave it out", getattr(case, key))
-    shape = Shape(case.p, case.m, case.v)
-    schedule = kind(("pp",), kind.Options(chunks=case.v), Mesh({"pp": case.p}))
-    split = len(schedule.backward.split()) > 1
-    stages = []
-    for stage in range(shape.stages):
-        t_f, t_b, t_w = (_time(case, name, stage, schedule.device(shape, stage)) for name in ("t_f", "t_b", "t_w"))
-        stages.append(_stage(stage, t_f, t_b, t_w, split))
+    schedule = _schedule(case)
+    shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    schedule.check(shape)
+    stages = [_stage(case, schedule, shape, stage, schedule.slices) for stage in range(shape.stages)]
 
     def price(work: Any) -> tuple[float, float, float]:
         return (0.0, 0.0, case.hop) if isinstance(work, Transfer) else (work.seconds, 0.0, 0.0)
 
-    table = timetable(schedule, shape)
-    flat = flatten(build(table, stages, price))
+    lasting = None
+    if schedule.weighs:
+        whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
+        lasting = durations(whole, price, "pp")
+    table = timetable(schedule, shape, lasting)
+    program = build(table, stages, price)
+    program.tasks = [_together(task, case.t_pair, shape.v // schedule.ways) for task in program.tasks]
+    flat = flatten(program)
     times = sweep(flat)
-    # Every action is one op.
-    rows = [flat.first[begin:end] for begin, end in pairwise(table.starts)]
-    busy = sum(flat.seconds[at] for at in flat.first) / shape.p
-    return Replay(
-        table, [[times.begin[at] for at in row] for row in rows], [[times.end[at] for at in row] for row in rows], busy
-    )
+    begin, end = np.zeros((2, len(flat.first)))
+    for action, (first, behind) in enumerate(zip(flat.first, flat.behind, strict=True)):
+        follows = table.slots[table.slot[action]].follows
+        begin[action] = begin[action - 1] if follows else times.begin[first]
+        end[action] = end[action - 1] if follows else times.end[behind - 1]
+    rows = [slice(*bounds) for bounds in pairwise(table.starts)]
+    busy = sum(flat.seconds) / shape.p
+    return Replay(table, [begin[row].tolist() for row in rows], [end[row].tolist() for row in rows], busy)
+
+
+def _schedule(case: Case) -> Schedule:
+    """The schedule of a case. Raises PlanError for a knob that it does not have."""
+    kind = find_scheme(f"pipeline/{case.schedule}", "schedule")
+    assert issubclass(kind, Schedule)
+    known = kind.Options.model_fields
+    told = {key: value for key in KNOBS if (value := getattr(case, key)) is not None}
+    for key, value in told.items():
+        if key not in known:
+            raise PlanError(key, f"{case.schedule} has nothing of the kind", "Leave it out", value)
+    if case.v != 1 or known["chunks"].default == 1:
+        told["chunks"] = case.v
+    return kind(("pp",), validated(kind.Options, told, "case", PlanError), Mesh({"pp": case.p}))
 
 
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
@@ -176,24 +197,43 @@ def answers(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [answer(case, f"case {number}") for number, case in enumerate(cases, 1)]
 
 
-def _time(case: Case, name: str, stage: int, device: int) -> float:
+def _time(case: Case, name: str, schedule: Schedule, shape: Shape, stage: int) -> float:
     """The time of one virtual stage."""
     given = getattr(case, name)
+    parts = shape.stages // schedule.ways
     if isinstance(given, list):
-        if len(given) not in (case.p, case.p * case.v):
-            rule = f"a list holds one time a device ({case.p}) or a virtual stage ({case.p * case.v})"
+        if len(given) not in (shape.p, parts):
+            rule = f"a list holds one time a device ({shape.p}) or a virtual stage ({parts})"
             raise PlanError(name, rule, "Correct its length", given)
-        given = given[device if len(given) == case.p else stage]
-    return float(given) / case.v
+        given = given[schedule.part(shape, stage) if len(given) == parts else schedule.device(shape, stage)]
+    return float(given) * shape.p / parts
 
 
-def _stage(stage: int, t_f: float, t_b: float, t_w: float, split: bool) -> Chain:
-    """A stage of one op a pass."""
+def _stage(case: Case, schedule: Schedule, shape: Shape, stage: int, slices: Sequence[float]) -> list[Chain]:
+    """A stage of one op for every part of a pass, by slice."""
+    times = [_time(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r")]
+    return [_chain(f"{stage}", *(share * time for time in times)) for share in slices]
+
+
+def _chain(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> Chain:
     entry, gradient = Op("in"), Op("gradient in", phase="B")
-    forward = Op(f"F{stage}", work=Lasting(t_f), after=[entry])  # type: ignore[arg-type]
-    first = Op(f"B{stage}", work=Lasting(t_b if split else t_b + t_w), after=[gradient], phase="B")  # type: ignore[arg-type]
-    backward = [first]
-    if split:
-        backward.append(Op(f"W{stage}", work=Lasting(t_w), phase="W"))  # type: ignore[arg-type]
-    fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": first})
-    return Chain([Link(f"stage {stage}", fragment, 1, "in", "out")])
+    forward = Op(f"F{name}", work=Lasting(t_f), after=[entry])  # type: ignore[arg-type]
+    again = Op(f"R{name}", work=Lasting(t_r), phase="R")  # type: ignore[arg-type]
+    inputs = Op(f"B{name}", work=Lasting(t_b), after=[gradient], phase="B")  # type: ignore[arg-type]
+    weights = Op(f"W{name}", work=Lasting(t_w), phase="W")  # type: ignore[arg-type]
+    # The result of a pass at once is there when all of it is done; apart, the weights' part is of another pass.
+    given = Op("given", after=[inputs, weights], phase="B")
+    backward = [again, inputs, weights]
+    fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": given})
+    return Chain([Link(f"stage {name}", fragment, 1, "in", "out")])
+
+
+def _together(task: Task, seconds: float | None, chunks: int) -> Task:
+    """Of a pair one op that lasts as long as is told, or as both; what comes out of both is there at its end."""
+    if task.ports == 1:
+        return task
+    (part,) = task.parts
+    lasts = sum(part.seconds) if seconds is None else seconds / chunks
+    port = Port((0,), (0,), through=False)
+    block = Block([Op("pair")], [()], (port, port), [])
+    return replace(task, parts=[Part(block, 1, (lasts,), (0.0,), (0.0,), {})], marks=[()])

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hardware.errors import PlanError
-from simulator.engine.program import COMING, Program, Side, Task
+from simulator.engine.blocks import COMING
+from simulator.engine.program import Program, Send, Side, Task
 from simulator.ops import Op
 
 MAX_OPS = 20_000_000
@@ -52,19 +53,19 @@ class Flat:
 
 @dataclass
 class FlatTask:
-    """A task's ops in issue order: (op, seconds, latency, issue, after) with places, what waits for what comes in, the
-    places after which the result exists, and whether it waits for what comes in besides."""
+    """A task's ops in issue order: (op, seconds, latency, issue, after) with places; and for each port what waits for
+    what comes in, the places after which the result exists, and whether it waits for what comes in besides."""
 
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]]
-    outside: frozenset[int]
-    result: tuple[int, ...]
-    through: bool
+    outside: list[frozenset[int]]
+    result: list[tuple[int, ...]]
+    through: list[bool]
 
 
 def flatten_task(task: Task, host: float) -> FlatTask:
     """All copies of all parts one after another; ops beside them take no time of the host."""
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
-    outside: list[int] = []
+    outside: list[list[int]] = [[] for _ in range(task.ports)]
     held: dict[int, list[int]] = defaultdict(list)
     for side in task.ahead:
         for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
@@ -73,8 +74,8 @@ def flatten_task(task: Task, host: float) -> FlatTask:
             (op, s, w, 0.0, ()) for op, s, w in zip(side.ops, side.seconds.tolist(), side.latency.tolist(), strict=True)
         ]
     ready: dict[int, tuple[int, ...]] = {}
-    coming: tuple[int, ...] = ()
-    through = True
+    coming: list[tuple[int, ...]] = [()] * task.ports
+    through = [True] * task.ports
     for number, part in enumerate(task.parts):
         block, marks = part.block, task.marks[number] if task.marks else ()
         for copy in range(part.count):
@@ -83,26 +84,28 @@ def flatten_task(task: Task, host: float) -> FlatTask:
             for i, places in enumerate(marks):
                 ready[first + i] = tuple(start + j for j in places if j != COMING)
                 if COMING in places:
-                    ready[first + i] += (*coming, *((COMING,) if through else ()))
+                    ready[first + i] += (*coming[0], *((COMING,) if through[0] else ()))
                 for place in places:
                     waits[place] += held.get(first + i, ())
             for i, op in enumerate(block.ops):
                 after = (*(start + j for j in block.after[i]), *waits.get(i, ()))
-                if i in block.entry:
-                    after += coming
-                    if through:
-                        outside.append(len(ops))
+                for at, port in enumerate(block.ports):
+                    if i in port.entry:
+                        after += coming[at]
+                        if through[at]:
+                            outside[at].append(len(ops))
                 ops.append((op, part.seconds[i], part.latency[i], host if op.work is not None else 0.0, after))
-            coming = (*(coming if block.through else ()), *(start + j for j in block.exit))
-            through &= block.through
+            for at, port in enumerate(block.ports):
+                coming[at] = (*(coming[at] if port.through else ()), *(start + j for j in port.exit))
+                through[at] &= port.through
     for side in task.behind:
         waits_for: list[set[int]] = [set() for _ in side.ops]
         for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
             waits_for[owner].update(ready[number])
         rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits_for, strict=True)
-        outside += [len(ops) + i for i, places in enumerate(waits_for) if COMING in places]
+        outside[0] += [len(ops) + i for i, places in enumerate(waits_for) if COMING in places]
         ops += [(op, s, w, 0.0, tuple(sorted(places - {COMING}))) for op, s, w, places in rows]
-    return FlatTask(ops, frozenset(outside), coming, through)
+    return FlatTask(ops, [frozenset(places) for places in outside], coming, through)
 
 
 def _owners(side: Side) -> list[int]:
@@ -123,31 +126,52 @@ def flatten(program: Program) -> Flat:
     table, flat = program.timetable, Flat()
     tasks = {id(task): flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
-    result: list[tuple[int, ...]] = [()] * len(table.slot)
+    result: list[tuple[int, ...]] = [()] * table.results
     waiting: list[tuple[int, ...]] = [()] * program.devices
+    handed: dict[int, tuple[int, ...]] = {}
+
+    def send(action: int, at: int, one: Send | None, made: tuple[int, ...]) -> None:
+        device, slot = table.device_of[action], table.slots[table.slot[action]]
+        result[at] = made
+        if one is not None:
+            phase = "F" if slot.kind == "F" else "B"
+            op = Op(f"send {table.actions[action]}", one.stream, one.work, [], phase)
+            number = flat.add(op, one.seconds, one.latency, program.host, made, device)
+            flat.sent.append((number, device, one.work.target))
+            result[at] = (number,)
+            if not program.overlap_sends:
+                waiting[device] += (number,)
+
+    def came(action: int) -> tuple[int, ...]:
+        needs = (table.need[action], *table.also.get(action, ()))
+        return tuple(number for need in needs if need >= 0 for number in result[need])
+
     for action in table.sequence:
         device, slot = table.device_of[action], table.slot[action]
         task = tasks[id(program.tasks[slot])]
-        received = result[table.need[action]] if table.need[action] >= 0 else ()
+        received = [came(action + i) for i in range(len(task.result))]
         start = flat.first[action] = len(flat.ops)
         for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
             waits = tuple(start + j for j in after)
-            if i in task.outside:
-                waits += received
+            for port, outside in zip(received, task.outside, strict=True):
+                if i in outside:
+                    waits += port
             if not after:
                 waits += waiting[device]
             flat.add(op, seconds, latency, issue, waits, device)
         flat.behind[action] = len(flat.ops)
-        waiting[device] = ()
-        result[action] = (*(received if task.through else ()), *(start + j for j in task.result))
-        if (send := program.sends[slot]) is not None:
-            phase = "F" if table.slots[slot].kind == "F" else "B"
-            op = Op(f"send {table.actions[action]}", send.stream, send.work, [], phase)
-            number = flat.add(op, send.seconds, send.latency, program.host, result[action], device)
-            flat.sent.append((number, device, send.work.target))
-            result[action] = (number,)
-            if not program.overlap_sends:
-                waiting[device] = (number,)
+        if table.slots[slot].follows:
+            made = handed.pop(action)
+        else:
+            waiting[device] = ()
+            both = [
+                (*(port if through else ()), *(start + j for j in places))
+                for port, through, places in zip(received, task.through, task.result, strict=True)
+            ]
+            made, handed[action + 1] = both[0], both[-1]
+        send(action, action, program.sends[slot], made)
+        for at, one in zip(table.extra.get(action, ()), program.others.get(slot, ()), strict=False):
+            send(action, at, one, made)
     _updates(program, flat, tasks, waiting)
     return flat
 

@@ -5,7 +5,8 @@ a fixed sum: a row of a matrix over (max, +). A block's matrix comes from one sw
 each time; blocks in a row are products, equal ones powers. So a task is one small matrix, however many layers it has,
 and stays exact where its streams overlap with those of its neighbours.
 
-Coordinates: every stream, computation first; the host, if it takes time; what comes in (as a result: what goes out).
+Coordinates: every stream, computation first; the host, if it takes time; what comes in (as a result: what goes out),
+for each of two passes where some are played together.
 Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters 2 and 3.
 """
 
@@ -19,7 +20,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from simulator.engine.program import COMING, Part, Program, Side, Task
+from simulator.engine.blocks import COMING, Part
+from simulator.engine.program import Program, Side, Task
 from simulator.ops import COMPUTE
 
 NEVER = -np.inf
@@ -151,8 +153,9 @@ class Coordinates:
         self.launch = program.host
         self.host = len(self.streams) if program.host else None
         self.port = len(self.streams) + bool(program.host)
-        self.size = self.port + 1
-        self.key = tuple(self.streams), self.launch
+        self.ports = slice(self.port, self.port + max((task.ports for task in tasks), default=1))
+        self.size = self.ports.stop
+        self.key = tuple(self.streams), self.launch, self.size
 
     def _once(self, part: Part, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """What is large, and made once for all copies of a part in this program."""
@@ -230,8 +233,8 @@ class Coordinates:
         begin, seen = np.full((2, len(block.ops), width), NEVER)
         for i, places in enumerate(marks):
             begin[[place for place in places if place != COMING], self.size + i] = 0.0
-        arrival = now[self.port].copy()
-        entry = set(block.entry)
+        arrivals = now[self.ports].copy()
+        entries = [(at, set(port.entry)) for at, port in enumerate(block.ports)]
         for i, op in enumerate(block.ops):
             stream, row = self.at[op.stream], begin[i]
             np.maximum(row, now[stream], out=row)
@@ -240,22 +243,24 @@ class Coordinates:
                 np.maximum(row, now[self.host], out=row)
             for j in block.after[i]:
                 np.maximum(row, seen[j], out=row)
-            if i in entry:
-                np.maximum(row, arrival, out=row)
+            for at, entry in entries:
+                if i in entry:
+                    np.maximum(row, arrivals[at], out=row)
             now[stream] = row + part.seconds[i]
             seen[i] = now[stream] + part.latency[i]
-        out = now[self.port]
-        out[:] = arrival if block.through else NEVER
-        for j in block.exit:
-            np.maximum(out, seen[j], out=out)
+        for at, port in enumerate(block.ports):
+            out = now[self.port + at]
+            out[:] = arrivals[at] if port.through else NEVER
+            for j in port.exit:
+                np.maximum(out, seen[j], out=out)
         return Table(begin, now)
 
     # ------------------------------------------------------------------------------------------- tasks
 
     def patient(self, task: Task) -> bool:
         """Whether what comes in never matters if it comes before the computation is free."""
-        begin = self.table(task.parts[0]).begin
-        return bool((begin[:, self.port] <= begin[:, 0]).all())
+        begins = [self.table(part).begin for part in task.parts[:1]]
+        return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
 
     def issue(self, part: Part) -> float:
         """How long the host takes to issue one copy of a part."""
@@ -270,10 +275,10 @@ class Coordinates:
 
     def matrix(self, task: Task) -> np.ndarray:
         """The matrix of a whole task."""
-        if not (task.ahead or task.behind):
-            return reduce(lambda a, b: product(b, a), [self.power(part) for part in task.parts])
         state = np.full((self.size, self.size), NEVER)
         np.fill_diagonal(state, 0.0)
+        if not (task.ahead or task.behind):
+            return reduce(lambda a, b: product(b, a), [self.power(part) for part in task.parts] or [state])
         holding = self._releases(task, np.zeros(1))
         ready: list[tuple[int, np.ndarray]] = []
         for i, part in enumerate(task.parts):

@@ -147,7 +147,9 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     known = {id(task.parts): task.memory for task in {id(task.parts): task for task in program.tasks}.values()}
     profiles = [known[id(task.parts)] for task in program.tasks]
     nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
-    sent = np.array([send.work.nbytes if send is not None else 0 for send in program.sends], float)
+    sent = np.zeros(len(program.sends))
+    for slot, send in program.sent:
+        sent[slot] += send.work.nbytes
     coming = np.array(program.received, float)
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")
@@ -180,24 +182,29 @@ def over_time(
     """
     table, overlap = program.timetable, program.overlap_sends
     actions = range(table.starts[device], table.starts[device + 1])
-    sent = [send.work.nbytes if send is not None and overlap else 0 for send in program.sends]
-    coming = [nbytes if overlap else 0 for nbytes in program.received]
+    sent, coming = [0] * len(program.sends), [nbytes if overlap else 0 for nbytes in program.received]
+    for slot, send in program.sent if overlap else ():
+        sent[slot] += send.work.nbytes
     moments, changes = [np.zeros(1)], [np.array([[static.get(category, 0.0) for category in CATEGORIES]])]
     begin, end = np.array(times.begin), np.array(times.end)
     buffers = CATEGORIES.index("buffers")
 
-    def note(moment: float, flying: float, nbytes: float, category: str) -> None:
+    def note(moment: float, flying: float, flows: Iterable[tuple[float, str]], sign: int) -> None:
         row = np.zeros((1, len(CATEGORIES)))
         row[0, buffers] = flying
-        row[0, CATEGORIES.index(category)] += nbytes
+        for nbytes, category in flows:
+            row[0, CATEGORIES.index(category)] += sign * nbytes
         moments.append(np.array([moment]))
         changes.append(row)
 
+    own = slice(0)
     for action in actions:
         task, start = program.tasks[table.slot[action]], flat.first[action]
         flying = sent[table.slot[action - 1]] if action > actions[0] else 0
         flying += coming[table.slot[action + 1]] if action < actions[-1] else 0
-        note(begin[start], flying, task.takes, task.category)
+        # What follows in a pair is played with the action before.
+        own = slice(start, flat.behind[action]) if task.parts else own
+        note(begin[own.start], flying, task.comes, 1)
         place = start + sum(len(side.ops) for side in task.ahead)
         for part in task.parts:
             at, at_end, rows = part.block.event_rows
@@ -205,5 +212,5 @@ def over_time(
             moments.append(np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]))
             changes.append(np.tile(rows, (part.count, 1)))
             place += part.count * len(part.block.ops)
-        note(end[start : flat.behind[action]].max(), -flying, -task.gives, task.category)
+        note(end[own].max(), -flying, task.goes, -1)
     return np.maximum.accumulate(np.concatenate(moments)), np.cumsum(np.concatenate(changes), axis=0)

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.engine.blocks import Part
 from simulator.engine.flat import Flat
 from simulator.engine.kinds import EXPOSED, HOST, axis_of
 from simulator.engine.matrices import ALIKE, NEVER, Coordinates, Walked
 from simulator.engine.player import Play, states
-from simulator.engine.program import Part, Program, Side, Task
+from simulator.engine.program import Program, Side, Task
 from simulator.engine.sweep import Times
 from simulator.ops import COMPUTE
 
@@ -72,6 +73,8 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
             given = states(coordinates, task, play, [action])
             # What comes behind may wait for what arrived, and for the host, where the parts do not.
             given[coordinates.port] = play.arrival[action]
+            if action in play.full:
+                given[coordinates.ports, 0] = play.full[action][coordinates.ports]
             if coordinates.host is not None:
                 given[coordinates.host] = play.host[action]
             for item, begin, *_ in coordinates.walk(task, given):
@@ -86,6 +89,12 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
         if send is not None and device in (send.work.source, send.work.target):
             begin = sent[slots == slot]
             found["pp"].append((begin, begin + send.seconds + send.latency))
+    for slot, sends in program.others.items():
+        actions = np.flatnonzero(slots == slot).tolist()
+        for turn, send in enumerate(sends):
+            if send is not None and device in (send.work.source, send.work.target):
+                begin = np.array([play.apart[table.extra[action][turn]] for action in actions])
+                found["pp"].append((begin, begin + send.seconds + send.latency))
     for axis, spans in occupied_in(play.tail_ops, play.tail, device).items():
         found[axis] += spans
     return found
@@ -241,7 +250,7 @@ def _host_waits(
             waits = [end[copies, j] for j in block.after[i]]
             place = before.get(op.stream)
             last = states[copies, coordinates.at[op.stream]] if place is None else end[copies, place]
-            arrival = [states[copies, coordinates.port]] if i in block.entry else []
+            arrival = [states[copies, coordinates.port + at] for at, port in enumerate(block.ports) if i in port.entry]
             could = np.maximum.reduce([last, *waits, *arrival])
             # What is not known is covered by what runs before.
             could = np.where(could > NEVER, could, begin[copies, i])

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.engine.blocks import Part
 from simulator.engine.flat import Flat, flatten_updates
 from simulator.engine.matrices import NEVER, Coordinates, ahead, product
-from simulator.engine.program import Part, Program, Task
+from simulator.engine.program import Program, Task
 from simulator.engine.sweep import Times, sweep
 from simulator.engine.timetable import Rounds
 
@@ -25,8 +26,8 @@ class Play:
 
     entry: when the computation's stream was free. second: a further stream that matters (its coordinate; or none), and
     when it was free. arrival: when what the action waits for came. host: when the host began to issue it. full: all
-    coordinates, for the actions where more than these matter. sent: when its send began. tail: the updates, op by op.
-    span: the last end [s].
+    coordinates, for the actions where more than these matter. sent: when its send began; apart: those of extra results.
+    tail: the updates, op by op. span: the last end [s].
     """
 
     entry: list[float]
@@ -35,6 +36,7 @@ class Play:
     host: list[float]
     full: dict[int, np.ndarray]
     sent: list[float]
+    apart: dict[int, float]
     tail: Times
     tail_ops: Flat
     span: float
@@ -62,7 +64,8 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     if host is not None:
         found[host] = NEVER
     if coordinates.patient(task):
-        found[port, found[port] <= found[0]] = NEVER
+        rows = found[coordinates.ports]
+        rows[rows <= found[0]] = NEVER
     return found
 
 
@@ -96,7 +99,13 @@ class _Player:
             if key not in short:
                 short[key] = self._short(i)
             self.short.append(short[key])
-        self.entry, self.beside, self.arrival, self.result, self.sent = ([NEVER] * count for _ in range(5))
+        self.entry, self.beside, self.arrival, self.sent = ([NEVER] * count for _ in range(4))
+        self.result = [NEVER] * self.table.results
+        self.handed = [NEVER] * program.devices
+        """What the action that follows in a pair has made."""
+        self.follows = [slot.follows for slot in self.table.slots]
+        self.apart: dict[int, float] = {}
+        """When the sends of extra results began, by result."""
         self.full: dict[int, np.ndarray] = {}
         self.free = [0.0] * program.devices
         self.free_second = [0.0 if self.second is not None else NEVER] * program.devices
@@ -117,16 +126,18 @@ class _Player:
         return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
 
     def _host(self) -> tuple[list[float], list[float], list[float]]:
-        """By slot, how long the host takes to issue a task and its send; when it begins with every action, for it never
-        waits; and when it has issued all of a device."""
+        """By slot, how long the host takes to issue a task; when it begins with every action, for it never waits; and
+        when it has issued all of a device."""
         each = np.zeros(len(self.program.tasks))
         if self.axes.host is not None:
-            for i, (matrix, send) in enumerate(zip(self.matrices, self.program.sends, strict=True)):
-                each[i] = matrix[self.axes.host, self.axes.host] + (self.axes.launch if send is not None else 0.0)
+            each += [matrix[self.axes.host, self.axes.host] for matrix in self.matrices]
+        tasks = each.tolist()
+        for slot, _ in self.program.sent:
+            each[slot] += self.axes.launch
         bounds, took = self.table.starts, each[self.table.slot_array]
         ends = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
         begins = [np.concatenate([[0.0], end[:-1]]) for end in ends]
-        return each.tolist(), np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
+        return tasks, np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
 
     def _follows_everywhere(self, s: int) -> bool:
         """Whether a stream inside the tasks never matters beside the computation's, so that it can be left out.
@@ -165,7 +176,7 @@ class _Player:
     def _short(self, slot: int) -> Short | None:
         """A task in short; None where other streams matter."""
         task, matrix, axes = self.program.tasks[slot], self.matrices[slot], self.axes
-        if not self.plain or task.ahead or task.behind:
+        if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
             return None
         lead = NEVER
         if axes.host is not None:
@@ -195,56 +206,89 @@ class _Player:
         short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
         host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
         overlap, second, beside, free_second = self.program.overlap_sends, self.second, self.beside, self.free_second
+        launch, also, extra, follows, seen = (
+            self.axes.launch,
+            self.table.also,
+            self.table.extra,
+            self.follows,
+            self.seen,
+        )
         for action in actions:
             device, kind = device_of[action], slot[action]
             other = need[action]
             come = result[other] if other >= 0 else NEVER
-            now = free[device]
+            if action in also:
+                come = max(come, *(result[other] for other in also[action]))
+            now, wait = free[device], waiting[device]
             if not overlap:
-                if waiting[device] > now:
-                    now = waiting[device]
+                if wait > now:
+                    now = wait
             entry[action], arrival[action] = now, come
             if second is not None:
-                also = free_second[device]
-                if not overlap and self.uses_second[kind] and waiting[device] > also:
-                    also = waiting[device]
-                beside[action] = also
+                also_free = free_second[device]
+                if not overlap and self.uses_second[kind] and wait > also_free:
+                    also_free = wait
+                beside[action] = also_free
             numbers = short[kind]
+            waiting[device] = NEVER
             if numbers is not None and now - host[action] >= numbers[0]:
                 a, b = now + numbers[1], come + numbers[2]
                 after = a if a > b else b
                 a, b = now + numbers[3], come + numbers[4]
                 made = a if a > b else b
                 if second is not None:
-                    after, made = max(after, also + numbers[5]), max(made, also + numbers[6])
-                    free_second[device] = max(now + numbers[7], come + numbers[8], also + numbers[9])
+                    after, made = max(after, also_free + numbers[5]), max(made, also_free + numbers[6])
+                    free_second[device] = max(now + numbers[7], come + numbers[8], also_free + numbers[9])
                 free[device] = after
+            elif follows[kind]:
+                made, waiting[device] = self.handed[device], wait
             else:
-                made = self._advance_fully(action, device, kind, now, come)
-            waiting[device] = NEVER
+                made = self._advance_fully(action, device, kind, now, come, wait)
             send = sends[kind]
-            if send is not None:
+            if send is None:
+                result[action] = made
+            else:
                 port = 2 * device + (send.stream == "pipeline-backward")
                 begin = ports[port] if ports[port] > made else made
-                if self.axes.host is not None and (issued := host[action] + self.issue[kind]) > begin:
+                if self.axes.host is not None and (issued := host[action] + self.issue[kind] + launch) > begin:
                     begin = issued
                     self.bound.add(action)
                 sent[action] = begin
                 ports[port] = end = begin + send.seconds
-                self.seen[port] = made = end + send.latency
+                seen[port] = result[action] = end + send.latency
                 if not overlap:
-                    waiting[device] = made
-            result[action] = made
+                    waiting[device] = max(waiting[device], seen[port])
+            if action in extra:
+                self._send_others(action, device, kind, made)
 
-    def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float) -> float:
+    def _send_others(self, action: int, device: int, slot: int, made: float) -> None:
+        """Sends a result to all but the first who need it."""
+        issued = self.host[action] + self.issue[slot] if self.axes.host is not None else NEVER
+        issued += self.axes.launch if self.program.sends[slot] is not None else 0.0
+        for at, send in zip(self.table.extra[action], self.program.others[slot], strict=True):
+            self.result[at] = made
+            if send is not None:
+                issued += self.axes.launch
+                port = 2 * device + (send.stream == "pipeline-backward")
+                self.apart[at] = begin = max(self.ports[port], made, issued)
+                self.ports[port] = begin + send.seconds
+                self.seen[port] = self.result[at] = self.ports[port] + send.latency
+                if not self.program.overlap_sends:
+                    self.waiting[device] = max(self.waiting[device], self.seen[port])
+
+    def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float, wait: float) -> float:
         axes, state = self.axes, self.state[device]
         given = state.copy()
         given[0] = now
         used = self.used[slot]
-        given[used] = np.maximum(given[used], self.waiting[device])
+        given[used] = np.maximum(given[used], wait)
         if axes.host is not None:
             given[axes.host] = self.host[action]
+        given[axes.ports] = NEVER
         given[axes.port] = come
+        if self.program.tasks[slot].ports > 1:
+            needs = (self.table.need[action + 1], *self.table.also.get(action + 1, ()))
+            given[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
         given[self.left_out] = NEVER
         if self.second is not None:
             given[self.second] = self.beside[action]
@@ -261,6 +305,7 @@ class _Player:
         state[kept] = out[kept]
         if self.second is not None:
             self.free_second[device] = float(out[self.second])
+        self.handed[device] = float(out[axes.ports][-1])
         return float(out[axes.port])
 
     # ----------------------------------------------------------------------------------------- rounds
@@ -351,4 +396,5 @@ class _Player:
         tail = sweep(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
         span = float(max(*ends, *self.ports, tail.span))
         second = self.second, self.beside
-        return Play(self.entry, second, self.arrival, self.host, self.full, self.sent, tail, flat, span, skipped)
+        before = self.entry, second, self.arrival, self.host, self.full
+        return Play(*before, self.sent, self.apart, tail, flat, span, skipped)

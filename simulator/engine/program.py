@@ -8,127 +8,18 @@ device stands for all ranks that execute the same thing. How a program is played
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from simulator.engine.kinds import KINDS, axis_of, kind_of
-from simulator.engine.memory import CATEGORIES, Event, Profile, block_events, memory_events
+from hardware.errors import ScheduleError
+from simulator.engine.blocks import FREE, SUMS, Block, Part, Port, Price, beside, block_of, compiled, priced, second
+from simulator.engine.kinds import KINDS, kind_of
+from simulator.engine.memory import Profile
 from simulator.engine.timetable import Slot, Timetable
-from simulator.ops import Beside, Chain, Collective, Fragment, Link, Op, Param, Transfer, Work
-
-Price = Callable[[Work], tuple[float, float, float]]
-"""Seconds that an op occupies its stream, the spread of that, the further latency until others see its result."""
-
-
-SUMS = ("seconds", "weighted", "lasting", "flops")
-"""What is summed over ops: seconds; seconds x spread; seconds and latency; FLOPs."""
-
-COMING = -1
-"""The place of what comes in."""
-
-FREE = (0.0, 0.0, 0.0)
-"""The price of a mark."""
-
-
-@dataclass(eq=False)
-class Block:
-    """Ops of one pass through one unit, in issue order; places are positions in `ops`.
-
-    after: places that each op waits for. entry: ops that wait for what comes in. exit: ops after which the result
-    exists. through: the result also waits for what comes in, beyond what `exit` says.
-    """
-
-    ops: list[Op]
-    after: list[tuple[int, ...]]
-    entry: tuple[int, ...]
-    exit: tuple[int, ...]
-    through: bool
-    events: list[Event]
-    source: Op | None = None
-    """The mark of what comes in."""
-    tables: dict[Hashable, dict[Hashable, object]] = field(default_factory=dict, repr=False)
-    """What the engine has worked out about the block, by its prices."""
-    _marks: tuple[tuple[int, ...], ...] | None = None
-
-    @cached_property
-    def _place(self) -> dict[int, tuple[int, ...]]:
-        return {id(op): (i,) for i, op in enumerate(self.ops)}
-
-    @cached_property
-    def memory(self) -> Profile:
-        """What one copy does to memory."""
-        return Profile.of(self.events)
-
-    @cached_property
-    def event_rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What happens to memory, in order: places of ops, whether at their end, and bytes by category."""
-        events = sorted(self.events, key=lambda event: event[:2])
-        rows = np.zeros((len(events), len(CATEGORIES)))
-        for row, (_, _, nbytes, category) in zip(rows, events, strict=True):
-            row[CATEGORIES.index(category)] = nbytes
-        places = np.array([max(place, 0) for place, *_ in events], int)
-        return places, np.array([at_end for _, at_end, *_ in events], bool), rows
-
-    @cached_property
-    def streams(self) -> frozenset[str]:
-        return frozenset(op.stream for op in self.ops)
-
-    @cached_property
-    def by_axis(self) -> dict[str, list[int]]:
-        """Places by the axis that the op's stream serves."""
-        found: dict[str, list[int]] = defaultdict(list)
-        for i, op in enumerate(self.ops):
-            found[axis_of(op)].append(i)
-        return dict(found)
-
-    def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
-        """The places at which each parameter is first used or, backward, its gradient complete."""
-        if self._marks is None:
-            self._marks = tuple(self.behind(param.used if forward else param.ready) for param in params)
-        return self._marks
-
-    def behind(self, op: Op) -> tuple[int, ...]:
-        """The places that stand behind an op of this pass or a mark (`COMING`: what comes in does); an op of another
-        pass has none."""
-        if id(op) not in self._place:
-            found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
-            found |= {COMING} if op is self.source else set()
-            self._place[id(op)] = tuple(sorted(found))
-        return self._place[id(op)]
-
-
-@dataclass(eq=False)
-class Part:
-    """A block at its prices, `count` times in a row."""
-
-    block: Block
-    count: int
-    seconds: tuple[float, ...]
-    spread: tuple[float, ...]
-    latency: tuple[float, ...]
-    tables: dict[Hashable, object]
-    """What the engine has worked out about the block at these prices."""
-
-    @property
-    def sums(self) -> np.ndarray:
-        """`SUMS` over the ops of one copy, by kind."""
-        found = self.tables.get("sums")
-        if found is None:
-            found = self.tables["sums"] = np.zeros((len(KINDS), len(SUMS)))
-            prices = zip(self.block.ops, self.seconds, self.spread, self.latency, strict=True)
-            for op, seconds, spread, latency in prices:
-                flops = op.work.flops if op.work is not None else 0.0
-                found[KINDS.index(kind_of(op))] += seconds, seconds * spread, seconds + latency, flops
-        assert isinstance(found, np.ndarray)
-        return found
-
-    @cached_property
-    def lasting(self) -> np.ndarray:
-        """From the begin of every op until others see its result [s]."""
-        return np.array(self.seconds) + np.array(self.latency)
+from simulator.ops import Beside, Chain, Collective, Fragment, Op, Transfer
 
 
 @dataclass(eq=False)
@@ -157,22 +48,25 @@ class Side:
         return np.cumsum(self.seconds)
 
 
+Flow = tuple[float, str]
+"""Bytes, and their category."""
+
+
 @dataclass(eq=False)
 class Task:
     """All ops of one action: those beside it ahead of it, its parts one after another, those beside it behind it.
 
-    takes, gives: bytes that come in at its begin and go out at its end, and the category of memory that they are.
+    comes, goes: what comes in at its begin and goes out at its end, in bytes, and the category of memory that it is.
     marks: for every part, the places at which each of its parameters is first used, or its gradient complete.
     numbers: for every part, the number of the first parameter of its first copy. forward: whether copies run in the
-    order of the numbers.
+    order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
     """
 
     parts: list[Part]
     ahead: list[Side]
     behind: list[Side]
-    takes: float = 0.0
-    gives: float = 0.0
-    category: str = "workspace"
+    comes: tuple[Flow, ...] = ()
+    goes: tuple[Flow, ...] = ()
     marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     forward: bool = True
@@ -181,9 +75,14 @@ class Task:
     def memory(self) -> Profile:
         """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
         parts = [(part.block.memory, part.count) for part in self.parts]
-        comes = [(Profile.step(self.takes, self.category), 1)] if self.takes else []
-        goes = [(Profile.step(-self.gives, self.category), 1)] if self.gives else []
+        comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
+        goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
         return Profile.chain([*comes, *parts, *goes])
+
+    @property
+    def ports(self) -> int:
+        """Passes that are played together."""
+        return max((len(part.block.ports) for part in self.parts), default=1)
 
     def copy_of(self, part: int, copy: int) -> int:
         """The number of the first parameter of a copy, counted as they run."""
@@ -224,7 +123,8 @@ class Send:
 class Program:
     """A step: tasks and sends by slot, the update of every device, and where devices meet in its collectives.
 
-    received: by slot, bytes that come from another device.
+    sends: of the result that has the action's number; others: of the extra ones (see `Timetable`). received: by slot,
+    bytes that come from another device.
     overlap_sends: a device goes on while it sends; otherwise its next action waits for the send. host: seconds that
     the host takes to issue one op. meetings: (device, place) of ops of the updates that begin together; the op in front
     of each tells that its device has come.
@@ -238,6 +138,7 @@ class Program:
     meetings: list[list[tuple[int, int]]]
     overlap_sends: bool = True
     host: float = 0.0
+    others: dict[int, list[Send | None]] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:
@@ -245,6 +146,12 @@ class Program:
 
     def device_of(self, slot: int) -> int:
         return self.timetable.device(self.timetable.slots[slot].stage)
+
+    @cached_property
+    def sent(self) -> list[tuple[int, Send]]:
+        """Every send, with its slot."""
+        found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
+        return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
 
     def turns(self) -> Iterator[tuple[Task, int]]:
         """Every task of all devices, with the number of times that it runs."""
@@ -263,157 +170,179 @@ class Program:
         for device, task in enumerate(self.updates):
             times[device, index[id(task)]] += 1
         found = np.tensordot(times, np.array([task.sums for task in distinct.values()]), 1)
-        sent = [(i, send) for i, send in enumerate(self.sends) if send is not None]
-        if sent:
-            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in sent])
-            message *= turns[[i for i, _ in sent], None]
-            for end in ([s.work.source for _, s in sent], [s.work.target for _, s in sent]):
+        if self.sent:
+            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in self.sent])
+            message *= turns[[i for i, _ in self.sent], None]
+            for end in ([s.work.source for _, s in self.sent], [s.work.target for _, s in self.sent]):
                 np.add.at(found[:, KINDS.index("pp")], end, message)
         return found
 
 
+Chains = Sequence[Chain | Sequence[Chain]]
+"""What every virtual stage lowers to; where sequences are cut, one for each slice."""
+
+
 def build(
     timetable: Timetable,
-    stages: Sequence[Chain],
+    stages: Chains,
     price: Price,
     axis: str = "pp",
     overlap_sends: bool = True,
     updates: Sequence[Fragment] = (),
     host: float = 0.0,
 ) -> Program:
-    """The program of a step. stages: what every virtual stage lowers to. axis: the pipeline's. updates: per device."""
-    split = any(slot.kind == "W" for slot in timetable.slots)
-    tasks: list[Task] = []
-    sends: list[Send | None] = []
-    received: list[int] = []
-    made: dict[tuple[int, str, bool, bool], Task] = {}
-    parts: dict[tuple[int, str], Part] = {}
-    messages: dict[tuple[int, str], tuple[Send | None, int]] = {}
-    for slot in timetable.slots:
-        chain = stages[slot.stage]
-        first, last = bool(chain.ahead) and slot.first, bool(chain.behind) and slot.last
-        key = (id(chain), slot.kind, first and slot.kind == "F", last and slot.kind in ("BW", "W"))
-        if key not in made:
-            made[key] = _task(chain, slot, price, split, parts, made.get((*key[:2], False, False)))
-        tasks.append(made[key])
-        turn = slot.stage, slot.kind
-        if turn not in messages:
-            messages[turn] = _messages(timetable, slot, chain, price, axis)
-        sends.append(messages[turn][0])
-        received.append(messages[turn][1])
+    """The program of a step. axis: the pipeline's. updates: per device."""
+    maker = _Builder(timetable, stages, price, axis)
     tails, meetings = _updates(updates, price, axis if timetable.shape.p > 1 else None)
-    return Program(timetable, tasks, sends, received, tails, meetings, overlap_sends, host)
+    return Program(
+        timetable,
+        [maker.task(slot) for slot in timetable.slots],
+        [maker.sends(slot)[0] for slot in timetable.slots],
+        [maker.received(slot) for slot in timetable.slots],
+        tails,
+        meetings,
+        overlap_sends,
+        host,
+        {i: maker.sends(slot)[1:] for i, slot in enumerate(timetable.slots) if len(timetable.gives_to(slot)) > 1},
+    )
 
 
-def _messages(timetable: Timetable, slot: Slot, chain: Chain, price: Price, axis: str) -> tuple[Send | None, int]:
-    """What a slot's actions send, and the bytes that they receive from another device."""
-    forward, send = slot.kind == "F", None
-    receiver = timetable.receiver(slot)
-    if receiver is not None:
+class _Builder:
+    """Tasks and messages by slot; what is equal is made once."""
+
+    def __init__(self, timetable: Timetable, stages: Chains, price: Price, axis: str) -> None:
+        self.timetable, self.stages, self.price, self.axis = timetable, stages, price, axis
+        self.again = any(slot.kind == "R" for slot in timetable.slots)
+        self._tasks: dict[Hashable, Task] = {}
+        self._parts: dict[tuple[int, str], Part] = {}
+        self._together: dict[tuple[int, int], Part] = {}
+        self._sends: dict[Hashable, list[Send | None]] = {}
+
+    def chain(self, stage: int, part: int) -> Chain:
+        found = self.stages[stage]
+        return found if isinstance(found, Chain) else found[part]
+
+    def task(self, slot: Slot) -> Task:
+        if slot.follows:
+            return self._tasks.setdefault("follows", Task([], [], []))
+        if slot.partner is None:
+            return self._alone(slot)
+        one, other = self._alone(slot), self._alone(slot.partner)
+        if (key := (id(one), id(other))) not in self._tasks:
+            self._tasks[key] = self._pair(one, other)
+        return self._tasks[key]
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def sends(self, slot: Slot) -> list[Send | None]:
+        """What carries the result of a slot's actions to each stage that needs it; None where that is not far."""
+        key = slot.stage, slot.kind, slot.slice
+        if key not in self._sends:
+            self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
+        return self._sends[key]
+
+    def _send(self, slot: Slot, receiver: int) -> Send | None:
+        if not self.timetable.elsewhere(slot.stage, receiver):
+            return None
+        forward, chain = slot.kind == "F", self.chain(slot.stage, slot.slice)
         stream = "pipeline-forward" if forward else "pipeline-backward"
-        work = Transfer(chain.links[-1 if forward else 0].nbytes, axis, timetable.device(slot.stage), receiver)
-        send = Send(work, stream, *price(work))
-    source = slot.stage - 1 if forward else slot.stage + 1
-    far = slot.kind != "W" and 0 <= source < timetable.shape.stages
-    far = far and timetable.device(source) != timetable.device(slot.stage)
-    return send, chain.links[0 if forward else -1].nbytes if far else 0
+        # What comes back to one of several that were joined is its own share.
+        nbytes = chain.links[-1].nbytes if forward else self.chain(receiver, slot.slice).links[-1].nbytes
+        work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
+        return Send(work, stream, *self.price(work))
+
+    def received(self, slot: Slot) -> int:
+        """The bytes that a slot's actions receive from other devices."""
+        far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+        givers = far if slot.kind == "F" else [slot.stage] * len(far)
+        return sum(self.chain(stage, slot.slice).links[-1].nbytes for stage in givers)
+
+    # ------------------------------------------------------------------------------------------- tasks
+
+    def _alone(self, slot: Slot) -> Task:
+        chain = self.chain(slot.stage, slot.slice)
+        completes = slot.kind in ("BW", "W") and slot.last
+        first = slot.first and slot.kind == "F"
+        key = (id(chain), slot.kind, bool(chain.ahead) and first, bool(chain.behind) and completes)
+        if key not in self._tasks:
+            ahead = [_side(one, self.price) for one in chain.ahead] if key[2] else []
+            behind = [_side(one, self.price) for one in chain.behind] if key[3] else []
+            plain = self._tasks.get((*key[:2], False, False))
+            plain = plain or task_of(chain, slot.kind, self.price, self.again, self._parts)
+            self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
+        return self._tasks[key]
+
+    def _pair(self, one: Task, other: Task) -> Task:
+        """Two tasks at once: their copies side by side, as far as both have some, then the rest of one.
+
+        Raises ScheduleError where both have ops beside them: whose parameters count is not clear then.
+        """
+        if (one.ahead or one.behind) and (other.ahead or other.behind):
+            rule = "the first forward pass of a stage and the last backward pass of another are one pair"
+            raise ScheduleError("pipeline", rule, "Use more micro-batches")
+        counting = other if other.ahead or other.behind else one
+        made = Task([], one.ahead + other.ahead, one.behind + other.behind, forward=counting.forward)
+        made.comes, made.goes = one.comes + other.comes, one.goes + other.goes
+        done, at = {id(one): 0, id(other): 0}, {id(one): 0, id(other): 0}
+        while any(at[id(task)] < len(task.parts) for task in (one, other)):
+            there = [task for task in (one, other) if at[id(task)] < len(task.parts)]
+            parts = [task.parts[at[id(task)]] for task in there]
+            count = min(part.count - done[id(task)] for task, part in zip(there, parts, strict=True))
+            made.parts.append(replace(self._beside(there, parts, other), count=count))
+            counts = counting in there
+            number = at[id(counting)]
+            block = made.parts[-1].block
+            made.marks.append(block.places(counting.parts[number].block, counting.marks[number]) if counts else ())
+            start, width = (counting.numbers[number], len(counting.marks[number])) if counts else (0, 0)
+            # A run of copies in the other order begins with the last of them.
+            left = counting.parts[number].count - done[id(counting)] - count if counts and not made.forward else 0
+            made.numbers.append(start + (done[id(counting)] if made.forward else left) * width)
+            for task, part in zip(there, parts, strict=True):
+                done[id(task)] += count
+                if done[id(task)] == part.count:
+                    at[id(task)], done[id(task)] = at[id(task)] + 1, 0
+        return made
+
+    def _beside(self, there: list[Task], parts: list[Part], other: Task) -> Part:
+        key = id(parts[0].tables), id(parts[-1].tables) if len(parts) > 1 else -(there[0] is other)
+        if key not in self._together:
+            if len(parts) > 1:
+                self._together[key] = beside(*parts)
+            else:
+                self._together[key] = second(parts[0]) if there[0] is other else parts[0]
+        return self._together[key]
 
 
-def _task(
-    chain: Chain, slot: Slot, price: Price, split: bool, known: dict[tuple[int, str], Part], plain: Task | None
+def task_of(
+    chain: Chain, kind: str, price: Price, again: bool = True, known: dict[tuple[int, str], Part] | None = None
 ) -> Task:
-    """A task; with `plain`, the same without ops beside it, as a start. known: parts that other chains share."""
-    forward = slot.kind == "F"
-    ahead = [_side(beside, price) for beside in chain.ahead] if forward and slot.first else []
-    behind = [_side(beside, price) for beside in chain.behind] if slot.kind in ("BW", "W") and slot.last else []
-    if plain is not None:
-        return replace(plain, ahead=ahead, behind=behind)
+    """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
+    parts = known if known is not None else {}
+    forward = kind == "F"
     starts = np.cumsum([0, *(link.count * len(link.fragment.params) for link in chain.links)]).tolist()
     links = list(zip(chain.links, starts, strict=False))
-    parts: list[Part] = []
-    marks: list[tuple[tuple[int, ...], ...]] = []
-    numbers: list[int] = []
+    task = Task([], [], [], forward=forward)
     for link, start in links if forward else reversed(links):
-        block = _block(link, slot.kind, split)
-        key = id(link.fragment), slot.kind
-        if key not in known:
-            known[key] = _part(block, link.count, price)
-        parts.append(known[key] if known[key].count == link.count else replace(known[key], count=link.count))
-        marks.append(block.marks(link.fragment.params, forward))
-        numbers.append(start)
+        block = block_of(link, kind, again)
+        key = id(link.fragment), kind
+        if key not in parts:
+            parts[key] = priced(block, link.count, price)
+        part = parts[key]
+        task.parts.append(part if part.count == link.count else replace(part, count=link.count))
+        task.marks.append(block.marks(link.fragment.params, forward))
+        task.numbers.append(start)
     first, last = chain.links[0], chain.links[-1]
     ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
-    takes, gives = {"F": ends, "W": (0, 0)}.get(slot.kind, ends[::-1])
     category = "activations" if forward else "workspace"
-    return Task(parts, ahead, behind, takes, gives, category, marks, numbers, forward)
+    comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
+    task.comes, task.goes = ((comes, category),) if comes else (), ((goes, category),) if goes else ()
+    return task
 
 
 def _side(beside: Beside, price: Price) -> Side:
     known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
     seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
     return Side(beside.ops, seconds, spread, latency, beside.params, beside.starts)
-
-
-def _part(block: Block, count: int, price: Price) -> Part:
-    prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
-    seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
-    return Part(block, count, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
-
-
-def _block(link: Link, kind: str, split: bool) -> Block:
-    """One pass of a link, compiled; kept with its fragment."""
-    fragment = link.fragment
-    key = (kind, split)
-    if key not in fragment.compiled:
-        ops = fragment.forward if kind == "F" else fragment.backward
-        if kind in ("B", "W"):
-            ops = [op for op in ops if (op.phase == "W") == (kind == "W")]
-        backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if split else fragment.backward
-        entry, result = {
-            "F": (fragment.entry.get(link.takes or ""), fragment.exit.get(link.gives or "")),
-            "W": (None, None),
-        }.get(kind, (fragment.grad_entry.get(link.gives or ""), fragment.grad_exit.get(link.takes or "")))
-        after, waits, exit, through = compiled(ops, entry, result)
-        if "events" not in fragment.compiled:
-            fragment.compiled["events"] = memory_events(fragment.touches, fragment.forward, backward, link)
-        events = block_events(ops, after, fragment.compiled["events"])  # type: ignore[arg-type]
-        fragment.compiled[key] = Block(list(ops), after, waits, exit, through, events, entry)
-    block = fragment.compiled[key]
-    assert isinstance(block, Block)
-    return block
-
-
-def compiled(
-    ops: Sequence[Op], entry: Op | None, result: Op | None
-) -> tuple[list[tuple[int, ...]], tuple[int, ...], tuple[int, ...], bool]:
-    """Dependencies as places: what each op waits for, the ops that wait for `entry`, what `result` waits for, and
-    whether that includes `entry` itself. Marks are replaced by what they wait for."""
-    place = {id(op): i for i, op in enumerate(ops)}
-    found: dict[int, tuple[set[int], bool]] = {}
-
-    def sources(op: Op) -> tuple[set[int], bool]:
-        """Places that stand behind all that `op` waits for, and whether what comes in does too."""
-        if id(op) not in found:
-            places, outside = set[int](), False
-            for other in op.after:
-                if (at := place.get(id(other))) is not None:
-                    places.add(at)
-                elif other is entry:
-                    outside = True
-                elif other.work is None:
-                    more, too = sources(other)
-                    places |= more
-                    outside |= too
-            found[id(op)] = places, outside
-        return found[id(op)]
-
-    waits = [sources(op) for op in ops]
-    after = [tuple(sorted(places)) for places, _ in waits]
-    came = tuple(i for i, (_, outside) in enumerate(waits) if outside)
-    if result is None:
-        return after, came, (), False
-    places, outside = sources(Op("result", after=[result]))
-    return after, came, tuple(sorted(places)), outside
 
 
 def _updates(
@@ -449,5 +378,5 @@ def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, l
             met.append((op.work, sum(work == op.work for work, _, _ in met), len(ops)))
         ops.append(Op(op.name, op.stream, op.work, after, op.phase))
         own[id(op)] = ops[-1]
-    block = Block(ops, compiled(ops, None, None)[0], (), (), False, [])
-    return Task([_part(block, 1, price)], [], []), met
+    block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
+    return Task([priced(block, 1, price)], [], []), met

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, get_args
 
-from simulator.engine.flat import Flat, flatten
+from simulator.engine.blocks import Price
+from simulator.engine.flat import Flat, flatten, flatten_task
 from simulator.engine.matrices import Coordinates
 from simulator.engine.occupied import Spans, occupied_by, occupied_in
 from simulator.engine.player import Play
 from simulator.engine.player import play as play_by_matrices
-from simulator.engine.program import Program
+from simulator.engine.program import Program, Task, task_of
 from simulator.engine.sweep import Times, sweep
+from simulator.ops import Chain, Transfer
+from simulator.schedule import Durations
 
 Engine = Literal["matrices", "sweep", "simpy"]
 """Task by task as (max,+) matrices; op by op in one pass; op by op as SimPy processes. All give the same answer."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
+
+
+def alone(task: Task, host: float = 0.0) -> float:
+    """How long a task takes that begins on a device where nothing runs [s]."""
+    flat = Flat()
+    for op, seconds, latency, issue, after in flatten_task(task, host).ops:
+        flat.add(op, seconds, latency, issue, after, 0)
+    return sweep(flat).span
+
+
+def durations(stages: Sequence[Chain], price: Price, axis: str, host: float = 0.0) -> Durations:
+    """How long the passes through every stage last, each alone on its device, and a hop between two devices."""
+    known: dict[tuple[int, str], float] = {}
+
+    def lasts(kind: str) -> tuple[float, ...]:
+        for chain in stages:
+            if (id(chain), kind) not in known:
+                known[id(chain), kind] = alone(task_of(chain, kind, price), host)
+        return tuple(known[id(chain), kind] for chain in stages)
+
+    hop = 0.0
+    if len(stages) > 1:
+        hop = sum(price(Transfer(stages[0].links[-1].nbytes, axis, 0, 1))[::2])
+    return Durations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop)
 
 
 class Step(ABC):

@@ -1,14 +1,16 @@
 """The timetable of a schedule: who does what in which order, checked, with the dependencies between devices.
 
 Everything is a flat array over actions, device by device. An action's *slot* says which task it runs: stage, kind, and
-whether it is the first or the last of its kind there.
+whether it is the first or the last of its kind there. Of a pair the forward pass leads, and the backward pass, the next
+action, follows: both are played in the leader's turn.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -16,16 +18,25 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.schedule import Action, Schedule, Shape, table
+from simulator.schedule import KINDS, Action, Durations, Pair, Schedule, Shape, Turn, actions_of, table
+
+F, BW, B, W, R = range(len(KINDS))
 
 
 class Slot(NamedTuple):
-    """What actions of one task have in common."""
+    """What actions of one task have in common.
+
+    last: of the backward passes that complete gradients of weights there, or of its kind. partner: what is played with
+    it, where it leads a pair. follows: whether it is played with the action before.
+    """
 
     stage: int
     kind: str
     first: bool
     last: bool
+    slice: int = 0
+    partner: Slot | None = None
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,18 +57,24 @@ class Rounds:
 class Timetable:
     """Actions numbered device by device, in the order of each device.
 
-    starts: number of the first action of every device, and the end. slot: index into `slots`. need: the action on
-    another stage whose result is needed, or -1. sequence: all actions so that each comes after what it needs.
+    starts: number of the first action of every device, and the end. slot: index into `slots`. need: the result that an
+    action needs from another stage, or -1; also: further ones. A result has its action's number; where several stages
+    need it, each of the others gets one of its own, numbered on from the last action: extra. sequence: all actions so
+    that each comes after what it needs. before, after: the stages that a stage takes from and gives to.
     """
 
     shape: Shape
-    orders: list[list[Action]]
+    orders: list[list[Turn]]
     starts: list[int]
     slots: list[Slot]
     slot: list[int]
     need: list[int]
     sequence: list[int]
     stage_device: list[int]
+    before: list[tuple[int, ...]]
+    after: list[tuple[int, ...]]
+    also: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    extra: dict[int, range] = field(default_factory=dict)
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -71,7 +88,7 @@ class Timetable:
     @cached_property
     def actions(self) -> list[Action]:
         """All actions, device by device."""
-        return [action for order in self.orders for action in order]
+        return [action for order in self.orders for action in actions_of(order)]
 
     @cached_property
     def device_of(self) -> list[int]:
@@ -81,111 +98,264 @@ class Timetable:
     @cached_property
     def rounds(self) -> Rounds | None:
         """The part of the timetable that repeats, if there is one."""
-        return _rounds(self)
+        plain = not (self.also or self.extra or any(slot.follows for slot in self.slots))
+        return _rounds(self) if plain else None
+
+    @property
+    def results(self) -> int:
+        """The number of results."""
+        return len(self.slot) + sum(map(len, self.extra.values()))
 
     def device(self, stage: int) -> int:
         return self.stage_device[stage]
 
-    def receiver(self, slot: Slot) -> int | None:
-        """The device that gets the result of a slot's actions; None where it stays or there is none."""
-        target = slot.stage + 1 if slot.kind == "F" else slot.stage - 1
-        if slot.kind == "W" or not 0 <= target < self.shape.stages:
-            return None
-        device = self.device(target)
-        return None if device == self.device(slot.stage) else device
+    def takes_from(self, slot: Slot) -> tuple[int, ...]:
+        """The stages whose results a slot's actions need."""
+        return _by_kind(slot, self.before, self.after)
+
+    def gives_to(self, slot: Slot) -> tuple[int, ...]:
+        """The stages that need the results of a slot's actions."""
+        return _by_kind(slot, self.after, self.before)
+
+    def elsewhere(self, stage: int, other: int) -> bool:
+        """Whether two stages lie on two devices."""
+        return self.stage_device[stage] != self.stage_device[other]
 
 
-def timetable(schedule: Schedule, shape: Shape) -> Timetable:
-    """The timetable of `schedule`.
+def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if slot.kind == "F":
+        return forward[slot.stage]
+    return backward[slot.stage] if slot.kind in ("BW", "B") else ()
+
+
+def timetable(schedule: Schedule, shape: Shape, lasting: Durations | None = None) -> Timetable:
+    """The timetable of `schedule`. lasting: how long passes last, for schedules that weigh it.
 
     Raises PlanError for a shape that it does not have, and ScheduleError, with the rank-by-step table, for an order
     that lacks or repeats an action or in which actions wait for each other.
     """
     schedule.check(shape)
-    orders = [schedule.order(shape, device) for device in range(shape.p)]
-    devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
-    kinds = ["F", *schedule.backward.split()]
-    starts = [0, *np.cumsum([len(order) for order in orders]).tolist()]
-    columns = list(zip(*chain.from_iterable(orders), strict=True)) or [(), (), ()]
-    code = {kind: i for i, kind in enumerate(kinds)}
-    stage, microbatch = np.array(columns[0], int), np.array(columns[2], int)
-    kind = np.array([code.get(name, -1) for name in columns[1]], int)
-    owner = np.repeat(np.arange(shape.p), np.diff(starts))
-    m, last = shape.m, shape.stages - 1
-    known = (kind >= 0) & (stage >= 0) & (stage <= last) & (microbatch >= 0) & (microbatch < m)
-    if not known.all() or (np.array(devices)[stage] != owner).any():
-        raise _incomplete(schedule, shape, orders)
-    # Where every action stands, by (stage, kind, micro-batch).
-    turn = stage * len(kinds) + kind
-    keys, step = turn * m + microbatch, len(kinds) * m
-    where = np.full(shape.stages * step, -1)
-    where[keys] = np.arange(len(keys))
-    if len(keys) != len(where) or where.min() < 0:
-        raise _incomplete(schedule, shape, orders)
-    own = np.where(kind > 0, where[keys - m], -1)
-    before = np.where(stage > 0, where[keys - step], -1)
-    behind = np.where(stage < last, where[(keys + step) % len(where)], -1)
-    need_array = np.select([kind == 0, kind == 1], [before, behind], -1)
+    orders = schedule.orders(shape, lasting)
+    return _Maker(schedule, shape, orders).made()
 
-    # Of what is written twice to one place, the last stays.
-    numbers = np.arange(len(keys))
-    first_of, last_of = np.zeros((2, shape.stages * len(kinds)), int)
-    first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
-    first, final = first_of[turn] == numbers, last_of[turn] == numbers
-    variant = turn * 4 + first * 2 + final
-    chosen = np.full(4 * shape.stages * len(kinds), -1)
-    chosen[variant] = numbers
-    slot_array = (np.cumsum(chosen >= 0) - 1)[variant]
-    chosen = chosen[chosen >= 0]
-    slots = [Slot(int(stage[i]), kinds[kind[i]], bool(first[i]), bool(final[i])) for i in chosen.tolist()]
-    slot, need, waits = slot_array.tolist(), need_array.tolist(), own.tolist()
 
-    done = bytearray(len(keys) + 1)
-    done[-1] = 1  # nothing is needed: number -1
-    sequence: list[int] = []
-    at, ends = starts[:-1], starts[1:]
-    moved = True
-    while moved:
-        moved = False
-        for device, end in enumerate(ends):
-            i = begin = at[device]
-            while i < end and done[need[i]] and done[waits[i]]:
-                done[i] = 1
-                i += 1
-            if i > begin:
-                sequence.extend(range(begin, i))
-                at[device] = i
-                moved = True
-    if len(sequence) < len(keys):
-        stuck = {d: at[d] - starts[d] for d in range(shape.p) if at[d] < ends[d]}
-        raise ScheduleError(
-            schedule.use,
-            "the order stands still: the marked actions wait for each other",
-            f"Order:\n{table(orders, stuck)}",
+class _Maker:
+    """Checks orders and works out who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
+
+    def __init__(self, schedule: Schedule, shape: Shape, orders: list[list[Turn]]) -> None:
+        self.schedule, self.shape, self.orders = schedule, shape, orders
+        self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
+        self.before = [tuple(schedule.before(shape, stage)) for stage in range(shape.stages)]
+        self.after: list[tuple[int, ...]] = [()] * shape.stages
+        for stage, others in enumerate(self.before):
+            for other in others:
+                self.after[other] = (*self.after[other], stage)
+        flat = [actions_of(order) for order in orders]
+        self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
+        self.count = self.starts[-1]
+        columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
+        code = {kind: i for i, kind in enumerate(KINDS)}
+        self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
+        self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
+        microbatch = np.array(columns[2], int)
+        self.unit = microbatch * shape.slices + self.slice
+        owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
+        ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
+        ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
+        ok &= (self.slice >= 0) & (self.slice < shape.slices)
+        if ok.all():
+            low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
+            ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
+            ok &= np.array(self.devices)[self.stage] == owner
+        if not ok.all():
+            raise self._incomplete()
+        self.where = np.full((shape.stages, len(KINDS), shape.m * shape.slices), -1)
+        self.where[self.stage, self.kind, self.unit] = np.arange(self.count)
+        there = self.where >= 0
+        passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
+        for stage, some in enumerate(ranges):
+            passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
+        whole = (there[:, F] == passing) & ((there[:, BW] ^ there[:, B]) == passing) & (there[:, W] == there[:, B])
+        if not whole.all() or there.sum() != self.count:
+            raise self._incomplete()
+        self.leads = self._leads()
+
+    def _leads(self) -> np.ndarray:
+        """Which actions lead a pair."""
+        found = np.zeros(self.count + 1, bool)
+        for order, start in zip(self.orders, self.starts, strict=False):
+            at = start
+            if any(isinstance(turn, Pair) for turn in order):
+                for turn in order:
+                    found[at] = isinstance(turn, Pair)
+                    at += 2 if isinstance(turn, Pair) else 1
+        return found[:-1]
+
+    def made(self) -> Timetable:
+        need, also, extra, sources = self._needs()
+        slots, slot = self._slots()
+        sequence = self._sequence(sources)
+        return Timetable(
+            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.before, self.after,
+            also, extra,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ needs
+
+    @cached_property
+    def _back(self) -> np.ndarray:
+        """The action that makes the gradient of a stage's input [stage, unit]."""
+        return np.where(self.where[:, BW] >= 0, self.where[:, BW], self.where[:, B])
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """The action on another stage that must have been done: where there are several, the first."""
+        need = np.full(self.count, -1)
+        gradient = (self.kind == BW) | (self.kind == B)
+        for mask, tables, made in (
+            (self.kind == F, self.before, self.where[:, F]),
+            (gradient, self.after, self._back),
+        ):
+            first = np.array([others[0] if others else -1 for others in tables])[self.stage]
+            need = np.where(mask & (first >= 0), made[first, self.unit], need)
+        return need.tolist()
+
+    def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
+        """Needed results, further ones, numbers of extra results; and the further actions that must have been done."""
+        need, also, extra = list(self._first), dict[int, tuple[int, ...]](), dict[int, range]()
+        more: dict[int, tuple[int, ...]] = {}
+        if all(len(others) <= 1 for others in (*self.before, *self.after)):
+            return need, also, extra, more
+        total = self.count
+        ways = {F: (self.before, self.after, self.where[:, F])}
+        ways |= dict.fromkeys((BW, B), (self.after, self.before, self._back))
+        every = enumerate(zip(self.kind.tolist(), self.stage.tolist(), strict=True))
+        passes = [(i, kind, stage) for i, (kind, stage) in every if kind in ways]
+        for i, kind, stage in passes:
+            if (others := len(ways[kind][1][stage])) > 1:
+                extra[i] = range(total, total + others - 1)
+                total += others - 1
+        for i, kind, stage in passes:
+            takes, gives, made = ways[kind]
+            found = []
+            for other in takes[stage]:
+                at, turn = int(made[other, self.unit[i]]), gives[other].index(stage)
+                found.append(extra[at][turn - 1] if turn else at)
+                more[i] = (*more.get(i, ()), at)
+            if found:
+                need[i], also[i] = found[0], tuple(found[1:])
+        return need, {i: others for i, others in also.items() if others}, extra, more
+
+    def _own(self) -> np.ndarray:
+        """Of what an action needs on its own stage the last; -1: nothing."""
+        there, kind, stage, unit, count = self.where, self.kind, self.stage, self.unit, self.shape.slices
+        forward, again = there[stage, F, unit], there[stage, R, unit]
+        known = [-1, there[stage, B, unit], forward]
+        own = np.select([kind == F, kind == W, kind == R], known, np.maximum(forward, again))
+        if count > 1:
+            # Keys and values of the slices before are there; gradients of keys and values of those behind.
+            previous = np.where(self.slice > 0, there[stage, F, unit - 1], -1)
+            behind = np.where(self.slice < count - 1, self._back[stage, (unit + 1) % self._back.shape[1]], -1)
+            own = np.maximum(own, np.select([kind == F, (kind == BW) | (kind == B)], [previous, behind], -1))
+        return own
+
+    def _sequence(self, more: dict[int, tuple[int, ...]]) -> list[int]:
+        need = self._first
+        waits = self._own().tolist()
+        for lead in np.flatnonzero(self.leads).tolist():
+            # Both passes of a pair begin in one turn.
+            also = more.get(lead + 1, (need[lead + 1],))
+            more[lead] = (*more.get(lead, ()), *also, waits[lead + 1])
+        done = bytearray(self.count + 1)
+        done[-1] = 1  # nothing is needed: number -1
+        sequence: list[int] = []
+        at, ends = self.starts[:-1], self.starts[1:]
+        moved = True
+        while moved:
+            moved = False
+            for device, end in enumerate(ends):
+                i = begin = at[device]
+                while i < end and done[need[i]] and done[waits[i]]:
+                    if i in more and not all(done[j] for j in more[i]):
+                        break
+                    done[i] = 1
+                    i += 1
+                if i > begin:
+                    sequence.extend(range(begin, i))
+                    at[device] = i
+                    moved = True
+        if len(sequence) < self.count:
+            stuck = {d: self._turn(d, at[d]) for d in range(self.shape.p) if at[d] < ends[d]}
+            raise ScheduleError(
+                self.schedule.use,
+                "the order stands still: the marked actions wait for each other",
+                f"Order:\n{table(self.orders, stuck)}",
+            )
+        return sequence
+
+    def _turn(self, device: int, action: int) -> int:
+        """The turn of a device in which an action is played."""
+        led = self.leads[self.starts[device] : action]
+        return action - self.starts[device] - int(led.sum())
+
+    # ------------------------------------------------------------------------------------------ slots
+
+    def _slots(self) -> tuple[list[Slot], list[int]]:
+        numbers, kind = np.arange(self.count), self.kind
+        # Gradients of weights are complete with the last pass of either kind that makes them.
+        merged = np.where(kind == W, BW, kind)
+        turn = self.stage * len(KINDS) + merged
+        first_of, last_of = np.zeros((2, self.shape.stages * len(KINDS)), int)
+        # Of what is written twice to one place, the last stays.
+        first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
+        first, last = first_of[turn] == numbers, last_of[turn] == numbers
+        code = (((self.stage * len(KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
+        follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
+        partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
+        _, chosen, slot = np.unique(np.stack([code, partner, follows]), axis=1, return_index=True, return_inverse=True)
+
+        def told(i: int) -> Slot:
+            plain = int(self.stage[i]), KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
+            return Slot(*plain, told(i + 1) if self.leads[i] else None, bool(follows[i]))
+
+        return [told(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+
+    def _incomplete(self) -> ScheduleError:
+        """What is wrong with orders in which not every pass stands exactly once, on the device of its stage."""
+        schedule, shape = self.schedule, self.shape
+        counts = Counter(action for order in self.orders for action in actions_of(order))
+        for device, order in enumerate(self.orders):
+            passes = [
+                [
+                    [Action(stage, kind, microbatch, part) for kind in kinds]
+                    for microbatch in schedule.microbatches(shape, stage)
+                    for part in range(shape.slices)
+                    for kinds in (("F",), ("BW",), ("B", "W"), ("R",))
+                ]
+                for stage in range(shape.stages)
+                if self.devices[stage] == device
+            ]
+            wrong = _wrong([way for one in passes for way in one], actions_of(order), counts)
+            if wrong:
+                break
+        return ScheduleError(
+            f"{schedule.use} on device {device}",
+            f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
+            f"Order:\n{table(self.orders, {device: len(order)})}",
         )
-    return Timetable(shape, orders, starts, slots, slot, need, sequence, devices)
 
 
-def _incomplete(schedule: Schedule, shape: Shape, orders: list[list[Action]]) -> ScheduleError:
-    """What is wrong with orders in which not every action stands exactly once, on the device of its stage."""
-    counts = Counter(action for order in orders for action in order)
-    for device, order in enumerate(orders):
-        wanted = [
-            Action(stage, kind, microbatch)
-            for stage in range(shape.stages)
-            if schedule.device(shape, stage) == device
-            for kind in ("F", *schedule.backward.split())
-            for microbatch in shape.microbatches
-        ]
-        own = set(wanted)
-        wrong = [action for action in wanted if counts[action] != 1] + [action for action in order if action not in own]
-        if wrong:
-            break
-    return ScheduleError(
-        f"{schedule.use} on device {device}",
-        f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
-        f"Order:\n{table(orders, {device: len(order)})}",
-    )
+def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Counter[Action]) -> list[Action]:
+    """Actions that are missing, stand more than once, or have no place on a device. groups: in fours for every pass: a
+    forward pass, a backward pass at once, one in two parts, a forward pass again."""
+    found = []
+    for forward, both, parts, again in zip(*[iter(groups)] * 4, strict=True):
+        split = any(counts[action] for action in parts)
+        wanted = [*forward, *(parts if split else both)]
+        found += [action for action in wanted if counts[action] != 1]
+        found += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
+    own = {action for group in groups for action in group}
+    return found + [action for action in order if action not in own]
 
 
 def _rounds(table: Timetable) -> Rounds | None:

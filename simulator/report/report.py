@@ -13,9 +13,10 @@ import numpy as np
 
 from hardware.units import GIB
 from simulator.costs.kernels.roofline import peak
+from simulator.engine.blocks import SUMS
 from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
 from simulator.engine.memory import CATEGORIES, Peak, over_time, peaks
-from simulator.engine.program import SUMS, Program
+from simulator.engine.program import Program
 from simulator.engine.step import Step
 from simulator.leaves import QUANTISED
 from simulator.models import flops

@@ -200,8 +200,10 @@ class _Trace:
         for action, ts, dur in zip(owner[first].tolist(), self.us(begin), self.us(end - begin), strict=True):
             args: dict[str, Any] = {"kind": UPDATE}
             if action < len(table.slot):
-                stage, kind, microbatch = table.actions[action]
+                stage, kind, microbatch, part = table.actions[action]
                 args = {"stage": stage, "kind": kind, "microbatch": microbatch}
+                args |= {"slice": part} if table.shape.slices > 1 else {}
+                args |= {"beside": str(table.actions[action + 1])} if table.slots[table.slot[action]].partner else {}
             lines.append(_slice(self.actions[action], "action", device, ACTIONS, ts, dur, args))
         return lines
 

@@ -158,14 +158,14 @@ class Played:
             flying += self._message(action - 1, True) if action - 1 in actions else 0
             flying *= self.program.overlap_sends
             yield action, flying, "buffers"
-            stage, kind, _ = table.actions[action]
+            stage, kind, *_ = table.actions[action]
             yield from ((action, nbytes, category) for nbytes, category in self._pass(self.stages[stage], kind, action))
             yield action, -flying, "buffers"
 
     def _message(self, action: int, sent: bool) -> int:
         """Bytes that an action sends to another device, or receives from one."""
         table, plan = self.program.timetable, self.plan
-        stage, kind, _ = table.actions[action]
+        stage, kind, *_ = table.actions[action]
         other = stage + (1 if (kind == "F") == sent else -1)
         if not 0 <= other < plan.shape.stages or plan.schedule.device(plan.shape, other) == table.device(stage):
             return 0

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import simulate
+from simulator.engine.blocks import Price
 from simulator.engine.memory import Peak
-from simulator.engine.program import Price, build
+from simulator.engine.program import build
 from simulator.engine.step import ByMatrices, Engine
 from simulator.engine.timetable import timetable
 from simulator.forecast import forecast, lowered, programmed
@@ -119,7 +120,6 @@ class Split(Schedule):
     """1F1B whose weight gradients come `late` backward passes after the gradients of inputs."""
 
     name = "split"
-    backward = "B W"
     late = 0
 
     def order(self, shape: Shape, device: int) -> list[Action]:

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.errors import ScheduleError
+from simulator.engine.blocks import PASSING, Port, compiled
 from simulator.engine.flat import Flat
-from simulator.engine.program import compiled
 from simulator.engine.simpy_engine import play
 from simulator.engine.step import Engine
 from simulator.ops import Collective, Memory, Op, Param, Transfer
 from simulator.report.breakdown import breakdown
+from simulator.schedule import Action
 from tests.contract.measure import backward_ops, forward_ops, ops_beside
 from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
 from tests.strategies import changed, jobs
@@ -90,7 +91,7 @@ def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
 
 def reading(played: Played, action: int) -> set[int]:
     """The ops of an action that take what the stage before gives, by the marks of its first link."""
-    stage, kind, _ = played.program.timetable.actions[action]
+    stage, kind, *_ = played.program.timetable.actions[action]
     links = played.stages[stage].links
     link = links[0] if kind == "F" else links[-1]
     fragment = link.fragment
@@ -126,7 +127,7 @@ def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
     actions, flat = played.program.timetable.actions, played.flat
     for number, action in enumerate(actions):
         if (action.stage, action.kind) == (1, "F"):
-            before = actions.index((0, "F", action.microbatch))
+            before = actions.index(Action(0, "F", action.microbatch))
             result = flat.behind[before] - 1
             assert flat.ops[result] is played.stages[0].links[-1].fragment.forward[-1]
             assert reading(played, number)
@@ -370,10 +371,10 @@ def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
     mark = Op("mark", after=[a, other])
     b = Op("b", work=Memory("add", 1, 1), after=[mark])
     c = Op("c", work=Memory("add", 1, 1), after=[Op("far", after=[Op("farther", after=[b, entry])])])
-    assert compiled([a, b, c], entry, Op("out", after=[c, mark])) == ([(), (0,), (1,)], (0, 2), (0, 2), False)
+    assert compiled([a, b, c], entry, Op("out", after=[c, mark])) == ([(), (0,), (1,)], Port((0, 2), (0, 2), False))
     # A result that also waits for what comes in, by no op of this pass.
-    assert compiled([a], entry, Op("out", after=[a, entry]))[2:] == ((0,), True)
-    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], (), (), True)
+    assert compiled([a], entry, Op("out", after=[a, entry]))[1] == Port((0,), (0,), True)
+    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], PASSING)
 
 
 def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:

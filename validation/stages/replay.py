@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from simulator.plan import Plan
-from simulator.schedule import Action
+from simulator.schedule import Action, actions_of
 from validation.device import Device
 from validation.reference.data import tokens
 from validation.reference.model import build
@@ -61,7 +61,7 @@ class Replay:
         tensor = plan.family("tensor")
         size = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
         self.tensor = TensorGroup(size, 0, None, any(scheme.use == "tensor/megatron-sp" for scheme in tensor))
-        self.order = plan.schedule.order(plan.shape, number)
+        self.order = actions_of(plan.schedule.order(plan.shape, number))
         mine = [i for i in range(plan.shape.stages) if plan.schedule.device(plan.shape, i) == number]
         self.stages = {i: build(plan, i, self.tensor, device.torch) for i in mine}
         self.optimizer = Optimizer([one for stage in self.stages.values() for one in stage.parameters()], plan)

@@ -15,11 +15,10 @@ import numpy as np
 
 from simulator.costs import Costs
 from simulator.costs.calibration import calibrations_in
-from simulator.engine.flat import Flat, flatten_task
+from simulator.engine.blocks import FREE, SUMS, Part, Price
 from simulator.engine.kinds import COMPUTING
-from simulator.engine.program import FREE, SUMS, Part, Price, Program, Task
-from simulator.engine.step import played
-from simulator.engine.sweep import sweep
+from simulator.engine.program import Program, Task
+from simulator.engine.step import alone, played
 from simulator.forecast import programmed
 from simulator.ops import COMPUTE, Collective, Op, Work
 from simulator.plan import Plan
@@ -58,10 +57,7 @@ def actions(forecaster: Forecaster) -> tuple[dict[Turn, Value], list[Value]]:
 
 def _value(task: Task, program: Program, plan: Plan) -> Value:
     """How long a task takes that begins on a device where nothing runs, with an interval as a step's."""
-    flat = Flat()
-    for op, seconds, latency, issue, after in flatten_task(task, program.host).ops:
-        flat.add(op, seconds, latency, issue, after, 0)
-    span = sweep(flat).span
+    span = alone(task, program.host)
     sums = task.sums[: len(COMPUTING)]
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
     habits = plan.job.framework
