@@ -9,6 +9,7 @@ from experiments.grid import load_sweep
 from experiments.jobs import answers
 from experiments.sweep import run
 from simulator import load_job, simulate
+from simulator.costs import Costs
 from simulator.engine.program import build
 from simulator.engine.step import played
 from simulator.engine.timetable import timetable
@@ -42,7 +43,7 @@ def test_timetable(benchmark, path):
     assert len(table.actions) >= 2 * plan.shape.stages * plan.shape.m
 
 
-@pytest.mark.parametrize("engine", ["matrices", "sweep", "simpy"])
+@pytest.mark.parametrize("engine", ["matrices", "sweep", "simpy", "shared"])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_engine(benchmark, path, engine):
     """The program is built anew in every round, for blocks keep what was worked out about them."""
@@ -52,7 +53,8 @@ def test_engine(benchmark, path, engine):
         stages, updates = lowered(plan)
         table = timetable(plan.schedule, plan.shape)
         program = build(table, stages, lambda work: (1e-3, 0.0, 0.0), plan.pipeline_axis, True, updates)
-        return (program, engine), {}
+        uses = [Costs(plan.job.cluster, plan.mesh).use] * program.devices
+        return (program, engine), {"uses": uses}
 
     step = benchmark.pedantic(played, setup=fresh, rounds=3)
     benchmark.extra_info["ops"] = len(step.flat.ops)

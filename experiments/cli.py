@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from experiments import cli_measure, cli_validate
+from experiments import cli_measure, cli_schedule, cli_validate
 from experiments.console import (
     INTERRUPTED,
     TOO_LARGE,
@@ -106,7 +106,11 @@ def predict(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when the plan does not fit in memory.")] = False,
     engine: Annotated[
         str,
-        typer.Option("--engine", metavar="{matrices|sweep|simpy}", help="How the step is played: all give one answer."),
+        typer.Option(
+            "--engine",
+            metavar="{matrices|sweep|simpy|shared}",
+            help="How the step is played: all give one answer, but in `shared` traffic on one link slows each other.",
+        ),
     ] = "matrices",
     every_round: Annotated[
         bool, typer.Option("--every-round", help="Play every round, also those that are proven to repeat.")
@@ -155,7 +159,7 @@ def predict(
 
             show(page(report, list(files.values()), str(trace) if trace else None))
         if strict and not report.fits:
-            missing = (report.peak_device - report.capacity) / 2**30
+            missing = max(report.excess) / 2**30
             told = OutOfMemory(
                 str(job), f"the plan needs {missing:.1f} GiB more than a GPU has", "See the memory of its stages"
             )
@@ -250,11 +254,21 @@ def sweep(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="{gpus|nodes|clusters|models|schemes|frameworks}")],
+    kind: Annotated[str, typer.Argument(metavar="{gpus|nodes|clusters|models|schemes|frameworks|schedule}")],
+    name: cli_schedule.Name = None,
+    p: cli_schedule.Devices = None,
+    m: cli_schedule.Microbatches = None,
+    v: cli_schedule.Chunks = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a job can name."""
+    """List what a job can name; or the order of one pipeline schedule, step by step."""
     with answering(as_json):
+        if kind == "schedule":
+            cli_schedule.show_schedule(name, p, m, v, as_json)
+            return
+        for option, given in {"NAME": name, "--p": p, "--m": m, "--v": v}.items():
+            if given is not None:
+                raise PlanError(option, f"{kind} are listed as a whole", "Leave it out, or list schedule", given)
         from experiments.listing import listing, table
         from experiments.page import show
 
@@ -378,6 +392,7 @@ app.command()(cli_validate.validate)
 app.command()(cli_validate.calibrate)
 app.command()(cli_measure.measure)
 app.command("import")(cli_measure.import_)
+app.command()(cli_schedule.export)
 
 
 if __name__ == "__main__":

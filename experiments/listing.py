@@ -125,6 +125,7 @@ def _blocks(model: Model) -> list[str]:
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
         found.append(f"{moe.top_k} of {moe.experts} experts{shared}")
+    found += [f"{model.towers} towers of {model.tower_layers} layers"] if model.trunk else []
     found += ["mla"] if model.mla else []
     found += [f"window {model.window:,}"] if model.window else []
     return found + ([f"mtp {model.mtp}"] if model.mtp else [])

@@ -28,8 +28,8 @@ WIDEST = 110
 BAR = 26
 """Characters of a bar that stands for the whole step."""
 
-PLAIN = str.maketrans("█▉▊▋▌▍▎▏─", "######..-")
-"""Bars and lines where the output's encoding has none."""
+PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
+"""Bars, lines and dots where the output's encoding has none."""
 
 STAGES = 8
 """Rows of the memory table; of longer pipelines the ends and the fullest stage are shown."""
@@ -83,6 +83,8 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
         Text(),
         _field("limits", answer["limits"]),
     ]
+    if noise := answer.get("noise"):
+        parts.append(_field("ranks", _ranks(noise)))
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
     if len(plots) == 1:
@@ -130,6 +132,20 @@ def _count(value: float) -> str:
         if value >= scale:
             return f"{value / scale:,.4g} {unit}"
     return f"{value:,.0f}"
+
+
+def _ranks(noise: dict[str, Any]) -> str:
+    """What unlike ranks make of the step."""
+    steps = len(noise["step_times_s"])
+    times = f"{seconds(noise['median_s'])} a step"
+    if steps > 1:
+        times = (
+            f"{seconds(noise['median_s'])} a step in the median of {steps}, {seconds(noise['p90_s'])} in nine of ten"
+        )
+    return (
+        f"with unlike ranks {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
+        f"kernels for {seconds(noise['its_kernels_s'])}, the mean rank for {seconds(noise['mean_kernels_s'])}"
+    )
 
 
 def _field(name: str, text: str, style: str = "bold") -> Table:

@@ -6,9 +6,11 @@ between nodes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -149,6 +151,28 @@ class Cluster(Strict):
     @property
     def gpu(self) -> GPU:
         return self.node.gpu
+
+    @cached_property
+    def kinds(self) -> dict[str, Cluster]:
+        """Of several kinds of nodes each by its name: a cluster of as many GPUs that has no other nodes."""
+        found = {}
+        for node in {group.node.name: group.node for group in self.groups}.values():
+            alike = int(node.gpus) == self.gpus_per_node
+            found[node.name] = Cluster(
+                name=f"{self.name}: {node.name}",
+                node=node,
+                nodes=-(-self.gpus // int(node.gpus)),
+                gpus=self.gpus,
+                # Blocks of switches are counted in nodes of the common size.
+                fabric=self.fabric if alike else Fabric(hop_latency=self.fabric.hop_latency),
+            )
+        return found
+
+    def where(self, ranks: Iterable[int]) -> Cluster:
+        """The cluster that `ranks` see: where they all lie on one kind of nodes, one of that kind alone."""
+        ends = list(accumulate(group.nodes * int(group.node.gpus) for group in self.groups))
+        names = {self.groups[bisect_right(ends, rank)].node.name for rank in ranks} if ends else set()
+        return self.kinds[names.pop()] if len(names) == 1 else self
 
     @property
     def gpus_per_node(self) -> int:

@@ -71,7 +71,7 @@ def explain(
     return error(where, rule, remedy, value)
 
 
-_FORMS = ("str", "int", "float", "bool")
+_FORMS = ("str", "int", "constrained-int", "float", "bool")
 """Types of which pydantic puts the name into a place, where a field may have one of several."""
 
 

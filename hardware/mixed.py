@@ -1,8 +1,8 @@
 """Clusters of several kinds of nodes.
 
-A forecast takes one GPU and one node for the whole cluster. Where it has several kinds, that node is as slow as the
-slowest kind in everything, so that the forecast is a lower bound of the speed: no real GPU of the cluster has less
-memory, fewer FLOP/s or narrower links.
+Where the ranks of a pipeline stage all lie on nodes of one kind, the stage runs at that kind's figures. Elsewhere a
+forecast takes one node for all that is as slow as the slowest kind in everything, so that it is a lower bound of the
+speed: no real GPU of the cluster has less memory, fewer FLOP/s or narrower links.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ByGroups(Strict):
             )
         node = slowest([*kinds.values()], size)
         names = " and ".join(kinds)
-        one = f"cluster.groups: every GPU is taken to be as slow as the slowest of {names} in each of its figures"
+        one = f"cluster.groups: where ranks of a stage lie on several kinds, each is as slow as the slowest of {names}"
         return Cluster(
             name=self.name,
             title=self.title,

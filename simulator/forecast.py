@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from hardware.cluster import Cluster
 from simulator.costs import Costs, Estimate
-from simulator.engine.blocks import Price
-from simulator.engine.program import Program, build
-from simulator.engine.step import Engine, durations, played
+from simulator.engine.blocks import Price, Prices
+from simulator.engine.program import Chains, Program, build, one_of, task_of
+from simulator.engine.step import Engine, Uses, alone, durations, played
 from simulator.engine.timetable import Timetable, timetable
 from simulator.job import Job, load_job, located
 from simulator.lowering import Known, Lowering, by_axes, rests
-from simulator.ops import BYTES, Chain, Fragment, Param, Work
+from simulator.ops import BYTES, Chain, Fragment, Param, Transfer, Work
 from simulator.plan import Plan
 from simulator.report.report import Forecast, Report
-from simulator.schedule import Durations, Schedule, Shape
+from simulator.schedule import Durations, Schedule, Shape, Turn, weight_versions
 from simulator.sites import Update
 
 T = TypeVar("T")
@@ -40,12 +44,15 @@ class Workshop:
         if len(self.divisible) > 100 * MOST_KEPT:
             self.divisible.clear()
 
-    def timetable(self, schedule: Schedule, shape: Shape, lasting: Durations | None = None) -> Timetable:
-        key = schedule.use, schedule.options, shape, lasting
-        return _kept(self._timetables, key, lambda: timetable(schedule, shape, lasting))
+    def timetable(
+        self, schedule: Schedule, shape: Shape, lasting: Durations | None = None, every: int = 0
+    ) -> Timetable:
+        key = schedule.use, schedule.options, shape, lasting, every
+        return _kept(self._timetables, key, lambda: timetable(schedule, shape, lasting, every))
 
-    def costs(self, plan: Plan) -> Costs:
-        cluster, rates = plan.job.cluster, plan.job.framework.rates
+    def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
+        """The prices on the plan's cluster, or on another of as many GPUs."""
+        cluster, rates = cluster or plan.job.cluster, plan.job.framework.rates
         same = cluster, tuple(rates.items())
         kernels: dict[Work, Estimate] = _kept(self._kernels, same, dict)
         return _kept(
@@ -57,6 +64,10 @@ class Workshop:
 
 MOST_KEPT = 300
 """Entries of one kind that a workshop keeps: what one grid of plans has in common is fewer, and each may be a MiB."""
+
+
+MEETING = "traffic that meets on a GPU's links shares them fairly; kernels get the multiprocessors that it leaves"
+"""What the engine `shared` takes for granted."""
 
 
 def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
@@ -75,8 +86,8 @@ def simulate(
 ) -> Report:
     """The forecast of one training step.
 
-    engine: how it is played; every engine gives the same answer. skip: see simulator.engine.step. workshop: what jobs
-    share, where there are many.
+    engine: how it is played; all but `shared` give the same answer. skip: see simulator.engine.step. workshop: what
+    jobs share, where there are many.
     Raises PlanError, ModelError or CatalogError for a job that is wrong; a job that does not fit in memory is no error.
     """
     shop = workshop or Workshop()
@@ -84,48 +95,68 @@ def simulate(
     plan = Plan(job if isinstance(job, Job) else load_job(job), shop.divisible)
     with located(*plan.job.origin):
         costs = shop.costs(plan)
-    stages, program = programmed(plan, costs.estimate, shop)
+        own = [shop.costs(plan, cluster) for cluster in plan.clusters]
+    prices = [one.estimate for one in own]
+    stages, program = programmed(plan, prices, shop)
     borrowed = (*costs.assumed, *(costs.of_experts if plan.job.model.moe else ()))
-    return Report(forecast(plan, stages, program, borrowed, engine, skip))
+    borrowed += (MEETING,) if engine == "shared" else ()
+    play = forecast(plan, stages, program, borrowed, engine, skip, [one.use for one in own])
+    return Report(replace(play, anew=lambda orders: programmed(plan, prices, shop, orders)[1]))
 
 
 def forecast(
     plan: Plan,
-    stages: list[Chain],
+    stages: Chains,
     program: Program,
     assumed: Sequence[str] = (),
     engine: Engine = "matrices",
     skip: bool = True,
+    uses: Sequence[Uses] = (),
 ) -> Forecast:
-    """Plays a program and its memory."""
+    """Plays a program and its memory. engine, skip, uses: see `simulator.engine.step.played`."""
     held = [resting(plan, params) for params in device_params(plan, stages)]
-    return Forecast(plan, played(program, engine, skip), held, assumed)
+    for device, params in enumerate(device_params(plan, stages)) if plan.every else ():
+        versions = weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
+        held[device]["parameters"] += stashed(plan, params, versions)
+    return Forecast(plan, played(program, engine, skip, uses), held, assumed)
 
 
-def programmed(plan: Plan, price: Price, workshop: Workshop | None = None) -> tuple[list[Chain], Program]:
-    """Lowers a plan: its stages, and the program of its step at the given prices."""
+def programmed(
+    plan: Plan, price: Prices, workshop: Workshop | None = None, orders: Sequence[Sequence[Turn]] | None = None
+) -> tuple[Chains, Program]:
+    """Lowers a plan: its stages, and the program of its step at the given prices. orders: in place of the plan's."""
+    prices = [price] * plan.shape.p if callable(price) else price
     shop = workshop or Workshop()
-    stages, updates = lowered(plan, shop.units)
     habits = plan.job.framework
     host = 0.0 if habits.cuda_graphs else habits.launch_s
-    lasting = durations(stages, price, plan.pipeline_axis, host) if plan.schedule.weighs else None
-    table = shop.timetable(plan.schedule, plan.shape, lasting)
-    return stages, build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, host)
+    plan.settle(_Slice(plan, prices, shop.units, host))
+    stages, updates = lowered(plan, shop.units)
+    lasting = None
+    if plan.schedule.weighs:
+        of_stages = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
+        lasting = durations([one_of(stage) for stage in stages], of_stages, plan.pipeline_axis, host)
+    if orders is None:
+        table = shop.timetable(plan.schedule, plan.run, lasting, plan.every)
+    else:
+        table = timetable(plan.schedule, plan.run, lasting, plan.every, orders)
+    return stages, build(table, stages, prices, plan.pipeline_axis, habits.overlap.pp, updates, host)
 
 
-def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[Fragment]]:
+def lowered(plan: Plan, known: Known | None = None) -> tuple[Chains, list[Fragment]]:
     """Every virtual stage, equal ones once, and the update of every device. known: units that were lowered before."""
-    habits = plan.job.framework
-    lowering = Lowering(plan.mesh, plan.schemes, habits.regather, known, habits.fused_gradients)
     last = plan.parts - 1
-    made: dict[Hashable, Chain] = {}
+    made: dict[Hashable, Chain | Sequence[Chain]] = {}
     stages = []
     for index in range(plan.shape.stages):
         part = plan.part(index)
         embeds = part == last and plan.device(index) in plan.holders(0)
-        key = (plan.blocks.runs(plan.layers_of(part)), part == 0, part == last, embeds)
+        slices = [plan.stage(part, blocks) for blocks in plan.slices]
+        spared = plan.schedule.spares(plan.shape, index)
+        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, spared)
         if key not in made:
-            made[key] = lowering.run(plan.stage(part), embeds)
+            lowering = lowering_of(plan, known, spared)
+            chains = [lowering.run(stage, embeds) for stage in slices]
+            made[key] = chains if len(chains) > 1 else chains[0]
         stages.append(made[key])
     made_updates: dict[Hashable, Fragment] = {}
     updates = []
@@ -133,35 +164,76 @@ def lowered(plan: Plan, known: Known | None = None) -> tuple[list[Chain], list[F
         mine = (id(stage) for i, stage in enumerate(stages) if plan.device(i) == device)
         shared = _shared(plan, device, stages)
         if (held := (*mine, shared)) not in made_updates:
-            made_updates[held] = lowering.lower(_update(plan, device, params, shared))
+            made_updates[held] = lowering_of(plan, known).lower(_update(plan, device, params, shared))
         updates.append(made_updates[held])
     return stages, updates
 
 
-def device_params(plan: Plan, stages: list[Chain]) -> list[tuple[tuple[Param, int], ...]]:
+def lowering_of(plan: Plan, known: Known | None = None, spared: Sequence[str] = ()) -> Lowering:
+    """spared: roles of the plan's schemes that do nothing here."""
+    habits = plan.job.framework
+    schemes = [scheme for scheme in plan.schemes if scheme.role not in spared]
+    return Lowering(plan.mesh, schemes, habits.regather, known, habits.fused_gradients)
+
+
+class _Slice:
+    """How long a slice takes on a stage in the middle of the pipeline, with the messages that bring it there.
+
+    Of slices of equal length the time grows in proportion to what lies before them, up to an attention window if there
+    is one: so it is forecast where that begins and ends.
+    """
+
+    def __init__(self, plan: Plan, prices: Sequence[Price], known: Known, host: float) -> None:
+        self.plan, self.host, self.lowering = plan, host, lowering_of(plan, known)
+        self.part = plan.parts // 2
+        self.price = prices[plan.device(self.part)]
+        self._known: dict[int, tuple[list[int], list[float]]] = {}
+
+    def __call__(self, tokens: int, before: int) -> float:
+        if tokens not in self._known:
+            most = self.plan.blocks.seq - tokens
+            places = sorted({0, min(self.plan.job.model.window or 0, most), most})
+            self._known[tokens] = places, [self._forecast(tokens, place) for place in places]
+        return float(np.interp(before, *self._known[tokens]))
+
+    def _forecast(self, tokens: int, before: int) -> float:
+        blocks = self.plan.blocks.cut(before, before + tokens)
+        chain = self.lowering.run(self.plan.stage(self.part, blocks))
+        seconds = sum(alone(task_of(chain, kind, self.price, again=False), self.host) for kind in ("F", "BW"))
+        if self.plan.shape.p > 1:
+            work = Transfer(chain.links[0].nbytes, self.plan.pipeline_axis, 0, 1)
+            seconds += 2 * sum(self.price(work)[::2])
+        return seconds
+
+
+def device_params(plan: Plan, stages: Chains) -> list[tuple[tuple[Param, int], ...]]:
     """The parameters that one rank of every device holds, each with the number of its copies."""
     held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.shape.p)]
     for index, stage in enumerate(stages):
-        held[plan.device(index)] += stage.params()
+        held[plan.device(index)] += one_of(stage).params()
     return [tuple(params) for params in held]
 
 
-def _shared(plan: Plan, device: int, stages: list[Chain]) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """What several devices of the pipeline hold, and sum the gradients of: devices, and elements of one shard."""
+def _shared(plan: Plan, device: int, stages: Chains) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """What several devices of the pipeline hold, and sum the gradients of: devices, and elements on one rank.
+
+    Of stages that are there twice every rank sums what it updates; a table is summed whole, for both of its uses.
+    """
     found: dict[tuple[int, ...], int] = defaultdict(int)
 
-    def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]]) -> None:
+    def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]], state: str) -> None:
         if device in holders and len(holders) > 1:
-            cut = (n * param.size // plan.mesh.size(rests(plan.schemes, "gradients", param)) for param, n in params)
+            cut = (n * param.size // plan.mesh.size(rests(plan.schemes, state, param)) for param, n in params)
             found[holders] += sum(cut)
 
     for index, stage in enumerate(stages):
         if plan.device(index) == device:
-            add(plan.holders(plan.part(index)), stage.params())
+            add(plan.holders(plan.part(index)), one_of(stage).params(), "optimizer")
     # A tied output layer is a copy of the embedding's table.
     ends = plan.holders(0), plan.holders(plan.parts - 1)
     if ends[0] != ends[1]:
-        add(tuple(sorted({*ends[0], *ends[1]})), [(param, n) for param, n in stages[-1].params() if param.tied])
+        tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
+        add(tuple(sorted({*ends[0], *ends[1]})), tied, "gradients")
     return tuple((holders, elements) for holders, elements in sorted(found.items()) if elements)
 
 
@@ -181,6 +253,7 @@ def _update(
         state + (BYTES[habits.weights] if habits.weights != habits.main_weights else 0),
         shared,
         plan.pipeline_axis,
+        clipped=plan.schedule.flush,
     )
 
 
@@ -201,3 +274,10 @@ def resting(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, floa
         found["gradients"] += size * BYTES[habits.gradients] / at_rest["gradients"]
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
     return found
+
+
+def stashed(plan: Plan, params: tuple[tuple[Param, int], ...], versions: int) -> float:
+    """Bytes of the older versions of the weights on one rank, where it holds so many: in the format they compute in."""
+    nbytes = BYTES[plan.job.framework.weights]
+    cut = (size / plan.mesh.size(rests(plan.schemes, "parameters", param)) for param, size in by_axes(params))
+    return float((versions - 1) * nbytes * sum(cut))

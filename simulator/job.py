@@ -94,7 +94,8 @@ class ShortPlan(Part):
     """Ranks that divide each expert. Default: 1 where experts are spread, else tp."""
     schedule: str | None = None
     """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
-    chunks: Count = 1
+    chunks: Count | None = None
+    """Virtual stages a device. Default: as many as the schedule needs."""
     zero: Literal[0, 1] = 1
     """0: data/ddp. 1: data/zero-1."""
     fsdp: bool = False
@@ -119,6 +120,20 @@ class RunLength(Part):
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
 
 
+class Noise(Part):
+    """How ranks differ from each other, and steps: what a step takes is played rank by rank then."""
+
+    jitter: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
+    """Standard deviation of the logarithm of how long a rank's kernels take, drawn for every rank and action."""
+    stragglers: float = Field(default=0.0, ge=0, le=1)
+    """Share of the ranks that are slow in every action."""
+    slow: float = Field(default=1.0, ge=1, le=1000)
+    """How many times longer the kernels of a straggler take."""
+    seed: int = Field(default=0, strict=True, ge=0)
+    steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
+    """Steps played, one after another."""
+
+
 def _has_keys(given: Any) -> Any:
     """Refuses a plan that is no mapping, whose keys depend on its form."""
     if not isinstance(given, Mapping):
@@ -139,6 +154,7 @@ class JobFile(Part):
     optimizer: Literal["adam"] = "adam"
     plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
     run: RunLength = RunLength()
+    noise: Noise | None = None
 
 
 class Job(Part):
@@ -153,6 +169,7 @@ class Job(Part):
     precision: Precision
     plan: LongPlan
     run: RunLength
+    noise: Noise | None = None
     named: dict[str, Any]
     """model, cluster and framework.set as the user wrote them."""
     origin: tuple[str, str] = ("", "")
@@ -178,6 +195,7 @@ class Job(Part):
             "optimizer": "adam",
             "plan": plan,
             "run": self.run.model_dump(),
+            **({"noise": self.noise.model_dump()} if self.noise else {}),
         }
 
 
@@ -229,7 +247,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         "moments": precision.moments,
     }
     framework = load_framework(choice.name, choice.set | formats)
-    plan = _long(file.plan, cluster.gpus, model)
+    plan = _from(base, _long(file.plan, cluster.gpus, model))
     named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
     return Job(
         id=file.id,
@@ -241,9 +259,19 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         precision=precision,
         plan=plan,
         run=file.run,
+        noise=file.noise,
         named=named,
         origin=origin,
     )
+
+
+def _from(base: Path, plan: LongPlan) -> LongPlan:
+    """The plan with the files of its schemes found from the job's folder."""
+    told = [(entry, (entry.model_extra or {}).get("path")) for entry in plan.schemes]
+    schemes = [
+        entry.model_copy(update={"path": str(base / path)}) if isinstance(path, str) else entry for entry, path in told
+    ]
+    return plan.model_copy(update={"schemes": tuple(schemes)})
 
 
 @contextmanager
@@ -311,16 +339,17 @@ def _long(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
     if short.dp is None and gpus % model_ranks:
         raise _no_fit({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
     dp = short.dp or gpus // model_ranks
-    schedule = short.schedule or ("interleaved-1f1b" if short.chunks > 1 else "1f1b")
+    schedule = short.schedule or ("interleaved-1f1b" if (short.chunks or 1) > 1 else "1f1b")
     try:
-        find_scheme(f"pipeline/{schedule}")
+        kind = find_scheme(f"pipeline/{schedule}")
     except PlanError:
         known = [use.removeprefix("pipeline/") for use in scheme_names() if use.startswith("pipeline/")]
         remedy = nearest(schedule.rpartition("/")[2], known)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
+    chunks = short.chunks or kind.Options.model_fields["chunks"].default
     data = "data/fsdp" if short.fsdp else "data/zero-1" if short.zero else "data/ddp"
     schemes: list[dict[str, Any]] = [
-        {"use": f"pipeline/{schedule}", "over": "pp", "chunks": short.chunks},
+        {"use": f"pipeline/{schedule}", "over": "pp", "chunks": chunks},
         {"use": data, "over": "dp"},
         *([{"use": "sequence/all-gather", "over": "cp"}] if short.cp > 1 else []),
         {"use": "tensor/megatron-sp" if short.sequence_parallel else "tensor/megatron", "over": "tp"},

@@ -230,6 +230,10 @@ class CoreAttention(Leaf):
     two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which keep the
     softmax, and under dropout a mask and the result (2 + 1 + 2 bytes a score; arXiv 2205.05198, section 4.1).
     head_dim: width of a head of queries and keys; value_dim: of values. window: latest positions that a query meets.
+
+    Of a slice of a sequence, queries also meet the keys and values of the slices before it, which are there; backward,
+    what they add to the gradients of those is summed over the slices, the last one first. before, behind: positions of
+    the sequence in front of the slice, and behind it.
     """
 
     head_dim: int = 128
@@ -237,20 +241,35 @@ class CoreAttention(Leaf):
     dropout: bool = False
     value_dim: int = 128
     window: int | None = None
+    before: int = 0
+    behind: int = 0
     module = "core_attn"
+
+    def _met(self, position: int) -> int:
+        """Positions in front of one that a query there meets."""
+        return min(self.window or position, position)
+
+    def _pairs(self, position: int) -> float:
+        """Pairs of queries in front of a position and keys, of those that the causal mask and the window leave."""
+        return self._met(position) * (position - self._met(position) / 2)
 
     def _shape(self, at: Local) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
         queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
-        return queries["b"], queries["s"], keys["t"], queries["a"] // self.head_dim, keys["a"] // self.head_dim
+        t = keys["t"] + self._met(self.before)
+        return queries["b"], queries["s"], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
 
     def _fused(self, at: Local, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)
-        # Of all pairs of queries and keys those that the causal mask and the window leave.
-        seen = min(self.window or t, t) / t
-        share = seen - seen * seen / 2
+        own = at.dims(self.ins[1])["t"]
+        share = (self._pairs(self.before + own) - self._pairs(self.before)) / (own * t)
         dims = self.head_dim, self.value_dim
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
+
+    def _summed(self, at: Local) -> list[Work]:
+        """The gradients that were found, added to those made here."""
+        found, _ = self.handed(at)
+        return [Memory("add", 2 * found, found)] if found else []
 
     def _scores(self, at: Local) -> int:
         b, q, t, heads, _ = self._shape(at)
@@ -268,7 +287,7 @@ class CoreAttention(Leaf):
 
     def backward_inputs(self, at: Local) -> list[Work]:
         if self.kernel == "flash":
-            return self._fused(at, backward=True)
+            return [*self._fused(at, backward=True), *self._summed(at)]
         b, q, t, heads, _ = self._shape(at)
         d, v, n, dtype, scores = self.head_dim, self.value_dim, b * heads, self.ins[0].dtype, self._scores(at)
         from_output: list[Work] = [
@@ -280,11 +299,21 @@ class CoreAttention(Leaf):
             Gemm(t, d, q, n, dtype, "nt", what="scores"),
         ]
         drop: list[Work] = [Memory("dropout", 3 * scores, 2 * scores)] if self.dropout else []
-        return [*from_output, *drop, Memory("softmax", 4 * scores, 2 * scores), *to_inputs]
+        softmax = Memory("softmax", 4 * scores, 2 * scores)
+        return [*from_output, *drop, softmax, *to_inputs, *self._summed(at)]
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
         return (*self.ins, *self.outs) if self.kernel == "flash" else self.ins
+
+    @property
+    def lent(self) -> tuple[Tensor, ...]:
+        return self.ins[1:] if self.behind else ()
+
+    def handed(self, at: Local) -> tuple[int, int]:
+        own = at.dims(self.ins[1])["t"]
+        each = at.bytes(*self.ins[1:]) // own
+        return each * self._met(self.before + own) if self.behind else 0, each * self._met(self.before)
 
     def keeps(self, at: Local) -> list[tuple[str, int, str]]:
         b, q, _, heads, _ = self._shape(at)

@@ -130,7 +130,9 @@ class Lowering:
             ends.append(self.key(tensor, layout) if tensor is not None else None)
         self.arriving = f"d:{ends[1]}"
         takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.takes, unit.gives))
-        return Link(unit.name, self.lower(unit), 1, takes, gives, (ends[0], ends[1]), nbytes)
+        names = [leaf.name for leaf in unit.leaves()]
+        found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
+        return Link(unit.name, self.lower(unit), 1, takes, gives, (ends[0], ends[1]), nbytes, found, left)
 
     def _note(self, leaf: Leaf) -> None:
         if isinstance(leaf, Residual):
@@ -259,6 +261,11 @@ class Lowering:
             yield from (self.touch(t, at.layout(t), op, prefix="d:") for t in leaf.outs)
         if inputs:
             yield from (self.touch(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in leaf.ins)
+            yield from (replace(self.touch(t, at.layout(t), inputs[-1]), stays=True) for t in leaf.lent)
+            for what, nbytes in zip(("found", "left"), leaf.handed(at), strict=True):
+                ends = (inputs[0], inputs[-1]) if nbytes else ()
+                key, made = f"d:{leaf.name}.{what}", what == "left"
+                yield from (Touch(key, nbytes, op, made, "activations") for op in ends)
         # What both gradients read goes after the weight gradient; what only one reads goes with it.
         for t in (*leaf.reads, *leaf.reads_for_weights):
             op = (weights or inputs)[-1] if t in leaf.reads_for_weights else (inputs or weights)[-1]
@@ -293,12 +300,13 @@ class Lowering:
             sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
         sums += [Collective("all_reduce", n * site.grad_bytes, (site.axis,), members) for members, n in site.shared]
         ops = [self._op("reduce", work, [], "U") for work in sums]
-        norm = self._op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U")
-        everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1)
-        ops.append(norm)
-        if everyone:
-            ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), [norm], "U"))
-        step = self._op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), ops[-1:], "U")
+        if site.clipped:
+            ops.append(self._op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U"))
+            everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1)
+            if everyone:
+                ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
+        behind = ops[-1:] if site.clipped else ops
+        step = self._op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), behind, "U")
         # Zeroing the gradient buffer touches every gradient that rests here.
         zero = self._op("zero-grad", Memory("zero-grad", 0, round(elements * site.grad_bytes)), [step], "U")
         return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
@@ -349,8 +357,9 @@ class _Join:
             self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
-        # Experts keep the tokens that they have gathered.
-        if gathered and low.regather and isinstance(leaf, Linear | CoreAttention) and not leaf.view:
+        # Experts keep the tokens that they have gathered, and slices what later ones read.
+        again = isinstance(leaf, Linear | CoreAttention) and not leaf.view and tensor not in leaf.lent
+        if gathered and low.regather and again:
             self._gather_again(leaf, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
 

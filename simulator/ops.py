@@ -170,7 +170,8 @@ class Touch:
 
     Memory lives from the begin of the first op that touches it to the end of the last one: an activation is saved
     for the backward pass exactly when a backward op touches it. category: workspace, logits or buffers; what lives from
-    a forward to a backward pass counts as activations unless it is one of the other two.
+    a forward to a backward pass counts as activations unless it is one of the other two. stays: it is kept even where
+    what made it is done again, for others need it in between.
     """
 
     key: str
@@ -178,6 +179,7 @@ class Touch:
     op: Op
     made: bool = False
     category: str = "workspace"
+    stays: bool = False
 
 
 @dataclass(slots=True)

@@ -5,21 +5,25 @@ Every rule is a small function ``check_...`` that raises one PlanError; all are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import get_args
 
+from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
 from hardware.load import validated
+from simulator.engine.steady import long_enough
 from simulator.frameworks import Format
 from simulator.job import Job, located
 from simulator.leaves import EXPERTS, QUANTISED
 from simulator.mesh import Mesh
 from simulator.models.blocks import Blocks
-from simulator.partition import layers_of_stages
-from simulator.schedule import Schedule, Shape
-from simulator.scheme import Scheme, find_scheme
+from simulator.partition import Weights, layers_of_graph
+from simulator.schedule import Lasts, Schedule, Shape
+from simulator.scheme import Scheme, find_scheme, scheme_names
 from simulator.sites import Leaf, Stage, walk
 
 DIM_NAMES = {
@@ -35,6 +39,9 @@ DIM_NAMES = {
 EXPERT_NAMES = {**DIM_NAMES, "f": "model.moe.expert_ffn"}
 """The same where experts are."""
 
+
+MAX_CUTS = 64
+"""Most places at which a policy may cut a sequence."""
 
 MAX_PASSES = 2_000_000
 """Most passes of micro-batches through stages, forward and backward: ten or twenty seconds."""
@@ -56,14 +63,32 @@ class Plan:
     def _check(self, job: Job) -> None:
         self.mesh = self._mesh()
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
-        for check in (check_formats, check_world, check_axes, check_roles, check_experts, check_batch):
+        for check in (
+            check_formats,
+            check_world,
+            check_axes,
+            check_roles,
+            check_experts,
+            check_batch,
+            check_towers,
+            check_noise,
+        ):
             check(self)
         self.shape = self._shape()
         check_size(self)
         self.schedule.check(self.shape)
         self.parts = self.shape.stages // self.schedule.ways
-        self.layers = layers_of_stages(job.plan.partition, job.model.layers, self.parts)
+        before = [self.schedule.before(self.shape, stage) for stage in range(self.parts)]
+        self.layers = layers_of_graph(job.plan.partition, job.model, before, self.schedule.use, self._weights)
         check_divisible(self)
+        self.lengths = self._lengths()
+
+    def _weights(self) -> list[Weights]:
+        """What the parts of the model cost on every stage, where the plan divides them by that."""
+        from simulator.weights import weights_of
+
+        check_divisible(self)
+        return weights_of(self)
 
     # -------------------------------------------------------------------------------------- parts
 
@@ -133,7 +158,59 @@ class Plan:
         batch = self.job.batch
         assert batch.total is not None
         m = batch.total // (batch.micro * self.replicas)
-        return Shape(self.mesh.size(self.pipeline_axis), m, self.schedule.chunks(), len(self.schedule.slices))
+        slices = max(1, len(self.schedule.slices))
+        return Shape(self.mesh.size(self.pipeline_axis), m, self.schedule.chunks(), slices)
+
+    def _lengths(self) -> tuple[int, ...]:
+        """Tokens of the slices of a sequence; all, as long as the schedule waits for `settle`.
+
+        Raises PlanError where the schedule's shares are no slices of this sequence.
+        """
+        shares, sequence = self.schedule.slices, self.job.batch.sequence
+        assert sequence is not None
+        if len(shares) != 1:
+            check_slices(self)
+        return tuple(round(share * sequence) for share in shares) or (sequence,)
+
+    def settle(self, lasts: Lasts) -> None:
+        """Cuts sequences where the schedule leaves that to how long slices take."""
+        sequence = self.job.batch.sequence
+        assert sequence is not None
+        if not self.schedule.slices:
+            # Multiples of what divides, no more of them than a policy can look through.
+            fits = (n for n in range(self.grain, sequence + 1, self.grain) if sequence % n == 0)
+            step = next(n for n in fits if sequence // n <= MAX_CUTS)
+            self.lengths = self.schedule.cut(self.shape, sequence, step, lasts)
+            self.shape = replace(self.shape, slices=len(self.lengths))
+            self.__dict__.pop("slices", None)
+            check_size(self)
+
+    @cached_property
+    def grain(self) -> int:
+        """Of how many tokens every slice must be a multiple: all the ways in which ranks divide positions."""
+        from simulator.lowering import Lowering
+
+        division, found = Lowering(self.mesh, self.inside).division, 1
+        for unit in self.blocks.units:
+            for leaf in unit.leaves():
+                found = math.lcm(found, self.mesh.size(part for part, dim in division(leaf).items() if dim == "s"))
+        return found
+
+    @cached_property
+    def slices(self) -> list[Blocks]:
+        """Builds the stages' sites for each slice."""
+        ends = [0, *accumulate(self.lengths)]
+        return [self.blocks.cut(begin, end) for begin, end in pairwise(ends)]
+
+    @cached_property
+    def every(self) -> int:
+        """Of a schedule without a flush, micro-batches between two updates; else 0."""
+        return 0 if self.schedule.flush else self.schedule.update_every(self.shape)
+
+    @property
+    def run(self) -> Shape:
+        """What is played: one batch; without a flush as many micro-batches as show how batches follow each other."""
+        return long_enough(self.shape, self.every) if self.every else self.shape
 
     @cached_property
     def vocab(self) -> int:
@@ -162,6 +239,20 @@ class Plan:
             habits.quantised,
         )
 
+    @cached_property
+    def clusters(self) -> list[Cluster]:
+        """For every device of the pipeline the cluster whose figures its stages run at: where its ranks all lie on one
+        kind of node, as if all nodes were of that kind, else the job's, as slow as its slowest kind."""
+        cluster, mesh = self.job.cluster, self.mesh
+        if not cluster.groups:
+            return [cluster] * self.shape.p
+        strides = [(mesh.axes[axis], mesh.stride(axis)) for axis in mesh.axes if axis != self.pipeline_axis]
+        within = [0]
+        for size, stride in strides:
+            within = [rank + i * stride for rank in within for i in range(size)]
+        step = mesh.stride(self.pipeline_axis) if self.pipeline_axis else 0
+        return [cluster.where([device * step + rank for rank in within]) for device in range(self.shape.p)]
+
     def axis_of(self, part: str, view: str = "") -> str:
         """The axis, as the plan names it, that a part of the mesh belongs to; in a view its own ones come first."""
         for wanted in (view, ""):
@@ -180,9 +271,9 @@ class Plan:
         start = sum(self.layers[:index])
         return range(start, start + self.layers[index])
 
-    def stage(self, index: int) -> Stage:
-        """The sites of one part of the model."""
-        return self.blocks.stage(self.layers_of(index), index == 0, index == self.parts - 1)
+    def stage(self, index: int, blocks: Blocks | None = None) -> Stage:
+        """The sites of one part of the model. blocks: of a slice; of whole sequences where none is given."""
+        return (blocks or self.blocks).stage(self.layers_of(index), index == 0, index == self.parts - 1)
 
     def part(self, stage: int) -> int:
         """The part of the model that a virtual stage holds."""
@@ -252,21 +343,47 @@ def check_batch(plan: Plan) -> None:
         raise PlanError("batch.global", rule, f"{near} would work", batch.total)
 
 
+def check_towers(plan: Plan) -> None:
+    """Every tower has its like part of a sequence."""
+    towers, seq = plan.job.model.towers, plan.job.batch.sequence
+    assert seq is not None
+    if seq % towers:
+        rule = f"each of the {towers} towers of {plan.job.model.name} has its like part of a sequence"
+        near = max(1, round(seq / towers)) * towers
+        raise PlanError("batch.sequence", rule, f"{near} would work", seq)
+
+
+def check_noise(plan: Plan) -> None:
+    """Steps of ranks that differ are played one by one, each from an empty to an empty pipe."""
+    if plan.job.noise is not None and not plan.schedule.flush:
+        rule = f"steps under noise begin and end with an empty pipe, and {plan.schedule.use} has no flush"
+        raise PlanError("noise", rule, "Leave it out, or use pipeline/1f1b")
+
+
 def check_size(plan: Plan) -> None:
     """Every pass of a micro-batch through a stage is played, so there is an end to how many there can be."""
-    passes = 2 * plan.shape.stages * plan.shape.m
-    if passes > MAX_PASSES:
-        most = MAX_PASSES // (2 * plan.shape.stages) * plan.job.batch.micro * plan.replicas
-        rule = f"{plan.shape.m:,} micro-batches through {plan.shape.stages} stages are more than {MAX_PASSES:,} passes"
+    shape = plan.run
+    each = 2 * shape.stages * shape.slices
+    if shape.m * each > MAX_PASSES:
+        most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
+        cut = f" in {shape.slices} slices" if shape.slices > 1 else ""
+        rule = f"{shape.m:,} micro-batches{cut} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
 
 
 def check_roles(plan: Plan) -> None:
-    """A plan has one schedule, and one scheme that says what is recomputed: two would do it twice."""
+    """A plan has one schedule, and one scheme that says what is recomputed: two would do it twice. What a scheme
+    relies on is there."""
     for role in sorted({scheme.role for scheme in plan.schemes} - {""}):
         found = [scheme.use for scheme in plan.schemes if scheme.role == role]
         if len(found) > 1:
             raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
+    for scheme in plan.schemes:
+        for role in scheme.relies_on:
+            if not any(other.role == role for other in plan.schemes):
+                found = [use for use in scheme_names() if find_scheme(use).role == role]
+                rule = f"{scheme.use} needs a {role}, and the plan has none"
+                raise PlanError("plan.schemes", rule, f"Add {' or '.join(found)}")
 
 
 def check_experts(plan: Plan) -> None:
@@ -291,6 +408,9 @@ def check_divisible(plan: Plan) -> None:
         return
     lowering = Lowering(plan.mesh, plan.inside)
 
+    # A tower's part of a sequence is the least that must divide.
+    called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
+
     def visit(leaf: Leaf) -> None:
         parts: dict[str, int] = {}
         names: dict[str, list[str]] = {}
@@ -302,7 +422,7 @@ def check_divisible(plan: Plan) -> None:
             for dim, count in parts.items():
                 if tensor.has(dim) and not tensor.dims[dim].divides(count):
                     _refuse(
-                        EXPERT_NAMES if leaf.view else DIM_NAMES,
+                        EXPERT_NAMES if leaf.view else called,
                         dim,
                         tensor.dims[dim].size // tensor.dims[dim].unit,
                         count,
@@ -312,6 +432,24 @@ def check_divisible(plan: Plan) -> None:
     for unit in plan.blocks.units:
         walk(unit, visit)
     plan.divisible.add(key)
+
+
+def check_slices(plan: Plan) -> None:
+    """Every slice of a sequence is a whole number of tokens, which divides as sequences do."""
+    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.grain
+    assert sequence is not None
+    where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
+    if model.trunk:
+        rule = f"the trunk of {model.name} joins whole sequences of all towers"
+        raise PlanError(where, rule, "Use a schedule that cuts no sequences, for example pipeline/1f1b")
+    for share in plan.schedule.slices:
+        tokens = share * sequence
+        if abs(tokens - round(tokens)) > 1e-6 or round(tokens) % grain:
+            multiple = f"a multiple of {grain} tokens" if grain > 1 else "a whole number of tokens"
+            rule = f"every slice of a sequence of {sequence} is {multiple}"
+            fits = [n for n in range(1, sequence // grain + 1) if sequence // grain % n == 0]
+            number = min(fits, key=lambda n: abs(n - len(plan.schedule.slices)))
+            raise PlanError(where, rule, f"{number} would work", f"{tokens:g} tokens")
 
 
 def _refuse(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from simulator.sites import Site
 def recompute(site: Site, inner: Inner) -> Fragment:
     """`site` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
 
-    Kept are the tensors that come in from outside; all that is made inside lives within one pass.
+    Kept are the tensors that come in from outside, and those that others need; all else lives within one pass.
     """
     first, again = inner(site), inner(site)
     gradient = list(again.grad_entry.values())
@@ -22,7 +22,8 @@ def recompute(site: Site, inner: Inner) -> Fragment:
     inside = {t.key for t in again.touches if t.made and id(t.op) in anew}
     touches = [t for t in first.touches if id(t.op) in before]
     touches += [
-        Touch(f"{t.key}~" if t.key in inside else t.key, t.nbytes, t.op, t.made, t.category) for t in again.touches
+        Touch(f"{t.key}~" if t.key in inside and not t.stays else t.key, t.nbytes, t.op, t.made, t.category)
+        for t in again.touches
     ]
     for param, other in zip(again.params, first.params, strict=True):
         param.used = other.used

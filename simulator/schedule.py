@@ -8,8 +8,8 @@ micro-batches of one replica, v chunks (virtual stages) a device.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -18,9 +18,14 @@ from pydantic import Field
 from hardware.errors import PlanError
 from simulator.scheme import Scheme, SchemeOptions
 
-KINDS = ("F", "BW", "B", "W", "R")
+KINDS = ("F", "BW", "B", "W", "R", "O", "E", "K", "G", "L")
 """Kinds of actions: a forward pass; the gradients of inputs and weights at once, or those of inputs and those of
-weights apart; a forward pass again, for a backward pass that needs what it has made."""
+weights apart; a forward pass again, for a backward pass that needs what it has made; and an update of a device's
+weights, where the pipe is not flushed for it: no schedule states these, see `with_updates`. The others are `MOVES`."""
+
+MOVES = KINDS[6:]
+"""What a forward pass has saved goes to another device and comes back before its backward pass: its own device evicts
+it, the other one keeps it; later the other gives it back, and its own device loads it. No computation takes part."""
 
 
 class Action(NamedTuple):
@@ -80,7 +85,8 @@ class Shape:
 class Durations:
     """How long passes last, by stage, and a hop between devices: what a policy weighs. Any unit, only ratios matter.
 
-    forward, backward (gradients of inputs alone), weights, again (a forward pass once more).
+    forward, backward (gradients of inputs alone), weights, again (a forward pass once more). kept: the part of what a
+    forward pass keeps that waits for the gradients of weights; None: not known.
     """
 
     forward: tuple[float, ...]
@@ -88,9 +94,14 @@ class Durations:
     weights: tuple[float, ...]
     again: tuple[float, ...]
     hop: float = 0.0
+    kept: tuple[float, ...] | None = None
 
 
-class Schedule(Scheme, ABC):
+Lasts = Callable[[int, int], float]
+"""Seconds that a slice of a sequence takes on a stage, both ways: by its tokens, and by those in front of it."""
+
+
+class Schedule(Scheme):
     """Base of the pipeline schedules."""
 
     family = "pipeline"
@@ -100,6 +111,11 @@ class Schedule(Scheme, ABC):
     """Whether its orders depend on how long passes last."""
     ways: ClassVar[int] = 1
     """Ways through the devices, each with stages of its own that hold the same parts of the model."""
+    at_run_time: ClassVar[bool] = False
+    """Whether devices may leave their orders, as `next_turn` says, where passes do not last as long as they should."""
+    flush: ClassVar[bool] = True
+    """Whether the pipe runs empty before the weights are updated. Without a flush one batch follows the other into the
+    pipe: the schedule states its order for any number of micro-batches, and every device updates its own weights."""
 
     class Options(SchemeOptions):
         """chunks: virtual stages a device."""
@@ -111,11 +127,11 @@ class Schedule(Scheme, ABC):
         """A schedule orders the passes through units and changes none."""
         return self.family
 
-    @abstractmethod
     def order(self, shape: Shape, device: int) -> Sequence[Turn]:
-        """All actions of one device, in the order in which it executes them."""
+        """All actions of one device, in the order in which it executes them. A schedule states this or `orders`."""
+        return self.orders(shape)[device]
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
+    def orders(self, shape: Shape, lasting: Durations | None = None) -> Sequence[Sequence[Turn]]:
         """The orders of all devices. lasting: told where `weighs`."""
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
@@ -125,8 +141,12 @@ class Schedule(Scheme, ABC):
 
     @property
     def slices(self) -> tuple[float, ...]:
-        """The slices that every sequence is cut into, as shares of it."""
+        """The slices that every sequence is cut into, as shares of it; none where `cut` says it."""
         return (1.0,)
+
+    def cut(self, shape: Shape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
+        """Tokens of the slices of a sequence, multiples of `step`, where that depends on how long they take."""
+        return (sequence,)
 
     def device(self, shape: Shape, stage: int) -> int:
         """The device that holds `stage`: chunks go round-robin."""
@@ -145,12 +165,53 @@ class Schedule(Scheme, ABC):
         way = stage // (shape.stages // self.ways)
         return range(way * shape.m // self.ways, (way + 1) * shape.m // self.ways)
 
+    def update_every(self, shape: Shape) -> int:
+        """Micro-batches between two updates of the weights."""
+        return shape.m
+
+    def version(self, shape: Shape, device: int, microbatch: int) -> int:
+        """How many updates the weights have seen that a micro-batch meets on a device, forward and backward.
+
+        shape: of one batch; micro-batches are counted through all of them.
+        """
+        return microbatch // shape.m
+
+    def spares(self, shape: Shape, stage: int) -> tuple[str, ...]:
+        """Roles of other schemes that do nothing on a stage."""
+        return ()
+
+    def next_turn(
+        self, shape: Shape, left: Sequence[Turn], there: Callable[[Turn], bool], done: Callable[[Action], float]
+    ) -> Turn:
+        """What a free device plays at run time, of all that is left of its order.
+
+        there: whether what a turn needs from other stages is there. done: the part of a pass that is done.
+        """
+        return left[0]
+
     def check(self, shape: Shape) -> None:
         """Raises PlanError where the schedule does not exist for this shape."""
         if shape.v != self.ways:
-            raise PlanError(
-                "plan.chunks", f"{self.use} has one chunk a device", "Use pipeline/interleaved-1f1b for more", shape.v
-            )
+            one = "one chunk a device" + (f" and way, of {self.ways} ways" if self.ways > 1 else "")
+            rule, remedy = f"{self.use} has {one}", "Use pipeline/interleaved-1f1b for more"
+            raise PlanError("plan.chunks", rule, remedy, shape.v // self.ways)
+
+
+class InV(Schedule):
+    """Base of the schedules whose stages go down the devices and up again: two chunks a device, the first and the last
+    stage on the first device."""
+
+    class Options(SchemeOptions):
+        """chunks: one down the devices and one up, 2."""
+
+        chunks: int = Field(default=2, ge=1, strict=True)
+
+    def device(self, shape: Shape, stage: int) -> int:
+        return in_v(shape, stage)
+
+    def check(self, shape: Shape) -> None:
+        if shape.v != 2:
+            raise PlanError("plan.chunks", f"{self.use} has two chunks a device", "Set chunks: 2", shape.v)
 
 
 @dataclass(frozen=True)
@@ -175,9 +236,90 @@ def one_by_one(forward: Sequence[Action], backward: Sequence[Action], warmup: in
     return [*forward[:warmup], *steady, *backward[len(ahead) :]]
 
 
+def in_v(shape: Shape, stage: int) -> int:
+    """The device of a stage where stages go down the devices and up again, in waves: the ends of a wave meet on one."""
+    down = stage % (2 * shape.p)
+    return min(down, 2 * shape.p - 1 - down)
+
+
+def eight_steps(
+    entering: tuple[int, Sequence[int]], other: tuple[int, Sequence[int]], place: int, half: int
+) -> list[Turn]:
+    """The order of a device with two stages through which micro-batches go opposite ways, forward passes of one paired
+    with backward passes of the other (arXiv 2412.19437, figure 5).
+
+    entering, other: stage and micro-batches (n each) of the way that comes by sooner, and of the one that comes later.
+    place: devices that the first has passed before. half: devices up to where both come by at once; n >= 2 half.
+    """
+    (x, _), (y, _) = entering, other
+    forward = {stage: iter([Action(stage, "F", k) for k in some]) for stage, some in (entering, other)}
+    backward = {stage: iter(some) for stage, some in (entering, other)}
+    owed: deque[Action] = deque()
+
+    def back(stage: int, whole: bool = True) -> Action:
+        k = next(backward[stage])
+        if not whole:
+            owed.append(Action(stage, "W", k))
+        return Action(stage, "BW" if whole else "B", k)
+
+    rest, steady = half - 1 - place, len(entering[1]) - 2 * half + place + 1
+    turns: list[Turn] = [next(forward[x]) for _ in range(2 * rest)]
+    for _ in range(place + 1):
+        turns += [next(forward[x]), next(forward[y])]
+    for _ in range(rest):
+        turns += [back(y, whole=False), owed.popleft(), next(forward[y])]
+    for i in range(steady):
+        pair = Pair(next(forward[x]), back(y))
+        # In the middle the first backward pass comes late, and the forward pass must not wait for it.
+        turns += pair if i == rest == 0 else [pair]
+        turns.append(Pair(next(forward[y]), back(x)))
+    for _ in range(rest):
+        turns += [back(y), Pair(next(forward[y]), back(x))]
+    # Half of those that are left are whole; the others' weights fill the gaps while the pipe runs dry.
+    turns += [back((y, x)[i % 2], whole=i <= place) for i in range(2 * (place + 1))]
+    for _ in range(rest):
+        turns += [owed.popleft(), back(x, whole=False)]
+    return [*turns, *owed]
+
+
 def actions_of(turns: Iterable[Turn]) -> list[Action]:
     """All actions; of a pair the forward pass first."""
     return [action for turn in turns for action in (turn if isinstance(turn, Pair) else (turn,))]
+
+
+def with_updates(order: Sequence[Turn], every: int) -> list[Turn]:
+    """The order of a device with an update behind every so many micro-batches, as soon as their gradients are complete.
+
+    An update goes by the first stage of its device, and by the last of its micro-batches.
+    """
+    left = Counter(action.microbatch // every for action in actions_of(order) if action.kind in ("BW", "W"))
+    stage = min((action.stage for action in actions_of(order)), default=0)
+    found: list[Turn] = []
+    for turn in order:
+        found.append(turn)
+        for action in turn if isinstance(turn, Pair) else (turn,):
+            if action.kind in ("BW", "W"):
+                update = action.microbatch // every
+                left[update] -= 1
+                if not left[update]:
+                    found.append(Action(stage, "O", (update + 1) * every - 1))
+    return found
+
+
+def weight_versions(schedule: Schedule, shape: Shape, device: int, order: Sequence[Turn]) -> int:
+    """The most versions of its weights that a device holds at once: the newest, and all that a micro-batch will still
+    meet. shape: of one batch. order: of a run of many, with its updates."""
+    actions = actions_of(order)
+    meets = [schedule.version(shape, device, action.microbatch) for action in actions]
+    last = {version: at for at, version in enumerate(meets) if actions[at].kind != "O"}
+    held, made, most = {0}, 0, 1
+    for at, action in enumerate(actions):
+        if action.kind == "O":
+            made += 1
+            # What is not met any more is given up before the next version is made.
+            held = {version for version in held if last.get(version, -1) > at} | {made}
+            most = max(most, len(held))
+    return most
 
 
 def table(orders: Sequence[Iterable[Turn]], marked: dict[int, int]) -> str:

@@ -77,6 +77,8 @@ class Scheme:
     family: ClassVar[str]
     role: ClassVar[str] = ""
     """What only one scheme of a plan can be, in words for a person (``pipeline schedule``)."""
+    relies_on: ClassVar[tuple[str, ...]] = ()
+    """Roles without which a plan with it makes no sense."""
     most_axes: ClassVar[int | None] = None
     """Axes that it may claim; None: any number."""
     name: ClassVar[str]

@@ -151,8 +151,10 @@ def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
         return chain
     made: list[Link] = []
     shared = links[0].takes is None and bool(held[0]) and any(link.fragment.borrowed for link in links[1:])
+    # Behind a unit that takes nothing from the one before, as an embedding does, a new row of neighbours begins.
+    begins = [i == 0 or link.takes is None for i, link in enumerate(links)] + [True]
     for i, link in enumerate(links):
-        before, after = held[i - 1] if i else {}, held[i + 1] if i + 1 < len(links) else {}
+        before, after = {} if begins[i] else held[i - 1], {} if begins[i + 1] else held[i + 1]
         # Copies differ in their neighbours: the first, those between, the last.
         rows = [(1, before, held[i]), (link.count - 2, held[i], held[i]), (1, held[i], after)]
         if link.count == 1:
@@ -160,7 +162,7 @@ def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
         for place, (count, previous, following) in enumerate(rows):
             if not count:
                 continue
-            ends = i == place == 0, i == len(links) - 1 and place == len(rows) - 1
+            ends = begins[i] and place == 0, begins[i + 1] and place == len(rows) - 1
             own_first = (True, True) if not ahead else ends
             if shared and i == 1 and place == 0:
                 previous = {}
@@ -169,7 +171,7 @@ def in_units(scheme: DataScheme, chain: Chain, ahead: bool) -> Chain:
             whole = replace(link, fragment=fragment, count=count)
             if shared and fragment.borrowed:
                 whole = _lends(scheme, whole, held[0])
-            made.append(replace(whole, found=tuple(map(_table, held[0]))) if stays else whole)
+            made.append(replace(whole, found=(*whole.found, *map(_table, held[0]))) if stays else whole)
     return Chain(made, chain.ahead, chain.behind)
 
 
@@ -184,7 +186,7 @@ def _lends(scheme: DataScheme, link: Link, table: Held) -> Link:
     for axes, elements in table.items():
         nbytes = elements * BYTES[scheme.habits.gradients]
         link.fragment.touches.append(Touch(_table(axes), nbytes, first, True, "gradients"))
-    return replace(link, left=tuple(map(_table, table)))
+    return replace(link, left=(*link.left, *map(_table, table)))
 
 
 Held = dict[tuple[str, ...], int]

@@ -137,7 +137,8 @@ class Update(Site):
 
     params: each with the number of its copies. grad_bytes: of one gradient element. read, write: bytes that the
     optimizer moves per element of a shard. shared: devices of the pipeline axis that hold the same weights, of which
-    they sum the gradients, and the elements.
+    they sum the gradients, and the elements. clipped: whether gradients are clipped by the norm of all, which devices
+    must meet for.
     """
 
     params: tuple[tuple[Param, int], ...]
@@ -146,6 +147,7 @@ class Update(Site):
     write: int
     shared: tuple[tuple[tuple[int, ...], int], ...] = ()
     axis: str = "pp"
+    clipped: bool = True
 
 
 # ------------------------------------------------------------------------------------------------- leaves
@@ -204,6 +206,15 @@ class Leaf(Site):
     @property
     def reads_for_weights(self) -> tuple[Tensor, ...]:
         return ()
+
+    @property
+    def lent(self) -> tuple[Tensor, ...]:
+        """Inputs that later slices of the sequence read, too, forward and backward."""
+        return ()
+
+    def handed(self, at: Local) -> tuple[int, int]:
+        """Bytes of gradients that the backward pass finds from the slice behind, and leaves to the one before."""
+        return 0, 0
 
     def keeps(self, at: Local) -> list[tuple[str, int, str]]:
         """What is neither input nor output and lives until the backward pass: (name, bytes, category)."""

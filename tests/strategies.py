@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
 
+from hardware.errors import PlanError
 from simulator.models import Model
-from simulator.schedule import Shape
+from simulator.schedule import Schedule, Shape
+from simulator.scheme import find_scheme, scheme_names
 
 ONE = st.just(1)
 TENSOR_RANKS = st.sampled_from([1, 2, 4])
@@ -86,6 +89,10 @@ def shapes(draw: st.DrawFn, v: st.SearchStrategy[int] = ONE, most_p: int = 8, mo
 
 PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
+EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and use != "pipeline/from-file")
+"""All schedules but the one that a file states."""
+TWO_WAYS = ("pipeline/chimera", "pipeline/dualpipe", "pipeline/dualpipe-v")
+"""Schedules with two ways through the devices, or with pairs of passes."""
 DATAS = ("data/ddp", "data/zero-1", "data/fsdp")
 MODULES = ("core_attn", "attention", "mlp", "moe")
 FORMATS = ("bf16", "bf16", "fp8-delayed", "fp8-blockwise")
@@ -121,6 +128,22 @@ def views_of(sizes: Sequence[int]) -> list[dict[str, int]]:
     ]
 
 
+CHAIN = {"pipeline/graphpipe": {"branches": 1}}
+"""Options with which a schedule of graphs has a chain of stages."""
+
+
+def accepted(pipeline: str, pp: int, chunks: int, most: int) -> list[int]:
+    """The numbers of micro-batches, up to `most`, for which a schedule exists."""
+    kind = find_scheme(pipeline)
+    assert issubclass(kind, Schedule)
+    schedule, found = kind(("pp",), kind.Options(chunks=chunks, **CHAIN.get(pipeline, {}))), []
+    for m in range(1, most + 1):
+        with suppress(PlanError):
+            schedule.check(Shape(pp, m, schedule.chunks(), len(schedule.slices)))
+            found.append(m)
+    return found
+
+
 @st.composite
 def jobs(
     draw: st.DrawFn,
@@ -138,20 +161,24 @@ def jobs(
     launch: seconds of the host an op. passes: of micro-batches through layers, up to which there may be more of them.
     formats: of the products of linear layers.
     """
-    t, dp, pp = draw(tensor), draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 3, 4]))
+    t, dp = draw(tensor), draw(st.integers(1, 4))
     cp = draw(st.sampled_from([1, 1, 2, 3]))
     pipeline = draw(st.sampled_from(pipelines))
-    chunks = draw(st.integers(2, 3)) if "interleaved" in pipeline else 1
+    chunks = draw(st.sampled_from([n for n in (1, 2, 3) if accepted(pipeline, 2, n, 12)]))
+    pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if accepted(pipeline, n, chunks, 12)]))
     stages = pp * chunks
+    options = dict(CHAIN.get(pipeline, {}))
+    if "slices" in find_scheme(pipeline).Options.model_fields:
+        options["slices"] = draw(st.integers(1, 3))
     # Without a view experts are copies, of which tensor ranks hold parts.
     view = draw(st.none() | st.sampled_from(views_of((dp, cp, t))))
     ep, etp = (view["ep"], view["etp"]) if view else (draw(st.sampled_from([None, 1])), 1)
-    model = draw(modern_models(t, stages * draw(st.integers(1, 2)), cp, ep, etp))
+    model = draw(modern_models(t, stages * draw(st.integers(1, 2)), cp * options.get("slices", 1), ep, etp))
     most = min(40, passes // model.layers)
-    m = pp * draw(st.integers(1, max(3, most // pp))) if chunks > 1 else draw(st.integers(1, max(6, most)))
+    m = draw(st.sampled_from(accepted(pipeline, pp, chunks, max(6 if chunks == 1 else 3 * pp, 2 * pp, most))))
     micro = draw(st.integers(1, 2))
     schemes: list[dict[str, Any]] = [
-        {"use": pipeline, "over": "pp", "chunks": chunks},
+        {"use": pipeline, "over": "pp", "chunks": chunks, **options},
         {"use": draw(st.sampled_from(datas)), "over": "dp"},
         {"use": "sequence/all-gather", "over": "cp"},
         {"use": draw(st.sampled_from(tensors)), "over": "tp"},
@@ -162,7 +189,7 @@ def jobs(
     if recompute and draw(st.booleans()):
         modules = draw(st.lists(st.sampled_from(MODULES), min_size=1, max_size=3, unique=True))
         schemes.append({"use": "memory/recompute-selective", "modules": modules})
-    elif recompute and draw(st.booleans()):
+    elif find_scheme(pipeline).relies_on or (recompute and draw(st.booleans())):
         schemes.insert(draw(st.integers(1, 3)), {"use": "memory/recompute-full", "layers": draw(st.integers(0, 2))})
     settings = {
         "overlap": {"dp": draw(st.booleans()), "pp": draw(st.booleans())},

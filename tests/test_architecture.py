@@ -33,10 +33,21 @@ class Room:
 
 
 SECONDS = ("simulator.costs", "simulator.engine", "simulator.report", "simulator.bridges")
-UNDER_SCHEMES = tuple(
-    "simulator." + name
-    for name in ("sites", "leaves", "ops", "layout", "mesh", "scheme", "schedule", "lowering", "recompute", "sharding")
+BENEATH = (
+    "sites",
+    "leaves",
+    "ops",
+    "layout",
+    "mesh",
+    "scheme",
+    "schedule",
+    "slots",
+    "moves",
+    "policy",
+    "slicing",
+    "lowering",
 )
+UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "lowering", "recompute", "sharding"))
 MACHINERY = Room(
     allowed=("hardware", "simulator"),
     denied=SECONDS,
@@ -50,7 +61,7 @@ ROOMS = {
     "validation": Room(("hardware", "simulator", "validation"), "nothing imports experiments"),
     "experiments": Room(PACKAGES, "experiments stands on top"),
     "simulator.schemes": Room(
-        (*UNDER_SCHEMES, "hardware.units", "hardware.errors"),
+        (*UNDER_SCHEMES, "simulator.bridges.torch_schedule", "hardware.units", "hardware.errors"),
         "a scheme speaks in shapes, bytes, groups and order; it knows neither seconds nor devices nor other schemes",
     ),
     "simulator.costs": Room(

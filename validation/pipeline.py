@@ -8,6 +8,7 @@ No optimizer, no gradient reduction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,12 +22,13 @@ from hardware.load import validated
 from simulator.engine.blocks import Block, Part, Port
 from simulator.engine.flat import flatten
 from simulator.engine.program import Task, build
+from simulator.engine.steady import cycle, drained, long_enough, most_updates
 from simulator.engine.step import durations
 from simulator.engine.sweep import sweep
 from simulator.engine.timetable import Timetable, timetable
 from simulator.mesh import Mesh
 from simulator.ops import Chain, Fragment, Link, Op, Transfer
-from simulator.schedule import Schedule, Shape, actions_of
+from simulator.schedule import MOVES, Schedule, Shape, actions_of, weight_versions, with_updates
 from simulator.scheme import find_scheme
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
@@ -34,6 +36,9 @@ PerStage = Seconds | list[Seconds]
 
 MAX_CHUNKS = 1_000_000
 """Most forward passes of chunks in a case: some ten seconds."""
+
+DOUBLED = 4
+"""How often a run without a flush is doubled at most, to find its pace."""
 
 EXAMPLES: list[dict[str, Any]] = [
     {"schedule": "gpipe", "p": 4, "m": 8, "t_f": 1, "t_b": 1, "t_w": 1},
@@ -64,6 +69,8 @@ class Case(BaseModel):
     slices: int | list[float] | None = None
     waves: int | None = None
     memory_limit: float | None = None
+    path: str | None = None
+    """The file of an order that stands in one."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Lasting:
     flops = 0.0
 
 
-KNOBS = ("slices", "waves", "memory_limit")
+KNOBS = ("slices", "waves", "memory_limit", "path")
 """Keys of a case that are options of some schedules."""
 
 
@@ -86,27 +93,44 @@ class Replay:
     table: Timetable
     begin: list[list[float]]
     end: list[list[float]]
-    busy: float
-    """Mean busy time of a device."""
+    busy: list[float]
+    """Busy time of every device."""
 
     @property
     def makespan(self) -> float:
-        """First start to last end."""
-        return max(map(max, self.end)) - min(map(min, self.begin))
+        """First start to last end of a pass."""
+        begins, ends = zip(*map(self._reach, range(self.table.shape.p)), strict=True)
+        return max(ends) - min(begins)
 
     @property
     def spans(self) -> list[float]:
-        """Per device, first start to last end of its own actions."""
-        return [max(ends) - min(begins) for begins, ends in zip(self.begin, self.end, strict=True)]
+        """Per device, first start to last end of its own passes."""
+        return [end - begin for begin, end in map(self._reach, range(self.table.shape.p))]
+
+    def _reach(self, device: int) -> tuple[float, float]:
+        """When the first pass of a device begins, and the last one ends."""
+        passes = [i for i, action in enumerate(actions_of(self.table.orders[device])) if action.kind not in MOVES]
+        return min(self.begin[device][i] for i in passes), max(self.end[device][i] for i in passes)
+
+    def completed(self, device: int) -> list[float]:
+        """When a device has the gradients of each micro-batch complete."""
+        found = [0.0] * self.table.shape.m
+        for action, end in zip(actions_of(self.table.orders[device]), self.end[device], strict=True):
+            if action.kind in ("BW", "W"):
+                found[action.microbatch] = max(found[action.microbatch], end)
+        return found
 
     def in_flight(self, until: str) -> list[int]:
-        """Per device, the peak number of chunk activations held from the start of F to the end of `until` (B or W)."""
-        ends = {"B": ("B", "BW"), "W": ("W", "BW")}[until]
+        """Per device, the peak number of chunk activations held from the start of F to the end of `until` (B or W).
+
+        What is moved lies on both devices from the begin of the move to its end.
+        """
+        takes, ends = ("F", "K", "L"), {"B": ("B", "BW", "E", "G"), "W": ("W", "BW", "E", "G")}[until]
         peaks = []
         for order, begins, finished in zip(self.table.orders, self.begin, self.end, strict=True):
             events = []
             for action, begin, end in zip(actions_of(order), begins, finished, strict=True):
-                if action.kind == "F":
+                if action.kind in takes:
                     events.append((begin, 1))
                 elif action.kind in ends:
                     events.append((end, -1))
@@ -124,10 +148,10 @@ def replay(case: Case) -> Replay:
 
     Raises PlanError or ScheduleError where the schedule does not exist for its shape.
     """
-    if case.p * case.m * case.v > MAX_CHUNKS:
-        rule = f"p x m x v is at most {MAX_CHUNKS:,}, for each chunk is played"
-        raise PlanError("case", rule, "Use fewer micro-batches", case.p * case.m * case.v)
     schedule = _schedule(case)
+    if (chunks := case.p * case.m * schedule.chunks() // schedule.ways * len(schedule.slices)) > MAX_CHUNKS:
+        rule = f"p x m x v is at most {MAX_CHUNKS:,}, times the slices, for each chunk is played"
+        raise PlanError("case", rule, "Use fewer micro-batches", chunks)
     shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
     schedule.check(shape)
     stages = [_stage(case, schedule, shape, stage, schedule.slices) for stage in range(shape.stages)]
@@ -138,7 +162,7 @@ def replay(case: Case) -> Replay:
     lasting = None
     if schedule.weighs:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
-        lasting = durations(whole, price, "pp")
+        lasting = durations(whole, [price] * shape.stages, "pp")
     table = timetable(schedule, shape, lasting)
     program = build(table, stages, price)
     program.tasks = [_together(task, case.t_pair, shape.v // schedule.ways) for task in program.tasks]
@@ -147,10 +171,17 @@ def replay(case: Case) -> Replay:
     begin, end = np.zeros((2, len(flat.first)))
     for action, (first, behind) in enumerate(zip(flat.first, flat.behind, strict=True)):
         follows = table.slots[table.slot[action]].follows
-        begin[action] = begin[action - 1] if follows else times.begin[first]
+        # A pass begins with the first op that takes time; a move when both devices are ready for it.
+        timed = next((n for n in range(first, behind) if flat.seconds[n]), first)
+        own = behind - 1 if table.actions[action].kind in MOVES else timed
+        begin[action] = begin[action - 1] if follows else times.begin[own]
         end[action] = end[action - 1] if follows else times.end[behind - 1]
+    for action, move in enumerate(table.actions):
+        if move.kind == "E":  # nothing is kept before it comes
+            leaves = (n for n in range(flat.first[action], flat.behind[action]) if flat.ops[n].work is not None)
+            begin[table.need[action]] = times.begin[next(leaves)]
     rows = [slice(*bounds) for bounds in pairwise(table.starts)]
-    busy = sum(flat.seconds) / shape.p
+    busy = np.bincount(flat.device, weights=flat.seconds, minlength=shape.p).tolist()
     return Replay(table, [begin[row].tolist() for row in rows], [end[row].tolist() for row in rows], busy)
 
 
@@ -168,24 +199,60 @@ def _schedule(case: Case) -> Schedule:
     return kind(("pp",), validated(kind.Options, told, "case", PlanError), Mesh({"pp": case.p}))
 
 
+def period(case: Case) -> float | None:
+    """Of a schedule without a flush, the time between two updates of a device once the pipe is full [s].
+
+    Updates take no time here, so micro-batches tell the pace, of which ever more are played until all devices repeat
+    themselves. Where two are of nearly one pace that may take longer than `DOUBLED` times; the slower one tells then.
+    Raises PlanError for a pipe that takes too many micro-batches to be steady.
+    """
+    schedule = _schedule(case)
+    if schedule.flush:
+        return None
+    shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    most, back, least = most_updates(shape, 1), drained(shape, 1), long_enough(shape, 1).m
+    if case.p * least * case.v > MAX_CHUNKS:
+        rule = f"a pipe of {case.p:,} devices is steady after {least:,} micro-batches, which are played up to p x m x v"
+        raise PlanError("p", f"{rule} = {MAX_CHUNKS:,}", "Use fewer devices", case.p)
+    for double in range(DOUBLED + 1):
+        run = replay(case.model_copy(update={"m": least << double}))
+        moments = np.array([run.completed(device)[:-back] for device in range(case.p)])
+        count = cycle(moments, most)
+        if count or run.table.shape.m * 2 * case.p * case.v > MAX_CHUNKS:
+            break
+    count = count or most
+    return float((moments[:, -1] - moments[:, -1 - count]).max()) / count * schedule.update_every(shape)
+
+
+def versions(case: Case) -> list[int] | None:
+    """Of a schedule without a flush, the most versions of its weights that every device holds at once."""
+    schedule = _schedule(case)
+    if schedule.flush:
+        return None
+    shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    every = schedule.update_every(shape)
+    orders = schedule.orders(long_enough(shape, every))
+    return [weight_versions(schedule, shape, i, with_updates(order, every)) for i, order in enumerate(orders)]
+
+
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
     """The answer to one case: its figures, or ``refused`` with the reason."""
     try:
         told = validated(Case, dict(case), where, PlanError)
         run = replay(told)
+        endless = {"period": period(told), "weight_versions": versions(told)}
     except MeshcastError as error:
         return {"status": "refused", "reason": str(error)}
-    span = max(run.spans)
+    span, busy = max(run.spans), math.fsum(run.busy) / len(run.busy)
     found: dict[str, Any] = {
         "status": "played",
         "makespan": run.makespan,
         "span_max": span,
-        "bubble_rate": 1 - run.busy / run.makespan if run.makespan else 0.0,
-        "bubble_rate_span": 1 - run.busy / span if span else 0.0,
+        "bubble_rate": 1 - busy / run.makespan if run.makespan else 0.0,
+        "bubble_rate_span": 1 - busy / span if span else 0.0,
         "in_flight_b": run.in_flight("B"),
         "in_flight_w": run.in_flight("W"),
-        "period": None,
-        "weight_versions": None,
+        **endless,
     }
     if told.order:
         found["order"] = [[str(action) for action in order] for order in run.table.orders]
@@ -218,7 +285,7 @@ def _stage(case: Case, schedule: Schedule, shape: Shape, stage: int, slices: Seq
 def _chain(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> Chain:
     entry, gradient = Op("in"), Op("gradient in", phase="B")
     forward = Op(f"F{name}", work=Lasting(t_f), after=[entry])  # type: ignore[arg-type]
-    again = Op(f"R{name}", work=Lasting(t_r), phase="R")  # type: ignore[arg-type]
+    again = Op(f"R{name}", work=Lasting(t_r), after=[gradient], phase="R")  # type: ignore[arg-type]
     inputs = Op(f"B{name}", work=Lasting(t_b), after=[gradient], phase="B")  # type: ignore[arg-type]
     weights = Op(f"W{name}", work=Lasting(t_w), phase="W")  # type: ignore[arg-type]
     # The result of a pass at once is there when all of it is done; apart, the weights' part is of another pass.

@@ -1,8 +1,8 @@
 """The timeline of a step (Gantt): a row for each pipeline device, its computation and, below it, its communication.
 
 A bar reaches from the begin of the first kernel of an action to the end of its last one, and carries the number of
-its micro-batch; what is white is bubble. A step of many actions is drawn whole, without numbers, and its begin and end
-once more, large enough to be read.
+its micro-batch; what is white is bubble. Two passes that are played together share one bar, the forward pass on top.
+A step of many actions is drawn whole, without numbers, and its begin and end once more, large enough to be read.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ DIGIT = 0.636 * style.SMALL / 72
 READABLE = 2.1 * DIGIT
 """Width of a bar that a number of two digits fits into [in]."""
 
+WHOLE = 0.0, 1.0
+"""A bar of its own."""
+
 BINS = 1600
 """Columns in which the communication lanes are drawn: ops are far shorter than what can be printed."""
 
@@ -67,6 +70,8 @@ class Row:
     kind: list[str]
     stage: np.ndarray
     microbatch: np.ndarray
+    part: np.ndarray
+    """From where to where each reaches in the height of its bar, (n, 2): all, but for the passes of a pair."""
     again: np.ndarray
     """Begin and end of recomputation within the actions, (n, 2)."""
     lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]]
@@ -137,7 +142,8 @@ def timeline(report: Report) -> Figure:
                 if other.letter:
                     mark(axes, other, panel)
         at += tall + gap
-    white = 1 - sum(float((row.end - row.begin).sum()) for row in rows) / (len(rows) * span) if span else 0.0
+    busy = sum(float(((row.end - row.begin) * (row.part[:, 1] - row.part[:, 0])).sum()) for row in rows)
+    white = 1 - busy / (len(rows) * span) if span else 0.0
     legend(figure, keys, shape.v, white, at - gap + 0.26, height)
     return figure
 
@@ -184,16 +190,19 @@ def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> R
     """What one device did."""
     flat, table = report.play.step.flat, report.play.program.timetable
     spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
-    first, last, kinds, stages, microbatches = [], [], [], [], []
+    first, last, kinds, stages, microbatches, parts = [], [], [], [], [], []
     again: list[tuple[int, int]] = []
 
-    def note(kind: str, stage: int, microbatch: int, start: int, pieces: Sequence[tuple[int, int]]) -> None:
+    def note(
+        kind: str, stage: int, microbatch: int, start: int, pieces: Sequence[tuple[int, int]], part: tuple[float, float]
+    ) -> None:
         for head, tail in pieces:
             first.append(start + head)
             last.append(start + tail)
             kinds.append(kind)
             stages.append(stage)
             microbatches.append(microbatch)
+            parts.append(part)
 
     for action in range(table.starts[device], table.starts[device + 1]):
         start, slot = flat.first[action], table.slot[action]
@@ -206,12 +215,18 @@ def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> R
                     joined = runs and runs[-1][1] == before
                     runs[-1:] = [(runs[-1][0], i)] if joined else [*runs[-1:], (i, i)]
             spans[slot] = [(own[0], own[-1])] if own else [], runs
-        note(table.slots[slot].kind, table.slots[slot].stage, table.actions[action].microbatch, start, spans[slot][0])
+        told, pieces = table.slots[slot], spans[slot][0]
+        microbatch = table.actions[action].microbatch
+        note(told.kind, told.stage, microbatch, start, pieces, (0.0, 0.5) if told.partner else WHOLE)
+        if told.partner:
+            # What follows in a pair has its ops in the action before.
+            other = table.actions[action + 1]
+            note(other.kind, other.stage, other.microbatch, start, pieces, (0.5, 1.0))
         again += [(start + a, start + b) for a, b in spans[slot][1]]
     # An update waits for other devices in its midst: its kernels are drawn one by one.
     for number in flat.updates[device] if flat.updates else ():
         if flat.ops[number].stream == COMPUTE and flat.seconds[number] > 0:
-            note("O", device, 0, number, [(0, 0)])
+            note("O", device, 0, number, [(0, 0)], WHOLE)
     lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (owner, stream), queue in flat.queues.items():
         if owner == device and stream != COMPUTE:
@@ -227,6 +242,7 @@ def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> R
         kinds,
         np.asarray(stages, dtype=int),
         np.asarray(microbatches, dtype=int),
+        np.asarray(parts, dtype=float).reshape(-1, 2),
         np.stack([begin[pairs[:, 0]], end[pairs[:, 1]]], axis=1),
         lanes,
     )
@@ -263,16 +279,17 @@ def paint(
             a, b = max(row.begin[i], panel.start) * scale, min(row.end[i], panel.stop) * scale
             kind = row.kind[i]
             face = style.rgb(style.GREY) if kind == "O" else colours[kind][row.stage[i] // p]
-            polygons.append(((a, y), (b, y), (b, y + tall), (a, y + tall)))
+            low, high = y + tall * row.part[i]
+            polygons.append(((a, low), (b, low), (b, high), (a, high)))
             faces.append(face)
             rims.append(face if kind == "O" else style.rgb("#ffffff"))
             if panel.numbers:
                 label = "O" if kind == "O" else str(row.microbatch[i])
                 room = (b - a) / (stop - start) * inches
-                if room > (len(label) + 0.05) * DIGIT and panel.height * tall > 0.09:
+                if room > (len(label) + 0.05) * DIGIT and panel.height * (high - low) > 0.09:
                     axes.text(
                         (a + b) / 2,
-                        y + tall * 0.5,
+                        (low + high) / 2,
                         label,
                         ha="center",
                         va="center_baseline",

@@ -20,12 +20,12 @@ from hardware.topology import Reach, reach
 from simulator.costs.calibration import law_of, link_law, network_law, step_law
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Laws, Links
-from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.sections import SECTIONS, of_gpu, section_of
 from simulator.mesh import Mesh
 from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 
-__all__ = ["RATES", "Costs", "Estimate", "IdealCosts"]
+__all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
@@ -83,6 +83,7 @@ class Costs:
         self.assumed = tuple(filter(None, borrowed))
         self.of_experts = tuple(filter(None, (law_of(cluster.gpu, one)[1] for one in self._sections("grouped"))))
         self._known: dict[Work, Estimate] = {}
+        self._uses: dict[Work, Use] = {}
         self._kernels = kernels if kernels is not None else {}
         self._reach: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._first: dict[tuple[str, ...], list[int]] = {}
@@ -103,6 +104,30 @@ class Costs:
             known = prices[work] = self._price[type(work)](work)
         return known
 
+    def use(self, work: Work) -> Use:
+        """What else `work` occupies, alone, as long as `estimate` says.
+
+        GEMMs and attention need all multiprocessors. Other kernels wait for memory, which a part of them keeps busy.
+        """
+        known = self._uses.get(work)
+        if known is None:
+            known = self._uses[work] = self._use(work)
+        return known
+
+    def _use(self, work: Work) -> Use:
+        match work:
+            case Gemm() | Attention():
+                return FULL
+            case Collective():
+                price = self.estimate(work)
+                slowest = next(one for one in self._reaches(work) if collective.price(work, one, self.links) == price)
+                return collective.use(work, slowest, self.links)
+            case Transfer() if paths := self._paths(work):
+                price = self.estimate(work)
+                slowest = next(one for one in paths if p2p.price(work.nbytes, one, self.links) == price)
+                return p2p.use(work.nbytes, slowest, self.links)
+        return ALONE
+
     def _kernel(self, factor: float) -> Callable[[Any], Estimate]:
         """What prices kernels at a rate (those bound by memory: a traffic) of `factor` against the calibrated one."""
         gpu = self.cluster.gpu
@@ -119,20 +144,28 @@ class Costs:
         return [of_gpu(name, self.cluster.gpu) for name in names]
 
     def _collective(self, work: Collective) -> Estimate:
+        return max(collective.price(work, spread, self.links) for spread in self._reaches(work))
+
+    def _transfer(self, work: Transfer) -> Estimate:
+        prices = [p2p.price(work.nbytes, spread, self.links) for spread in self._paths(work)]
+        return max(prices, key=lambda one: one.seconds + one.latency, default=NOTHING)
+
+    def _reaches(self, work: Collective) -> tuple[Reach, ...]:
+        """How the groups of a collective are spread that may be the slowest."""
         group = work.axes, work.members
         if group not in self._reach:
             self._reach[group] = self._spread(work.axes, self.mesh.ranks(*group))
-        return max(collective.price(work, spread, self.links) for spread in self._reach[group])
+        return self._reach[group]
 
-    def _transfer(self, work: Transfer) -> Estimate:
+    def _paths(self, work: Transfer) -> tuple[Reach, ...]:
+        """The same of the pairs of a message; none where it does not move."""
         if work.source == work.target:
-            return NOTHING
+            return ()
         pair = work.axis, work.source, work.target
         if pair not in self._reach:
             stride = self.mesh.stride(work.axis)
             self._reach[pair] = self._spread((work.axis,), (work.source * stride, work.target * stride))
-        prices = [p2p.price(work.nbytes, spread, self.links) for spread in self._reach[pair]]
-        return max(prices, key=lambda one: one.seconds + one.latency)
+        return self._reach[pair]
 
     def _spread(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
         """How those groups like that of `ranks` are spread that touch most islands; the slowest of them paces all."""

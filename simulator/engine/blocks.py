@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,8 @@ from simulator.ops import Link, Op, Param, Work
 Price = Callable[[Work], tuple[float, float, float]]
 """Seconds that an op occupies its stream, the spread of that, the further latency until others see its result."""
 
+Prices = Price | Sequence[Price]
+"""One for all devices of the pipeline, or one for each."""
 
 SUMS = ("seconds", "weighted", "lasting", "flops")
 """What is summed over ops: seconds; seconds x spread; seconds and latency; FLOPs."""
@@ -39,10 +41,6 @@ class Port:
     entry: tuple[int, ...] = ()
     exit: tuple[int, ...] = ()
     through: bool = True
-
-
-PASSING = Port()
-"""Of a pass that does nothing: what comes in goes out."""
 
 
 @dataclass(eq=False)
@@ -98,10 +96,6 @@ class Block:
         if forward not in self._marks:
             self._marks[forward] = tuple(self.behind(param.used if forward else param.ready) for param in params)
         return self._marks[forward]
-
-    def places(self, other: Block, marks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        """The places here of ops at places of another block."""
-        return tuple(tuple(i for j in some if j != COMING for i in self._place[id(other.ops[j])]) for some in marks)
 
     def behind(self, op: Op) -> tuple[int, ...]:
         """The places that stand behind an op of this pass or a mark (`COMING`: what comes in does); an op of another
@@ -211,23 +205,59 @@ def compiled(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[li
     return after, Port(came, tuple(sorted(places)), outside)
 
 
-def beside(one: Part, other: Part) -> Part:
-    """Two passes played together, one copy of each: of the two next ops the one is issued that can begin sooner."""
+Where = dict[int, tuple[int, ...]]
+"""Where the places of a block are in a longer one."""
+
+
+def joined(parts: Sequence[Part]) -> tuple[Part, list[list[Where]]]:
+    """All copies of parts as one copy of one part; and for every part and copy, where its places are then: what comes
+    in to one is what the one before has made."""
+    issued: list[tuple[Part, int]] = []
+    after: list[tuple[int, ...]] = []
+    entry, events = list[int](), list[Event]()
+    coming, through, where = tuple[int, ...](), True, list[list[Where]]()
+    for part in parts:
+        (port,) = part.block.ports
+        where.append([])
+        for _ in range(part.count):
+            start = len(issued)
+            where[-1].append({COMING: (*coming, *((COMING,) if through else ()))})
+            for place, others in enumerate(part.block.after):
+                own = tuple(start + other for other in others)
+                if place in port.entry:
+                    own += coming
+                    entry += [start + place] if through else []
+                issued.append((part, place))
+                after.append(tuple(sorted(set(own))))
+                where[-1][-1][place] = (start + place,)
+            coming = (*(coming if port.through else ()), *(start + place for place in port.exit))
+            through &= port.through
+            events += [(start + place, *event) for place, *event in part.block.events]  # type: ignore[misc]
+    ops = [part.block.ops[place] for part, place in issued]
+    block = Block(ops, after, (Port(tuple(entry), coming, through),), events)
+    seconds, spread, latency = (
+        tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "spread", "latency")
+    )
+    return Part(block, 1, seconds, spread, latency, {}), where
+
+
+def beside(one: Part, other: Part) -> tuple[Part, tuple[dict[int, int], dict[int, int]]]:
+    """Two passes played together, one copy of each: of the two next ops the one is issued that can begin sooner. And
+    for each of them, where its places are then."""
     issued: list[tuple[int, int]] = []
-    at, free = [0, 0], dict[str, float]()
+    free = dict[str, float]()
     seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    parts = one, other
+    where: tuple[dict[int, int], dict[int, int]] = ({COMING: COMING}, {COMING: COMING})
+    parts, at = (one, other), [0, 0]
     while any(at[i] < len(parts[i].block.ops) for i in (0, 1)):
         begins = [_begin(parts[i], at[i], free, seen[i]) for i in (0, 1)]
         i = int(begins[1] < begins[0])
         part, place = parts[i], at[i]
         free[part.block.ops[place].stream] = begins[i] + part.seconds[place]
         seen[i][place] = begins[i] + part.seconds[place] + part.latency[place]
+        where[i][place] = len(issued)
         issued.append((i, place))
         at[i] += 1
-    where: tuple[dict[int, int], dict[int, int]] = ({COMING: COMING}, {COMING: COMING})
-    for number, (i, place) in enumerate(issued):
-        where[i][place] = number
     moved = [_moved(parts[i].block, where[i]) for i in (0, 1)]
     block = Block(
         [parts[i].block.ops[place] for i, place in issued],
@@ -238,7 +268,7 @@ def beside(one: Part, other: Part) -> Part:
     seconds, spread, latency = (
         tuple(getattr(parts[i], name)[place] for i, place in issued) for name in ("seconds", "spread", "latency")
     )
-    return Part(block, 1, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
+    return Part(block, 1, seconds, spread, latency, {}), where
 
 
 def _begin(part: Part, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
@@ -257,10 +287,3 @@ def _moved(block: Block, where: dict[int, int]) -> Block:
 
     ports = tuple(Port(places(port.entry), places(port.exit), port.through) for port in block.ports)
     return Block([], [], ports, [(where[place], *event) for place, *event in block.events])  # type: ignore[misc]
-
-
-def second(part: Part) -> Part:
-    """A part of the second of two passes, where the first does nothing."""
-    block = replace(part.block, ports=(PASSING, *part.block.ports), tables={}, _marks={})
-    tables = block.tables.setdefault((part.seconds, part.spread, part.latency), {})
-    return replace(part, block=block, tables=tables)

@@ -13,7 +13,7 @@ import numpy as np
 from hardware.errors import PlanError
 from simulator.engine.blocks import COMING
 from simulator.engine.program import Program, Send, Side, Task
-from simulator.ops import Op
+from simulator.ops import COMPUTE, Op
 
 MAX_OPS = 20_000_000
 """Most ops that are held one by one: some 10 GiB, a minute or two."""
@@ -163,7 +163,8 @@ def flatten(program: Program) -> Flat:
         if table.slots[slot].follows:
             made = handed.pop(action)
         else:
-            waiting[device] = ()
+            # Where nothing is computed, who comes next waits too.
+            waiting[device] = () if any(op.stream == COMPUTE for op, *_ in task.ops) else waiting[device]
             both = [
                 (*(port if through else ()), *(start + j for j in places))
                 for port, through, places in zip(received, task.through, task.result, strict=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.ops import COMPUTE, Link, Op, Touch
+from simulator.schedule import MOVES
 
 if TYPE_CHECKING:
     from simulator.engine.flat import Flat
@@ -137,29 +138,18 @@ def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[
 
 
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
-    """The peak of every device; `static` holds what lives through the whole step, by category [bytes].
-
-    Where a device goes on while it sends, what it has sent lives through its next action, and what it is about to
-    receive through the one before: buffers in flight.
-    """
+    """The peak of every device; `static` holds what lives through the whole step, by category [bytes]."""
     table = program.timetable
     # What runs beside the parts takes no memory of its own.
     known = {id(task.parts): task.memory for task in {id(task.parts): task for task in program.tasks}.values()}
     profiles = [known[id(task.parts)] for task in program.tasks]
     nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
-    sent = np.zeros(len(program.sends))
-    for slot, send in program.sent:
-        sent[slot] += send.work.nbytes
-    coming = np.array(program.received, float)
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")
     found = []
     for device in range(program.devices):
         slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
-        flying = np.zeros(len(slots))
-        if program.overlap_sends:
-            flying[1:] += sent[slots[:-1]]
-            flying[:-1] += coming[slots[1:]]
+        flying = in_flight(program, device)
         before = np.cumsum(net[slots]) - net[slots]
         at = int(np.argmax(before + top[slots] + flying))
         played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
@@ -172,6 +162,28 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     return found
 
 
+def in_flight(program: Program, device: int) -> np.ndarray:
+    """Bytes of buffers in flight beside every action of a device.
+
+    Where a device goes on while it sends, what it has sent lives through its next action, and what it is about to
+    receive through the one before. What moves to another device lives through the next action that computes.
+    """
+    table = program.timetable
+    slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
+    flying = np.zeros(len(slots))
+    if program.overlap_sends:
+        sent, coming = np.zeros(len(program.sends)), np.array(program.received, float)
+        for slot, send in program.sent:
+            sent[slot] += send.work.nbytes
+        flying[1:] += sent[slots[:-1]]
+        flying[:-1] += coming[slots[1:]]
+    kinds = [table.slots[slot].kind for slot in slots.tolist()]
+    for i in [i for i, kind in enumerate(kinds) if kind in ("E", "G")]:
+        computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in MOVES), i)
+        flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].goes)
+    return flying
+
+
 def over_time(
     program: Program, flat: Flat, times: Times, device: int, static: dict[str, float]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -180,11 +192,8 @@ def over_time(
 
     Memory follows the issue order, so a moment is never before that of an op issued earlier.
     """
-    table, overlap = program.timetable, program.overlap_sends
+    table = program.timetable
     actions = range(table.starts[device], table.starts[device + 1])
-    sent, coming = [0] * len(program.sends), [nbytes if overlap else 0 for nbytes in program.received]
-    for slot, send in program.sent if overlap else ():
-        sent[slot] += send.work.nbytes
     moments, changes = [np.zeros(1)], [np.array([[static.get(category, 0.0) for category in CATEGORIES]])]
     begin, end = np.array(times.begin), np.array(times.end)
     buffers = CATEGORIES.index("buffers")
@@ -198,10 +207,8 @@ def over_time(
         changes.append(row)
 
     own = slice(0)
-    for action in actions:
+    for action, flying in zip(actions, in_flight(program, device).tolist(), strict=True):
         task, start = program.tasks[table.slot[action]], flat.first[action]
-        flying = sent[table.slot[action - 1]] if action > actions[0] else 0
-        flying += coming[table.slot[action + 1]] if action < actions[-1] else 0
         # What follows in a pair is played with the action before.
         own = slice(start, flat.behind[action]) if task.parts else own
         note(begin[own.start], flying, task.comes, 1)

@@ -86,6 +86,7 @@ class _Player:
         self.matrices = [matrices[id(task)] for task in program.tasks]
         used = {id(task): self._used(task) for task in {id(task): task for task in program.tasks}.values()}
         self.used = [used[id(task)] for task in program.tasks]
+        self.computes = [0 in streams for streams in self.used]
         follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
         rest = [s for s in coordinates.inside if s not in follow]
         self.second = rest[0] if len(rest) == 1 else None
@@ -206,6 +207,7 @@ class _Player:
         short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
         host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
         overlap, second, beside, free_second = self.program.overlap_sends, self.second, self.beside, self.free_second
+        computes = self.computes
         launch, also, extra, follows, seen = (
             self.axes.launch,
             self.table.also,
@@ -230,7 +232,8 @@ class _Player:
                     also_free = wait
                 beside[action] = also_free
             numbers = short[kind]
-            waiting[device] = NEVER
+            # Where nothing is computed, who comes next waits too.
+            waiting[device] = NEVER if computes[kind] else wait
             if numbers is not None and now - host[action] >= numbers[0]:
                 a, b = now + numbers[1], come + numbers[2]
                 after = a if a > b else b
@@ -241,7 +244,7 @@ class _Player:
                     free_second[device] = max(now + numbers[7], come + numbers[8], also_free + numbers[9])
                 free[device] = after
             elif follows[kind]:
-                made, waiting[device] = self.handed[device], wait
+                made = self.handed[device]
             else:
                 made = self._advance_fully(action, device, kind, now, come, wait)
             send = sends[kind]

@@ -15,11 +15,30 @@ from functools import cached_property
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.engine.blocks import FREE, SUMS, Block, Part, Port, Price, beside, block_of, compiled, priced, second
+from simulator.engine.blocks import (
+    COMING,
+    FREE,
+    SUMS,
+    Block,
+    Part,
+    Port,
+    Price,
+    Prices,
+    Where,
+    beside,
+    block_of,
+    compiled,
+    joined,
+    priced,
+)
 from simulator.engine.kinds import KINDS, kind_of
-from simulator.engine.memory import Profile
+from simulator.engine.memory import CATEGORIES, Profile
 from simulator.engine.timetable import Slot, Timetable
-from simulator.ops import Beside, Chain, Collective, Fragment, Op, Transfer
+from simulator.ops import COMPUTE, Beside, Chain, Collective, Fragment, Op, Transfer
+from simulator.schedule import MOVES
+
+MOVING = "pipeline-moves"
+"""The stream of activations that go to another device to rest there, and come back."""
 
 
 @dataclass(eq=False)
@@ -145,7 +164,7 @@ class Program:
         return self.timetable.shape.p
 
     def device_of(self, slot: int) -> int:
-        return self.timetable.device(self.timetable.slots[slot].stage)
+        return self.timetable.owner(self.timetable.slots[slot])
 
     @cached_property
     def sent(self) -> list[tuple[int, Send]]:
@@ -161,7 +180,10 @@ class Program:
     @cached_property
     def sums(self) -> np.ndarray:
         """`SUMS` over all ops of every device [devices, kinds, sums]; a message counts where it is sent and arrives."""
-        turns = np.array(self.timetable.turns)
+        return self.sums_of(np.array(self.timetable.turns))
+
+    def sums_of(self, turns: np.ndarray) -> np.ndarray:
+        """The same where slots run so often."""
         distinct = {id(task): task for task in (*self.tasks, *self.updates)}
         index = {key: i for i, key in enumerate(distinct)}
         times = np.zeros((self.devices, len(distinct)))
@@ -182,18 +204,24 @@ Chains = Sequence[Chain | Sequence[Chain]]
 """What every virtual stage lowers to; where sequences are cut, one for each slice."""
 
 
+def one_of(stage: Chain | Sequence[Chain]) -> Chain:
+    """The chain of a stage, or of its first slice: all slices pass the same units and weights."""
+    return stage if isinstance(stage, Chain) else stage[0]
+
+
 def build(
     timetable: Timetable,
     stages: Chains,
-    price: Price,
+    price: Prices,
     axis: str = "pp",
     overlap_sends: bool = True,
     updates: Sequence[Fragment] = (),
     host: float = 0.0,
 ) -> Program:
-    """The program of a step. axis: the pipeline's. updates: per device."""
-    maker = _Builder(timetable, stages, price, axis)
-    tails, meetings = _updates(updates, price, axis if timetable.shape.p > 1 else None)
+    """The program of a step. axis: the pipeline's. updates: per device, where the timetable says or behind all else."""
+    prices = [price] * timetable.shape.p if callable(price) else price
+    maker = _Builder(timetable, stages, prices, axis, updates)
+    tails, meetings = _updates(() if timetable.every else updates, prices, axis if timetable.shape.p > 1 else None)
     return Program(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
@@ -210,12 +238,23 @@ def build(
 class _Builder:
     """Tasks and messages by slot; what is equal is made once."""
 
-    def __init__(self, timetable: Timetable, stages: Chains, price: Price, axis: str) -> None:
-        self.timetable, self.stages, self.price, self.axis = timetable, stages, price, axis
+    def __init__(
+        self,
+        timetable: Timetable,
+        stages: Chains,
+        prices: Sequence[Price],
+        axis: str,
+        updates: Sequence[Fragment] = (),
+    ) -> None:
+        self.timetable, self.stages, self.prices, self.axis = timetable, stages, prices, axis
+        self.updates = updates
+        # Devices whose prices are equal share their tasks.
+        self.alike = [prices.index(price) for price in prices]
         self.again = any(slot.kind == "R" for slot in timetable.slots)
         self._tasks: dict[Hashable, Task] = {}
-        self._parts: dict[tuple[int, str], Part] = {}
-        self._together: dict[tuple[int, int], Part] = {}
+        self._parts: dict[int, dict[tuple[int, str], Part]] = defaultdict(dict)
+        self._whole: dict[int, tuple[Part, list[list[Where]]]] = {}
+        self._together: dict[tuple[int, int], tuple[Part, tuple[dict[int, int], dict[int, int]]]] = {}
         self._sends: dict[Hashable, list[Send | None]] = {}
 
     def chain(self, stage: int, part: int) -> Chain:
@@ -225,6 +264,8 @@ class _Builder:
     def task(self, slot: Slot) -> Task:
         if slot.follows:
             return self._tasks.setdefault("follows", Task([], [], []))
+        if slot.kind in MOVES:
+            return self._move(slot)
         if slot.partner is None:
             return self._alone(slot)
         one, other = self._alone(slot), self._alone(slot.partner)
@@ -249,7 +290,9 @@ class _Builder:
         # What comes back to one of several that were joined is its own share.
         nbytes = chain.links[-1].nbytes if forward else self.chain(receiver, slot.slice).links[-1].nbytes
         work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
-        return Send(work, stream, *self.price(work))
+        # What goes from one kind of GPU to another is as slow as the slower one.
+        prices = [self.prices[end](work) for end in (work.source, work.target)]
+        return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]))
 
     def received(self, slot: Slot) -> int:
         """The bytes that a slot's actions receive from other devices."""
@@ -259,58 +302,98 @@ class _Builder:
 
     # ------------------------------------------------------------------------------------------- tasks
 
+    def _update(self, device: int) -> Task:
+        """The update of a device between two of its passes, with all its streams for itself: it begins when what runs
+        on them is done, and they go on when it is. What is exchanged with other devices goes as it comes: nobody waits.
+        """
+        fragment, price = self.updates[device], self.alike[device]
+        own = [one_of(chain) for i, chain in enumerate(self.stages) if self.timetable.device(i) == device]
+        streams = {COMPUTE} | {op.stream for op in fragment.forward}
+        for chain in own:
+            streams |= {op.stream for link in chain.links for op in (*link.fragment.forward, *link.fragment.backward)}
+            streams |= {op.stream for side in (*chain.ahead, *chain.behind) for op in side.ops}
+        key = id(fragment), price, tuple(sorted(streams - {COMPUTE}))
+        if key not in self._tasks:
+            begin, made = _everywhere("begin", key[-1], []), dict[int, Op]()
+            for op in fragment.forward:
+                after = [made.get(id(other), other) for other in op.after]
+                made[id(op)] = Op(op.name, op.stream, op.work, after or begin, op.phase)
+            ops = [*begin, *made.values()]
+            ops += _everywhere("end", key[-1], list(ops))
+            block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
+            self._tasks[key] = Task([priced(block, 1, self.prices[price])], [], [])
+        return self._tasks[key]
+
     def _alone(self, slot: Slot) -> Task:
+        if slot.kind == "O":
+            return self._update(self.timetable.device(slot.stage))
         chain = self.chain(slot.stage, slot.slice)
         completes = slot.kind in ("BW", "W") and slot.last
         first = slot.first and slot.kind == "F"
-        key = (id(chain), slot.kind, bool(chain.ahead) and first, bool(chain.behind) and completes)
+        price = self.alike[self.timetable.device(slot.stage)]
+        key = (id(chain), slot.kind, price, bool(chain.ahead) and first, bool(chain.behind) and completes)
         if key not in self._tasks:
-            ahead = [_side(one, self.price) for one in chain.ahead] if key[2] else []
-            behind = [_side(one, self.price) for one in chain.behind] if key[3] else []
-            plain = self._tasks.get((*key[:2], False, False))
-            plain = plain or task_of(chain, slot.kind, self.price, self.again, self._parts)
+            ahead = [_side(one, self.prices[price]) for one in chain.ahead] if key[3] else []
+            behind = [_side(one, self.prices[price]) for one in chain.behind] if key[4] else []
+            plain = self._tasks.get((*key[:3], False, False))
+            plain = plain or task_of(chain, slot.kind, self.prices[price], self.again, self._parts[price])
             self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
         return self._tasks[key]
 
+    def _move(self, slot: Slot) -> Task:
+        """One of the four actions of a move: who evicts or gives back sends what the forward pass has saved; who keeps
+        or loads makes room for it, where what it sent itself has arrived.
+
+        Each begins when its device has come to its place in the order. Before it sends more, a device waits until what
+        it sent before has arrived.
+        """
+        key = "move", slot.stage, slot.slice, slot.kind, slot.keeper
+        if key not in self._tasks:
+            saved = self._alone(Slot(slot.stage, "F", False, False, slot.slice)).memory.net
+            flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
+            here, ready = Op("here"), Op("ready", MOVING)
+            if takes := slot.kind in ("K", "L"):
+                block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
+            else:
+                ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == "E" else -1]
+                work = Transfer(round(sum(nbytes for nbytes, _ in flows)), self.axis, *ends)
+                send = Op("evict" if slot.kind == "E" else "give back", MOVING, work, phase="B")
+                ops = [ready, here, send, Op("arrived", MOVING)]
+                block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
+            part = priced(block, 1, self.prices[self.timetable.owner(slot)])
+            self._tasks[key] = Task([part], [], [], flows if takes else (), () if takes else flows)
+        return self._tasks[key]
+
     def _pair(self, one: Task, other: Task) -> Task:
-        """Two tasks at once: their copies side by side, as far as both have some, then the rest of one.
+        """Two tasks at once, all of their copies side by side.
 
         Raises ScheduleError where both have ops beside them: whose parameters count is not clear then.
         """
         if (one.ahead or one.behind) and (other.ahead or other.behind):
             rule = "the first forward pass of a stage and the last backward pass of another are one pair"
             raise ScheduleError("pipeline", rule, "Use more micro-batches")
-        counting = other if other.ahead or other.behind else one
-        made = Task([], one.ahead + other.ahead, one.behind + other.behind, forward=counting.forward)
-        made.comes, made.goes = one.comes + other.comes, one.goes + other.goes
-        done, at = {id(one): 0, id(other): 0}, {id(one): 0, id(other): 0}
-        while any(at[id(task)] < len(task.parts) for task in (one, other)):
-            there = [task for task in (one, other) if at[id(task)] < len(task.parts)]
-            parts = [task.parts[at[id(task)]] for task in there]
-            count = min(part.count - done[id(task)] for task, part in zip(there, parts, strict=True))
-            made.parts.append(replace(self._beside(there, parts, other), count=count))
-            counts = counting in there
-            number = at[id(counting)]
-            block = made.parts[-1].block
-            made.marks.append(block.places(counting.parts[number].block, counting.marks[number]) if counts else ())
-            start, width = (counting.numbers[number], len(counting.marks[number])) if counts else (0, 0)
-            # A run of copies in the other order begins with the last of them.
-            left = counting.parts[number].count - done[id(counting)] - count if counts and not made.forward else 0
-            made.numbers.append(start + (done[id(counting)] if made.forward else left) * width)
-            for task, part in zip(there, parts, strict=True):
-                done[id(task)] += count
-                if done[id(task)] == part.count:
-                    at[id(task)], done[id(task)] = at[id(task)] + 1, 0
+        made = Task([], one.ahead + other.ahead, one.behind + other.behind, one.comes + other.comes)
+        made.goes = one.goes + other.goes
+        (first, _), (second, _) = both = self._joined(one), self._joined(other)
+        if (key := (id(first), id(second))) not in self._together:
+            self._together[key] = beside(first, second)
+        part, where = self._together[key]
+        i = int(bool(other.ahead or other.behind))
+        counting, copies = (one, other)[i], both[i][1]
+        marks: dict[int, tuple[int, ...]] = {}
+        for number, (each, own) in enumerate(zip(counting.marks, copies, strict=True)):
+            for copy, places in enumerate(own):
+                for at, some in enumerate(each, counting.copy_of(number, copy)):
+                    # What a pass waits for before it begins is no place of the pair.
+                    marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != COMING)
+        made.parts, made.numbers, made.marks = [part], [0], [tuple(marks[at] for at in range(len(marks)))]
         return made
 
-    def _beside(self, there: list[Task], parts: list[Part], other: Task) -> Part:
-        key = id(parts[0].tables), id(parts[-1].tables) if len(parts) > 1 else -(there[0] is other)
-        if key not in self._together:
-            if len(parts) > 1:
-                self._together[key] = beside(*parts)
-            else:
-                self._together[key] = second(parts[0]) if there[0] is other else parts[0]
-        return self._together[key]
+    def _joined(self, task: Task) -> tuple[Part, list[list[Where]]]:
+        key = id(task.parts)
+        if key not in self._whole:
+            self._whole[key] = joined(task.parts)
+        return self._whole[key]
 
 
 def task_of(
@@ -339,6 +422,12 @@ def task_of(
     return task
 
 
+def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
+    """Marks that bring the computation and other streams to one moment."""
+    first = Op(f"update {what}", COMPUTE, None, after, "U")
+    return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
+
+
 def _side(beside: Beside, price: Price) -> Side:
     known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
     seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
@@ -346,19 +435,20 @@ def _side(beside: Beside, price: Price) -> Side:
 
 
 def _updates(
-    updates: Sequence[Fragment], price: Price, axis: str | None
+    updates: Sequence[Fragment], prices: Sequence[Price], axis: str | None
 ) -> tuple[list[Task], list[list[tuple[int, int]]]]:
     """The update of every device, with a mark in front of each collective over the pipeline's axis.
 
     The mark stays in the stream: its end is the moment at which this device has come.
     """
     tasks: list[Task] = []
-    made: dict[int, tuple[Task, list[tuple[Collective, int, int]]]] = {}
+    made: dict[tuple[int, int], tuple[Task, list[tuple[Collective, int, int]]]] = {}
     meetings: dict[tuple[Collective, int], list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
-        if id(fragment) not in made:
-            made[id(fragment)] = _update(fragment, price, axis)
-        task, met = made[id(fragment)]
+        key = id(fragment), prices.index(prices[device])
+        if key not in made:
+            made[key] = _update(fragment, prices[device], axis)
+        task, met = made[key]
         tasks.append(task)
         for work, turn, place in met:
             meetings[work, turn].append((device, place))

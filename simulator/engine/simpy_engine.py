@@ -7,7 +7,7 @@ stream.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import simpy
 
@@ -15,9 +15,12 @@ from hardware.errors import ScheduleError
 from simulator.engine.flat import Flat
 from simulator.engine.sweep import Times
 
+Run = Callable[[int], simpy.Event]
+"""Begins an op, by its number: the event happens at its end."""
 
-def play(flat: Flat) -> Times:
-    """The times of all ops.
+
+def play(flat: Flat, running: Callable[[simpy.Environment], Run] | None = None) -> Times:
+    """The times of all ops. running: how ops run that share something; if not given, each takes its seconds.
 
     Raises ScheduleError when some wait for each other for ever.
     """
@@ -29,6 +32,7 @@ def play(flat: Flat) -> Times:
     waiting: dict[int, simpy.Event] = {}
     called: dict[int, simpy.Event] = {}
     after, seconds, latency = flat.after, flat.seconds, flat.latency
+    run = running(env) if running else lambda number: env.timeout(seconds[number])
 
     def show(number: int) -> None:
         seen[number] = 1
@@ -50,7 +54,7 @@ def play(flat: Flat) -> Times:
                     unissued[number] = ready
             begin[number] = env.now
             if seconds[number]:
-                yield env.timeout(seconds[number])
+                yield run(number)
             end[number] = env.now
             if latency[number]:
                 arrival = env.timeout(latency[number], number)

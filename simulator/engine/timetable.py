@@ -18,16 +18,29 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.schedule import KINDS, Action, Durations, Pair, Schedule, Shape, Turn, actions_of, table
+from simulator.schedule import (
+    KINDS,
+    MOVES,
+    Action,
+    Durations,
+    Pair,
+    Schedule,
+    Shape,
+    Turn,
+    actions_of,
+    table,
+    with_updates,
+)
 
-F, BW, B, W, R = range(len(KINDS))
+F, BW, B, W, R, O, E, K, G, L = range(len(KINDS))
 
 
 class Slot(NamedTuple):
     """What actions of one task have in common.
 
-    last: of the backward passes that complete gradients of weights there, or of its kind. partner: what is played with
-    it, where it leads a pair. follows: whether it is played with the action before.
+    last: of the backward passes that complete gradients of weights there, or of its kind. Both count from one update to
+    the next. partner: what is played with it, where it leads a pair. follows: whether it is played with the action
+    before. keeper: of a move, the device that keeps what is moved.
     """
 
     stage: int
@@ -37,6 +50,7 @@ class Slot(NamedTuple):
     slice: int = 0
     partner: Slot | None = None
     follows: bool = False
+    keeper: int = -1
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,8 @@ class Timetable:
     starts: number of the first action of every device, and the end. slot: index into `slots`. need: the result that an
     action needs from another stage, or -1; also: further ones. A result has its action's number; where several stages
     need it, each of the others gets one of its own, numbered on from the last action: extra. sequence: all actions so
-    that each comes after what it needs. before, after: the stages that a stage takes from and gives to.
+    that each comes after what it needs. before, after: the stages that a stage takes from and gives to. every: of a
+    schedule without a flush, the micro-batches of an update, which is an action then; else 0.
     """
 
     shape: Shape
@@ -75,6 +90,7 @@ class Timetable:
     after: list[tuple[int, ...]]
     also: dict[int, tuple[int, ...]] = field(default_factory=dict)
     extra: dict[int, range] = field(default_factory=dict)
+    every: int = 0
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -101,6 +117,12 @@ class Timetable:
         plain = not (self.also or self.extra or any(slot.follows for slot in self.slots))
         return _rounds(self) if plain else None
 
+    @cached_property
+    def updates(self) -> list[list[int]]:
+        """The numbers of every device's updates, where these are actions."""
+        which = np.array([slot.kind == "O" for slot in self.slots], bool)[self.slot_array]
+        return [(begin + np.flatnonzero(which[begin:end])).tolist() for begin, end in itertools.pairwise(self.starts)]
+
     @property
     def results(self) -> int:
         """The number of results."""
@@ -108,6 +130,10 @@ class Timetable:
 
     def device(self, stage: int) -> int:
         return self.stage_device[stage]
+
+    def owner(self, slot: Slot) -> int:
+        """The device that runs a slot's actions."""
+        return slot.keeper if slot.kind in ("K", "G") else self.stage_device[slot.stage]
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
         """The stages whose results a slot's actions need."""
@@ -128,22 +154,31 @@ def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[in
     return backward[slot.stage] if slot.kind in ("BW", "B") else ()
 
 
-def timetable(schedule: Schedule, shape: Shape, lasting: Durations | None = None) -> Timetable:
-    """The timetable of `schedule`. lasting: how long passes last, for schedules that weigh it.
+def timetable(
+    schedule: Schedule,
+    shape: Shape,
+    lasting: Durations | None = None,
+    every: int = 0,
+    orders: Sequence[Sequence[Turn]] | None = None,
+) -> Timetable:
+    """The timetable of `schedule`. lasting: how long passes last, for schedules that weigh it. every: micro-batches
+    behind which every device updates its weights, where that is part of it. orders: what devices did in place of what
+    they were told.
 
     Raises PlanError for a shape that it does not have, and ScheduleError, with the rank-by-step table, for an order
     that lacks or repeats an action or in which actions wait for each other.
     """
     schedule.check(shape)
-    orders = schedule.orders(shape, lasting)
-    return _Maker(schedule, shape, orders).made()
+    stated = schedule.orders(shape, lasting) if orders is None else orders
+    return _Maker(schedule, shape, [list(order) for order in stated], every).made()
 
 
 class _Maker:
     """Checks orders and works out who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
 
-    def __init__(self, schedule: Schedule, shape: Shape, orders: list[list[Turn]]) -> None:
-        self.schedule, self.shape, self.orders = schedule, shape, orders
+    def __init__(self, schedule: Schedule, shape: Shape, stated: list[list[Turn]], every: int) -> None:
+        self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
+        self.orders = orders = [with_updates(order, every) for order in stated] if every else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.before = [tuple(schedule.before(shape, stage)) for stage in range(shape.stages)]
         self.after: list[tuple[int, ...]] = [()] * shape.stages
@@ -159,14 +194,14 @@ class _Maker:
         self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
         microbatch = np.array(columns[2], int)
         self.unit = microbatch * shape.slices + self.slice
-        owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
+        self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
         ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
         ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
         ok &= (self.slice >= 0) & (self.slice < shape.slices)
         if ok.all():
             low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
             ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
-            ok &= np.array(self.devices)[self.stage] == owner
+            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (K, G))
         if not ok.all():
             raise self._incomplete()
         self.where = np.full((shape.stages, len(KINDS), shape.m * shape.slices), -1)
@@ -176,8 +211,10 @@ class _Maker:
         for stage, some in enumerate(ranges):
             passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
         whole = (there[:, F] == passing) & ((there[:, BW] ^ there[:, B]) == passing) & (there[:, W] == there[:, B])
-        if not whole.all() or there.sum() != self.count:
+        updates = shape.p * shape.m // every if every else 0
+        if not whole.all() or there.sum() != self.count or there[:, O].sum() != updates:
             raise self._incomplete()
+        self._check_moves()
         self.leads = self._leads()
 
     def _leads(self) -> np.ndarray:
@@ -193,11 +230,12 @@ class _Maker:
 
     def made(self) -> Timetable:
         need, also, extra, sources = self._needs()
+        self._need_moves(need, also, sources)
         slots, slot = self._slots()
         sequence = self._sequence(sources)
         return Timetable(
             self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.before, self.after,
-            also, extra,
+            also, extra, self.every,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
@@ -246,12 +284,39 @@ class _Maker:
                 need[i], also[i] = found[0], tuple(found[1:])
         return need, {i: others for i, others in also.items() if others}, extra, more
 
+    def _check_moves(self) -> None:
+        """What goes to another device comes back, and all the while one device keeps it."""
+        there = self.where[:, [E, K, G, L]]
+        some, whole = (there >= 0).any(axis=1), (there >= 0).all(axis=1)
+        kept, given = self.owner[there[:, 1]], self.owner[there[:, 2]]
+        wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
+        if len(wrong):
+            stage, unit = wrong[0].tolist()
+            moves = [Action(stage, kind, *divmod(unit, self.shape.slices)) for kind in MOVES]
+            rule = f"of a move all four actions stand in the orders, {moves[1]} and {moves[2]} on another device"
+            raise ScheduleError(self.schedule.use, rule, f"Order:\n{table(self.orders, {})}")
+
+    def _need_moves(self, need: list[int], also: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
+        """Adds what moves need: a device evicts to one that keeps; that one gives back what has come, to one that
+        loads; and the backward pass waits for it."""
+        for evict in np.flatnonzero(self.kind == E).tolist():
+            stage, unit = self.stage[evict], self.unit[evict]
+            keep, give, load = self.where[stage, [K, G, L], unit].tolist()
+            back = int(self._back[stage, unit])
+            need[evict], more[evict] = keep, (keep,)
+            need[give], also[give], more[give] = evict, (load,), (evict, load)
+            more[back] = (*more.get(back, (need[back],)), give)
+            if need[back] < 0:
+                need[back] = give
+            else:
+                also[back] = (*also.get(back, ()), give)
+
     def _own(self) -> np.ndarray:
         """Of what an action needs on its own stage the last; -1: nothing."""
         there, kind, stage, unit, count = self.where, self.kind, self.stage, self.unit, self.shape.slices
         forward, again = there[stage, F, unit], there[stage, R, unit]
-        known = [-1, there[stage, B, unit], forward]
-        own = np.select([kind == F, kind == W, kind == R], known, np.maximum(forward, again))
+        known = [-1, there[stage, B, unit], forward, there[stage, E, unit]]
+        own = np.select([(kind == F) | (kind == K), kind == W, kind == R, kind == L], known, np.maximum(forward, again))
         if count > 1:
             # Keys and values of the slices before are there; gradients of keys and values of those behind.
             previous = np.where(self.slice > 0, there[stage, F, unit - 1], -1)
@@ -305,26 +370,32 @@ class _Maker:
         # Gradients of weights are complete with the last pass of either kind that makes them.
         merged = np.where(kind == W, BW, kind)
         turn = self.stage * len(KINDS) + merged
-        first_of, last_of = np.zeros((2, self.shape.stages * len(KINDS)), int)
+        if self.every:
+            done = np.cumsum(kind == O) - (kind == O)
+            done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
+            turn += done * self.shape.stages * len(KINDS)
+        first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
         # Of what is written twice to one place, the last stays.
         first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
         first, last = first_of[turn] == numbers, last_of[turn] == numbers
         code = (((self.stage * len(KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
-        _, chosen, slot = np.unique(np.stack([code, partner, follows]), axis=1, return_index=True, return_inverse=True)
+        keeper = np.where(kind >= E, self.owner[self.where[self.stage, K, self.unit]], -1)
+        rows = np.stack([code, partner, follows, keeper])
+        _, chosen, slot = np.unique(rows, axis=1, return_index=True, return_inverse=True)
 
         def told(i: int) -> Slot:
             plain = int(self.stage[i]), KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
-            return Slot(*plain, told(i + 1) if self.leads[i] else None, bool(follows[i]))
+            return Slot(*plain, told(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
         return [told(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
 
     def _incomplete(self) -> ScheduleError:
         """What is wrong with orders in which not every pass stands exactly once, on the device of its stage."""
         schedule, shape = self.schedule, self.shape
-        counts = Counter(action for order in self.orders for action in actions_of(order))
-        for device, order in enumerate(self.orders):
+        counts = Counter(action for order in self.stated for action in actions_of(order))
+        for device, order in enumerate(self.stated):
             passes = [
                 [
                     [Action(stage, kind, microbatch, part) for kind in kinds]
@@ -341,7 +412,7 @@ class _Maker:
         return ScheduleError(
             f"{schedule.use} on device {device}",
             f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
-            f"Order:\n{table(self.orders, {device: len(order)})}",
+            f"Order:\n{table(self.stated, {device: len(order)})}",
         )
 
 
@@ -355,11 +426,14 @@ def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Coun
         found += [action for action in wanted if counts[action] != 1]
         found += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
     own = {action for group in groups for action in group}
-    return found + [action for action in order if action not in own]
+    for action in order:
+        move = action.kind in MOVES and counts[action] == 1 and action._replace(kind="F") in counts
+        found += [] if move or action in own else [action]
+    return found
 
 
 def _rounds(table: Timetable) -> Rounds | None:
-    """Looks for rounds of one, p, or p v micro-batches: actions, slots and needs repeat one round later.
+    """Looks for rounds of an update, or of one, p, or p v micro-batches: actions, slots and needs repeat one later.
 
     A round begins where every device has done what the last action of some micro-batch needs, so nothing in an earlier
     round needs anything in it.
@@ -368,8 +442,10 @@ def _rounds(table: Timetable) -> Rounds | None:
     need, slot = np.asarray(table.need), table.slot_array
     bounds = table.starts
     per_microbatch = (bounds[1] - bounds[0]) // shape.m
-    for step in dict.fromkeys((1, shape.p, shape.p * shape.v)):
-        length = per_microbatch * step
+    lengths = [per_microbatch * step for step in (1, shape.p, shape.p * shape.v)]
+    if table.every:
+        lengths.insert(0, (bounds[1] - bounds[0]) * table.every // shape.m)
+    for length in dict.fromkeys(lengths):
         if length * 3 > bounds[1] - bounds[0]:
             continue
         same = slot[length:] == slot[:-length]

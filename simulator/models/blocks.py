@@ -6,7 +6,7 @@ Equal layers are one unit.
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -46,6 +46,8 @@ Kind = tuple[bool, bool]
 class Blocks:
     """Builds the stages of `model` for micro-batches of `samples` sequences of `seq` tokens on each of `replicas`.
 
+    Of sequences that are cut, `seq` tokens are a slice; before, behind: tokens in front of it, and behind it.
+
     dtype: number format of activations and weights; grad_dtype: of the gradient buffer; attention: flash or unfused;
     vocab: rows of the embedding, padding included; loss_traffic, loss_kept: see leaves.Loss; quantised: see
     leaves.Linear.
@@ -62,13 +64,35 @@ class Blocks:
     loss_traffic: tuple[int, int] = (14, 6)
     loss_kept: int = 4
     quantised: str = ""
+    before: int = 0
+    behind: int = 0
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
-        """A stage of these layers, with the embedding when it is the first and the loss when it is the last."""
-        units = [self.embedding] if first else []
-        units += [replace(self.layer(kind), count=count) for kind, count in self.runs(layers)]
+        """A stage of these layers, with the embedding when it is the first and the loss when it is the last.
+
+        Every tower begins with an embedding, and the trunk behind towers by joining them.
+        """
+        trunk, each = self.model.trunk, self.model.tower_layers
+        units = [self.embedding] if first and not trunk else []
+        for start in range(0, trunk, each or 1):
+            if some := range(max(layers.start, start), min(layers.stop, start + each)):
+                units += [self.tower.embedding] if some.start == start else []
+                units += self.tower.rows(some)
+        if some := range(max(layers.start, trunk), layers.stop):
+            units += [self.join] if some.start == trunk > 0 else []
+            units += self.rows(some)
         units += [self.ending] if last else []
         return Stage("stage", tuple(units))
+
+    def rows(self, layers: range) -> list[Unit]:
+        """Layers of one tower, or of the trunk."""
+        return [replace(self.layer(kind), count=count) for kind, count in self.runs(layers)]
+
+    def cut(self, begin: int, end: int) -> Blocks:
+        """What builds the stages for a slice of every sequence, from one token up to another."""
+        if (begin, end) == (0, self.seq):
+            return self
+        return replace(self, seq=end - begin, before=begin, behind=self.seq - end)
 
     def runs(self, layers: range) -> tuple[tuple[Kind, int], ...]:
         """The layers' kinds, each with how many of it stand in a row."""
@@ -76,13 +100,15 @@ class Blocks:
             return (((False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
 
+    @cached_property
+    def tower(self) -> Blocks:
+        """What builds towers, each over its part of a sequence."""
+        return replace(self, seq=self.seq // self.model.towers)
+
     @property
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterable[Unit]:
         """One of every kind."""
-        yield self.embedding
-        for kind in dict.fromkeys(map(self.model.kind, range(self.model.layers))):
-            yield self.layer(kind)
-        yield self.ending
+        return {unit.children: unit for unit in self.stage(self.model.every_layer, True, True).units}.values()
 
     @property
     def residual(self) -> Tensor:
@@ -152,6 +178,12 @@ class Blocks:
             sites.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
             x = end
         return self._unit(Unit, "embedding", sites, False, x)
+
+    @cached_property
+    def join(self) -> Unit:
+        """From what all towers give, the parts of a sequence, to one stream."""
+        joined = self._act("joined")
+        return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
 
     def layer(self, kind: Kind) -> Layer:
         """One transformer layer."""
@@ -258,7 +290,8 @@ class Blocks:
         o = self._act("o", a=width)
         window = model.window if slides else None
         ins = (q, k.seen_as(s="t"), v.seen_as(s="t"))
-        sites.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, window))
+        place = window, self.before, self.behind
+        sites.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         sites += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
         return SelfAttention("attention", tuple(sites))
 

@@ -13,6 +13,8 @@ What the papers of these formulas did not have is counted alike in all of them:
   scores are products over the one and the weighted values over the other;
 - a window of w < T tokens: in the layers that have it `palm` counts w in place of T, `causal` the pairs that mask and
   window let through; the other conventions count all pairs, as the kernels of their time computed them;
+- towers: N counts one of them, for a token passes only its own, and attention there is among the T / towers tokens of
+  the tower;
 - multi-token prediction: its layers count among L, their parameters in N. Only formulas of products (`causal`,
   `megatron_2021`) see that they run through the output layer again.
 
@@ -22,7 +24,7 @@ Measured throughput of all GPUs in tokens/s, times such a figure, over the peak 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from simulator.models.model import Model
 
@@ -50,6 +52,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     products do exactly three times this (input and weight gradients cost as much as the forward pass each), if the
     backward pass of attention is counted without its own recomputation.
 
+    In a tower each token is among `seq` / towers others; all towers together have all tokens.
+
     Args:
         tokens: tokens of the pass, a multiple of `seq` for whole sequences.
         seq: tokens of each sequence.
@@ -58,8 +62,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     """
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
-    for (moe, slides), layers in _kinds(model).items():
-        seen = 2 * seq if not causal else _half(seq, model.window) if slides and model.window else seq
+    for (moe, slides), among, layers in _kinds(model, seq):
+        seen = 2 * among if not causal else _half(among, model.window) if slides and model.window else among
         parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
         parts["qkv"] += layers * 2 * tokens * _qkv_weights(model)
         parts["proj"] += layers * 2 * tokens * model.output_width * h
@@ -75,12 +79,17 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     return parts
 
 
-def _kinds(model: Model) -> Counter[tuple[bool, bool]]:
-    """How many layers there are of each kind (`Model.kind`), those of multi-token prediction included."""
-    return model.kinds + Counter({model.kind(model.layers - 1): model.mtp})
+def _kinds(model: Model, seq: int) -> Iterator[tuple[tuple[bool, bool], float, int]]:
+    """The kinds of layers (`Model.kind`) that a token passes, among how many tokens it is there, and how many layers
+    there are of each, those of multi-token prediction included."""
+    trunk = Counter(model.kind(model.trunk + layer) for layer in range(model.layers))
+    trunk += Counter({model.kind(model.layers - 1): model.mtp})
+    for kinds, among in ((Counter(map(model.kind, range(model.tower_layers))), seq / model.towers), (trunk, seq)):
+        for kind, layers in kinds.items():
+            yield kind, among, layers
 
 
-def _half(seq: int, window: int) -> float:
+def _half(seq: float, window: int) -> float:
     """Twice the mean number of tokens that a token attends to under the causal mask and a window; seq without one."""
     return 2 * window - window * window / seq if window < seq else seq
 
@@ -115,7 +124,8 @@ def palm(model: Model, seq: int) -> float:
     N, torchtitan an untied input embedding.
     """
     seen = sum(
-        layers * (min(seq, model.window or seq) if slides else seq) for (_, slides), layers in _kinds(model).items()
+        layers * (min(among, model.window or among) if slides else among)
+        for (_, slides), among, layers in _kinds(model, seq)
     )
     return six_n(model, seq) + 6.0 * seen * (model.query_width + model.output_width)
 
@@ -170,11 +180,16 @@ def mosaic_hfu(model: Model, seq: int, flash: bool = False) -> float:
 
     Source: as `mosaic_mfu`.
     """
-    return 4.0 * _mosaic_forward(model, seq) + (4.0 * model.layers * model.hidden * seq if flash else 0.0)
+    return 4.0 * _mosaic_forward(model, seq) + (4.0 * _layers(model) * model.hidden * seq if flash else 0.0)
 
 
 def _mosaic_forward(model: Model, seq: int) -> float:
-    return 2.0 * model.active_parameters + 4.0 * model.layers * model.hidden * seq
+    return 2.0 * model.active_parameters + 4.0 * _layers(model) * model.hidden * seq
+
+
+def _layers(model: Model) -> float:
+    """L, with one of a tower for its share of a sequence."""
+    return model.layers + model.tower_layers / model.towers
 
 
 CONVENTIONS: dict[str, Callable[[Model, int], float]] = {

@@ -3,6 +3,10 @@
 A model is the shape and nothing else: how it is split, in which number format and on which GPU belong to the
 job. Letters used in this package: L layers, h hidden, a heads, k key/value heads, d width of a head, f width
 of the MLP, V vocabulary, T (or seq) positions of a sequence, E experts.
+
+A model may have towers (the branches of a multi-modal transformer): each embeds its own part of a sequence, all of like
+length, and runs layers of its own over it; what they give is joined along the sequence, and the trunk runs over all of
+it. Layers are numbered tower by tower, and then through the trunk.
 """
 
 from __future__ import annotations
@@ -110,7 +114,7 @@ class Model(Shape):
     """
 
     layers: Depth
-    """Transformer layers, L."""
+    """Transformer layers, L; with towers those of the trunk."""
     hidden: Size
     """Width of the residual stream, h (elements)."""
     heads: Size
@@ -122,6 +126,10 @@ class Model(Shape):
 
     name: Annotated[str, Field(strict=True, min_length=1)] = "custom"
     """What reports call it."""
+    towers: Size = 1
+    """Towers that the trunk joins; 1: there are none, the embedding stands in front of the layers."""
+    tower_layers: Count = 0
+    """Transformer layers of each tower."""
     mla: MLA | None = None
     """Latent attention, in place of plain multi-head or grouped-query attention."""
     moe: MoE | None = None
@@ -136,12 +144,12 @@ class Model(Shape):
     """True: SwiGLU or GeGLU, three matrices. False: GELU or squared ReLU, two."""
     positions: Literal["learned", "rope", "alibi", "none"] = "learned"
     """Only learned positions have parameters."""
-    position_rows: Size = Field(default_factory=lambda given: given.get("seq", 1))
-    """Rows of the table of learned positions. Default: `seq`; OPT has two more."""
+    position_rows: Size = Field(default_factory=lambda given: max(1, given.get("seq", 1) // given.get("towers", 1)))
+    """Rows of the table of learned positions, of every tower. Default: `seq / towers`; OPT has two more."""
     rope_share: Share = 1.0
     """Share of each head's width that rope turns (GPT-NeoX: ``rotary_pct``)."""
-    tied: Flag = True
-    """The output layer shares the matrix of the embedding."""
+    tied: Flag = Field(default_factory=lambda given: given.get("towers", 1) == 1)
+    """The output layer shares the matrix of the embedding. Default: True without towers."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "layernorm"
     """rmsnorm has a weight; the other two a weight and a bias (layernorm1p stores weight - 1)."""
     embedding_norm: Flag = False
@@ -205,14 +213,31 @@ class Model(Shape):
                 raise ModelError("head_dim", rule, remedy, self.head_dim)
             rule = f"rope turns pairs of elements, of heads {self.head_dim} wide it would turn {self.rope_width}"
             raise ModelError("rope_share", rule, f"Give an even number over {self.head_dim}", self.rope_share)
-        if self.positions == "learned" and self.position_rows < self.seq:
-            rule = f"the table of positions needs a row for each token of a sequence (seq {self.seq})"
-            raise ModelError("position_rows", rule, "Give at least seq, or leave it out", self.position_rows)
+        self._tower_relations()
+        if self.positions == "learned" and self.position_rows < self.seq // self.towers:
+            of = f"seq {self.seq}" + (f" / towers {self.towers}" if self.towers > 1 else "")
+            rule = f"the table of positions needs a row for each token of a sequence ({of})"
+            raise ModelError("position_rows", rule, "Give at least as many, or leave it out", self.position_rows)
         if self.mla:
             self._latent_relations(self.mla)
         if self.moe:
             self._expert_relations(self.moe)
         return self
+
+    def _tower_relations(self) -> None:
+        if self.towers == 1:
+            if self.tower_layers:
+                raise ModelError("tower_layers", "there are no towers", "Give towers too", self.tower_layers)
+            return
+        if not self.tower_layers:
+            raise ModelError("tower_layers", "each tower has at least one layer", "Give it with towers", 0)
+        if self.seq % self.towers:
+            rule = f"each of the {self.towers} towers has its like part of a sequence"
+            near = max(1, round(self.seq / self.towers)) * self.towers
+            raise ModelError("seq", rule, f"{near} would work", self.seq)
+        for word, value in (("tied", self.tied), ("moe", self.moe), ("mtp", self.mtp)):
+            if value:
+                raise ModelError(word, "models with towers are described without", "Leave it out, or towers")
 
     def _latent_relations(self, mla: MLA) -> None:
         if self.kv_heads != self.heads:
@@ -243,14 +268,25 @@ class Model(Shape):
 
     # -------------------------------------------------------------------------------- layers and widths
 
+    @property
+    def trunk(self) -> int:
+        """The number of the trunk's first layer, and of the layers of all towers."""
+        return self.towers * self.tower_layers
+
+    @property
+    def every_layer(self) -> range:
+        """The numbers of all layers, those of multi-token prediction not among them."""
+        return range(self.trunk + self.layers)
+
     def is_moe(self, layer: int) -> bool:
         """Whether `layer` (from 0) has experts."""
         moe = self.moe
         return moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
 
     def slides(self, layer: int) -> bool:
-        """Whether `layer` (from 0) attends to no more than `window` tokens."""
-        return self.window is not None and not (self.full_every and (layer + 1) % self.full_every == 0)
+        """Whether `layer` (from 0) attends to no more than `window` tokens; every tower and the trunk begin anew."""
+        turn = layer % self.tower_layers if layer < self.trunk else layer - self.trunk
+        return self.window is not None and not (self.full_every and (turn + 1) % self.full_every == 0)
 
     def kind(self, layer: int) -> tuple[bool, bool]:
         """(`is_moe`, `slides`): layers of one kind are alike."""
@@ -259,7 +295,7 @@ class Model(Shape):
     @property
     def kinds(self) -> Counter[tuple[bool, bool]]:
         """How many layers there are of each kind, those of multi-token prediction not among them."""
-        return Counter(map(self.kind, range(self.layers)))
+        return Counter(map(self.kind, self.every_layer))
 
     @property
     def query_width(self) -> int:
@@ -333,7 +369,7 @@ class Model(Shape):
     @property
     def parameter_parts(self) -> dict[str, int]:
         """Parameters by part, with the vocabulary as given; ``head`` is 0 when the output layer is tied."""
-        return self._parts(None)
+        return self._parts(None, self.towers)
 
     @property
     def parameters(self) -> int:
@@ -347,17 +383,18 @@ class Model(Shape):
 
     @property
     def active_parameters(self) -> int:
-        """`parameters` less those of routed experts that a token does not pass (it passes top_k of each layer)."""
-        return sum(self._parts(self.moe.top_k if self.moe else None).values())
+        """`parameters` less those that a token does not pass: of routed experts (it passes top_k of each layer), and of
+        all towers but its own."""
+        return sum(self._parts(self.moe.top_k if self.moe else None, 1).values())
 
-    def _parts(self, experts: int | None) -> dict[str, int]:
+    def _parts(self, experts: int | None, towers: int) -> dict[str, int]:
         table, h, last = self.vocab * self.hidden, self.hidden, self.is_moe(self.layers - 1)
         with_experts = sum(map(self.is_moe, range(self.layers)))
-        plain = self.layers - with_experts
+        plain = towers * self.tower_layers + self.layers - with_experts
         return {
-            "embedding": table,
-            "embedding_norm": self.norm_parameters if self.embedding_norm else 0,
-            "positions": self.position_rows * h if self.positions == "learned" else 0,
+            "embedding": towers * table,
+            "embedding_norm": towers * self.norm_parameters if self.embedding_norm else 0,
+            "positions": towers * self.position_rows * h if self.positions == "learned" else 0,
             "layers": plain * self.layer_parameters() + with_experts * self.layer_parameters(True, experts),
             "final_norm": self.norm_parameters,
             "head": 0 if self.tied else table,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from simulator.engine.kinds import COMPUTING, EXPOSED, HOST, KINDS
 from simulator.engine.occupied import Occupied, measure
 from simulator.engine.program import Program
@@ -29,10 +31,12 @@ class Breakdown:
     """Communication that ran beside computation (or beside communication that was counted), by axis."""
 
 
-def breakdown(program: Program, step: float, occupied: Occupied, device: int) -> Breakdown:
-    """The account of `device` from 0 to `step`."""
+def breakdown(
+    program: Program, step: float, occupied: Occupied, device: int, sums: np.ndarray | None = None
+) -> Breakdown:
+    """The account of `device` from 0 to `step`. sums: `SUMS` of all devices as played; as priced if not given."""
     parts = dict.fromkeys((*COMPUTING, *EXPOSED, HOST, "bubble", "idle"), 0.0)
-    seconds, _, lasting, _ = program.sums[device].T.tolist()
+    seconds, _, lasting, _ = (program.sums if sums is None else sums)[device].T.tolist()
     parts |= dict(zip(KINDS, seconds, strict=True)) | dict.fromkeys(EXPOSED, 0.0)
     left = step - sum(parts.values())
     covered = list(occupied.get(COMPUTE, ()))

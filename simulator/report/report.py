@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,20 @@ import numpy as np
 from hardware.units import GIB
 from simulator.costs.kernels.roofline import peak
 from simulator.engine.blocks import SUMS
+from simulator.engine.flat import flatten
 from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
 from simulator.engine.memory import CATEGORIES, Peak, over_time, peaks
+from simulator.engine.occupied import Occupied
 from simulator.engine.program import Program
+from simulator.engine.steady import Window, window
 from simulator.engine.step import Step
+from simulator.engine.unfolded import Pace, Unfolded, paced, unfold
 from simulator.leaves import QUANTISED
 from simulator.models import flops
 from simulator.plan import Plan
+from simulator.policy import at_run_time
 from simulator.report.breakdown import Breakdown, breakdown
+from simulator.schedule import Turn
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -52,6 +59,8 @@ class Forecast:
     resting: Sequence[dict[str, float]]
     """Bytes of what lives through the whole step on every device, by category."""
     assumed: Sequence[str]
+    anew: Callable[[Sequence[Sequence[Turn]]], Program] | None = None
+    """The program of the same step by other orders."""
 
     @cached_property
     def peaks(self) -> list[Peak]:
@@ -65,6 +74,27 @@ class Forecast:
     @property
     def program(self) -> Program:
         return self.step.program
+
+    @cached_property
+    def window(self) -> Window | None:
+        """Of a run without a flush, the part that repeats."""
+        table = self.program.timetable
+        return window(table, self.step.done, self.plan.shape.m) if table.every else None
+
+    @property
+    def seconds(self) -> float:
+        """How long a step takes: from an empty to an empty pipe, or, without a flush, from batch to batch."""
+        return self.window.seconds if self.window else self.step.span
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over the ops of a step, on every device."""
+        return self.step.sums_in(self.window) / (self.window.steps if self.window else 1.0)
+
+    def occupied(self, device: int) -> Occupied:
+        """When something ran on a device in a step: on average, where it was cut from a run."""
+        found, cut = self.step.occupied(device), self.window
+        return {axis: cut.occupied(device, spans) for axis, spans in found.items()} if cut else found
 
 
 class Report:
@@ -81,18 +111,25 @@ class Report:
     @property
     def step_time(self) -> float:
         """Seconds of one training step."""
-        return self.play.step.span + self.job.framework.step_overhead_s
+        return self.play.seconds + self.job.framework.step_overhead_s
+
+    def first_steps(self, count: int) -> list[float]:
+        """Seconds of the first steps of a run, one after another. They are alike, but that without a flush the first
+        one fills the pipe."""
+        overhead, window = self.job.framework.step_overhead_s, self.play.window
+        return [step + overhead for step in (window.first_steps(count) if window else [self.play.seconds] * count)]
 
     @cached_property
     def device(self) -> int:
         """The slowest rank class, which the breakdown describes: the pipeline device that computes longest."""
         program = self.play.program
-        work = program.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
+        work = self.play.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
         return max(range(program.devices), key=lambda d: (round(work[d], 9), -d))
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        return breakdown(self.play.program, self.play.step.span, self.play.step.occupied(self.device), self.device)
+        play, device = self.play, self.device
+        return breakdown(play.program, play.seconds, play.occupied(device), device, play.sums)
 
     @cached_property
     def spread(self) -> float:
@@ -103,7 +140,7 @@ class Report:
         """
         parts = self.breakdown.parts
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
-        sums = zip(KINDS, self.play.program.sums[self.device].tolist(), strict=True)
+        sums = zip(KINDS, self.play.sums[self.device].tolist(), strict=True)
         terms = [
             parts[kind] / busy * weighted / seconds
             for kind, (seconds, weighted, _, _) in sums
@@ -132,8 +169,8 @@ class Report:
     def _utilisation(self, flops_per_step: float) -> float:
         habits = self.job.framework
         number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
-        cluster = self.job.cluster
-        return flops_per_step / (self.step_time * cluster.gpus * peak(cluster.gpu, number))
+        peaks = [peak(cluster.gpu, number) for cluster in self.play.plan.clusters]
+        return flops_per_step / (self.step_time * self.job.cluster.gpus * float(np.mean(peaks)))
 
     @property
     def mfu(self) -> dict[str, float]:
@@ -149,15 +186,45 @@ class Report:
     def hfu(self) -> float:
         """FLOPs that the GPUs executed, recomputation included, over dense peak."""
         program = self.play.program
-        executed = float(program.sums[..., SUMS.index("flops")].sum())
+        executed = float(self.play.sums[..., SUMS.index("flops")].sum())
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
+
+    @cached_property
+    def steps(self) -> list[Unfolded]:
+        """The steps of all ranks under the job's noise, one by one; none without noise."""
+        noise, play = self.job.noise, self.play
+        if noise is None:
+            return []
+        pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed)
+        return [self._unlike(play, pace, step) for step in range(noise.steps)]
+
+    def _unlike(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
+        """A step under noise; where devices decide at run time, by the paces of their slowest ranks."""
+        program, plan, flat = play.program, play.plan, play.step.flat
+        if plan.schedule.at_run_time and play.anew is not None:
+            lasts = paced(program, plan.mesh, plan.pipeline_axis, pace, step)
+            hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
+            told = program.timetable.orders
+            program = play.anew(at_run_time(plan.schedule, plan.shape, told, lasts, hop).order)
+            flat = flatten(program)
+        return unfold(program, plan.mesh, plan.pipeline_axis, pace, step, flat)
+
+    @property
+    def step_times(self) -> list[float]:
+        """Seconds of every step under the job's noise."""
+        return [step.span + self.job.framework.step_overhead_s for step in self.steps]
 
     # -------------------------------------------------------------------------------------- memory
 
     @property
     def capacity(self) -> float:
-        """Bytes of one GPU."""
-        return float(self.job.cluster.gpu.memory)
+        """Bytes of one GPU: of the smallest, where stages have several kinds."""
+        return min(self.capacities)
+
+    @cached_property
+    def capacities(self) -> list[float]:
+        """Bytes of a GPU of every device of the pipeline."""
+        return [float(cluster.gpu.memory) for cluster in self.play.plan.clusters]
 
     @property
     def peak_allocated(self) -> float:
@@ -174,8 +241,15 @@ class Report:
         return self.peak_reserved + self.job.framework.memory.context_gib * GIB
 
     @property
+    def excess(self) -> list[float]:
+        """Bytes that every device of the pipeline needs beyond what its GPU has; below zero they are left."""
+        habits = self.job.framework.memory
+        needed = [peak.total * habits.reserved_share + habits.context_gib * GIB for peak in self.play.peaks]
+        return [need - capacity for need, capacity in zip(needed, self.capacities, strict=True)]
+
+    @property
     def fits(self) -> bool:
-        return self.peak_device <= self.capacity
+        return max(self.excess) <= 0
 
     # --------------------------------------------------------------------------------------- words
 
@@ -196,11 +270,11 @@ class Report:
     def limits(self) -> str:
         """What limits the plan, in one sentence."""
         if not self.fits:
-            worst = max(range(len(self.play.peaks)), key=lambda d: self.play.peaks[d].total)
+            worst = max(range(len(self.play.peaks)), key=lambda d: self.excess[d])
             by = self.play.peaks[worst].by
             top = max(by, key=lambda k: by[k])
-            excess = (self.peak_device - self.capacity) / GIB
-            return f"It does not fit: stage {worst} needs {excess:.1f} GiB more than the GPU has, most of it {top}."
+            missing = self.excess[worst] / GIB
+            return f"It does not fit: stage {worst} needs {missing:.1f} GiB more than the GPU has, most of it {top}."
         parts, step, costs = self.breakdown.parts, self.step_time, self.costs
         worst_cost = max(costs, key=lambda k: costs[k])
         matrix = (parts["gemm"] + parts["attention"]) / step
@@ -231,10 +305,18 @@ class Report:
             f"framework {habits.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{habits.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
+            *(["no flush: steps are of a full pipe, and gradients have no common norm"] if self.play.window else []),
             *(["tokens are spread over the experts evenly"] if self.job.model.moe else []),
+            *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
             *self.job.cluster.filled_in,
         ]
+
+    @property
+    def _slices(self) -> str:
+        """The lengths of the slices of a sequence, in words."""
+        runs = [(length, len(list(run))) for length, run in groupby(self.play.plan.lengths)]
+        return ", ".join(f"{count} x {length}" if count > 1 else str(length) for length, count in runs)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON answer, in seconds and GiB."""
@@ -286,6 +368,26 @@ class Report:
                 "gpu_hours": hours,
                 "cost": hours * price if hours is not None and price is not None else None,
             },
+            **({"noise": self._noise()} if self.steps else {}),
+        }
+
+    def _noise(self) -> dict[str, Any]:
+        """Steps rank by rank: how long they take, and the rank that computes longest, by its number."""
+        busy = np.mean([step.busy for step in self.steps], axis=0)
+        mesh, pipeline = self.play.plan.mesh, self.play.plan.mesh.parts(self.play.plan.pipeline_axis)
+        order = list(mesh.axes)
+        # Devices of the pipeline come first in the arrays, wherever their axis stands in the mesh.
+        at = order.index(pipeline[0]) if self.play.plan.pipeline_axis else 0
+        ranks = np.moveaxis(busy, 0, at) if self.play.plan.pipeline_axis else busy
+        times = np.array(self.step_times)
+        return {
+            "step_times_s": times.tolist(),
+            "median_s": float(np.median(times)),
+            "p90_s": float(np.quantile(times, 0.9)),
+            "over_equal_ranks": float(np.median(times)) / self.step_time,
+            "slowest_rank": int(np.argmax(ranks)),
+            "its_kernels_s": float(busy.max()),
+            "mean_kernels_s": float(busy.mean()),
         }
 
 

@@ -26,6 +26,7 @@ from simulator.engine.memory import CATEGORIES
 from simulator.mesh import Mesh
 from simulator.ops import COMPUTE, Op, Transfer, Work
 from simulator.report.report import Report, product_version
+from simulator.schedule import Pair
 
 ACTIONS, HOST = "actions", "host"
 
@@ -39,6 +40,7 @@ THREADS = (
     "data",
     "pipeline-forward",
     "pipeline-backward",
+    "pipeline-moves",
     "pipeline",
     "memory",
 )
@@ -90,7 +92,10 @@ class _Trace:
         self.scale = 10 ** max(3, math.ceil(3 - math.log10(report.play.step.span or 1.0)))
         times = report.play.step.times
         self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
-        self.actions = [*map(str, self.program.timetable.actions), *[UPDATE] * self.program.devices]
+        turns = [turn for order in self.program.timetable.orders for turn in order]
+        # A pair has one name, for both of its actions.
+        played = [str(turn) for turn in turns for _ in range(2 if isinstance(turn, Pair) else 1)]
+        self.actions = [*played, *[UPDATE] * self.program.devices]
         self.owner = self._owners()
         self.streams: dict[int, list[str]] = defaultdict(list)
         for device, stream in self.flat.queues:
@@ -106,17 +111,24 @@ class _Trace:
         return (ticks / self.scale).tolist()
 
     def _owners(self) -> np.ndarray:
-        """The action of every op, by its place in `actions`."""
+        """The action of every op, by its place in `actions`; of a pair the first."""
         owner = np.empty(len(self.flat.ops), int)
         for action in range(len(self.program.timetable.slot)):
-            owner[self.flat.first[action] : self.flat.behind[action] + self._sends(action)] = action
+            own = slice(self.flat.first[action], self.flat.behind[action] + self._sends(action))
+            owner[own] = action - self._follows(action)
         for device, numbers in enumerate(self.flat.updates):
             owner[numbers] = len(self.program.timetable.slot) + device
         return owner
 
-    def _sends(self, action: int) -> bool:
-        """Whether a send stands behind the ops of an action."""
-        return self.program.sends[self.program.timetable.slot[action]] is not None
+    def _sends(self, action: int) -> int:
+        """How many sends stand behind the ops of an action."""
+        slot = self.program.timetable.slot[action]
+        return sum(send is not None for send in (self.program.sends[slot], *self.program.others.get(slot, ())))
+
+    def _follows(self, action: int) -> bool:
+        """Whether an action is played with the one before."""
+        table = self.program.timetable
+        return table.slots[table.slot[action]].follows
 
     # ------------------------------------------------------------------------------------------ parts
 
@@ -222,30 +234,30 @@ class _Trace:
                 lines.append(_slice(f"issue {name}", HOST, device, HOST, ts, dur, {"action": name, "ops": count}))
         if self.report.job.framework.step_overhead_s:
             done = max(int(self.end.max(initial=0)), int(self.ticks(self.play.step.span)))
-            ends = np.array([done, int(self.ticks(self.report.step_time))])
+            overhead = self.report.job.framework.step_overhead_s
+            ends = np.array([done, int(self.ticks(self.play.step.span + overhead))])
             (ts, _), (dur,) = self.us(ends), self.us(np.diff(ends))
             lines.append(_slice("host: data, logging", HOST, device, HOST, ts, dur, {}))
         return lines
 
     def arrows(self) -> list[str]:
         """From every send to the first op of the receiving action that waits for it."""
-        table, flat = self.program.timetable, self.flat
+        flat = self.flat
+        receivers = {send: receiver for send, _, receiver in flat.sent}
+        reader: dict[int, int] = {}
+        for number, after in enumerate(flat.after):
+            for other in after:
+                # A stage without layers hands on what comes: there it is its own send that waits, or nothing.
+                if receivers.get(other) == flat.device[number]:
+                    reader.setdefault(other, number)
         lines: list[str] = []
-        for action, need in enumerate(table.need):
-            if need < 0 or not self._sends(need):
-                continue
-            send = flat.behind[need]
-            numbers = range(flat.first[action], flat.behind[action] + self._sends(action))
-            # A stage without layers hands on what comes: there it is its own send that waits, or nothing.
-            reader = next((n for n in numbers if send in flat.after[n]), None)
-            if reader is None:
-                continue
-            ends = [("s", send, ""), ("f", reader, ',"bp":"e"')]
-            for ph, number, more in ends:
-                (ts,) = self.us(self.begin[[number]])
-                device, stream = flat.device[number], flat.ops[number].stream
+        for send, number in sorted(reader.items(), key=lambda ends: ends[1]):
+            name = flat.ops[send].name.removeprefix("send ")
+            for ph, end, more in (("s", send, ""), ("f", number, ',"bp":"e"')):
+                (ts,) = self.us(self.begin[[end]])
+                device, stream = flat.device[end], flat.ops[end].stream
                 lines.append(
-                    f'{{"ph":"{ph}","id":{send},"name":"{self.actions[need]}","cat":"send","pid":{device},'
+                    f'{{"ph":"{ph}","id":{send},"name":"{name}","cat":"send","pid":{device},'
                     f'"tid":{_tid(device, stream)},"ts":{ts}{more}}}'
                 )
         return lines

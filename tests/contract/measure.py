@@ -23,8 +23,9 @@ from simulator.models import Model
 from simulator.models.blocks import Blocks
 from simulator.ops import COMPUTE, Beside, Chain, Collective, Link, Op, Param
 from simulator.plan import Plan
-from simulator.schedule import PipelineSetting
+from simulator.schedule import PipelineSetting, Schedule
 from simulator.scheme import Scheme, find_scheme
+from validation import pipeline
 from validation.pipeline import Case, Replay, replay
 
 SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -304,18 +305,62 @@ def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
 
 
 def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> Replay:
+    return replay(_case(setting, use, hop))
+
+
+def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> Case:
     shape = setting.shape
     name = use.partition("/")[2]
     times = {"t_f": setting.tf, "t_b": setting.tb, "t_w": setting.tw}
-    return replay(Case(schedule=name, p=shape.p, m=shape.m, v=shape.v, hop=hop, **times))
+    return Case(schedule=name, p=shape.p, m=shape.m, v=shape.v // ways_of(use), hop=hop, **times)
+
+
+def ways_of(use: str) -> int:
+    """Ways of a schedule through its devices."""
+    kind = find_scheme(use)
+    assert issubclass(kind, Schedule)
+    return kind.ways
 
 
 def bubble(setting: PipelineSetting, use: str) -> float:
     return _replay(setting, use).makespan - setting.shape.m * setting.u
 
 
+def bubble_span(setting: PipelineSetting, use: str) -> float:
+    """The same of the longest span of a device, from its first start to its last end."""
+    return max(_replay(setting, use).spans) - setting.shape.m * setting.u
+
+
+def max_idle(setting: PipelineSetting, use: str) -> float:
+    """The longest that a device is idle between the first start and the last end: pairs may be busy for less."""
+    played = _replay(setting, use)
+    return played.makespan - min(played.busy)
+
+
+def most_in_flight_b(setting: PipelineSetting, use: str) -> int:
+    """What the fullest device holds."""
+    return max(in_flight_b(setting, use))
+
+
+def in_flight_w(setting: PipelineSetting, use: str) -> list[int]:
+    return _replay(setting, use).in_flight("W")
+
+
+def most_in_flight_w(setting: PipelineSetting, use: str) -> int:
+    return max(in_flight_w(setting, use))
+
+
 def in_flight_b(setting: PipelineSetting, use: str) -> list[int]:
     return _replay(setting, use).in_flight("B")
+
+
+def period(setting: PipelineSetting, use: str) -> float | None:
+    """Time between two updates, without a flush."""
+    return pipeline.period(_case(setting, use))
+
+
+def weight_versions(setting: PipelineSetting, use: str) -> list[int] | None:
+    return pipeline.versions(_case(setting, use))
 
 
 def bubble_per_hop(setting: PipelineSetting, use: str) -> float:
@@ -335,7 +380,14 @@ MEASURES = {
         "sent_per_step",
         "state_bytes_per_parameter",
         "bubble",
+        "bubble_span",
+        "max_idle",
         "in_flight_b",
+        "most_in_flight_b",
+        "in_flight_w",
+        "most_in_flight_w",
         "bubble_per_hop",
+        "period",
+        "weight_versions",
     )
 }

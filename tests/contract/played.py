@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator.engine.flat import Flat
 from simulator.engine.memory import Peak, block_events, memory_events
-from simulator.engine.program import Program, Task
+from simulator.engine.program import Chains, Program, Task, one_of
 from simulator.engine.step import Engine, Step
 from simulator.engine.sweep import Times
 from simulator.forecast import device_params, forecast, programmed, resting
@@ -57,7 +57,7 @@ class Played:
     """A job as lowered and played."""
 
     plan: Plan
-    stages: list[Chain]
+    stages: Chains
     program: Program
     step: Step
     peaks: Sequence[Peak]
@@ -74,6 +74,11 @@ class Played:
     def ranks(self) -> int:
         """Ranks that each device of the pipeline stands for."""
         return self.plan.mesh.world // self.plan.shape.p
+
+    def chain(self, stage: int, part: int = 0) -> Chain:
+        """What a stage lowers to: for whole sequences, or for a slice of them."""
+        found = self.stages[stage]
+        return found if isinstance(found, Chain) else found[part]
 
     def actions(self, device: int) -> range:
         """The numbers of a device's actions."""
@@ -99,7 +104,7 @@ class Played:
             param
             for stage, chain in enumerate(self.stages)
             if schedule.device(shape, stage) == device
-            for param in params_of(chain)
+            for param in params_of(one_of(chain))
         ]
 
     def resting(self, device: int) -> dict[str, float]:
@@ -116,13 +121,15 @@ class Played:
 
     @property
     def wanted(self) -> dict[str, float]:
-        """FLOPs of all forward passes over all ranks: the model's, and what schemes say is done more than once.
+        """FLOPs of all forward passes over all ranks: the model's, and what schemes say is done more than once; of a
+        step, or without a flush of the run that is played.
 
         Places of experts are filled up to a whole number on every rank. Tensor ranks that all see all tokens do the
         linears twice that they do not divide: routers, down to the latents, and from two streams to one.
         """
         job, mesh = self.plan.job, self.plan.mesh
-        model, seq, tokens = job.model, job.batch.sequence or 0, (job.batch.total or 0) * (job.batch.sequence or 0)
+        model, seq = job.model, job.batch.sequence or 0
+        tokens = self.plan.run.m * job.batch.micro * self.plan.replicas * seq
         flash = job.framework.attention == "flash"
         parts = forward_matmul_flops(model, tokens, seq, causal=flash)
         if model.moe:
@@ -133,7 +140,7 @@ class Played:
         if any(scheme.use == "tensor/megatron" for scheme in self.plan.inside):
             again = mesh.size("tp") - 1
             latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
-            narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp)
+            narrow = 2 * tokens * model.hidden * latents * (model.tower_layers + model.layers + model.mtp)
             parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow)
         attention = parts.pop("attention")
         linear = sum(parts.values())
@@ -158,20 +165,24 @@ class Played:
             flying += self._message(action - 1, True) if action - 1 in actions else 0
             flying *= self.program.overlap_sends
             yield action, flying, "buffers"
-            stage, kind, *_ = table.actions[action]
-            yield from ((action, nbytes, category) for nbytes, category in self._pass(self.stages[stage], kind, action))
+            stage, kind, _, part = table.actions[action]
+            chain = self.chain(stage, part)
+            yield from ((action, nbytes, category) for nbytes, category in self._pass(chain, kind, action))
             yield action, -flying, "buffers"
 
     def _message(self, action: int, sent: bool) -> int:
-        """Bytes that an action sends to another device, or receives from one."""
-        table, plan = self.program.timetable, self.plan
-        stage, kind, *_ = table.actions[action]
-        other = stage + (1 if (kind == "F") == sent else -1)
-        if not 0 <= other < plan.shape.stages or plan.schedule.device(plan.shape, other) == table.device(stage):
-            return 0
-        links = self.stages[min(stage, other)].links
-        assert links[-1].nbytes == self.stages[max(stage, other)].links[0].nbytes
-        return links[-1].nbytes
+        """Bytes that an action sends to other devices, or receives from them."""
+        table, shape, before = self.program.timetable, self.plan.shape, self.plan.schedule.before
+        stage, kind, _, part = table.actions[action]
+        total = 0
+        for taker in range(shape.stages):
+            gives = {giver: self.chain(giver, part).links[-1].nbytes for giver in before(shape, taker)}
+            assert not gives or self.chain(taker, part).links[0].nbytes == sum(gives.values())
+            for giver, nbytes in gives.items():
+                # Back comes as much as was given.
+                if stage == (giver if (kind == "F") == sent else taker) and table.elsewhere(giver, taker):
+                    total += nbytes
+        return total
 
     def _pass(self, chain: Chain, kind: str, action: int) -> Iterator[tuple[float, str]]:
         """One pass through a stage without a weight pass of its own."""

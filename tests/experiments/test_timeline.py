@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from simulator import simulate
+from simulator.schedule import Pair, actions_of
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def rows(report: Any) -> list[Any]:
 def test_every_action_has_one_bar(report: Any) -> None:
     for row in rows(report):
         bars = [(s, k, m) for s, k, m in zip(row.stage, row.kind, row.microbatch, strict=True) if k != "O"]
-        actions = [tuple(action) for action in report.play.program.timetable.orders[row.device]]
+        actions = [action[:3] for action in report.play.program.timetable.orders[row.device]]
         assert bars == actions
 
 
@@ -40,6 +41,23 @@ def test_bars_follow_each_other_within_the_step(report: Any) -> None:
     for row in rows(report):
         assert (row.begin[1:] >= row.end[:-1] - 1e-12).all()
         assert row.begin[0] >= 0 and row.end[-1] <= report.play.step.span * (1 + 1e-12)
+
+
+def test_the_passes_of_a_pair_share_one_bar() -> None:
+    plan = {"pp": 2, "tp": 8, "schedule": "dualpipe"}
+    report = simulate(
+        {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 8, "sequence": 4096}, "plan": plan}
+    )
+    for row, order in zip(rows(report), report.play.program.timetable.orders, strict=True):
+        bars = [(s, k, m) for s, k, m in zip(row.stage, row.kind, row.microbatch, strict=True) if k != "O"]
+        assert bars == [action[:3] for action in actions_of(order)]
+        height = row.part[:, 1] - row.part[:, 0]
+        paired = np.flatnonzero(height < 1)
+        assert len(paired) == 2 * sum(isinstance(turn, Pair) for turn in order) > 0
+        assert (row.begin[paired[::2]] == row.begin[paired[1::2]]).all() and (height[paired] == 0.5).all()
+        assert {row.kind[i] for i in paired[::2]} == {"F"}
+        busy = float(((row.end - row.begin) * height).sum())
+        assert busy <= report.play.step.span
 
 
 def test_recomputation_lies_within_backward_bars(report: Any) -> None:

@@ -21,7 +21,7 @@ LENGTHS = [1, 1024, 8192, 131072]
 
 
 MODELS = {name: load_model(name) for name in presets()}
-PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.window or m.mtp)]
+PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.window or m.mtp or m.trunk)]
 GPT = [
     name
     for name in PLAIN

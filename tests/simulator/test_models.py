@@ -129,7 +129,7 @@ def test_gpt_closed_form() -> None:
 
 
 def test_every_preset_loads_and_names_its_source() -> None:
-    assert len(presets()) == 98
+    assert len(presets()) == 99
     for name in presets():
         assert load_model(name).name == name
         assert re.search(

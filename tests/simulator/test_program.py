@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.errors import ScheduleError
-from simulator.engine.blocks import PASSING, Port, compiled
+from simulator.engine.blocks import Port, compiled
 from simulator.engine.flat import Flat
 from simulator.engine.simpy_engine import play
 from simulator.engine.step import Engine
@@ -374,7 +374,7 @@ def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
     assert compiled([a, b, c], entry, Op("out", after=[c, mark])) == ([(), (0,), (1,)], Port((0, 2), (0, 2), False))
     # A result that also waits for what comes in, by no op of this pass.
     assert compiled([a], entry, Op("out", after=[a, entry]))[1] == Port((0,), (0,), True)
-    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], PASSING)
+    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], Port())
 
 
 def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:

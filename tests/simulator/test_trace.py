@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import defaultdict
 from decimal import Decimal
 from functools import cache
@@ -56,6 +57,16 @@ JOBS: dict[str, dict[str, Any]] = {
             ],
         },
     },
+    "branches": {
+        **BASE,
+        "model": {**MODEL, "towers": 2, "tower_layers": 4},
+        "plan": {
+            "mesh": {"pp": 4, "dp": 2},
+            "schemes": [{"use": "pipeline/graphpipe", "over": "pp", "trunk": 2}, {"use": "data/zero-1", "over": "dp"}],
+        },
+    },
+    "two ways": {**BASE, "plan": {"pp": 4, "schedule": "chimera"}},
+    "pairs": {**BASE, "batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, "framework": SLOW},
     "a real one": {
         "model": "llama3-8b",
         "cluster": "dgx-h100:2",
@@ -233,7 +244,7 @@ def test_every_action_is_one_slice_that_holds_its_kernels(name: str, folder: Pat
             assert action["ts"] == own[0]["ts"] and end(action) == end(own[-1])
 
 
-@pytest.mark.parametrize("name", ["slow host", "slow host, one stage"])
+@pytest.mark.parametrize("name", ["slow host", "slow host, one stage", "pairs"])
 def test_the_host_issues_every_op_before_it_begins(name: str, folder: Path) -> None:
     program, shown = report(name).play.program, slices(name, folder)
     for device in range(program.devices):
@@ -269,10 +280,12 @@ def test_arrows_join_sends_and_what_waits_for_them(name: str, folder: Path) -> N
         assert send["args"]["work"] == "transfer" and send["name"] == f"send {begin['name']}"
         assert (send["args"]["source"], send["args"]["target"]) == (begin["pid"], there["pid"])
         assert reader["ts"] >= end(send)
-        stage, microbatch = (int(word) for word in begin["name"].replace("BW", "F").split("F"))
-        step = 1 if "F" in begin["name"] else -1
-        kind = "F" if step > 0 else "BW"
-        assert reader["args"]["action"] == f"{stage + step}{kind}{microbatch}"
+        stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", begin["name"]).groups()  # type: ignore[union-attr]
+        table = report(name).play.program.timetable
+        takers, kinds = (table.after, "F") if kind == "F" else (table.before, "BW?")
+        stages = "|".join(map(str, takers[int(stage)]))
+        # A pair is named after both of its passes.
+        assert re.search(rf"\b({stages}){kinds}{microbatch}\b", reader["args"]["action"])
 
 
 @every_job

@@ -81,7 +81,7 @@ def test_an_answer_is_plain_json_with_the_keys_of_the_contract() -> None:
 def test_the_cards_orders() -> None:
     """The worked examples p=4, m=8 of GPipe, 1F1B and the interleaved schedule (upper case: chunk 0)."""
     wanted = {
-        "gpipe": ["F0 F1 F2 F3 F4 F5 F6 F7 B7 B6 B5 B4 B3 B2 B1 B0"] * 4,
+        "gpipe": ["F0 F1 F2 F3 F4 F5 F6 F7 B0 B1 B2 B3 B4 B5 B6 B7"] * 4,
         "1f1b": [
             "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
             "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",

@@ -21,7 +21,7 @@ from hardware.topology import Reach
 from simulator.costs.collectives import processes, tuner
 from simulator.costs.collectives.links import Links, hosted
 from simulator.costs.collectives.ways import WAYS, Way
-from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
 from simulator.costs.law import spread
 from simulator.ops import Collective
 
@@ -83,6 +83,15 @@ def multiprocessors(work: Collective, reach: Reach, links: Links) -> int:
     if reach.members == 1 or not work.nbytes:
         return 0
     return fastest(work.nbytes, known(work.operation, reach, links))[1].multiprocessors
+
+
+def use(work: Collective, reach: Reach, links: Links) -> Use:
+    """What a collective occupies while it runs: links for as long as bytes move, multiprocessors all the time."""
+    if reach.members == 1 or not work.nbytes:
+        return ALONE
+    _, way = fastest(work.nbytes, known(work.operation, reach, links))
+    share = multiprocessors(work, reach, links) / links.cluster.gpu.multiprocessors
+    return Use(way.per_byte * work.nbytes, way.busy, share)
 
 
 def fastest(nbytes: float, group: Group) -> tuple[float, Way]:

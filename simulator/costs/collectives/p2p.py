@@ -11,7 +11,7 @@ from hardware.topology import Reach
 from simulator.costs.collectives import fabric
 from simulator.costs.collectives.links import Links, hosted
 from simulator.costs.collectives.processes import ProcessLaw
-from simulator.costs.estimate import NOTHING, Estimate
+from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
 from simulator.costs.law import spread
 
 
@@ -27,15 +27,33 @@ def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
     """How long the links are busy, a number or an array, and how much later the message is there."""
     if reach.islands.number > 1:
-        outer = links.laws.outer
-        return nbytes * (fabric.message(reach) * links.across(outer.send)), outer.send_begin + links.wait(reach)
+        return _fill(nbytes, reach, links), links.laws.outer.send_begin + links.wait(reach)
     law, over = links.law(reach).message, hosted(reach)
+    fill = _fill(nbytes, reach, links)
     if isinstance(law, ProcessLaw):
-        return nbytes * links.over_host(law.message), law.send
-    fill = nbytes * (links.over_host(law.share) if over else links.inside(law.share, reach.links))
+        return fill, law.send
     # As of collectives: chunks fill the channels and drain them.
     busy = fill + 2 * law.pipe * (law.begin * fill) ** 0.5
     return busy, law.begin + (links.middle.latency if over else links.up.latency)
+
+
+def _fill(nbytes: Any, reach: Reach, links: Links) -> Any:
+    """How long the bytes take to move."""
+    if reach.islands.number > 1:
+        return nbytes * (fabric.message(reach) * links.across(links.laws.outer.send))
+    law = links.law(reach).message
+    if isinstance(law, ProcessLaw):
+        return nbytes * links.over_host(law.message)
+    return nbytes * (links.over_host(law.share) if hosted(reach) else links.inside(law.share, reach.links))
+
+
+def use(nbytes: int, reach: Reach, links: Links) -> Use:
+    """What a message occupies while its bytes move. How many multiprocessors it takes no calibration tells: none."""
+    if not nbytes:
+        return ALONE
+    far, over = reach.islands.number > 1, hosted(reach)
+    busy = (0.0, 0.0, 1.0) if far else (0.0, 1.0, 0.0) if over else (reach.links, 0.0, 0.0)
+    return Use(_fill(nbytes, reach, links), busy)
 
 
 def least(nbytes: Any, reach: Reach, links: Links) -> Any:

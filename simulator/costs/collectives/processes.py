@@ -45,4 +45,5 @@ def way(operation: str, reach: Reach, links: Links) -> Way:
     steps = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "broadcast": math.ceil(math.log2(n))}
     sent = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0}.get(operation, (n - 1) / n)
     per_byte = sent * links.over_host(getattr(law, operation))
-    return Way(f"processes {operation}", math.inf, steps.get(operation, n - 1) * law.step, per_byte, 0.0, 0)
+    latency = steps.get(operation, n - 1) * law.step
+    return Way(f"processes {operation}", math.inf, latency, per_byte, 0.0, 0, (0.0, 1.0, 0.0))

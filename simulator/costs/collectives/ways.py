@@ -51,8 +51,16 @@ QUICK_MESSAGE = 16384
 """Largest message of an all-to-all that goes by the quick protocol (NCCL_P2P_LL_THRESHOLD)."""
 
 
+Busy = tuple[float, float, float]
+"""Shares of the links of each tier, in the order of `simulator.costs.estimate.TIERS`."""
+
+
 class Way(NamedTuple):
-    """An algorithm with a protocol. limit: largest size it is used for. multiprocessors: that it takes."""
+    """An algorithm with a protocol.
+
+    limit: largest size it is used for. multiprocessors: that it takes. busy: of a member's scale-up links, its link to
+    the host and its port, what is busy while bytes move: all of the narrowest.
+    """
 
     name: str
     limit: float
@@ -60,18 +68,22 @@ class Way(NamedTuple):
     per_byte: float
     pipe: float
     multiprocessors: int
+    busy: Busy
 
 
 def _narrowest(
     reach: Reach, links: Links, inner: float, host: float, outer: float, shares: tuple[float, float]
-) -> float:
-    """Seconds of a byte of the buffer. inner, host, outer: bytes over each link. shares: in islands and between."""
-    times = [inner * links.inside(shares[0], _share_of_links(reach, links)) if inner else 0.0]
-    if hosted(reach):
-        times.append(host * links.over_host(shares[0]))
-    if reach.islands.number > 1:
-        times.append(outer * links.across(shares[1]))
-    return max(times)
+) -> tuple[float, Busy]:
+    """Seconds of a byte of the buffer, and `Way.busy`.
+
+    inner, host, outer: bytes over each link. shares: of the rate, in islands and between.
+    """
+    own = _share_of_links(reach, links)
+    up = inner * links.inside(shares[0], own) if inner else 0.0
+    middle = host * links.over_host(shares[0]) if hosted(reach) else 0.0
+    out = outer * links.across(shares[1]) if reach.islands.number > 1 else 0.0
+    most = max(up, middle, out)
+    return most, (own * up / most, middle / most, out / most)
 
 
 def _port(reach: Reach, links: Links) -> float:
@@ -127,25 +139,25 @@ def _all_reduce(reach: Reach, links: Links) -> tuple[Way, ...]:
     tree = (1 if k == 2 else 2) * port
     ways = []
     for name, (base, step, hop, share, out, pipe) in _protocols(law, reach, links).items():
-        per_byte = _narrowest(reach, links, inner, ring, ring * port, (share, out))
+        per_byte, busy = _narrowest(reach, links, inner, ring, ring * port, (share, out))
         latency = base + 2 * (n - k) * step + 2 * (k - 1) * (RING_STEP * hop + wait)
-        ways.append(Way(f"ring {name}", limits[name], latency, per_byte, pipe, up.channels))
+        ways.append(Way(f"ring {name}", limits[name], latency, per_byte, pipe, up.channels, busy))
         if k > 1:
             inside = 2.0 if d > 1 else 0.0
-            per_byte = _narrowest(reach, links, inside, ring, tree, (TREE * share, out))
+            per_byte, busy = _narrowest(reach, links, inside, ring, tree, (TREE * share, out))
             latency = base + 2 * (g - 1) * step + levels * (hop + wait)
-            ways.append(Way(f"tree {name}", math.inf, latency, per_byte, net.pipe, up.channels))
+            ways.append(Way(f"tree {name}", math.inf, latency, per_byte, net.pipe, up.channels, busy))
     if sums:
         share, begin = law.switch_share * law.rate, law.switch_begin * g * law.latency
         summed = 1 + (1 if k == 1 else 2) / g
-        per_byte = _narrowest(reach, links, summed, 0.0, tree, (share, net.share))
+        per_byte, busy = _narrowest(reach, links, summed, 0.0, tree, (share, net.share))
         pipe = law.switch_pipe if k == 1 else net.pipe
         latency = begin + levels * (_level(reach, links) + wait)
-        ways.append(Way("switch", limits[SWITCH], latency, per_byte, pipe, tuner.SWITCH_CHANNELS))
+        ways.append(Way("switch", limits[SWITCH], latency, per_byte, pipe, tuner.SWITCH_CHANNELS, busy))
         if links.network_sums and k > 1:
-            per_byte = _narrowest(reach, links, summed, 0.0, port, (share, net.share))
+            per_byte, busy = _narrowest(reach, links, summed, 0.0, port, (share, net.share))
             latency = begin + 2 * (_level(reach, links) + wait)
-            ways.append(Way("switch and network", math.inf, latency, per_byte, pipe, tuner.SWITCH_CHANNELS))
+            ways.append(Way("switch and network", math.inf, latency, per_byte, pipe, tuner.SWITCH_CHANNELS, busy))
     return tuple(way for way in ways if way.limit)
 
 
@@ -156,12 +168,12 @@ def _gather(reach: Reach, links: Links) -> tuple[Way, ...]:
     inner, ring = (n - 1 + law.own) / n if d > 1 else 0.0, (n - 1) / n
     ways = []
     for name, (base, step, hop, share, out, pipe) in _protocols(law, reach, links).items():
-        per_byte = _narrowest(reach, links, inner, ring, ring * port, (share, out))
+        per_byte, busy = _narrowest(reach, links, inner, ring, ring * port, (share, out))
         latency = base + (n - k) * step + (k - 1) * (RING_STEP * hop + wait)
-        ways.append(Way(f"ring {name}", limits[name], latency, per_byte, pipe, channels))
+        ways.append(Way(f"ring {name}", limits[name], latency, per_byte, pipe, channels, busy))
         if name == WHOLE and n == k:
             latency = base + math.ceil(math.log2(k)) * (RING_STEP * hop + wait)
-            ways.append(Way("logarithmic", math.inf, latency, per_byte / PAT, pipe, channels))
+            ways.append(Way("logarithmic", math.inf, latency, per_byte / PAT, pipe, channels, busy))
     return tuple(way for way in ways if way.limit)
 
 
@@ -171,9 +183,9 @@ def _broadcast(reach: Reach, links: Links) -> tuple[Way, ...]:
     port = _port(reach, links)
     ways = []
     for name, (base, step, hop, share, out, pipe) in _protocols(law, reach, links).items():
-        per_byte = _narrowest(reach, links, float(d > 1), 1.0, port, (share, out))
+        per_byte, busy = _narrowest(reach, links, float(d > 1), 1.0, port, (share, out))
         latency = base + (g - 1) * step + math.ceil(math.log2(k)) * (hop + wait)
-        ways.append(Way(f"ring {name}", math.inf, latency, per_byte, pipe, channels))
+        ways.append(Way(f"ring {name}", math.inf, latency, per_byte, pipe, channels, busy))
     return tuple(ways)
 
 
@@ -187,9 +199,9 @@ def _all_to_all(reach: Reach, links: Links) -> tuple[Way, ...]:
         (QUICK, QUICK_MESSAGE * n, 0.0, net.quick_step, law.quick_share, 0.0),
         (WHOLE, math.inf, law.base, _level(reach, links), law.share * law.rate, law.pipe),
     ):
-        per_byte = _narrowest(reach, links, inner, (n - d) / n, (n - g) / n * narrower, (share, net.all_to_all))
+        per_byte, busy = _narrowest(reach, links, inner, (n - d) / n, (n - g) / n * narrower, (share, net.all_to_all))
         latency = law.peer * (n - 1) + base + (RING_STEP * hop + wait if k > 1 else 0.0)
-        ways.append(Way(f"pairs {name}", limit, latency, per_byte, pipe, channels))
+        ways.append(Way(f"pairs {name}", limit, latency, per_byte, pipe, channels, busy))
     return tuple(ways)
 
 

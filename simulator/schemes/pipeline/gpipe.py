@@ -1,11 +1,12 @@
 """GPipe: all forwards, then all backwards.
 
 Each device runs the forward passes of all m micro-batches, then their backward passes. Trivial and tolerant of slow
-links, for a message is needed only one micro-batch later; all m micro-batches stay in memory.
+links, for a message is needed only one micro-batch later; all m micro-batches stay in memory. Backward passes go in the
+order of the forward passes, as torch runs them; the paper's figure has them the other way round, which takes as long.
 
-    device 0   F0 F1 F2 F3 .. .. .. .. .. .. B3 B2 B1 B0
-    device 1   .. F0 F1 F2 F3 .. .. .. .. B3 B2 B1 B0
-    device 2   .. .. F0 F1 F2 F3 .. .. B3 B2 B1 B0
+    device 0   F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3
+    device 1   .. F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3
+    device 2   .. .. F0 F1 F2 F3 .. .. B0 B1 B2 B3
 
 bubble (p-1)(t_f + t_B) [s], m micro-batches in flight.
 
@@ -25,7 +26,7 @@ class GPipe(Schedule):
 
     def order(self, shape: Shape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
-        return forward + [Action(device, "BW", k) for k in reversed(shape.microbatches)]
+        return forward + [Action(device, "BW", k) for k in shape.microbatches]
 
     def laws(self, setting: PipelineSetting) -> Iterable[Law]:
         shape = setting.shape

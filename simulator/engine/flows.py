@@ -1,0 +1,60 @@
+"""Fair shares: at which rates flows go on that use the same links.
+
+A flow is a bag of (link, share of its capacity that the flow takes at full rate). Every link is shared evenly, in its
+own units: none of its flows gets less than another unless it asks for less, because another link or its own rate holds
+it back. So each flow that is slowed has a bottleneck, a full link of which no other flow takes more. On one link, or
+where flows take alike shares of all theirs, that is the max-min fair allocation; in general it is the *bottleneck max
+fairness* of Bonald and Roberts, arXiv 1410.0782: what links do that serve their flows in turn.
+
+    rate of flow i   = min(1, min over its links l of level_l / share_il)
+    level of link l: the sum over its flows of min(what they ask for, level_l) is its capacity, 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
+
+Place = TypeVar("Place", bound=Hashable)
+
+EXACT = 1e-13
+"""Relative change of a level below which it stands."""
+
+ROUNDS = 1000
+"""Most rounds in which levels are sought. Where links hold up each other's flows in a circle they close in step by
+step, elsewhere a few rounds find them."""
+
+
+def fair(flows: Sequence[Mapping[Place, float]]) -> list[float]:
+    """The rate of each flow, above 0 and at most 1. Shares are above 0 and at most 1."""
+    users: dict[Place, list[Mapping[Place, float]]] = {}
+    for flow in flows:
+        for link in flow:
+            users.setdefault(link, []).append(flow)
+    levels = dict.fromkeys(users, math.inf)
+    for _ in range(ROUNDS):
+        moved = False
+        for link, own in users.items():
+            asked = [flow[link] * _rate(flow, levels, link) for flow in own]
+            now = _level(asked)
+            moved |= not math.isclose(now, levels[link], rel_tol=EXACT)
+            levels[link] = now
+        if not moved:
+            break
+    return [_rate(flow, levels) for flow in flows]
+
+
+def _rate(flow: Mapping[Place, float], levels: Mapping[Place, float], but: Place | None = None) -> float:
+    """What the links of a flow, one left out, let through."""
+    return min([1.0, *(levels[link] / share for link, share in flow.items() if link != but)])
+
+
+def _level(asked: Sequence[float]) -> float:
+    """The most that one flow gets of a link when others ask for so much; endless while all get what they ask for."""
+    left, waiting = 1.0, len(asked)
+    for one in sorted(asked):
+        if one * waiting > left * (1 + EXACT):
+            return left / waiting
+        left, waiting = left - one, waiting - 1
+    return math.inf

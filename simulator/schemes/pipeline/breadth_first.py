@@ -1,0 +1,37 @@
+"""Breadth-first: a chunk runs all micro-batches before the next chunk does, so its weights are needed at one stretch.
+
+Chunks go round-robin as in interleaved 1F1B, and the bubble is as small. All micro-batches stay in memory; but with
+sharded data parallelism the weights of a chunk are gathered once a pass, its gradients are reduced while other chunks
+run, and a message is needed only some micro-batches later.
+
+    p = 2, v = 2, m = 3 (upper case: chunk 0, lower case: chunk 1)
+    device 0   F0 F1 F2 f0 f1 f2 .. .. b0 b1 b2 B0 B1 B2
+    device 1   .. F0 F1 F2 f0 f1 f2 b0 b1 b2 B0 B1 B2
+
+bubble (p-1)(t_f + t_B)/v [s] where m >= p, m v chunks in flight.
+
+References: Lamy-Poirier 2022, arXiv 2211.05953, section 3.
+"""
+
+from collections.abc import Iterable
+
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.scheme import Law, Paper
+
+
+class BreadthFirst(Schedule):
+    paper = Paper("arXiv:2211.05953", "Breadth-First Pipeline Parallelism", 2022)
+
+    def check(self, shape: Shape) -> None:
+        """Any number of chunks will do; one of them is GPipe with backward passes in the order of forward passes."""
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        stages = range(device, shape.stages, shape.p)
+        forward = [Action(stage, "F", k) for stage in stages for k in shape.microbatches]
+        return forward + [Action(stage, "BW", k) for stage in reversed(stages) for k in shape.microbatches]
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
+        if m >= p:
+            yield Law("bubble", (p - 1) * setting.u / v, "section 3.2; replay of the order")
+        yield Law("in_flight_b", [m * v] * p, "section 3.2")

@@ -1,0 +1,67 @@
+"""Chimera: two pipelines in opposite directions through the same devices, each filling the other's bubbles.
+
+Every device holds two stages, one of each way, so there are two copies of the weights, whose gradients are summed
+before the update. Half of the micro-batches go down, from device 0 to the last, half go up. What each device does is
+read off a grid of unit slots in which the two ways never collide; groups of p micro-batches follow one another.
+
+    p = 4, m = 4 (upper case: down, lower case: up)
+    device 0   F0 .. F1 f0 b0 f1 b1 B0 .. B1
+    device 1   .. F0 f0 F1 f1 b0 B0 b1 B1
+    device 2   .. f0 F0 f1 F1 B0 b0 B1 b1
+    device 3   f0 .. f1 F0 B0 F1 B1 b0 .. b1
+
+bubble (p-2) t_B + (m/p - 1)(p-2)(t_B - t_f) [s] for t_B = t_b + t_w >= t_f; from p/2 + 1 (ends) to p (middle)
+micro-batches in flight. Needs p even and m a multiple of p.
+
+References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
+"""
+
+from collections.abc import Iterable
+
+from hardware.errors import PlanError
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape, in_v, nearest_multiple
+from simulator.scheme import Law, Paper
+
+
+class Chimera(Schedule):
+    paper = Paper(
+        "arXiv:2107.06925",
+        "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
+        2021,
+    )
+    ways = 2
+
+    def device(self, shape: Shape, stage: int) -> int:
+        return in_v(shape, stage)
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        if shape.p % 2:
+            rule = f"{self.use} needs an even number of devices, half of them nearer to the end of each way"
+            raise PlanError("the pipeline's axis", rule, f"{shape.p + 1} would work", shape.p)
+        if shape.m % shape.p:
+            near = nearest_multiple(shape.m, shape.p)
+            rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
+            raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        p, half = shape.p, shape.p // 2
+        slots = {}
+        # A stage of the way down and one of the way up, by how far they are from where their way begins.
+        for stage, place in ((device, device), (2 * p - 1 - device, p - 1 - device)):
+            for turn, k in enumerate(self.microbatches(shape, stage)):
+                group, number = divmod(turn, half)
+                begin = 2 * p * group + 2 * number
+                slots[begin + place] = Action(stage, "F", k)
+                slots[begin + 2 * p - 1 - place] = Action(stage, "BW", k)
+        return [slots[at] for at in sorted(slots)]
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, groups = setting.shape.p, setting.shape.m // setting.shape.p
+        backward = setting.tb + setting.tw
+        if backward >= setting.tf:
+            bubble = (p - 2) * (backward + (groups - 1) * (backward - setting.tf))
+            yield Law("bubble", bubble, "section 3; of the junctions between groups, replay of the order")
+        yield Law(
+            "in_flight_b", [p // 2 + 1 + min(i, p - 1 - i) for i in range(p)], "section 3, table 2; replay of the order"
+        )

@@ -1,0 +1,54 @@
+"""DualPipe: two ways through the devices, and forward passes of one played together with backward passes of the other.
+
+Every device holds a stage of each way, as in Chimera. A forward and a backward pass that need nothing of each other run
+as one pair, in which the communication of experts of one is hidden behind the computation of the other. What is left
+of the bubble is filled with gradients of weights, which are put off at the begin and at the end.
+
+    p = 4, m = 8 (upper case: first way, lower case: second; D, d: both gradients at once)
+    device 0   F0 F1 F2 f0 b0 w0 f1 {F3+d1} {f2+D0} d2 {f3+D1} d3 B2 W2 B3 W3
+    device 1   F0 f0 F1 f1 F2 d0 {f2+D0} {F3+d1} {f3+D1} d2 D2 b3 B3 w3 W3
+
+A device idles for at most (p/2 - 1)(t_pair + t_b - 2 t_w) [s] where t_f = t_b = t_w; t_pair, the time of a pair, lies
+between t_b + t_w and t_f + t_b + t_w. p + 1 micro-batches in flight. Needs p and m even, m >= 2 p.
+
+References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and table 2.
+"""
+
+from collections.abc import Iterable
+
+from hardware.errors import PlanError
+from simulator.schedule import PipelineSetting, Schedule, Shape, Turn, eight_steps, in_v
+from simulator.scheme import Law, Paper
+
+
+class DualPipe(Schedule):
+    paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
+    ways = 2
+
+    def device(self, shape: Shape, stage: int) -> int:
+        return in_v(shape, stage)
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        if shape.p % 2:
+            rule = f"{self.use} needs an even number of devices, half of them nearer to the end of each way"
+            raise PlanError("the pipeline's axis", rule, f"{shape.p + 1} would work", shape.p)
+        if shape.m % 2 or shape.m < 2 * shape.p:
+            near = max(shape.m + shape.m % 2, 2 * shape.p)
+            rule = f"{self.use} needs an even number of micro-batches, at least 2 pp = {2 * shape.p}"
+            raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
+
+    def order(self, shape: Shape, device: int) -> list[Turn]:
+        down, up = ((stage, self.microbatches(shape, stage)) for stage in (device, 2 * shape.p - 1 - device))
+        half = shape.p // 2
+        if device < half:
+            return eight_steps(down, up, device, half)
+        return eight_steps(up, down, shape.p - 1 - device, half)
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p = setting.shape.p
+        yield Law("in_flight_b", [p + 1] * p, "table 2")
+        yield Law("in_flight_w", [p + 1] * p, "table 2")
+        if setting.tf == setting.tb == setting.tw:
+            # A pair that hides nothing lasts as long as its passes.
+            yield Law("max_idle", (p // 2 - 1) * (setting.u + setting.tb - 2 * setting.tw), "table 2")

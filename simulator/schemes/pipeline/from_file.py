@@ -1,0 +1,58 @@
+"""An order that stands in a file, as torch's pipeline schedules write theirs: read, checked and played like any other.
+
+The file is a CSV with one row a rank and one cell a step, `2F0` being the forward pass of micro-batch 0 through stage
+2 (B: a backward pass at once; I and W: the gradients of inputs and those of weights; empty: idle). It says which device
+has which stage, and for how many devices and micro-batches it is. Idle cells say nothing: when a pass begins follows
+from what it waits for.
+
+    0F0,0F1,,,0B0,0B1
+    ,1F0,1B0,1F1,1B1
+
+References: `_dump_csv` of torch.distributed.pipelining, https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
+"""
+
+from functools import cached_property
+
+from hardware.errors import PlanError
+from simulator.bridges.torch_schedule import Written, read
+from simulator.schedule import Schedule, Shape, Turn
+from simulator.scheme import Paper
+
+
+class FromFile(Schedule):
+    paper = Paper(
+        "https://docs.pytorch.org/docs/stable/distributed.pipelining.html", "torch.distributed.pipelining", 2024
+    )
+
+    class Options(Schedule.Options):
+        """path: of the CSV file. chunks: as many as the file says."""
+
+        path: str
+
+    @cached_property
+    def written(self) -> Written:
+        return read(self.options.path)
+
+    def chunks(self) -> int:
+        return self.written.chunks
+
+    def device(self, shape: Shape, stage: int) -> int:
+        return self.written.devices[stage]
+
+    def order(self, shape: Shape, device: int) -> list[Turn]:
+        return self.written.orders[device]
+
+    def check(self, shape: Shape) -> None:
+        found = self.written
+        for name, wanted, given in (
+            ("pp", len(found.rows), shape.p),
+            ("chunks", found.chunks, shape.v),
+            ("micro-batches per replica", found.microbatches, shape.m),
+        ):
+            if given != wanted:
+                rule = f"{found.where} is a schedule of {len(found.rows)} ranks with {found.chunks} stages each"
+                rule += f" and {found.microbatches} micro-batches"
+                raise PlanError(name, rule, f"{name} = {wanted} would work, or another file", given)
+        if self.options.chunks not in (1, found.chunks):
+            rule = f"{found.where} has {found.chunks} stages a rank"
+            raise PlanError("plan.chunks", rule, "Leave chunks out: the file says it", self.options.chunks)

@@ -1,0 +1,80 @@
+"""GraphPipe: branches of a model are lines of stages beside each other, and a further line joins them.
+
+A pipeline of one line runs the branches of a model (towers, each with its own input) one after another, though none
+needs what another makes. Here every branch has stages of its own, and all of them run at once; the first stage of the
+trunk takes what each gives, and hands each its share of the gradient. Every stage runs 1F1B as if the pipeline were as
+deep as the longest way through the graph: stage x runs k_x - 1 forwards ahead, where k_x is 1 at the last stage and at
+any other one more than the most of those that follow.
+
+    p = 3, two branches of one stage (device 0 and 1), a trunk of one stage
+    device 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3
+    device 1   F0 F1 .. B0 F2 B1 F3 B2 .. B3
+    device 2   .. F0 B0 F1 B1 F2 B2 F3 B3
+
+`branches`: lines that are joined, as many as the model has towers; `trunk`: stages behind the join. Each branch has
+d = (p - trunk) / branches of the p stages: first those of one branch, then those of the next, the trunk's last.
+
+bubble (d + trunk - 1)(t_f + t_B) [s], where a chain of all stages has (p - 1)(t_f + t_B); min(m, k_x) micro-batches in
+flight. With one branch it is 1F1B.
+
+References: Jeon et al. 2024, arXiv 2406.17145.
+"""
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from hardware.errors import PlanError
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
+from simulator.scheme import Law, Paper
+
+
+class GraphPipe(Schedule):
+    paper = Paper(
+        "arXiv:2406.17145",
+        "GraphPipe: Improving Performance and Scalability of DNN Training with Graph Pipeline Parallelism",
+        2024,
+    )
+
+    class Options(Schedule.Options):
+        branches: int = Field(default=2, ge=1, strict=True)
+        trunk: int = Field(default=1, ge=1, strict=True)
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        branches, trunk = self.options.branches, self.options.trunk
+        left = shape.p - trunk
+        if left < branches or left % branches:
+            rule = f"{self.use} has branches ({branches}) of equally many stages, at least one, and a trunk of {trunk}"
+            remedy = f"pp = {max(1, round(left / branches)) * branches + trunk} would work"
+            if d := (shape.p - 1) // branches:
+                remedy += f", or trunk: {shape.p - d * branches}"
+            raise PlanError("the pipeline's axis", rule, remedy, shape.p)
+
+    def depth(self, shape: Shape) -> int:
+        """Stages of a branch."""
+        return (shape.p - self.options.trunk) // self.options.branches
+
+    def before(self, shape: Shape, stage: int) -> tuple[int, ...]:
+        d, joins = self.depth(shape), shape.p - self.options.trunk
+        if stage == joins:
+            return tuple(range(d - 1, joins, d))
+        return (stage - 1,) if stage > joins or stage % d else ()
+
+    def held(self, shape: Shape, stage: int) -> int:
+        """k_x: the stages from one to the last, both counted."""
+        d, joins = self.depth(shape), shape.p - self.options.trunk
+        return shape.p - stage if stage >= joins else d - stage % d + self.options.trunk
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        forward = [Action(device, "F", k) for k in shape.microbatches]
+        backward = [Action(device, "BW", k) for k in shape.microbatches]
+        return one_by_one(forward, backward, self.held(shape, device) - 1)
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        shape, depth = setting.shape, self.held(setting.shape, 0)
+        yield Law("bubble", (depth - 1) * setting.u, "1F1B as deep as the longest way")
+        yield Law("in_flight_b", [min(shape.m, self.held(shape, x)) for x in range(shape.p)], "k_x")
+        if shape.m % depth == 0:
+            hops = 2 * (depth - 1) * shape.m // depth + 2 * depth - 4
+            yield Law("bubble_per_hop", hops, "replay of the order with a constant latency a hop: as 1F1B so deep")

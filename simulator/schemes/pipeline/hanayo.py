@@ -1,0 +1,68 @@
+"""Hanayo: stages go down the devices and up again in waves, so Chimera's bubble shrinks without weights held twice.
+
+Each wave is two chunks a device, one down and one up; where a wave turns round no message is needed. The order is
+made in slots of one pass: a free device takes the backward pass of the earliest micro-batch that is ready, else the
+forward pass of the deepest stage.
+
+    one wave, p = 2, m = 4 (upper case: down, lower case: up)
+    device 0   F0 F1 F2 f0 b0 f1 b1 B0 F3 B1 .. f2 b2 f3 b3 B2 .. B3
+    device 1   .. F0 f0 F1 f1 b0 B0 b1 B1 F2 f2 F3 f3 b2 B2 b3 B3
+
+For w waves: bubble (p-1) t_B/w [s] where m = p and t_B >= t_f, (p-1)(t_f + t_B)/(2 w) where m is a multiple of p and
+t_f = t_B; 2 w p chunks in flight where m >= 2 p.
+
+References: Liu et al. 2023, arXiv 2308.15762, section 3.
+"""
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from hardware.errors import PlanError
+from simulator.schedule import Action, Durations, PipelineSetting, Schedule, Shape, in_v
+from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.slots import greedy, needs
+
+
+class Hanayo(Schedule):
+    paper = Paper(
+        "arXiv:2308.15762", "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model", 2023
+    )
+
+    class Options(SchemeOptions):
+        """waves: times down the devices and up again. chunks: virtual stages a device, two a wave, where waves are not
+        told."""
+
+        chunks: int = Field(default=2, ge=1, strict=True)
+        waves: int | None = Field(default=None, ge=1, strict=True)
+
+    def chunks(self) -> int:
+        waves: int | None = self.options.waves
+        return 2 * waves if waves else int(self.options.chunks)
+
+    def device(self, shape: Shape, stage: int) -> int:
+        return in_v(shape, stage)
+
+    def check(self, shape: Shape) -> None:
+        told = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
+        if shape.v % 2 or told != shape.v:
+            raise PlanError("plan.chunks", f"{self.use} has two chunks a device and wave", "Set waves alone", told)
+
+    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Action]]:
+        def rank(action: Action) -> tuple[bool, int, int]:
+            ahead = action.kind == "F"
+            return ahead, -action.stage if ahead else 0, action.microbatch
+
+        return greedy(self, shape, needs(self, shape, apart=False), rank)
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m, v, tf = setting.shape.p, setting.shape.m, setting.shape.v, setting.tf
+        backward = setting.tb + setting.tw
+        if m == p and backward >= tf:
+            yield Law("bubble", 2 * (p - 1) * backward / v, "replay of the order")
+        if m % p == 0 and backward == tf:
+            yield Law("bubble", (p - 1) * (tf + backward) / v, "replay of the order")
+        if m == p:
+            yield Law("in_flight_b", [v * p - (p - 1) + i for i in range(p)], "replay of the order")
+        if m >= 2 * p:
+            yield Law("in_flight_b", [v * p] * p, "replay of the order")

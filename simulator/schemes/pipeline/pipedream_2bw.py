@@ -1,0 +1,49 @@
+"""PipeDream-2BW: 1F1B that never drains; m micro-batches make one update, so two versions of the weights are enough.
+
+Gradients of the m micro-batches of a batch are added up, and a device updates its weights when the last of them has
+been through. Those of the next batch are on their way by then: a batch meets the weights of the update before the last,
+W(t+1) = W(t) - lr g(W(t-1)), and a device holds these and the newest.
+
+    m = 3
+    device 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 ...     updates behind B2, B5, ...
+    device 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 ...
+    device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 ...
+
+time between two updates m max over devices of (t_f + t_B) [s], without hops; p - i micro-batches in flight on device i,
+two versions of the weights. Needs m >= p, or more than two would be on their way.
+
+References: Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
+"""
+
+from collections.abc import Iterable
+
+from hardware.errors import PlanError
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
+from simulator.scheme import Law, Paper
+
+
+class PipeDream2BW(Schedule):
+    paper = Paper("arXiv:2006.09503", "Memory-Efficient Pipeline-Parallel DNN Training", 2020)
+    flush = False
+
+    def check(self, shape: Shape) -> None:
+        super().check(shape)
+        if shape.m < shape.p:
+            rule = f"{self.use} needs at least as many micro-batches an update as the pipeline has devices, {shape.p}"
+            remedy = f"{shape.p} would work: change batch.global or dp, or use pipeline/pipedream"
+            raise PlanError("micro-batches per replica", rule, remedy, shape.m)
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        forward = [Action(device, "F", k) for k in shape.microbatches]
+        backward = [Action(device, "BW", k) for k in shape.microbatches]
+        return one_by_one(forward, backward, shape.p - 1 - device)
+
+    def version(self, shape: Shape, device: int, microbatch: int) -> int:
+        """All of a batch meet one version: the newest that is there on all devices as its first comes in."""
+        return max(0, microbatch // shape.m - 1)
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m = setting.shape.p, setting.shape.m
+        yield Law("period", m * setting.u, "section 3.1: no flush between batches")
+        yield Law("weight_versions", [2] * p, "section 3.1: the weights of the batch before, and the newest")
+        yield Law("in_flight_b", [min(m, p - i) for i in range(p)], "section 3.1, figure 2")

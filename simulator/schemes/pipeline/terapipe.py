@@ -1,0 +1,55 @@
+"""TeraPipe: GPipe over slices of sequences, which follow each other through the stages.
+
+A sequence of one micro-batch keeps several stages busy at once: a slice goes on as soon as it is through, and the
+next one, which attends to it, follows. All forward passes come first, then the backward passes of the slices, the last
+one first. It is made for long sequences in few micro-batches through many stages.
+
+    p = 3, m = 1, slices a b c
+    device 0   Fa Fb Fc .. .. .. .. Bc Bb Ba
+    device 1   .. Fa Fb Fc .. .. Bc Bb Ba
+    device 2   .. .. Fa Fb Fc Bc Bb Ba
+
+m sum(t) + (p-1) max(t) [s] a step for slices of t = t_f + t_B; m s slices in flight.
+
+`slices`: a number of equal slices (4), or their lengths. Attention makes equal slices slower towards the end: ``auto``
+cuts sequences so that the step is shortest, by the paper's dynamic programme over forecast times of slices.
+
+References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from simulator.schedule import Action, Lasts, PipelineSetting, Shape
+from simulator.scheme import Law, Paper
+from simulator.slicing import Lengths, Number, Sliced, forward_units, quickest
+
+
+class TeraPipe(Sliced):
+    paper = Paper(
+        "arXiv:2102.07988",
+        "TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models",
+        2021,
+    )
+
+    class Options(Sliced.Options):
+        """slices: how many, their lengths, or auto: as many as are best."""
+
+        slices: Number | Lengths | Literal["auto"] = 4
+
+    @property
+    def slices(self) -> tuple[float, ...]:
+        return () if self.options.slices == "auto" else super().slices
+
+    def cut(self, shape: Shape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
+        return quickest(sequence, step, lasts, shape.m, shape.p - 1)
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        forward = forward_units(shape, device)
+        return forward + [action._replace(kind="BW") for action in reversed(forward)]
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m = setting.shape.p, setting.shape.m
+        yield Law("bubble", (p - 1) * max(self.slices) * setting.u, "section 3.3, equation 5")
+        yield Law("in_flight_b", [m * len(self.slices)] * p, "all forward passes come first")
+        yield Law("bubble_per_hop", 2 * (p - 1), "one hop per stage and direction, in fill and drain")

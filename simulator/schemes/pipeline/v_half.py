@@ -1,0 +1,46 @@
+"""V-Half: half of 1F1B's activations and half of its bubble, from a block of passes that is repeated in a V.
+
+Memory is how long chunks live: the block says in which slots one micro-batch passes, and every micro-batch follows in
+the same way. Passes on the way from the first device to the last take every second slot, those on the way back every
+slot: what a device holds long of one chunk it holds short of the other. W's fill free slots; then passes from later on
+fill what idles at both ends, with no more held.
+
+    p = 4, slots of the first micro-batch (upper case: down, lower case: up)
+    device 0   F . . . . . . . . . f . . . b . . . . . . . . . . B
+    device 3   . . . . . . F f . . . . . . . . . . . . b . B
+
+bubble for t_f = t_b = t_w, in passes of a chunk: 3 p - 7 for an even p, else 3 p - 4; p + 2 or p + 1 chunks in flight.
+
+References: Qi et al. 2024, arXiv 2405.15362, section 3.
+"""
+
+from collections.abc import Iterable
+
+from simulator.schedule import Action, Durations, InV, PipelineSetting, Shape
+from simulator.scheme import Law, Paper
+from simulator.slots import reordered, repeated
+
+
+class VHalf(InV):
+    paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
+
+    def block(self, shape: Shape) -> list[tuple[int, int]]:
+        """For each stage, the slots in which the first micro-batch's F and B begin."""
+        p = shape.p
+        # With an even p passes would fall on one slot: the backward pass begins three slots later.
+        late = 0 if p % 2 else 3
+        down = [(2 * i, 6 * p - 2 - i + late) for i in range(p)]
+        up = [(3 * p - 2 - i, 3 * p - 1 + 2 * i + late) for i in reversed(range(p))]
+        return down + up
+
+    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Action]]:
+        return reordered(self, shape, repeated(self, shape, self.block(shape)))
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m = setting.shape.p, setting.shape.m
+        if p >= 3 and m >= 2 * p and setting.tf == setting.tb == setting.tw:
+            bubble = (3 * p - 4 if p % 2 else 3 * p - 7) * setting.tf / 2
+            yield Law("bubble", bubble, "section 4; replay of the order")
+            yield Law("bubble_span", bubble, "section 4; replay of the order")
+        if m >= 2 * p:
+            yield Law("most_in_flight_w", p + 1 if p % 2 else p + 2, "section 4; replay of the order")

@@ -1,0 +1,44 @@
+"""V-Min: a third of 1F1B's activations for two thirds of its bubble, from a block of passes that is repeated in a V.
+
+Memory is how long chunks live: the block says in which slots one micro-batch passes, and every micro-batch follows in
+the same way. Here it takes every slot, down the V and up and back again, so no chunk could live shorter. W's fill free
+slots; then passes from later on fill what idles at both ends, with no more held. Where passes do not last equally long
+each micro-batch waits for the one before, and the bubble grows with their number.
+
+    p = 4, slots of the first micro-batch (upper case: down, lower case: up)
+    device 0   F . . . . . . f b . . . . . . B
+    device 3   . . . F f . . . . . . b B
+
+bubble for t_f = t_b = t_w, in passes of a chunk: 4 p - 5, or 4 p - 7 for a multiple of 3; 2 ceil((p + 2)/3) chunks in
+flight.
+
+References: Qi et al. 2024, arXiv 2405.15362, section 3.
+"""
+
+from collections.abc import Iterable
+
+from simulator.schedule import Action, Durations, InV, PipelineSetting, Shape
+from simulator.scheme import Law, Paper
+from simulator.slots import reordered, repeated
+
+
+class VMin(InV):
+    paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
+
+    def block(self, shape: Shape) -> list[tuple[int, int]]:
+        """For each stage, the slots in which the first micro-batch's F and B begin."""
+        # For a multiple of 3 passes would fall on one slot: the backward pass begins two slots later.
+        late = 0 if shape.p % 3 else 2
+        return [(stage, 2 * shape.stages - 1 - stage + late) for stage in range(shape.stages)]
+
+    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Action]]:
+        return reordered(self, shape, repeated(self, shape, self.block(shape)))
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m = setting.shape.p, setting.shape.m
+        if p > 1 and m >= 2 * p and setting.tf == setting.tb == setting.tw:
+            bubble = (4 * p - 5 if p % 3 else 4 * p - 7) * setting.tf / 2
+            yield Law("bubble", bubble, "section 4; replay of the order")
+            yield Law("bubble_span", bubble, "section 4; replay of the order")
+        if m >= 2 * p:
+            yield Law("most_in_flight_w", 2 * -(-(p + 2) // 3), "section 4; replay of the order")

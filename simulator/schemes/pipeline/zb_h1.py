@@ -1,0 +1,41 @@
+"""ZB-H1: 1F1B whose gradients of weights wait until the pipe would idle; two thirds of the bubble go.
+
+A backward pass is two: B makes the gradients of inputs, for which the stage before waits, and W those of weights, for
+which nothing waits. Device i keeps i W's back, so every device holds p micro-batches, as many as the first one of 1F1B.
+
+    p = 3, m = 4
+    device 0   F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 B3 W3
+    device 1   .. F0 F1 .. B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
+    device 2   .. .. F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
+
+bubble (p-1)(t_f + t_b - t_w) [s] where t_w <= t_f, t_b and m >= p; min(m, p - i) micro-batches wait for their B, and
+min(m, p) for their W.
+
+References: Qi et al. 2024, arXiv 2401.10241, section 2.
+"""
+
+from collections.abc import Iterable
+
+from simulator.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.scheme import Law, Paper
+
+
+class ZBH1(Schedule):
+    paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        m, ahead = shape.m, min(shape.m, shape.p - 1 - device)
+        order = [Action(device, "F", k) for k in range(ahead)]
+        for k in range(m + device):
+            # What is left of a kind: the forward passes run out first, then the B's.
+            turn = [("F", ahead + k), ("B", k), ("W", k - device)]
+            order += [Action(device, kind, i) for kind, i in turn if 0 <= i < m]
+        return order
+
+    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+        p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
+        yield Law("in_flight_b", [min(m, p - i) for i in range(p)], "section 2.3, table 2")
+        yield Law("in_flight_w", [min(m, p)] * p, "section 2.3, table 2")
+        if m >= p and tw <= min(tf, tb):
+            yield Law("bubble", (p - 1) * (tf + tb - tw), "section 2.3, table 2")
+            yield Law("bubble_span", (p - 1) * (tf + tb - tw), "section 2.3, table 2")
