@@ -91,6 +91,10 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and use != "pipeline/from-file")
 """All schedules but the one that a file states."""
+FREE = tuple(use for use in EVERY if not find_scheme(use).relies_on)
+"""Those that need no other scheme."""
+WHOLE = tuple(use for use in FREE if "slices" not in find_scheme(use).Options.model_fields)
+"""And of these, those that do not cut sequences."""
 TWO_WAYS = ("pipeline/chimera", "pipeline/dualpipe", "pipeline/dualpipe-v")
 """Schedules with two ways through the devices, or with pairs of passes."""
 DATAS = ("data/ddp", "data/zero-1", "data/fsdp")

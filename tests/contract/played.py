@@ -21,6 +21,7 @@ from simulator.leaves import EXPERTS
 from simulator.models.flops import forward_matmul_flops
 from simulator.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work
 from simulator.plan import Plan
+from simulator.schedule import Pair, Turn
 from tests.contract.measure import params_of
 
 
@@ -213,13 +214,25 @@ class Played:
 
 
 def play_job(
-    job: Mapping[str, Any], price: Any = PAID, changes: Iterable[str] = (), engine: Engine = "simpy"
+    job: Mapping[str, Any],
+    price: Any = PAID,
+    changes: Iterable[str] = (),
+    engine: Engine = "simpy",
+    orders: Sequence[Sequence[Turn]] | None = None,
 ) -> Played:
-    """Lowers and plays `job` as `simulate` does, at ideal prices."""
+    """Lowers and plays `job` as `simulate` does, at ideal prices. orders: in place of the schedule's."""
     plan = Plan(load_job(job, changes))
-    stages, program = programmed(plan, price)
+    stages, program = programmed(plan, price, orders=orders)
     found = forecast(plan, stages, program, engine=engine)
     return Played(plan, stages, program, found.step, found.peaks)
+
+
+def stated(played: Played) -> list[list[Turn]]:
+    """The orders of a job as its schedule states them: without the updates inside a run."""
+    return [
+        [turn for turn in order if isinstance(turn, Pair) or turn.kind != "O"]
+        for order in played.program.timetable.orders
+    ]
 
 
 def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:

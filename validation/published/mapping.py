@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hardware.errors import PlanError
 from simulator.frameworks import Framework, load_framework
 from simulator.frameworks import Overlap as Overlaps
+from simulator.schedule import Schedule, Shape
 from simulator.scheme import find_scheme, scheme_names
 from validation.published.rows import Row, Spec
 from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Stack, framework, stack
@@ -280,9 +282,26 @@ def _usual_group(spec: Spec, sharding: str) -> int:
     return (spec.gpus_per_node or 1) if sharding == "fsdp-hybrid" else spec.width("dp") * spec.width("cp")
 
 
+def _chunks_of(use: str) -> int | None:
+    """The chunks a device of a schedule that exists for one number alone."""
+    kind = find_scheme(use)
+    assert issubclass(kind, Schedule)
+    fits = []
+    for chunks in range(1, 4):
+        with suppress(PlanError):
+            kind(("pp",), kind.Options(chunks=chunks)).check(Shape(2, 8, chunks * kind.ways))
+            fits.append(chunks)
+    return fits[0] if len(fits) == 1 else None
+
+
 def _pipeline(spec: Spec, left: Open) -> dict[str, Any]:
     chunks = spec.mesh.vpp
-    if chunks is None:
+    use = f"pipeline/{SCHEDULES.get(spec.schedule or '', spec.schedule)}"
+    fixed = _chunks_of(use) if use in scheme_names() else None
+    if fixed is not None and chunks in (None, 1):
+        # The schedule says it: 1 is what rows write where nothing is interleaved.
+        chunks = fixed
+    elif chunks is None:
         places = (spec.model.layers or 0) + 2 * (spec.pipeline_split == "ends-as-layers")
         least = 2 if spec.schedule == "interleaved" else 1
         each = places // spec.width("pp")

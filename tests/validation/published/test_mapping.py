@@ -144,6 +144,14 @@ def test_words_that_differ(changes: dict[str, Any], use: str) -> None:
     assert use in uses(mapped(row(**changes)))
 
 
+def test_schedules_of_one_number_of_chunks_say_it_themselves() -> None:
+    for schedule, chunks in (("zb-v", 2), ("zb-v-min", 2), ("zb-h1", 1), ("dualpipe", 1), ("gpipe", 1)):
+        for written in (None, 1):
+            told = mapped(row(schedule=schedule, mesh__vpp=written))
+            (found,) = (one for one in told.job["plan"]["schemes"] if one["use"].startswith("pipeline/"))
+            assert found["chunks"] == chunks and "mesh.vpp" not in told.assumed
+
+
 def test_the_memory_limit_of_zb_auto_is_in_the_name_of_the_run() -> None:
     limits = {name: entry(mapped(row(schedule=name, mesh__vpp=1)), "pipeline/zb-auto") for name in ("zb-1p", "zb-2p")}
     assert {name: one["memory_limit"] for name, one in limits.items()} == {"zb-1p": 2, "zb-2p": 4}
