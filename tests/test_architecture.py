@@ -218,3 +218,34 @@ def test_no_file_names_a_path_of_one_machine() -> None:
             if local.search(line):
                 found.append(f"{relative(path)}:{number}: {line[:120].decode(errors='replace')}")
     assert not found, "\n".join(found)
+
+
+def compared(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every text that a module compares something with, or looks something up by."""
+    for node in ast.walk(ast.parse(source)):
+        places: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            places = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            places = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            places = [node.value]
+        for place in places:
+            for inner in ast.walk(place) if place is not None else ():
+                if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                    yield inner.lineno, inner.value
+
+
+def test_nothing_outside_its_file_asks_for_the_name_of_a_schedule() -> None:
+    """What a schedule needs it states; the short form of a plan, and what translates to others' names, alone know its."""
+    names = {path.stem.replace("_", "-") for path in (ROOT / "simulator/schemes/pipeline").glob("*.py")}
+    names |= {f"pipeline/{name}" for name in names}
+    free = ("simulator/schemes/", "simulator/bridges/", "simulator/job.py", "validation/published/", "validation/distributed/")
+    found = [
+        f"{relative(path)}:{line} asks for {text!r}"
+        for path in modules()
+        if not relative(path).startswith(free)
+        for line, text in compared(path.read_text("utf-8"))
+        if text in names
+    ]
+    assert not found, "\n".join(found)
