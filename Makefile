@@ -63,5 +63,5 @@ $(BASE): pyproject.toml | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
-	@$(PIP) --constraint constraints.txt --editable ".[dev,torch]"
+	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search]"
 	@touch $@ $(BASE)
