@@ -38,9 +38,22 @@ main()
 """
 
 
-def process(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+SLOW = """\
+import time
+from experiments.store import Store
+keep = Store.keep
+def kept(*told):
+    keep(*told)
+    time.sleep(0.5)
+Store.keep = kept
+"""
+"""So much time after every part that nobody is too late to stop it."""
+
+
+def process(folder: Path, *words: str, slow: bool = False) -> subprocess.Popen[bytes]:
     (folder / "sweep.json").write_text(json.dumps(GRID))
-    command = [sys.executable, "-c", KILLED, "sweep", str(folder / "sweep.json"), "--out", str(folder / "rows.parquet")]
+    script = SLOW * slow + KILLED
+    command = [sys.executable, "-c", script, "sweep", str(folder / "sweep.json"), "--out", str(folder / "rows.parquet")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen([*command, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -74,7 +87,7 @@ def test_killed_at_any_moment_it_goes_on(seed: int, reference: Path, tmp_path: P
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
 def test_no_worker_outlives_its_killed_parent(tmp_path: Path) -> None:
-    at_work = process(tmp_path, "--workers", "2")
+    at_work = process(tmp_path, "--workers", "2", slow=True)
     wait_for(tmp_path, 1, at_work)
     workers = Path(f"/proc/{at_work.pid}/task/{at_work.pid}/children").read_text().split()
     at_work.kill()
@@ -94,7 +107,7 @@ def _alive(process: str) -> bool:
 
 
 def test_ctrl_c_says_how_to_go_on(reference: Path, tmp_path: Path) -> None:
-    at_work = process(tmp_path, "--workers", "2")
+    at_work = process(tmp_path, "--workers", "2", slow=True)
     wait_for(tmp_path, 2, at_work)
     at_work.send_signal(signal.SIGINT)
     _, told = at_work.communicate(timeout=300)

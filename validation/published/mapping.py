@@ -22,7 +22,10 @@ from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Sta
 
 T = TypeVar("T")
 
-SCHEDULES = {"interleaved": "interleaved-1f1b", "zb-v-half": "v-half", "zb-1p": "zb-auto", "zb-2p": "zb-auto"}
+SCHEDULES = {
+    **{"interleaved": "interleaved-1f1b", "zb-v-half": "v-half", "zb-v-min": "v-min"},
+    **{"zb-1p": "zb-auto", "zb-2p": "zb-auto"},
+}
 """Names of schedules that differ from a plan's."""
 
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}
