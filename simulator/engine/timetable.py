@@ -220,9 +220,8 @@ class _Maker:
     def _leads(self) -> np.ndarray:
         """Which actions lead a pair."""
         found = np.zeros(self.count + 1, bool)
-        for order, start in zip(self.orders, self.starts, strict=False):
-            at = start
-            if any(isinstance(turn, Pair) for turn in order):
+        for order, at, end in zip(self.orders, self.starts, self.starts[1:], strict=False):
+            if end - at > len(order):
                 for turn in order:
                     found[at] = isinstance(turn, Pair)
                     at += 2 if isinstance(turn, Pair) else 1
@@ -382,8 +381,9 @@ class _Maker:
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
         keeper = np.where(kind >= E, self.owner[self.where[self.stage, K, self.unit]], -1)
-        rows = np.stack([code, partner, follows, keeper])
-        _, chosen, slot = np.unique(rows, axis=1, return_index=True, return_inverse=True)
+        # All that tells slots apart, in one number.
+        code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
+        _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
         def told(i: int) -> Slot:
             plain = int(self.stage[i]), KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
