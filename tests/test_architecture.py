@@ -240,8 +240,7 @@ def test_nothing_outside_its_file_asks_for_the_name_of_a_schedule() -> None:
     """What a schedule needs it states; the short form of a plan and what speaks others' words alone know its name."""
     names = {path.stem.replace("_", "-") for path in (ROOT / "simulator/schemes/pipeline").glob("*.py")}
     names |= {f"pipeline/{name}" for name in names}
-    free = ("simulator/schemes/", "simulator/bridges/", "simulator/job.py")
-    free += ("validation/published/", "validation/distributed/")
+    free = ("simulator/schemes/", "simulator/bridges/", "simulator/job.py", "validation/published/")
     found = [
         f"{relative(path)}:{line} asks for {text!r}"
         for path in modules()

@@ -89,7 +89,7 @@ def _cut(plan: Plan, stage: Stage, place: Place) -> None:
 
 def optimizer(plan: Plan, stages: Iterable[Stage], place: Place) -> Optimizer | ZeroOptimizer:
     """Of all parameters of this rank; the norm of the gradients is taken over all ranks that hold others."""
-    params = [param for stage in stages for param in stage.parameters()]
+    params = list(dict.fromkeys(param for stage in stages for param in stage.parameters()))
     use = scheme_of(plan)
     apart = [axis for axis in (place.tensor, place.pipeline) if axis.size > 1]
     if use == "data/fsdp":

@@ -25,7 +25,8 @@ class Axis:
 @dataclass(frozen=True)
 class Place:
     """Where a process stands. mesh: of torch, with the plan's axes, outermost first; ends: the group of the ranks that
-    hold this rank's part of a table which the first and the last stage share, None for ranks without it."""
+    hold this rank's part of a table which the first and the last stage share, None for ranks without it. last: the
+    position along the pipeline that holds the last stage."""
 
     device: Device
     mesh: DeviceMesh
@@ -34,11 +35,7 @@ class Place:
     tensor: Axis
     data_mesh: DeviceMesh | None
     ends: Any = None
-
-    @property
-    def last(self) -> int:
-        """The position along the pipeline that holds the last stage."""
-        return self.pipeline.size - 1
+    last: int = 0
 
 
 def axis_of(plan: Plan, family: str) -> str:
@@ -59,20 +56,22 @@ def stand(plan: Plan, device: Device) -> Place:
     mesh = init_device_mesh(device.kind, tuple(named.values()), mesh_dim_names=tuple(named))
     names = {family: axis_of(plan, family) for family in ("pipeline", "data", "tensor")}
     axes = {family: Axis() if not name else _axis(mesh, name) for family, name in names.items()}
-    ends = _ends(plan, names["pipeline"]) if axes["pipeline"].size > 1 and plan.job.model.tied else None
-    return Place(device, mesh, **axes, data_mesh=mesh[names["data"]] if names["data"] else None, ends=ends)
+    last = plan.device(plan.shape.stages - 1)
+    ends = _ends(plan, names["pipeline"], last) if last and plan.job.model.tied else None
+    return Place(device, mesh, **axes, data_mesh=mesh[names["data"]] if names["data"] else None, ends=ends, last=last)
 
 
 def _axis(mesh: DeviceMesh, name: str) -> Axis:
     return Axis(mesh[name].size(), mesh.get_local_rank(name), mesh.get_group(name))
 
 
-def _ends(plan: Plan, axis: str) -> Any:
-    """The group of the two ends of this rank's pipeline. torch wants every process to make every group."""
+def _ends(plan: Plan, axis: str, last: int) -> Any:
+    """The group of the ranks of this pipeline that hold its first and its last stage. torch wants every process to make
+    every group."""
     size, stride, mine = plan.mesh.size(axis), plan.mesh.stride(axis), None
     for rank in range(plan.mesh.world):
         if rank // stride % size == 0:
-            pair = [rank, rank + (size - 1) * stride]
+            pair = [rank, rank + last * stride]
             group = dist.new_group(pair)
             mine = group if dist.get_rank() in pair else mine
     return mine

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import _ComputationType
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _ComputationType, _PipelineScheduleRuntime
 from torch.nn.parallel import DistributedDataParallel
 
 from hardware.errors import PlanError
+from simulator.bridges.torch_schedule import written
 from simulator.plan import Plan
+from simulator.schedule import Action
 from validation.device import DTYPES
 from validation.distributed.groups import Place
-
-SCHEDULES: dict[str, Any] = {
-    "pipeline/gpipe": ScheduleGPipe,
-    "pipeline/1f1b": Schedule1F1B,
-    "pipeline/interleaved-1f1b": ScheduleInterleaved1F1B,
-}
+from validation.reference.later import Later
+from validation.reference.orders import orders
 
 Passes = Callable[[Tensor | None, Tensor | None], Tensor | None]
 """From the ids and targets [m b, s] of all micro-batches of a replica, each where it is needed, to their mean
@@ -30,12 +30,22 @@ loss where the last stage is; gradients are left on the parameters."""
 
 def check(plan: Plan) -> None:
     """Raises PlanError for a schedule that torch lacks."""
-    if plan.schedule.use not in SCHEDULES:
-        known = ", ".join(name.removeprefix("pipeline/") for name in SCHEDULES)
-        raise PlanError("plan.schedule", "torch runs it not as the plan says", f"Use one of {known}", plan.schedule.use)
-    if plan.shape.p == 1 and plan.shape.v > 1:
-        rule = "one device has one chunk in the reference trainer"
-        raise PlanError("plan.chunks", rule, "Leave it out, or choose pp > 1", plan.shape.v)
+    found, last, use = orders(plan), plan.shape.stages - 1, plan.schedule.use
+    made = [action.microbatch for order in found for action in order if action[:2] == (last, "F")]
+    if made != sorted(made):
+        rule = "torch takes the losses of micro-batches in their order"
+        raise PlanError("plan.schedule", rule, "Use a schedule whose last stage has them in order", use)
+    split = any(action.kind == "W" for order in found for action in order)
+    ddp = any(one.use == "data/ddp" and plan.mesh.size(one.over) > 1 for one in plan.family("data"))
+    if split and ddp:
+        rule = "torch's DDP waits for gradients of weights in the backward pass, and this schedule makes them apart"
+        raise PlanError("plan.schedule", rule, "Use data/zero-1 with it, or a schedule whose actions are BW", use)
+    if plan.job.model.tied and ddp and last and plan.device(0) == plan.device(last):
+        rule = "torch's DDP sums the gradient of a table once, and here two stages of one device share it"
+        raise PlanError("plan.schedule", rule, "Use data/zero-1 with it, or set model.tied: false", use)
+    if plan.shape.p == 1 and found[0] != [Action(0, kind, k) for k in plan.shape.microbatches for kind in ("F", "BW")]:
+        rule = "one device plays one micro-batch after another through the whole model"
+        raise PlanError("plan.schedule", rule, "Use 1f1b, or choose pp > 1", use)
 
 
 def passes(plan: Plan, modules: Mapping[int, nn.Module], place: Place) -> Passes:
@@ -64,17 +74,22 @@ class Accumulation:
 
 
 class Pipeline:
-    """The passes through torch's schedule. The last stage is given the targets and gives the loss: logits are held by
-    nobody, and live from the output layer's forward to its backward pass as in a forecast."""
+    """The passes in the plan's order, by torch's runtime of schedules. The last stage is given the targets and gives
+    the loss: logits are held by nobody, and live from the output layer's forward to its backward pass as in a forecast.
+    """
 
     def __init__(self, plan: Plan, modules: Mapping[int, nn.Module], place: Place) -> None:
         self.place, self.m = place, plan.shape.m
-        stages = [_stage(plan, number, modules[number], place) for number in sorted(modules)]
-        given = stages if plan.shape.v > 1 else stages[0]
+        told = orders(plan)
+        split = any(action.kind == "W" for action in told[place.pipeline.rank])
+        later = Later(param for module in modules.values() for param in module.parameters()) if split else None
+        stages = [_stage(plan, number, modules[number], place, later) for number in sorted(modules)]
         # The mean over micro-batches is taken in the loss: to scale all gradients would be a kernel more a step.
-        kind = SCHEDULES[plan.schedule.use]
-        self.schedule = kind(given, self.m, loss_fn=lambda loss, _: loss / self.m, scale_grads=False)
-        self.sends = Sends(stages, self.schedule) if plan.shape.v > 1 else None
+        self.schedule = _PipelineScheduleRuntime(
+            stages, self.m, loss_fn=lambda loss, _: loss / self.m, scale_grads=False
+        )
+        load(self.schedule, told)
+        self.sends = Sends(stages, self.schedule)
 
     def __call__(self, ids: Tensor | None, targets: Tensor | None) -> Tensor | None:
         told: dict[str, Any] = {}
@@ -82,16 +97,24 @@ class Pipeline:
         if targets is not None:
             told = {"targets": targets, "target": targets, "losses": losses}
         self.schedule.step(*(() if ids is None else (ids,)), **told, return_outputs=False)
-        if self.sends:
-            self.sends.wait()
+        self.sends.wait()
         return torch.stack([loss.detach() for loss in losses]).sum() if targets is not None else None
 
 
-class Sends:
-    """Waits for one message before it sends the next of the same kind, as torch's other schedules do.
+def load(schedule: Any, told: Sequence[Sequence[Action]]) -> None:
+    """Gives torch's runtime the orders of all devices, in torch's own format; it adds the messages, and reads off which
+    device holds which stage."""
+    with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
+        path = Path(name) / "schedule.csv"
+        path.write_text(written(told), "utf-8", newline="")
+        schedule._load_csv(str(path), format="compute_only")
 
-    torch's runtime of interleaved schedules waits at the end of a step, and holds all that it sent until then. In its
-    order who sends may wait for who receives.
+
+class Sends:
+    """Waits for one message before it sends the next of the same kind, as Megatron does.
+
+    torch's runtime waits at the end of a step, and holds all that it sent until then. In its order who sends may wait
+    for who receives.
     """
 
     def __init__(self, stages: Sequence[PipelineStage], schedule: Any) -> None:
@@ -117,8 +140,14 @@ class Sends:
 class Lean(PipelineStage):
     """torch's stage with memory for what arrives only while it is in flight, as Megatron's has.
 
-    torch makes a buffer for every micro-batch of a step, and keeps them all from step to step.
+    torch makes a buffer for every micro-batch of a step, and keeps them all from step to step. later: where gradients
+    of weights are put off to actions of their own, see `Later`.
     """
+
+    def __init__(self, *given: Any, later: Later | None = None, **told: Any) -> None:
+        super().__init__(*given, **told)
+        self.later = later
+        self.dw_builder = later.taken if later else None
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         self._fill(self.args_recv_info[fwd_chunk_id])
@@ -132,7 +161,8 @@ class Lean(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        with self.later.waiting(not full_backward) if self.later else nullcontext():
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if loss is not None:
             loss.detach_()  # the schedule keeps it, and by its graph what had arrived
         self._empty(self.args_recv_info[bwd_chunk_id], self.grad_recv_info[bwd_chunk_id])
@@ -157,7 +187,7 @@ class Lean(PipelineStage):
                 info.buffer = None
 
 
-def _stage(plan: Plan, number: int, module: nn.Module, place: Place) -> PipelineStage:
+def _stage(plan: Plan, number: int, module: nn.Module, place: Place, later: Later | None) -> PipelineStage:
     """torch's stage around one of ours. Told what goes in and out, it need not try."""
     batch, last = plan.job.batch, number == plan.shape.stages - 1
     assert batch.sequence is not None
@@ -174,6 +204,7 @@ def _stage(plan: Plan, number: int, module: nn.Module, place: Place) -> Pipeline
         input_args=ids if number == 0 else hidden,
         output_args=torch.empty((), device="meta", requires_grad=True) if last else hidden,
         group=place.pipeline.group,
+        later=later,
     )
 
 

@@ -36,12 +36,13 @@ class Trainer:
         check(plan)
         self.plan, self.place = plan, place
         tensor = TensorGroup(place.tensor.size, place.tensor.rank, place.tensor.group, pipeline.sequence(plan))
-        mine = [i for i in range(plan.shape.stages) if plan.schedule.device(plan.shape, i) == place.pipeline.rank]
+        mine = [i for i in range(plan.shape.stages) if plan.device(i) == place.pipeline.rank]
         numbers: dict[int, int | None] = {0: None} if place.pipeline.size == 1 else {i: i for i in mine}
         dtype, device = data.dtype_of(plan), place.device.torch
         self.stages: dict[int, Stage] = {
             i: model.build(plan, number, tensor, device, dtype) for i, number in numbers.items()
         }
+        model.one_table(self.stages.values())
         modules = {i: data.wrapped(plan, stage, place) for i, stage in self.stages.items()}
         self.optimizer = data.optimizer(plan, self.stages.values(), place)
         self.passes = pipeline.passes(plan, modules, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from validation.reference import later
 from validation.reference.parallel import TensorGroup
 
 ROWS = 1 << 16
@@ -23,6 +25,44 @@ FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFI
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The format for sums over values in `dtype`."""
     return torch.promote_types(dtype, torch.float32)
+
+
+# --------------------------------------------------------------------------------------------- linear
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b. Where gradients of weights may be put off, see `later`, it keeps the same as torch's."""
+    return _Linear.apply(x, weight, bias) if hasattr(weight, "later") else F.linear(x, weight, bias)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias = weight, bias
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        d_x = grad @ ctx.weight if ctx.needs_input_grad[0] else None
+        d_weight, d_bias = partial(_product, grad, x), partial(_columns, grad)
+        if place := later.of(ctx.weight):
+            place.put(ctx.weight, d_weight)
+            if ctx.bias is not None:
+                place.put(ctx.bias, d_bias)
+            return d_x, None, None
+        return d_x, d_weight(), d_bias() if ctx.bias is not None else None
+
+
+def _product(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a weight [out, in]."""
+    return grad.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+def _columns(grad: Tensor) -> Tensor:
+    """The gradient of a bias."""
+    return grad.flatten(0, -2).sum(0)
 
 
 # ------------------------------------------------------------------------------------------- RMS norm
@@ -184,7 +224,7 @@ class _Embedding(Function):
     def forward(ctx: Any, ids: Tensor, table: Tensor, first: int) -> Any:
         ids = ids - first
         elsewhere = (ids < 0) | (ids >= table.shape[0])
-        ctx.rows = table.shape[0]
+        ctx.table = table
         rows = F.embedding(ids.masked_fill(elsewhere, 0), table)
         # Rows elsewhere have the number -1 from here on, which the backward kernel passes over as padding.
         ctx.save_for_backward(ids.masked_fill_(elsewhere, -1))
@@ -193,7 +233,11 @@ class _Embedding(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
-        return None, torch.ops.aten.embedding_dense_backward(grad, ids, ctx.rows, -1, False), None
+        d_table = partial(torch.ops.aten.embedding_dense_backward, grad, ids, len(ctx.table), -1, False)
+        if place := later.of(ctx.table):
+            place.put(ctx.table, d_table)
+            return None, None, None
+        return None, d_table(), None
 
 
 # -------------------------------------------------------------------------------------------------- loss

@@ -89,7 +89,7 @@ class ColumnLinear(nn.Module):
         self.bias = parameter(cut, rows) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.tensor.enter(x), self.weight, self.bias)
+        return functions.linear(self.tensor.enter(x), self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -103,8 +103,8 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tensor.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        y = self.tensor.leave(F.linear(x, self.weight))
+            return functions.linear(x, self.weight, self.bias)
+        y = self.tensor.leave(functions.linear(x, self.weight))
         return y if self.bias is None else y.add_(self.bias)
 
 

@@ -6,6 +6,7 @@ The weights come from a seed and a parameter's name, made whole and then cut, so
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ class Stage(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Of what the last norm gives."""
         if self.tied:
-            return nn.functional.linear(self.tensor.enter(x), self.embedding.weight)
+            return functions.linear(self.tensor.enter(x), self.embedding.weight)
         return self.head(x)  # type: ignore[no-any-return]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -103,6 +104,14 @@ def build(
                 made.cuts[name].part(whole(name, made.cuts[name].whole(param.shape), made.cuts[name].mean, device))
             )
     return made
+
+
+def one_table(stages: Iterable[Stage]) -> None:
+    """Where one device holds the first and the last stage, these use one table if the model ties them."""
+    ends = [stage for stage in stages if stage.tied and stage.first != stage.last]
+    if len(ends) == 2:
+        first, last = sorted(ends, key=lambda stage: stage.last)
+        last.embedding = first.embedding
 
 
 def whole(name: str, shape: tuple[int, ...], mean: float, device: torch.device) -> Tensor:

@@ -158,7 +158,8 @@ def keep_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | None 
     param.main_grad = kept  # type: ignore[attr-defined]
 
     def add(one: Tensor) -> None:
-        assert one.grad is not None
+        if one.grad is None:  # its backward pass has left it for later
+            return
         gradient(one).add_(one.grad)
         one.grad = None
 

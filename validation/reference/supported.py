@@ -11,17 +11,15 @@ SCHEMES = (
     "data/ddp",
     "data/zero-1",
     "data/fsdp",
-    "pipeline/gpipe",
-    "pipeline/1f1b",
-    "pipeline/interleaved-1f1b",
     "memory/recompute-full",
     "memory/recompute-selective",
 )
+"""Besides pipeline schedules: see `check_schedule`."""
 
 
 def check(plan: Plan) -> None:
     """Raises one PlanError for the first thing that the reference model lacks."""
-    for rule in (check_model, check_experts, check_framework, check_schemes, check_parts):
+    for rule in (check_model, check_experts, check_framework, check_schedule, check_schemes, check_parts):
         rule(plan)
 
 
@@ -97,11 +95,30 @@ def check_framework(plan: Plan) -> None:
         raise PlanError("precision.moments", rule, f"Give {habits.main_weights}", habits.moments)
 
 
+def check_schedule(plan: Plan) -> None:
+    """One chain of stages, each with weights of its own, for whole micro-batches, and one update behind all of them.
+    Which actions there may be is told by `orders`."""
+    schedule, shape = plan.schedule, plan.shape
+    chain = all(schedule.before(shape, stage) == (stage - 1,) * (stage > 0) for stage in range(shape.stages))
+    lacks = {
+        "its stages are no chain": schedule.ways > 1 or not chain,
+        "it cuts the sequences of a micro-batch into slices": shape.slices > 1,
+        "it updates weights while micro-batches are in flight": not schedule.flush,
+        "its devices leave their orders at run time": schedule.at_run_time,
+    }
+    for what, lacking in lacks.items():
+        if lacking:
+            remedy = "Use one with a chain of stages and a fixed order, such as 1f1b, zb-h1 or zb-v"
+            raise PlanError(
+                "plan.schedule", f"the reference trainer has no such schedule: {what}", remedy, schedule.use
+            )
+
+
 def check_schemes(plan: Plan) -> None:
     """Schemes along an axis of one rank do nothing, whatever they are."""
     for i, scheme in enumerate(plan.schemes):
         idle = scheme.over and plan.mesh.size(scheme.over) == 1
-        if scheme.use not in SCHEMES and not idle:
+        if scheme.use not in SCHEMES and scheme.family != "pipeline" and not idle:
             rule = "the reference trainer has no such scheme"
             raise PlanError(f"plan.schemes[{i}].use", rule, f"Use one of {', '.join(SCHEMES)}", scheme.use)
         if scheme.use == "memory/recompute-selective" and tuple(scheme.options.modules) != ("core_attn",):

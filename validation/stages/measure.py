@@ -19,6 +19,7 @@ from validation.forecasts import Forecaster, forecasters
 from validation.kernels.modes import check_times
 from validation.measurement import Measurement, Row, Value, now
 from validation.reference.model import check
+from validation.reference.orders import KINDS, orders
 from validation.stages.replay import Played, Replay
 from validation.stages.together import Turn, actions, price_of, step
 
@@ -50,6 +51,7 @@ def measure(
     variants = [Variant(forecasters(one, calibration), name) for one, name in _jobs(job, recompute)]
     for variant in variants:
         check(variant.plan)
+        orders(variant.plan)
         _check_replicas(variant.plan)
     planned = [list(variant.rows(on)) for variant in variants]
     machine = on.machine()
@@ -132,13 +134,13 @@ class Variant:
         return f"device {self.device(stage)}{more} {kind}"
 
     def device(self, stage: int) -> int:
-        return self.plan.schedule.device(self.plan.shape, stage)
+        return self.plan.device(stage)
 
     def rows(self, on: Device) -> Iterator[Row]:
         """All rows, forecast and not measured yet."""
         known = {one.by: actions(one) for one in self.forecasters}
         turns = next(iter(known.values()))[0]
-        for turn in sorted(turns, key=lambda turn: (self.device(turn[0]), turn[0], turn[1] != "F")):
+        for turn in sorted(turns, key=lambda turn: (self.device(turn[0]), turn[0], KINDS.index(turn[1]))):
             layers = len(self.plan.layers_of(turn[0]))
             shape = {"stage": turn[0], "layers": layers}
             yield self._row(self.label(turn), {by: found[turn] for by, (found, _) in known.items()}, shape)

@@ -2,12 +2,13 @@
 
 What would come from other devices is made up, what would go to them is dropped, at the moments at which the simulator
 takes memory for it and gives it back. Where sends are hidden, a message that comes in is there one action ahead and one
-that goes out stays for one action more.
+that goes out stays for one action more. What one stage of the device gives to the next is handed on.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from simulator.plan import Plan
-from simulator.schedule import Action, actions_of
+from simulator.schedule import Action
 from validation.device import Device
 from validation.reference.data import tokens
-from validation.reference.model import build
+from validation.reference.later import Later
+from validation.reference.model import build, one_table
 from validation.reference.optimizer import Optimizer
+from validation.reference.orders import orders
 from validation.reference.parallel import TensorGroup
 
 Turn = tuple[int, str]
@@ -32,7 +35,7 @@ class Played:
     """One pass through a device's order.
 
     seconds: of every action by its stage and kind, in their order. optimizer: seconds of the update. order: what was
-    done. held: the most passes of micro-batches through stages whose graphs were kept at once.
+    done. held: the most passes of micro-batches through stages of which something was kept at once.
     """
 
     seconds: dict[Turn, list[float]] = field(default_factory=dict)
@@ -44,10 +47,12 @@ class Played:
 @dataclass
 class Flight:
     """A micro-batch between its passes through a stage: what came in, and where its gradient goes in. The result itself
-    is not kept: it has been sent."""
+    is not kept: it has been sent. left: between the gradients of inputs and those of weights, the work on the latter.
+    """
 
-    entered: Tensor
+    entered: Tensor | None
     edge: Any
+    left: Callable[[], None] | None = None
 
 
 class Replay:
@@ -61,13 +66,17 @@ class Replay:
         tensor = plan.family("tensor")
         size = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
         self.tensor = TensorGroup(size, 0, None, any(scheme.use == "tensor/megatron-sp" for scheme in tensor))
-        self.order = actions_of(plan.schedule.order(plan.shape, number))
-        mine = [i for i in range(plan.shape.stages) if plan.schedule.device(plan.shape, i) == number]
+        self.order = orders(plan)[number]
+        mine = [i for i in range(plan.shape.stages) if plan.device(i) == number]
         self.stages = {i: build(plan, i, self.tensor, device.torch) for i in mine}
-        self.optimizer = Optimizer([one for stage in self.stages.values() for one in stage.parameters()], plan)
+        one_table(self.stages.values())
+        params = list(dict.fromkeys(one for stage in self.stages.values() for one in stage.parameters()))
+        self.optimizer = Optimizer(params, plan)
+        self.later = Later(params if any(action.kind == "W" for action in self.order) else [])
         self.hidden = plan.job.framework.overlap.pp
         self.last = plan.shape.stages - 1
         self.flights: dict[tuple[int, int], Flight] = {}
+        self.handed: dict[tuple[int, bool, int], Tensor] = {}
 
     def play(self) -> Played:
         """Once through the order and the update, each action by itself between two moments at which the device is done
@@ -77,18 +86,23 @@ class Replay:
         sent: Tensor | None = None
         for at, action in enumerate(self.order):
             entered, coming = coming, None
-            assert entered is not None
+            if entered is None:
+                entered = self.handed.pop((action.stage, action.kind == "F", action.microbatch), None)
             ahead = self.order[at + 1] if at + 1 < len(self.order) else None
             if self.hidden and ahead:
                 coming = self._incoming(ahead)
             self.device.sync()
             begin = time.perf_counter()
-            left = self._forward(action, entered) if action.kind == "F" else self._backward(action, entered)
+            left = self._done(action, entered)
             self.device.sync()
             told.seconds.setdefault((action.stage, action.kind), []).append(time.perf_counter() - begin)
             told.order.append(action)
             told.held = max(told.held, len(self.flights))
-            sent, entered, left = left if self.hidden else None, None, None
+            near = self._near(action)
+            if near in self.stages and left is not None:
+                self.handed[near, action.kind == "F", action.microbatch] = left
+            sent = left if self.hidden and near not in self.stages else None
+            entered = left = None
             if not self.hidden and ahead:
                 coming = self._incoming(ahead)
         del sent
@@ -101,8 +115,15 @@ class Replay:
 
     # ------------------------------------------------------------------------------------------ actions
 
-    def _incoming(self, action: Action) -> Tensor:
-        """What an action waits for: tokens, the stage before's result, or the gradient of one's own."""
+    def _near(self, action: Action, back: bool = False) -> int:
+        """The stage to which an action gives something, or (back) from which it takes something."""
+        return action.stage + (1 if (action.kind == "F") is not back else -1)
+
+    def _incoming(self, action: Action) -> Tensor | None:
+        """What an action waits for: tokens, the stage before's result, or the gradient of one's own. None where nothing
+        comes in, or a stage of this device has handed it on."""
+        if action.kind == "W" or self._near(action, back=True) in self.stages:
+            return None
         if action.kind == "F" and action.stage == 0:
             return tokens(self.plan, 0, action.microbatch, 0)[0].to(self.device.torch)
         if action.kind != "F" and action.stage == self.last:
@@ -113,11 +134,23 @@ class Replay:
         positions = batch.sequence // (self.tensor.size if self.tensor.cuts else 1)
         dtype = self.device.dtype(self.plan.job.framework.weights)
         made = torch.randn(batch.micro, positions, model.hidden, dtype=dtype, device=self.device.torch)
-        return made.requires_grad_() if action.kind == "F" else made.mul_(1e-3)
+        return made if action.kind == "F" else made.mul_(1e-3)
+
+    def _done(self, action: Action, entered: Tensor | None) -> Tensor | None:
+        """Does an action with what came in. Hands back what goes on to another stage."""
+        if action.kind == "W":
+            left = self.flights.pop((action.stage, action.microbatch)).left
+            assert left is not None
+            left()
+            return None
+        assert entered is not None
+        return self._forward(action, entered) if action.kind == "F" else self._backward(action, entered)
 
     def _forward(self, action: Action, entered: Tensor) -> Tensor:
         """Hands back what goes on to the next stage."""
         stage = self.stages[action.stage]
+        if entered.is_floating_point():
+            entered.requires_grad_()
         if action.stage == self.last:
             targets = tokens(self.plan, 0, action.microbatch, 0)[1].to(self.device.torch)
             left = stage(entered, targets)
@@ -127,7 +160,12 @@ class Replay:
         return left.detach()  # type: ignore[no-any-return]
 
     def _backward(self, action: Action, gradient: Tensor) -> Tensor | None:
-        """Hands back the gradient that goes on to the stage before."""
+        """Hands back the gradient that goes on to the stage before. Where the gradients of weights have an action of
+        their own, the flight keeps what these need."""
         flight = self.flights.pop((action.stage, action.microbatch))
-        torch.autograd.backward([flight.edge], [gradient])
+        assert flight.entered is not None
+        with self.later.waiting(action.kind == "B"):
+            torch.autograd.backward([flight.edge], [gradient])
+        if action.kind == "B":
+            self.flights[action.stage, action.microbatch] = Flight(None, None, self.later.taken())
         return flight.entered.grad

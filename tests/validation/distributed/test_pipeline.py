@@ -36,6 +36,13 @@ def ranks() -> Iterator[Any]:
         dist.destroy_process_group()
 
 
+def test_a_shared_table_on_one_rank_has_no_group(ranks: Any) -> None:
+    plan = Plan(load_job(job(4, pp=4, schedule="zb-v", model={**GPT, "layers": 8})))
+    for rank in range(4):
+        place = ranks(plan, rank)
+        assert place.ends is None and place.last == 0
+
+
 def test_groups_are_those_of_the_mesh(ranks: Any) -> None:
     import torch.distributed as dist
 
@@ -70,14 +77,20 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
         found.append((stage.stage_index, "F", k))
         return torch.zeros(())
 
-    def backward(stage: Any, k: int, *given: Any, **told: Any) -> None:
-        found.append((stage.stage_index, "BW", k))
+    def backward(stage: Any, k: int, *given: Any, full_backward: bool = True, **told: Any) -> None:
+        found.append((stage.stage_index, "BW" if full_backward else "B", k))
+
+    def weights(stage: Any, k: int, *given: Any, **told: Any) -> None:
+        found.append((stage.stage_index, "W", k))
 
     monkeypatch.setattr(pipeline.Lean, "forward_one_chunk", forward)
     monkeypatch.setattr(pipeline.Lean, "backward_one_chunk", backward)
+    monkeypatch.setattr(pipeline.Lean, "backward_weight_one_chunk", weights)
+    for name in ("set_local_fwd_input", "get_local_bwd_output", "set_local_bwd_input"):
+        monkeypatch.setattr(pipeline.Lean, name, lambda *given: None)
     for name in ("get_fwd_recv_ops", "get_bwd_recv_ops", "get_fwd_send_ops", "get_bwd_send_ops"):
         monkeypatch.setattr(pipeline.Lean, name, lambda stage, k: [])
-    mine = [i for i in range(plan.shape.stages) if i % plan.shape.p == place.pipeline.rank]
+    mine = [i for i in range(plan.shape.stages) if plan.device(i) == place.pipeline.rank]
     passes = pipeline.Pipeline(plan, dict.fromkeys(mine, torch.nn.Identity()), place)
     for name in ("_initialize_stage", "_initialize_stages"):
         if hasattr(passes.schedule, name):
@@ -97,6 +110,13 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
         {"pp": 4, "schedule": "gpipe"},
         {"pp": 2, "chunks": 2},
         {"pp": 4, "chunks": 2},
+        {"pp": 4, "chunks": 2, "schedule": "breadth-first"},
+        {"pp": 4, "schedule": "zb-h1"},
+        {"pp": 4, "schedule": "zb-h2"},
+        {"pp": 4, "schedule": "zb-v"},
+        {"pp": 4, "schedule": "v-half"},
+        {"pp": 4, "schedule": "v-min"},
+        {"pp": 4, "schedule": "hanayo"},
     ],
 )
 def test_torch_runs_the_plans_order(ranks: Any, monkeypatch: pytest.MonkeyPatch, degrees: dict[str, Any]) -> None:
@@ -115,6 +135,13 @@ def test_refusals() -> None:
         ({**job(dp=2, zero=0), "precision": formats}, "DDP sums gradients in the format of the weights, bf16"),
         ({**job(dp=2, fsdp=True), "precision": {**formats, "gradients": "bf16"}}, "format of the weights that it cuts"),
         (job(4, pp=2, dp=2, fsdp=True), "once a step"),
+        (job(4, pp=2, dp=2, zero=0, schedule="zb-h1"), "DDP waits for gradients of weights"),
+        (job(4, pp=2, dp=2, zero=0, schedule="hanayo"), "two stages of one device share it"),
+        (job(1, schedule="gpipe"), "one micro-batch after another"),
+        (job(2, pp=2, schedule="dualpipe"), "no chain"),
+        (job(2, pp=2, schedule="dualpipe-v"), "no two passes at once"),
+        (job(2, pp=2, schedule="seq1f1b"), "slices"),
+        (job(4, pp=4, schedule="bpipe"), "no action of this kind"),
     ):
         with pytest.raises(PlanError, match=words):
             check(Plan(load_job(given)))

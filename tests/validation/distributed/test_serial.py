@@ -20,6 +20,15 @@ TWO = {
     "1f1b, llama": job(pp=2, model=LLAMA),
     "interleaved": job(pp=2, chunks=2),
     "interleaved, recomputed": job(pp=2, chunks=2, recompute="full"),
+    "breadth-first": job(pp=2, chunks=2, schedule="breadth-first"),
+    "hanayo": job(pp=2, schedule="hanayo"),
+    "zb-h1": job(pp=2, schedule="zb-h1"),
+    "zb-h1, llama": job(pp=2, schedule="zb-h1", model=LLAMA),
+    "zb-auto": job(pp=2, schedule="zb-auto"),
+    "zb-v, one table on one rank": job(pp=2, schedule="zb-v"),
+    "zb-v, llama, recomputed": job(pp=2, schedule="zb-v", model=LLAMA, recompute="full"),
+    "v-half, 16 bits": job(pp=2, schedule="v-half", model=LLAMA)
+    | {"precision": {"compute": "bf16", "gradients": "fp32"}},
     "ddp": job(dp=2, zero=0),
     "zero-1": job(dp=2),
     "fsdp": job(dp=2, fsdp=True),
@@ -30,8 +39,12 @@ FOUR = {
     "pipeline and tensor": job(4, pp=2, tp=2),
     "interleaved and ddp": job(4, pp=2, dp=2, chunks=2, zero=0, model=LLAMA),
     "replicas and tensor": job(4, dp=2, tp=2),
+    "zb-h1 and tensor": job(4, pp=2, tp=2, schedule="zb-h1", model=LLAMA),
+    "zb-v and zero-1": job(4, pp=2, dp=2, schedule="zb-v"),
     "fsdp and tensor": job(4, dp=2, tp=2, fsdp=True, model=LLAMA),
 }
+BITS = ("bf16", "v-half, 16 bits")
+"""The jobs in formats of 16 bits; gradients of the second are summed up in 32."""
 
 
 def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
@@ -48,15 +61,16 @@ def checks() -> dict[str, Any]:
     return {**compared(TWO, 2), **compared(FOUR, 4)}
 
 
-@pytest.mark.parametrize("name", [name for name in (*TWO, *FOUR) if name != "bf16"])
+@pytest.mark.parametrize("name", [name for name in (*TWO, *FOUR) if name not in BITS])
 def test_sharded_training_equals_serial_training(checks: dict[str, Any], name: str) -> None:
     found = checks[name]
     assert found.equal, str(found)
     assert found.gradient < 1e-5 and found.weights < 1e-3  # far inside the tolerances
 
 
-def test_16_bit_formats_have_wider_tolerances(checks: dict[str, Any]) -> None:
-    found = checks["bf16"]
+@pytest.mark.parametrize("name", BITS)
+def test_16_bit_formats_have_wider_tolerances(checks: dict[str, Any], name: str) -> None:
+    found = checks[name]
     assert found.equal and found.weights is None and "bf16 within 1e-01" in str(found)
 
 
