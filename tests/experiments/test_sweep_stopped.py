@@ -30,6 +30,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are stoppe
 # --------------------------------------------------------------------------- what stops a real process
 
 KILLED = """\
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell are told to ignore it
 import sys
 from experiments import sweep
 sweep.CHUNK = 4
