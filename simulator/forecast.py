@@ -101,7 +101,9 @@ def simulate(
     borrowed = (*costs.assumed, *(costs.of_experts if plan.job.model.moe else ()))
     borrowed += (MEETING,) if engine == "shared" else ()
     play = forecast(plan, stages, program, borrowed, engine, skip, [one.use for one in own])
-    return Report(replace(play, anew=lambda orders: programmed(plan, prices, shop, orders)[1]))
+    if plan.schedule.at_run_time:
+        play = replace(play, anew=lambda orders: programmed(plan, prices, shop, orders)[1])
+    return Report(play)
 
 
 def forecast(

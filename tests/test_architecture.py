@@ -41,6 +41,7 @@ BENEATH = (
     "mesh",
     "scheme",
     "schedule",
+    "paired",
     "slots",
     "moves",
     "policy",

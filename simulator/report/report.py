@@ -60,7 +60,7 @@ class Forecast:
     """Bytes of what lives through the whole step on every device, by category."""
     assumed: Sequence[str]
     anew: Callable[[Sequence[Sequence[Turn]]], Program] | None = None
-    """The program of the same step by other orders."""
+    """The program of the same step by other orders, where devices decide on these at run time."""
 
     @cached_property
     def peaks(self) -> list[Peak]:
@@ -201,7 +201,7 @@ class Report:
     def _unlike(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
         """A step under noise; where devices decide at run time, by the paces of their slowest ranks."""
         program, plan, flat = play.program, play.plan, play.step.flat
-        if plan.schedule.at_run_time and play.anew is not None:
+        if play.anew is not None:
             lasts = paced(program, plan.mesh, plan.pipeline_axis, pace, step)
             hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
             told = program.timetable.orders

@@ -117,7 +117,7 @@ def test_a_straggler_slows_all_but_only_where_they_wait_for_it() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(jitter=st.floats(0.01, 0.5), seed=st.integers(0, 1000))
-def test_more_jitter_in_the_mean_is_never_faster_than_the_fastest_rank(jitter: float, seed: int) -> None:
+def test_a_step_lasts_as_long_as_the_busiest_rank_computes_or_longer(jitter: float, seed: int) -> None:
     played = play_job(plan(2, 2, 1), PRICE)
     step = unfold(played.program, played.plan.mesh, "pp", Pace(jitter=jitter, seed=seed))
     assert step.span >= step.busy.max() * (1 - 1e-12)

@@ -19,26 +19,19 @@ References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, in_v, nearest_multiple
+from simulator.schedule import Action, PipelineSetting, Shape, TwoWays, nearest_multiple
 from simulator.scheme import Law, Paper
 
 
-class Chimera(Schedule):
+class Chimera(TwoWays):
     paper = Paper(
         "arXiv:2107.06925",
         "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
         2021,
     )
-    ways = 2
-
-    def device(self, shape: Shape, stage: int) -> int:
-        return in_v(shape, stage)
 
     def check(self, shape: Shape) -> None:
         super().check(shape)
-        if shape.p % 2:
-            rule = f"{self.use} needs an even number of devices, half of them nearer to the end of each way"
-            raise PlanError("the pipeline's axis", rule, f"{shape.p + 1} would work", shape.p)
         if shape.m % shape.p:
             near = nearest_multiple(shape.m, shape.p)
             rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"

@@ -17,22 +17,16 @@ References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and tabl
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import PipelineSetting, Schedule, Shape, Turn, eight_steps, in_v
+from simulator.paired import eight_steps
+from simulator.schedule import PipelineSetting, Shape, Turn, TwoWays
 from simulator.scheme import Law, Paper
 
 
-class DualPipe(Schedule):
+class DualPipe(TwoWays):
     paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
-    ways = 2
-
-    def device(self, shape: Shape, stage: int) -> int:
-        return in_v(shape, stage)
 
     def check(self, shape: Shape) -> None:
         super().check(shape)
-        if shape.p % 2:
-            rule = f"{self.use} needs an even number of devices, half of them nearer to the end of each way"
-            raise PlanError("the pipeline's axis", rule, f"{shape.p + 1} would work", shape.p)
         if shape.m % 2 or shape.m < 2 * shape.p:
             near = max(shape.m + shape.m % 2, 2 * shape.p)
             rule = f"{self.use} needs an even number of micro-batches, at least 2 pp = {2 * shape.p}"

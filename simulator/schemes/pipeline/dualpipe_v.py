@@ -17,7 +17,8 @@ References: DeepSeek-AI, https://github.com/deepseek-ai/DualPipe, "Cut-in-half" 
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import InV, PipelineSetting, Shape, Turn, eight_steps
+from simulator.paired import eight_steps
+from simulator.schedule import InV, PipelineSetting, Shape, Turn
 from simulator.scheme import Law, Paper
 
 
