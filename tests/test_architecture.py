@@ -48,7 +48,7 @@ BENEATH = (
     "slicing",
     "lowering",
 )
-UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "lowering", "recompute", "sharding"))
+UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "sharding"))
 MACHINERY = Room(
     allowed=("hardware", "simulator"),
     denied=SECONDS,
