@@ -6,6 +6,7 @@ move in between is worked out here, once for activations and with the same rules
 
 * an input that has the divided dim must arrive cut along it, one that lacks it must arrive whole;
 * an output that has it leaves cut, one that lacks it leaves as a partial sum;
+* an axis may divide one dim of some tensors and another of the rest (``b|h``: samples, and `h` of what has none);
 * for gradients the two change places: the gradient of an output must arrive cut or whole, that of an input leaves
   cut or partial; a weight that has the dim is cut, the gradient of one that lacks it is partial.
 """
@@ -71,6 +72,10 @@ class Tensor:
     def has(self, dim: str) -> bool:
         return dim in self.dims
 
+    def first(self, dims: str) -> str | None:
+        """Of one dim, or of several in turn (``b|h``), the first that it has."""
+        return next((dim for dim in dims.split("|") if dim in self.dims), None)
+
     def seen_as(self, **renamed: str) -> Tensor:
         """The same tensor with dims under other names."""
         dims = {renamed.get(name, name): dim for name, dim in self.dims.items()}
@@ -107,12 +112,12 @@ class Tensor:
 
 def needed(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
     """How an input, a weight or the gradient of an output must arrive."""
-    return {axis: dim for axis, dim in divide.items() if tensor.has(dim)}
+    return {axis: dim for axis, dims in divide.items() if (dim := tensor.first(dims))}
 
 
 def leaving(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
     """How an output, or the gradient of an input or weight, leaves."""
-    return {axis: dim if tensor.has(dim) else PARTIAL for axis, dim in divide.items()}
+    return {axis: tensor.first(dims) or PARTIAL for axis, dims in divide.items()}
 
 
 def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Collective]:
@@ -131,6 +136,9 @@ def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Co
         now.pop(axis, None)
         if axis in target:
             now[axis] = target[axis]
+        if operation == "all_to_all":
+            # Copies of heads that several ranks get are sent once for each of them.
+            work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
         if steps and steps[-1].operation == operation and mesh.joined(joined := (axis, *steps[-1].axes)):
             # The widest buffer of a rank: what a gather ends with, what a reduction begins with.
             work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)

@@ -13,14 +13,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from simulator.aside import make_aside
-from simulator.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
-from simulator.leaves import Boundary, Cast, CoreAttention, Embedding, Linear, Residual
+from simulator.join import Join
+from simulator.layout import PARTIAL, Layout, Tensor, leaving, needed
+from simulator.leaves import Boundary, Cast, Embedding, Residual
 from simulator.mesh import Mesh
 from simulator.ops import COMPUTE, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch, Work
 from simulator.scheme import Inner, Rule, Scheme
 from simulator.sites import Leaf, Local, Nest, Site, Stage, Unit, Update, walk
-
-Contribution = tuple[Layout, Op]
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
@@ -96,7 +95,7 @@ class Lowering:
                     divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
             claimed = {part for scheme in self.schemes if scheme.view == inside for part in scheme.over}
             for part in self.mesh.parts(self.mesh.views.get(inside, ())):
-                if part not in claimed and divide.get(part) not in TOKENS:
+                if part not in claimed and divide.get(part, "").split("|")[0] not in TOKENS:
                     divide[part] = "s"
             self._divisions[leaf] = divide
         return self._divisions[leaf]
@@ -153,13 +152,13 @@ class Lowering:
             inner: Inner = lambda part: self._fold(part, depth + 1)  # noqa: E731
             return self.schemes[depth].lower(site, inner)
         if isinstance(site, Nest):
-            return _Join(self, site).fragment
+            return Join(self, site).fragment
         if isinstance(site, Update):
             return self._update(site)
         assert isinstance(site, Leaf)
         return self._leaf(site)
 
-    def _op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
+    def op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
         """`view`: the one in which a collective takes place, or to which it leads."""
         stream = COMPUTE
         if isinstance(work, Collective):
@@ -167,11 +166,11 @@ class Lowering:
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
         return Op(name, stream, work, list(after), phase)
 
-    def _chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
+    def chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
         """Ops of one leaf, each waiting for the one before (they may lie on different streams)."""
         ops: list[Op] = []
         for work in works:
-            ops.append(self._op(name, work, [*after, *ops[-1:]], phase, view))
+            ops.append(self.op(name, work, [*after, *ops[-1:]], phase, view))
         return ops
 
     def key(self, tensor: Tensor, layout: Layout) -> str:
@@ -211,12 +210,12 @@ class Lowering:
         frag.grad_entry = {t.name: Op(f"d{t.name} in", phase="B") for t in leaf.outs}
         start, grads = list(frag.entry.values()), list(frag.grad_entry.values())
 
-        frag.forward = self._chain(leaf.name, leaf.forward(at), start, "F")
+        frag.forward = self.chain(leaf.name, leaf.forward(at), start, "F")
         end = frag.forward[-1] if frag.forward else Op(leaf.name, after=start)
         frag.exit = {t.name: end for t in leaf.outs}
 
-        inputs = self._chain(f"d{leaf.name}", leaf.backward_inputs(at), grads, "B")
-        weights = self._chain(f"w{leaf.name}", leaf.backward_weights(at), grads, "W")
+        inputs = self.chain(f"d{leaf.name}", leaf.backward_inputs(at), grads, "B")
+        weights = self.chain(f"w{leaf.name}", leaf.backward_weights(at), grads, "W")
         frag.backward = [*inputs, *weights]
         given = inputs[-1] if inputs else Op(f"d{leaf.name}", after=grads, phase="B")
         frag.grad_exit = {t.name: given for t in leaf.ins if t.dtype != "int64"}
@@ -224,8 +223,8 @@ class Lowering:
         params = []
         for weight in leaf.weights:
             # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
-            summed = (axis for axis, dim in divide.items() if any(t.has(dim) for t in leaf.outs))
-            partial = tuple(axis for axis in summed if not weight.has(divide[axis]))
+            summed = (axis for axis, dims in divide.items() if any(t.first(dims) for t in leaf.outs))
+            partial = tuple(axis for axis in summed if not weight.first(divide[axis]))
             size = weight.local(needed(weight, divide), self.mesh)
             total = weight.local({}, self.mesh)
             tied = getattr(leaf, "tied", False)
@@ -243,8 +242,9 @@ class Lowering:
 
     def _copies(self, weight: Tensor, at: Local) -> tuple[tuple[str, ...], int] | None:
         """The axes along which neighbours hold the same part of a weight, though they cut it, and their number."""
+        layout = at.layout(weight)
         for name, dim in weight.dims.items():
-            axes = at.axes_of(name)
+            axes = [axis for axis in self.mesh.inner_first(layout)[::-1] if layout[axis] == name]
             if (holders := dim.holders(self.mesh.size(axes))) > 1:
                 return tuple(axes), holders
         return None
@@ -299,183 +299,17 @@ class Lowering:
         for (axes, holders), n in sorted(copied.items()):
             sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
         sums += [Collective("all_reduce", n * site.grad_bytes, (site.axis,), members) for members, n in site.shared]
-        ops = [self._op("reduce", work, [], "U") for work in sums]
+        ops = [self.op("reduce", work, [], "U") for work in sums]
         if site.clipped:
-            ops.append(self._op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U"))
+            ops.append(self.op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U"))
             everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1)
             if everyone:
                 ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
         behind = ops[-1:] if site.clipped else ops
-        step = self._op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), behind, "U")
+        step = self.op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), behind, "U")
         # Zeroing the gradient buffer touches every gradient that rests here.
-        zero = self._op("zero-grad", Memory("zero-grad", 0, round(elements * site.grad_bytes)), [step], "U")
+        zero = self.op("zero-grad", Memory("zero-grad", 0, round(elements * site.grad_bytes)), [step], "U")
         return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
-
-
-class _Join:
-    """Joins the children of a nest: what moves between them forward, and the same for gradients backward."""
-
-    def __init__(self, lowering: Lowering, nest: Nest) -> None:
-        self.lowering, self.nest, self.mesh = lowering, nest, lowering.mesh
-        self.fragment = Fragment()
-        self.regathered: dict[Site, list[Op]] = {}
-        fragments = [lowering.lower(child) for child in nest.children]
-        self._forward(fragments)
-        self._backward(fragments)
-        for frag in fragments:
-            self.fragment.params += frag.params
-            self.fragment.borrowed += frag.borrowed
-            self.fragment.touches += frag.touches
-
-    # ------------------------------------------------------------------------------------- forward
-
-    def _forward(self, fragments: list[Fragment]) -> None:
-        out = self.fragment
-        out.entry = {t.name: Op(f"{t.name} in") for t in self.nest.inputs}
-        ready: dict[str, Op] = dict(out.entry)
-        moved: dict[str, Op] = {}
-        for child, frag in zip(self.nest.children, fragments, strict=True):
-            for tensor in child.inputs:
-                source = ready[tensor.name]
-                if isinstance(child, Leaf) and tensor.name in self.lowering.producer:
-                    source = self._arrive(child, tensor, source, frag, moved)
-                frag.entry[tensor.name].after.append(source)
-            out.forward += frag.forward
-            ready |= frag.exit
-        out.exit = {name: op for name, op in ready.items() if name not in out.entry}
-
-    def _arrive(self, leaf: Leaf, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
-        """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
-        low = self.lowering
-        made, wanted = low.produced(tensor), needed(tensor, low.division(leaf))
-        steps = moves(tensor, made, wanted, self.mesh)
-        key = low.key(tensor, wanted)
-        if steps and key not in moved:
-            for work in steps:
-                source = low._op(f"{work.operation} {tensor.name}", work, [source], "F", low.meeting(tensor, leaf))
-                self.fragment.forward.append(source)
-            self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
-            moved[key] = source
-        gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
-        # Experts keep the tokens that they have gathered, and slices what later ones read.
-        again = isinstance(leaf, Linear | CoreAttention) and not leaf.view and tensor not in leaf.lent
-        if gathered and low.regather and again:
-            self._gather_again(leaf, tensor, steps, made, wanted, frag)
-        return moved.get(key, source)
-
-    def _gather_again(
-        self, leaf: Leaf, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
-    ) -> None:
-        """Keeps the shard instead of the gathered input, and gathers it again for the gradient that needs it."""
-        low = self.lowering
-        phase = "W" if isinstance(leaf, Linear) else "B"
-        readers = [op for op in frag.backward if op.phase == phase]
-        key = low.key(tensor, wanted)
-        gradients, view = list(frag.grad_entry.values()), low.meeting(tensor, leaf)
-        again = low._chain(f"regather {tensor.name}", steps, gradients, phase, view)
-        for op in readers:
-            op.after.append(again[-1])
-        frag.touches = [
-            Touch(f"{key}~{leaf.name}", t.nbytes, t.op) if t.key == key and t.op in readers else t for t in frag.touches
-        ]
-        frag.touches += [
-            Touch(f"{key}~{leaf.name}", tensor.nbytes(wanted, self.mesh), again[-1], made=True),
-            low.touch(tensor, made, again[0]),
-        ]
-        self.regathered.setdefault(leaf, []).extend(again)
-
-    # ------------------------------------------------------------------------------------ backward
-
-    def _backward(self, fragments: list[Fragment]) -> None:
-        out, low = self.fragment, self.lowering
-        inside = {leaf for leaf in self.nest.leaves()}
-        made_here = {t.name for child in self.nest.children for t in child.outputs}
-        waiting = {t.name: 0 for child in self.nest.children for t in child.inputs}
-        given: dict[str, list[Contribution]] = defaultdict(list)
-        for child in self.nest.children:
-            for tensor in child.inputs:
-                waiting[tensor.name] += 1
-        for name in made_here:
-            if any(leaf not in inside for leaf in low.readers[name]) or not low.readers[name]:
-                out.grad_entry[name] = Op(f"d{name} in", phase="B")
-                given[name].append((self._wanted(name), out.grad_entry[name]))
-
-        for child, frag in zip(reversed(self.nest.children), reversed(fragments), strict=True):
-            for tensor in child.outputs:
-                if tensor.name in frag.grad_entry:
-                    frag.grad_entry[tensor.name].after += [op for _, op in given[tensor.name]]
-            ops = [*self.regathered.get(child, []), *frag.backward]
-            for tensor in child.inputs:
-                waiting[tensor.name] -= 1
-                if tensor.name not in frag.grad_exit:
-                    continue
-                given[tensor.name].append((self._left(child, tensor), frag.grad_exit[tensor.name]))
-                if waiting[tensor.name] == 0:
-                    given[tensor.name] = [self._collect(tensor, given[tensor.name], ops)]
-                    if tensor.name not in made_here:
-                        out.grad_exit[tensor.name] = given[tensor.name][0][1]
-            out.backward += ops
-
-    def _left(self, child: Site, tensor: Tensor) -> Layout:
-        """How the gradient of an input leaves a child, in the producer's dims; a nest has moved it already."""
-        if not isinstance(child, Leaf) or tensor.name not in self.lowering.producer:
-            return self._wanted(tensor.name)
-        back = {new: old for old, new in tensor.renamed.items()}
-        return {axis: back.get(dim, dim) for axis, dim in leaving(tensor, self.lowering.division(child)).items()}
-
-    def _wanted(self, name: str) -> Layout:
-        """How the gradient of a tensor must arrive at its producer."""
-        if name not in self.lowering.producer:
-            return {}
-        tensor, leaf = self.lowering.producer[name]
-        return needed(tensor, self.lowering.division(leaf))
-
-    def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
-        """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
-        low = self.lowering
-        tensor = low.producer[reader.name][0] if reader.name in low.producer else reader
-        wanted = self._wanted(tensor.name)
-        groups: dict[tuple[tuple[str, str], ...], list[Op]] = defaultdict(list)
-        for layout, op in parts:
-            groups[tuple(sorted(layout.items()))].append(op)
-        moved: list[Op] = []
-        for items, members in groups.items():
-            layout = dict(items)
-            op = self._sum(tensor, layout, members, ops)
-            # Right behind its producer, ahead of pending weight gradients: that is what hides it.
-            place, view = ops.index(op) + 1 if op in ops else 0, low.meeting(tensor)
-            behind: list[Op] = []
-            if op in ops and low.in_turn(view):
-                place, behind = len(ops), ops[-1:]
-            for work in moves(tensor.gradient, layout, wanted, self.mesh):
-                source, op = op, low._op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
-                ops.insert(place, op)
-                place += 1
-                self.fragment.touches.append(low.touch(tensor, wanted, op, made=True, prefix="d:"))
-                arrived = low.touch(tensor, layout, op, prefix="d:")
-                if source.work is not None or arrived.key == low.arriving:
-                    self.fragment.touches.append(arrived)
-            moved.append(op)
-        return wanted, self._sum(tensor, wanted, moved, ops)
-
-    def _passed(self, tensor: Tensor, total: Op) -> None:
-        """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
-        for leaf in self.lowering.readers[tensor.name]:
-            if isinstance(leaf, Residual) and tensor.name in [t.name for t in leaf.passing]:
-                out = leaf.outs[0]
-                layout = needed(out, self.lowering.division(leaf))
-                self.fragment.touches.append(self.lowering.touch(out, layout, total, prefix="d:"))
-
-    def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
-        """One op after which the sum of `members` exists: an addition kernel when there are several."""
-        if len(members) == 1:
-            return members[0]
-        size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
-        total = self.lowering._op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
-        ops.append(total)
-        self.fragment.touches.append(self.lowering.touch(tensor, layout, total, made=True, prefix="d:"))
-        self._passed(tensor, total)
-        return total
 
 
 # -------------------------------------------------------------------------------------- for schemes

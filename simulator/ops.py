@@ -30,7 +30,7 @@ class Gemm:
     ``nt`` gradient of the weight. accumulate: the result is added to what lies in memory, in `out_dtype`
     (a weight gradient fused with its accumulation). what: the site it belongs to, for reports. groups: experts, by
     their tokens: (how many, tokens of each), ...; `m`, or `k` of a weight gradient, is then their mean, and `batch`
-    their number. Those without tokens are left out.
+    their number. Those without tokens are left out. pace: see `paced`.
     """
 
     m: float
@@ -43,6 +43,7 @@ class Gemm:
     out_dtype: str = "bf16"
     what: str = "gemm"
     groups: tuple[tuple[float, float], ...] = ()
+    pace: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -61,7 +62,7 @@ class Attention:
 
     q, kv: positions of queries and keys; heads and kv_heads: local counts; qk_dim, v_dim: widths of a head;
     share: part of the q x kv rectangle that is computed (1/2 for causal self-attention). FLOPs forward:
-    2 b heads q kv (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again.
+    2 b heads q kv (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again. pace: see `paced`.
     """
 
     batch: int
@@ -74,6 +75,7 @@ class Attention:
     share: float = 0.5
     backward: bool = False
     dtype: str = "bf16"
+    pace: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -93,12 +95,14 @@ class Memory:
 
     what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
     add, concat, cast, router, permute, grad-norm, adam, zero-grad. backward: of a backward pass, where both have one.
+    pace: see `paced`.
     """
 
     what: str
     read: int
     write: int
     backward: bool = False
+    pace: float = 1.0
 
     flops = 0.0
 
@@ -111,16 +115,19 @@ class Memory:
 class Collective:
     """One communication among the ranks of one or more mesh axes.
 
-    operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast. nbytes: the largest buffer on one
-    rank, as nccl-tests counts it: the tensor of an all-reduce, the gathered tensor of an all-gather, the
-    unreduced one of a reduce-scatter, all that one rank sends (its own share included) in an all-to-all.
-    members: positions in the group that take part; None for all of them.
+    operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift. nbytes: the largest buffer
+    on one rank, as nccl-tests counts it: the tensor of an all-reduce, the gathered tensor of an all-gather, the
+    unreduced one of a reduce-scatter, all that one rank sends (its own share included) in an all-to-all. In a shift
+    every rank sends that much to the one `by` positions further round the group, all at the same time.
+    members: positions in the group that take part; None for all of them. pace: see `paced`.
     """
 
     operation: str
     nbytes: int
     axes: tuple[str, ...]
     members: tuple[int, ...] | None = None
+    by: int = 1
+    pace: float = 1.0
 
     flops = 0.0
 
@@ -138,6 +145,27 @@ class Transfer:
 
 
 Work = Gemm | Attention | Memory | Collective | Transfer
+
+
+def paced(work: Any) -> Any:
+    """What the rank does of `work` that the others wait for.
+
+    One device stands for all ranks that run the same ops. Where they do not all do the same amount of it, `work` states
+    the mean, which is what adds up over ranks, and `pace` how many times that the most laden rank does. The groups of a
+    product are those of that rank already.
+    """
+    pace = getattr(work, "pace", 1.0)
+    if pace == 1.0:
+        return work
+    if isinstance(work, Gemm):
+        m, k = (work.m, pace * work.k) if work.layout == "nt" else (pace * work.m, work.k)
+        return replace(work, m=m, k=k, pace=1.0)
+    if isinstance(work, Attention):
+        return replace(work, share=pace * work.share, pace=1.0)
+    if isinstance(work, Memory):
+        return replace(work, read=round(pace * work.read), write=round(pace * work.write), pace=1.0)
+    return replace(work, nbytes=round(pace * work.nbytes), pace=1.0)
+
 
 # ----------------------------------------------------------------------------------------------- ops
 

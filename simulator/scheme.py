@@ -51,7 +51,10 @@ class Law:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``."""
+    """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``.
+
+    divide: which dim an axis divides; ``b|h``: samples, and `h` of the tensors that have none (see `simulator.layout`).
+    """
 
     divide: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,6 +107,9 @@ class Scheme:
     def view(self) -> str:
         """The view of the mesh that its axes belong to; empty for the mesh itself."""
         return self.mesh.view_of(self.claims[0]) if self.claims else ""
+
+    def accept(self, job: Any) -> None:
+        """Raises PlanError where the job has something that the scheme cannot do."""
 
     def layouts(self, site: Leaf) -> str | Rule | None:
         """Which dim my axes divide here; None: I leave this site whole."""

@@ -47,6 +47,9 @@ BENEATH = (
     "policy",
     "slicing",
     "lowering",
+    "join",
+    "rewrite",
+    "expert_leaves",
 )
 UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "sharding"))
 MACHINERY = Room(

@@ -11,7 +11,7 @@ forms hold exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hardware.cluster import Cluster
@@ -23,7 +23,7 @@ from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.sections import SECTIONS, of_gpu, section_of
 from simulator.mesh import Mesh
-from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work
+from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work, paced
 
 __all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
 
@@ -101,7 +101,7 @@ class Costs:
         prices = self._known if isinstance(work, Collective | Transfer) else self._kernels
         known = prices.get(work)
         if known is None:
-            known = prices[work] = self._price[type(work)](work)
+            known = prices[work] = self._price[type(work)](paced(work))
         return known
 
     def use(self, work: Work) -> Use:
@@ -118,10 +118,14 @@ class Costs:
         match work:
             case Gemm() | Attention():
                 return FULL
+            case Collective(operation="shift"):
+                price, nbytes = self.estimate(work), paced(work).nbytes
+                slowest = next(one for one in self._steps(work) if p2p.price(nbytes, one, self.links) == price)
+                return p2p.use(nbytes, slowest, self.links)
             case Collective():
-                price = self.estimate(work)
-                slowest = next(one for one in self._reaches(work) if collective.price(work, one, self.links) == price)
-                return collective.use(work, slowest, self.links)
+                price, most = self.estimate(work), paced(work)
+                slowest = next(one for one in self._reaches(most) if collective.price(most, one, self.links) == price)
+                return collective.use(most, slowest, self.links)
             case Transfer() if paths := self._paths(work):
                 price = self.estimate(work)
                 slowest = next(one for one in paths if p2p.price(work.nbytes, one, self.links) == price)
@@ -144,11 +148,12 @@ class Costs:
         return [of_gpu(name, self.cluster.gpu) for name in names]
 
     def _collective(self, work: Collective) -> Estimate:
+        if work.operation == "shift":
+            return _slowest(p2p.price(work.nbytes, spread, self.links) for spread in self._steps(work))
         return max(collective.price(work, spread, self.links) for spread in self._reaches(work))
 
     def _transfer(self, work: Transfer) -> Estimate:
-        prices = [p2p.price(work.nbytes, spread, self.links) for spread in self._paths(work)]
-        return max(prices, key=lambda one: one.seconds + one.latency, default=NOTHING)
+        return _slowest(p2p.price(work.nbytes, spread, self.links) for spread in self._paths(work))
 
     def _reaches(self, work: Collective) -> tuple[Reach, ...]:
         """How the groups of a collective are spread that may be the slowest."""
@@ -166,6 +171,16 @@ class Costs:
             stride = self.mesh.stride(work.axis)
             self._reach[pair] = self._spread((work.axis,), (work.source * stride, work.target * stride))
         return self._reach[pair]
+
+    def _steps(self, work: Collective) -> tuple[Reach, ...]:
+        """How far apart the ranks are that send to each other in a shift; none where each keeps what it has."""
+        ranks = self.mesh.ranks(work.axes, work.members)
+        by = work.by % len(ranks)
+        key = "shift", work.axes, work.members, by
+        if key not in self._reach:
+            pairs = {(rank, ranks[(i + by) % len(ranks)]) for i, rank in enumerate(ranks) if by}
+            self._reach[key] = tuple({one: None for pair in pairs for one in self._spread(work.axes, pair)})
+        return self._reach[key]
 
     def _spread(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
         """How those groups like that of `ranks` are spread that touch most islands; the slowest of them paces all."""
@@ -186,6 +201,11 @@ class Costs:
                     first = {rank % pattern: rank for rank in reversed(ranks)}
             self._first[axes] = list(first.values())
         return self._first[axes]
+
+
+def _slowest(prices: Iterable[Estimate]) -> Estimate:
+    """Of messages that are sent at the same time, the last to arrive."""
+    return max(prices, key=lambda one: one.seconds + one.latency, default=NOTHING)
 
 
 def _checked(rates: Mapping[str, float]) -> dict[str, float]:
@@ -210,6 +230,7 @@ class IdealCosts:
 
     def estimate(self, work: Work) -> Estimate:
         """How long `work` takes, for certain."""
+        work = paced(work)
         moved = getattr(work, "nbytes", 0) * (2 if getattr(work, "operation", "") == "all_reduce" else 1)
         seconds = work.flops / self.flops + (moved / self.communication if self.communication else 0.0)
         return Estimate(seconds, 0.0)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
 
+from simulator.expert_leaves import ExpertActivation, ExpertCast, ExpertLinear, Permute, TopK, Unpermute
 from simulator.layout import Dim, Tensor
 from simulator.leaves import (
     QUANTISED,
@@ -21,18 +22,12 @@ from simulator.leaves import (
     Concat,
     CoreAttention,
     Embedding,
-    ExpertActivation,
-    ExpertCast,
-    ExpertLinear,
     Head,
     Linear,
     Loss,
     Norm,
-    Permute,
     Residual,
     Rope,
-    TopK,
-    Unpermute,
 )
 from simulator.models.model import MLA, Model
 from simulator.models.model import MoE as Experts

@@ -15,11 +15,11 @@ from simulator.engine.memory import Peak, block_events, memory_events
 from simulator.engine.program import Chains, Program, Task, one_of
 from simulator.engine.step import Engine, Step
 from simulator.engine.sweep import Times
+from simulator.expert_leaves import EXPERTS
 from simulator.forecast import device_params, forecast, programmed, resting
 from simulator.job import load_job
-from simulator.leaves import EXPERTS
 from simulator.models.flops import forward_matmul_flops
-from simulator.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work
+from simulator.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work, paced
 from simulator.plan import Plan
 from simulator.schedule import Pair, Turn
 from tests.contract.measure import params_of
@@ -38,6 +38,7 @@ class Ideal:
     latency: float = 0.0
 
     def __call__(self, work: Work) -> tuple[float, float, float]:
+        work = paced(work)
         match work:
             case Gemm() | Attention():
                 return work.flops / self.flops, 0.0, 0.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from hardware.load import validated
-from simulator.leaves import EXPERTS
+from simulator.expert_leaves import EXPERTS
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
@@ -23,12 +23,8 @@ from simulator.models.blocks import Blocks
 from simulator.ops import Chain, Collective, Memory
 from simulator.schedule import MOVES, Action, PipelineSetting, Schedule, Shape
 from simulator.scheme import FAMILIES, Paper, Scheme, find_scheme, scheme_names
+from tests.contract import of_data, of_experts, of_memory, of_pipeline, of_sequence, of_tensor
 from tests.contract.measure import (
-    MEASURES,
-    DataSetting,
-    ExpertSetting,
-    LayerSetting,
-    SequenceSetting,
     backward_ops,
     described,
     forward_ops,
@@ -38,7 +34,7 @@ from tests.contract.measure import (
     told,
 )
 from tests.contract.played import FREE, Ideal, play_job, stated
-from tests.strategies import EVERY, SECONDS, jobs, shapes
+from tests.strategies import EVERY, SECONDS, jobs
 
 SCHEMES = [
     use
@@ -112,66 +108,20 @@ def test_options_refuse_what_they_do_not_know(use: str) -> None:
 
 # -------------------------------------------------------------------------------------------------- laws
 
-TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
+FAMILY_SETTINGS = {
+    "pipeline": of_pipeline,
+    "tensor": of_tensor,
+    "sequence": of_sequence,
+    "expert": of_experts,
+    "data": of_data,
+    "memory": of_memory,
+}
+"""Where the laws of a family are asked, and how what they speak of is measured."""
 
 
-def pipeline_settings(kind: type[Schedule]) -> Iterator[PipelineSetting]:
-    """All shapes that the schedule exists for; the time triples take turns."""
-    turn = 0
-    for p in range(1, 9):
-        for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
-            for v in (1, 2, 3, 4):
-                shape = Shape(p, m, v * kind.ways)
-                if exists(kind, shape):
-                    turn += 1
-                    yield PipelineSetting(shape, *TIMES[turn % len(TIMES)])
-
-
-def exists(kind: type[Schedule], shape: Shape) -> bool:
-    """Whether the schedule does; of several ways, each has chunks of its own."""
-    if shape.v % kind.ways:
-        return False
-    try:
-        kind(("pp",), kind.Options(chunks=shape.v // kind.ways)).check(shape)
-    except PlanError:
-        return False
-    return True
-
-
-def layer_settings() -> Iterator[LayerSetting]:
-    for t in (1, 2, 4, 8):
-        for b, s, h, a in ((1, 64, 128, 8), (3, 32, 64, 16), (2, 16, 192, 8)):
-            for regather in (False, True):
-                yield LayerSetting(t, b, s, h, a, regather)
-
-
-def sequence_settings() -> Iterator[SequenceSetting]:
-    for cp in (1, 2, 3, 8):
-        for b, s, h, kv_width in ((1, 48, 64, 64), (3, 24, 128, 32)):
-            for regather in (False, True):
-                yield SequenceSetting(cp, b, s, h, kv_width, regather)
-
-
-def expert_settings() -> Iterator[ExpertSetting]:
-    for ep in (1, 2, 4, 8):
-        for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
-            for over in ("dp", "cp", "tp"):
-                yield ExpertSetting(ep, b, s, h, 8, top_k, capacity, over)
-
-
-def settings_of(use: str) -> Sequence[Any]:
+def settings_of(use: str) -> Iterator[Any]:
     kind = find_scheme(use)
-    if issubclass(kind, Schedule):
-        return list(pipeline_settings(kind))
-    known = {
-        "tensor": layer_settings,
-        "memory": layer_settings,
-        "sequence": sequence_settings,
-        "expert": expert_settings,
-        "data": lambda: [DataSetting(n) for n in (1, 2, 3, 4, 7, 8, 16, 64)],
-    }
-    assert kind.family in known, f"add settings for the family {kind.family}"
-    return list(known[kind.family]())
+    return FAMILY_SETTINGS[kind.family].settings(kind)
 
 
 def check_laws(use: str, setting: Any) -> set[str]:
@@ -179,9 +129,10 @@ def check_laws(use: str, setting: Any) -> set[str]:
     kind = find_scheme(use)
     asked = set()
     for law in kind().laws(setting):
-        assert law.quantity in MEASURES, f"nothing measures {law.quantity}"
+        measures = FAMILY_SETTINGS[kind.family].MEASURES
+        assert law.quantity in measures, f"nothing measures {law.quantity}"
         assert law.where, "a law says where it stands"
-        measured = MEASURES[law.quantity](setting, use)
+        measured = measures[law.quantity](setting, use)
         assert measured == pytest.approx(law.value, rel=1e-9, abs=1e-9), (law.quantity, setting)
         asked.add(law.quantity)
     return asked
@@ -200,7 +151,7 @@ def test_its_laws_hold(use: str) -> None:
 def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
-    shape = data.draw(shapes(st.integers(1, 4)).filter(lambda shape: exists(kind, shape)))
+    shape = data.draw(st.sampled_from(of_pipeline.shapes(kind)))
     check_laws(use, PipelineSetting(shape, data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS)))
 
 
@@ -240,9 +191,9 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
 def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
-    for setting in pipeline_settings(kind):
+    for setting in of_pipeline.settings(kind):
         if setting.shape.p == 1:
-            assert MEASURES["bubble"](setting, use) == pytest.approx(0, abs=1e-9)
+            assert of_pipeline.MEASURES["bubble"](setting, use) == pytest.approx(0, abs=1e-9)
 
 
 def test_all_degrees_one_is_the_plan_without_schemes() -> None:
@@ -369,7 +320,7 @@ def test_it_composes_with_the_default_of_every_other_family(use: str, overlap: b
     kind = find_scheme(use)
     chosen = {**DEFAULTS, kind.family: use}
     chunks = 1
-    if issubclass(kind, Schedule) and use not in CHAINS and not exists(kind, Shape(2, 4, kind.ways)):
+    if issubclass(kind, Schedule) and use not in CHAINS and not of_pipeline.exists(kind, Shape(2, 4, kind.ways)):
         chunks = 2
     entries: list[dict[str, Any]] = []
     for name in FAMILIES:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.engine.memory import CATEGORIES, Profile, block_events, memory_events
 from simulator.ops import Fragment, Link, Memory, Op, Touch
-from tests.contract.measure import LayerSetting, activations_per_layer
+from tests.contract.of_tensor import LayerSetting, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
 from tests.strategies import jobs
 

@@ -70,6 +70,7 @@ def least(work: Collective, reach: Reach, links: Links) -> Any:
         ),
         "all_to_all": ((d - 1) / n, (n - d) / n, (n - g) / n),
         "broadcast": (1.0, 1 / d, 1 / g),
+        "reduce": (1.0, 1 / d, 1 / g),
     }.get(work.operation, ((n - 1) / n, (n - d) / n / d, (n - g) / n / g))
     return work.nbytes * max(
         inner / (links.up.bandwidth * reach.links) if d > 1 else 0.0,

@@ -42,6 +42,7 @@ class ProcessLaw:
 def way(operation: str, reach: Reach, links: Links) -> Way:
     """The one way of an operation."""
     n, law = reach.members, links.law(reach).ring
+    operation = {"reduce": "broadcast"}.get(operation, operation)  # the same steps the other way
     steps = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "broadcast": math.ceil(math.log2(n))}
     sent = {"all_reduce": 2 * (n - 1) / n, "broadcast": 1.0}.get(operation, (n - 1) / n)
     per_byte = sent * links.over_host(getattr(law, operation))

@@ -211,4 +211,5 @@ WAYS = {
     "reduce_scatter": _gather,
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
+    "reduce": _broadcast,  # the same steps the other way
 }

@@ -1,0 +1,123 @@
+"""Where the laws of pipelines are asked: schedules of any shape, at given times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from hardware.errors import PlanError
+from simulator.schedule import PipelineSetting, Schedule, Shape
+from simulator.scheme import Scheme, find_scheme
+from validation import pipeline
+from validation.pipeline import Case, Replay, replay
+
+TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
+
+
+def settings(kind: type[Scheme]) -> Iterator[PipelineSetting]:
+    """All shapes that the schedule exists for; the time triples take turns."""
+    assert issubclass(kind, Schedule)
+    turn = 0
+    for p in range(1, 9):
+        for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
+            for v in (1, 2, 3, 4):
+                shape = Shape(p, m, v * kind.ways)
+                if exists(kind, shape):
+                    turn += 1
+                    yield PipelineSetting(shape, *TIMES[turn % len(TIMES)])
+
+
+@cache
+def shapes(kind: type[Schedule]) -> list[Shape]:
+    """All that the schedule exists for, up to 8 devices, 24 micro-batches and 4 chunks."""
+    every = (Shape(p, m, v) for p in range(1, 9) for m in range(1, 25) for v in range(1, 5))
+    return [shape for shape in every if exists(kind, shape)]
+
+
+def exists(kind: type[Schedule], shape: Shape) -> bool:
+    """Whether the schedule does; of several ways, each has chunks of its own."""
+    if shape.v % kind.ways:
+        return False
+    try:
+        kind(("pp",), kind.Options(chunks=shape.v // kind.ways)).check(shape)
+    except PlanError:
+        return False
+    return True
+
+
+def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> Replay:
+    return replay(_case(setting, use, hop))
+
+
+def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> Case:
+    shape = setting.shape
+    name = use.partition("/")[2]
+    times = {"t_f": setting.tf, "t_b": setting.tb, "t_w": setting.tw}
+    return Case(schedule=name, p=shape.p, m=shape.m, v=shape.v // ways_of(use), hop=hop, **times)
+
+
+def ways_of(use: str) -> int:
+    """Ways of a schedule through its devices."""
+    kind = find_scheme(use)
+    assert issubclass(kind, Schedule)
+    return kind.ways
+
+
+def bubble(setting: PipelineSetting, use: str) -> float:
+    return _replay(setting, use).makespan - setting.shape.m * setting.u
+
+
+def bubble_span(setting: PipelineSetting, use: str) -> float:
+    """The same of the longest span of a device, from its first start to its last end."""
+    return max(_replay(setting, use).spans) - setting.shape.m * setting.u
+
+
+def max_idle(setting: PipelineSetting, use: str) -> float:
+    """The longest that a device is idle between the first start and the last end: pairs may be busy for less."""
+    played = _replay(setting, use)
+    return played.makespan - min(played.busy)
+
+
+def most_in_flight_b(setting: PipelineSetting, use: str) -> int:
+    """What the fullest device holds."""
+    return max(in_flight_b(setting, use))
+
+
+def in_flight_w(setting: PipelineSetting, use: str) -> list[int]:
+    return _replay(setting, use).in_flight("W")
+
+
+def most_in_flight_w(setting: PipelineSetting, use: str) -> int:
+    return max(in_flight_w(setting, use))
+
+
+def in_flight_b(setting: PipelineSetting, use: str) -> list[int]:
+    return _replay(setting, use).in_flight("B")
+
+
+def period(setting: PipelineSetting, use: str) -> float | None:
+    """Time between two updates, without a flush."""
+    return pipeline.period(_case(setting, use))
+
+
+def weight_versions(setting: PipelineSetting, use: str) -> list[int] | None:
+    return pipeline.versions(_case(setting, use))
+
+
+def bubble_per_hop(setting: PipelineSetting, use: str) -> float:
+    hop = min(setting.tf, setting.tb + setting.tw) / 8
+    return (_replay(setting, use, hop).makespan - _replay(setting, use).makespan) / hop
+
+
+MEASURES = {
+    "bubble": bubble,
+    "bubble_span": bubble_span,
+    "max_idle": max_idle,
+    "in_flight_b": in_flight_b,
+    "most_in_flight_b": most_in_flight_b,
+    "in_flight_w": in_flight_w,
+    "most_in_flight_w": most_in_flight_w,
+    "bubble_per_hop": bubble_per_hop,
+    "period": period,
+    "weight_versions": weight_versions,
+}
