@@ -326,7 +326,12 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
 
 def _degree(plan: LongPlan, family: str) -> int:
     """The product of the axes that a family claims."""
-    axes = [axis for entry in plan.schemes if entry.use.startswith(f"{family}/") for axis in entry.over]
+    claims = (
+        find_scheme(entry.use).axes(entry.over, entry.model_extra or {})
+        for entry in plan.schemes
+        if entry.use.startswith(f"{family}/") and entry.use in scheme_names()
+    )
+    axes = [axis for claim in claims for axis in claim]
     return math.prod(plan.mesh.get(axis, 1) for axis in axes)
 
 

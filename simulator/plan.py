@@ -75,7 +75,8 @@ class Plan:
         entry = self.job.plan.schemes[i]
         where = f"plan.schemes[{i}]"
         kind = find_scheme(entry.use, f"{where}.use")
-        over = entry.over
+        told = entry.model_extra or {}
+        over = kind.axes(entry.over, told)
         if kind.most_axes is not None and len(over) > kind.most_axes:
             most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
             rule = f"{kind.family} schemes take {most}"
@@ -89,7 +90,6 @@ class Plan:
                     remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"
                     raise PlanError(f"{where}.over", f"there is no {place}", remedy, axis)
                 raise PlanError(f"{where}.over", f"no such axis in {place}", nearest(axis, axes), axis)
-        told = entry.model_extra or {}
         known = ["use", "over", *kind.Options.model_fields]
         for key in told:
             if key not in known:

@@ -84,6 +84,8 @@ class Scheme:
     """Roles without which a plan with it makes no sense."""
     most_axes: ClassVar[int | None] = None
     """Axes that it may claim; None: any number."""
+    names_axes: ClassVar[tuple[str, ...]] = ()
+    """Options that name further axes of its own, claimed behind those that it is `over`."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions
@@ -102,6 +104,12 @@ class Scheme:
         self.over = self.mesh.parts(self.claims)
         self.habits = habits
         self.beside = tuple(beside)
+
+    @classmethod
+    def axes(cls, over: Sequence[str], told: Mapping[str, Any]) -> tuple[str, ...]:
+        """All axes that a scheme of a plan claims: those it is `over`, and those that its options name."""
+        named = (told.get(option) for option in cls.names_axes)
+        return (*over, *(axis for axis in named if axis))
 
     @property
     def view(self) -> str:

@@ -51,7 +51,7 @@ BENEATH = (
     "rewrite",
     "expert_leaves",
 )
-UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "sharding"))
+UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "sharding", "units"))
 MACHINERY = Room(
     allowed=("hardware", "simulator"),
     denied=SECONDS,

@@ -19,8 +19,9 @@ from collections.abc import Iterable
 
 from simulator.ops import Chain
 from simulator.scheme import Around, Law, Paper
-from simulator.sharding import DataScheme, in_units
+from simulator.sharding import DataScheme
 from simulator.sites import Stage
+from simulator.units import in_units
 
 
 class FSDP(DataScheme):
