@@ -13,7 +13,7 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint bench golden docs-catalog clean help
+.PHONY: demo test lint bench golden docs-catalog docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
 	$(BIN)/python -m hardware.describe docs/catalog.md
+
+docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
+	$(BIN)/python -m simulator.describe docs/schemes.md
 
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

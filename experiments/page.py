@@ -85,6 +85,8 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
     ]
     if noise := answer.get("noise"):
         parts.append(_field("ranks", _ranks(noise)))
+    if told := answer.get("published"):
+        parts.append(_field("published", _beside(told)))
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
     if len(plots) == 1:
@@ -146,6 +148,18 @@ def _ranks(noise: dict[str, Any]) -> str:
         f"with unlike ranks {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
         f"kernels for {seconds(noise['its_kernels_s'])}, the mean rank for {seconds(noise['mean_kernels_s'])}"
     )
+
+
+def _beside(told: dict[str, Any]) -> str:
+    """What was published, and how far off the forecast is."""
+    names = {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops_per_gpu": "TFLOP/s per GPU"}
+    if told["figure"] == "mfu":
+        words = f"an MFU of {told['published']:.1%}, forecast {told['forecast']:.1%}"
+    elif told["figure"] == "step_time_s":
+        words = f"{seconds(told['published'])} a step, forecast {seconds(told['forecast'])}"
+    else:
+        words = f"{figures(told['published'])} {names[told['figure']]}, forecast {figures(told['forecast'])}"
+    return f"{words}: the step is forecast {100 * told['error']:+.1f} % ({told['source']})"
 
 
 def _field(name: str, text: str, style: str = "bold") -> Table:

@@ -22,6 +22,7 @@ from hardware.load import line_of, read_yaml, validated
 from simulator.frameworks import Format, Framework, Quantised, load_framework
 from simulator.models import load_model
 from simulator.models.model import Model
+from simulator.published import Published
 from simulator.scheme import find_scheme, scheme_names
 
 Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
@@ -155,6 +156,8 @@ class JobFile(Part):
     plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
     run: RunLength = RunLength()
     noise: Noise | None = None
+    published: Published | None = None
+    """What somebody measured of this run, to stand beside the forecast."""
 
 
 class Job(Part):
@@ -170,6 +173,7 @@ class Job(Part):
     plan: LongPlan
     run: RunLength
     noise: Noise | None = None
+    published: Published | None = None
     named: dict[str, Any]
     """model, cluster and framework.set as the user wrote them."""
     origin: tuple[str, str] = ("", "")
@@ -196,6 +200,7 @@ class Job(Part):
             "plan": plan,
             "run": self.run.model_dump(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
+            **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),
         }
 
 
@@ -260,6 +265,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         plan=plan,
         run=file.run,
         noise=file.noise,
+        published=file.published,
         named=named,
         origin=origin,
     )

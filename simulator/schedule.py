@@ -118,9 +118,8 @@ class Schedule(Scheme):
     pipe: the schedule states its order for any number of micro-batches, and every device updates its own weights."""
 
     class Options(SchemeOptions):
-        """chunks: virtual stages a device."""
-
         chunks: int = Field(default=1, ge=1, strict=True)
+        """Virtual stages a device."""
 
     @property
     def alike(self) -> Hashable:

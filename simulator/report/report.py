@@ -369,7 +369,21 @@ class Report:
                 "cost": hours * price if hours is not None and price is not None else None,
             },
             **({"noise": self._noise()} if self.steps else {}),
+            **({"published": self._published()} if self.job.published else {}),
         }
+
+    def _published(self) -> dict[str, Any]:
+        """The published figure of this run, and ours."""
+        told, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
+        assert told is not None
+        return told.beside(
+            {
+                "step_time_s": self.step_time,
+                "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+                "tflops_per_gpu": getattr(flops, told.flops)(model, seq) * self.tokens_per_s_per_gpu / 1e12,
+                "mfu": self.mfu[told.flops],
+            }
+        )
 
     def _noise(self) -> dict[str, Any]:
         """Steps rank by rank: how long they take, and the rank that computes longest, by its number."""

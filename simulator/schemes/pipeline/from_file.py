@@ -25,9 +25,8 @@ class FromFile(Schedule):
     )
 
     class Options(Schedule.Options):
-        """path: of the CSV file. chunks: as many as the file says."""
-
         path: str
+        """Of the CSV file, which says how many chunks a device has."""
 
     @cached_property
     def written(self) -> Written:

@@ -11,8 +11,8 @@ any other one more than the most of those that follow.
     device 1   F0 F1 .. B0 F2 B1 F3 B2 .. B3
     device 2   .. F0 B0 F1 B1 F2 B2 F3 B3
 
-`branches`: lines that are joined, as many as the model has towers; `trunk`: stages behind the join. Each branch has
-d = (p - trunk) / branches of the p stages: first those of one branch, then those of the next, the trunk's last.
+Each branch has d = (p - trunk) / branches of the p stages: first those of one branch, then those of the next, the
+trunk's last.
 
 bubble (d + trunk - 1)(t_f + t_B) [s], where a chain of all stages has (p - 1)(t_f + t_B); min(m, k_x) micro-batches in
 flight. With one branch it is 1F1B.
@@ -38,7 +38,9 @@ class GraphPipe(Schedule):
 
     class Options(Schedule.Options):
         branches: int = Field(default=2, ge=1, strict=True)
+        """Lines that are joined, as many as the model has towers."""
         trunk: int = Field(default=1, ge=1, strict=True)
+        """Stages behind the join."""
 
     def check(self, shape: Shape) -> None:
         super().check(shape)

@@ -30,11 +30,10 @@ class Hanayo(Schedule):
     )
 
     class Options(SchemeOptions):
-        """waves: times down the devices and up again. chunks: virtual stages a device, two a wave, where waves are not
-        told."""
-
         chunks: int = Field(default=2, ge=1, strict=True)
+        """Virtual stages a device, two a wave, where waves are not told."""
         waves: int | None = Field(default=None, ge=1, strict=True)
+        """Times down the devices and up again."""
 
     def chunks(self) -> int:
         waves: int | None = self.options.waves

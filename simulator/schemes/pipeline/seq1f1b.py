@@ -10,8 +10,8 @@ values. Bubble and memory shrink, for what fills the pipe is a slice.
 
 bubble (p-1)(t_f + t_B)/s [s], min(m s, p - i + s - 1) slices in flight, where slices last equally long.
 
-`slices`: how many, of equal lengths (4), or their lengths. `balanced`: of so many slices the lengths that last equally
-long, as forecast; with equal lengths late slices take longer, for attention grows with what lies before.
+With equal lengths late slices take longer, for attention grows with what lies before; balanced ones last equally long,
+as forecast.
 
 References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3.
 """
@@ -32,10 +32,10 @@ class Seq1F1B(Sliced):
     )
 
     class Options(Sliced.Options):
-        """slices: how many, or their lengths. balanced: so many, that last equally long."""
-
         slices: Number | Lengths = 4
+        """How many, of equal lengths, or their lengths."""
         balanced: bool = False
+        """Of so many slices the lengths that last equally long."""
 
     @property
     def slices(self) -> tuple[float, ...]:

@@ -11,8 +11,8 @@ one first. It is made for long sequences in few micro-batches through many stage
 
 m sum(t) + (p-1) max(t) [s] a step for slices of t = t_f + t_B; m s slices in flight.
 
-`slices`: a number of equal slices (4), or their lengths. Attention makes equal slices slower towards the end: ``auto``
-cuts sequences so that the step is shortest, by the paper's dynamic programme over forecast times of slices.
+Attention makes equal slices slower towards the end: ``auto`` cuts sequences so that the step is shortest, by the
+paper's dynamic programme over forecast times of slices.
 
 References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 """
@@ -33,9 +33,8 @@ class TeraPipe(Sliced):
     )
 
     class Options(Sliced.Options):
-        """slices: how many, their lengths, or auto: as many as are best."""
-
         slices: Number | Lengths | Literal["auto"] = 4
+        """How many, of equal lengths, their lengths, or auto: as many as are best."""
 
     @property
     def slices(self) -> tuple[float, ...]:

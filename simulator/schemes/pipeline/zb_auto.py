@@ -5,8 +5,7 @@ of inputs; those of weights come where it would wait, or where memory must be fr
 backward pass its time (ALLOW), may one be put off for a backward pass (PRIO), does a gap take a pass longer than itself
 (GREEDY)? All eight answers are tried; the one is kept whose longest span of a device, from begin to end, is least.
 
-`memory_limit`: micro-batches whose activations a device may hold, a part of them until the gradients of the weights are
-made; p where not given (the paper's ZB-1p). With 2p (ZB-2p) and passes that last alike no device waits.
+With memory for p micro-batches it is the paper's ZB-1p, for 2p its ZB-2p: no device waits then where passes last alike.
 
 longest span m u + (p-1)(t_f+t_b-t_w) [s] in memory for p micro-batches, where t_w <= t_f, t_b and m >= p.
 
@@ -34,6 +33,8 @@ class ZBAuto(Schedule):
 
     class Options(Schedule.Options):
         memory_limit: float | None = Field(default=None, ge=1)
+        """Micro-batches whose activations a device may hold, a part of them until the gradients of weights are made; p
+        where not given."""
 
     def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
         one = (1.0,) * shape.p

@@ -1,0 +1,51 @@
+"""A forecast beside the figure that somebody published of the same run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Published(BaseModel):
+    """One figure of a run, and where it stands: the job's key ``published``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tokens_per_s_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tflops_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Model FLOP/s of one GPU, in TFLOP/s."""
+    mfu: float | None = Field(default=None, gt=0, le=1)
+    flops: Literal["palm", "causal"] = "palm"
+    """How model FLOPs are counted: attention in full, or the half that the causal mask leaves."""
+    source: str
+    """Paper and table, or the address of a page."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Published:
+        if len(self.figures) != 1:
+            given = ", ".join(self.figures) or "none"
+            raise ValueError(f"one figure of step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu; given: {given}")
+        return self
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What was published, by name."""
+        names = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def beside(self, forecast: dict[str, float]) -> dict[str, Any]:
+        """The part of the answer. forecast: all figures, by name.
+
+        ``error`` is that of the step time, forecast / published - 1, whatever figure was published: a rate errs the
+        other way.
+        """
+        ((name, value),) = self.figures.items()
+        ratio = forecast[name] / value
+        return {
+            "figure": name,
+            "published": value,
+            "forecast": forecast[name],
+            "error": ratio - 1 if name == "step_time_s" else 1 / ratio - 1,
+            "source": self.source,
+        }
