@@ -177,7 +177,8 @@ def title(report: Report) -> RenderableType:
     """Model, cluster, plan, batch."""
     job, shape = report.job, report.play.plan.shape
     batch = job.batch
-    name = f"{job.model.name} ({_count(job.model.parameters)} parameters) on {job.cluster.name}"
+    trained = f", {_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
+    name = f"{job.model.name} ({_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
     passes = f"{shape.m} micro-batch{'' if shape.m == 1 else 'es'} of {batch.micro} in each replica"
     return Group(
         Text(name, style="bold"),

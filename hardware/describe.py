@@ -76,6 +76,10 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
             ("network port", "nics.link"),
             ("ports", "nics.count"),
             ("rails", "nics.rail_optimised"),
+            ("memory of the host", "host.memory"),
+            ("links to the host", "host.uplinks"),
+            ("disks, reading", "host.read"),
+            ("disks, writing", "host.write"),
         ],
     ),
 )

@@ -62,6 +62,7 @@ class ByGPU(Strict):
             gpus=assumed(per_node, TOLD),
             scale_up=scale_up,
             nics=self._nics(per_node, usual, notes, int(scale_up.domain or per_node) if scale_up else 1),
+            host=usual.host if usual and int(usual.gpus) == per_node else None,
         )
         return Cluster(
             name=self.name,

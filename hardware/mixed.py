@@ -13,8 +13,8 @@ from pydantic import Field
 
 from hardware.cluster import Cluster, Fabric, Group
 from hardware.gpu import GPU
-from hardware.load import Strict, assumed
-from hardware.node import NICs, Node, ScaleUp
+from hardware.load import Strict, Value, assumed
+from hardware.node import Host, NICs, Node, ScaleUp
 
 
 class ByGroups(Strict):
@@ -62,6 +62,7 @@ def slowest(nodes: list[Node], size: int) -> Node:
         gpus=assumed(size, "the smallest node of the groups"),
         scale_up=_scale_up(ups, domain) if domain > 1 else None,
         nics=_nics(nodes, size),
+        host=_host(nodes, size),
     )
 
 
@@ -92,6 +93,19 @@ def _scale_up(ups: list[ScaleUp], domain: int) -> ScaleUp:
     if link.bandwidth > narrow:
         link = link.model_copy(update={"rate": assumed(narrow / link.links, "the narrowest links of the groups")})
     return up.model_copy(update={"link": link, "domain": assumed(domain, "the smallest domain of the groups")})
+
+
+def _host(nodes: list[Node], size: int) -> Host | None:
+    """What is known of the hosts of all nodes: for each GPU the least of it."""
+    hosts = [(int(node.gpus), node.host) for node in nodes if node.host]
+    if len(hosts) < len(nodes):
+        return None
+    found: dict[str, Value] = {}
+    for key in Host.model_fields:
+        rates = [getattr(host, key) / gpus for gpus, host in hosts if getattr(host, key)]
+        if rates and (key == "uplinks" or len(rates) == len(hosts)):
+            found[key] = assumed(min(rates) * size, "the slowest host of the groups")
+    return Host(**found)  # type: ignore[arg-type]
 
 
 def _nics(nodes: list[Node], size: int) -> NICs | None:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from hardware.gpu import GPU
 from hardware.link import Link
-from hardware.load import Count, Fact, Strict, by_name, described
+from hardware.load import Count, Fact, Strict, Value, by_name, described, quantity
 
 Links = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Mesh = Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ...], ...]
@@ -87,9 +87,29 @@ class NICs(Strict):
     rail_optimised: Fact[bool] = ANYWHERE
 
 
+Together = Annotated[Value, quantity("bandwidth", per=("node",))]
+"""What all GPUs of a node share [bytes/s]."""
+
+
+class Host(Strict):
+    """The processors of a node, their memory and the local disks, as GPUs see them that keep something there.
+
+    memory: bandwidth of all sockets together, reads and writes in sum. uplinks: links, each as fast as a GPU's own to
+    the host, through which all GPUs reach it; None: one for each GPU. read, write: of all disks together; None: not
+    known, or there are none.
+    """
+
+    memory: Together
+    uplinks: Count | None = None
+    read: Together | None = None
+    write: Together | None = None
+
+
 @described("nodes")
 class Node(Strict):
-    """`gpus` GPUs of one type; `scale_up` is None where PCIe alone joins them, `nics` for a node that stands alone."""
+    """`gpus` GPUs of one type; `scale_up` is None where PCIe alone joins them, `nics` for a node that stands alone,
+    `host` where it is not known.
+    """
 
     name: str = "inline"
     title: str = ""
@@ -97,6 +117,7 @@ class Node(Strict):
     gpus: Count
     scale_up: ScaleUp | None = None
     nics: NICs | None = None
+    host: Host | None = None
     note: str = ""
 
     @property

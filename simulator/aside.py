@@ -7,10 +7,18 @@ scattered.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from simulator.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
 from simulator.sites import Leaf, Local
+
+
+def apart(weights: Iterable[Op], dtype: str) -> None:
+    """Makes products write a tensor of `dtype`, where they would add to what lies in memory."""
+    for op in weights:
+        if isinstance(op.work, Gemm):
+            op.work = replace(op.work, accumulate=False, out_dtype=dtype)
 
 
 def make_aside(frag: Fragment, leaf: Leaf, at: Local, weights: list[Op], ready: Op, whole: int) -> None:
@@ -19,9 +27,7 @@ def make_aside(frag: Fragment, leaf: Leaf, at: Local, weights: list[Op], ready: 
     whole: elements of the gradients that persist uncut.
     """
     dtype = leaf.weights[0].dtype
-    for op in weights:
-        if isinstance(op.work, Gemm):
-            op.work = replace(op.work, accumulate=False, out_dtype=dtype)
+    apart(weights, dtype)
     if not whole:
         return
     nbytes = whole * BYTES[dtype]

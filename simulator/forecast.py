@@ -18,7 +18,7 @@ from simulator.engine.step import Engine, Uses, alone, durations, played
 from simulator.engine.timetable import Timetable, timetable
 from simulator.job import Job, load_job, located
 from simulator.lowering import Known, Lowering, by_axes, rests
-from simulator.ops import BYTES, Chain, Fragment, Param, Transfer, Work
+from simulator.ops import BYTES, Chain, Exchange, Fragment, Param, Transfer, Work
 from simulator.plan import Plan
 from simulator.report.report import Forecast, Report
 from simulator.schedule import Durations, Schedule, Shape, Turn, weight_versions
@@ -99,11 +99,17 @@ def simulate(
     prices = [one.estimate for one in own]
     stages, program = programmed(plan, prices, shop)
     borrowed = (*costs.assumed, *(costs.of_experts if plan.job.model.moe else ()))
+    forward = (op for stage in stages for link in one_of(stage).links for op in link.fragment.forward)
+    borrowed += costs.of_exchanges if any(isinstance(op.work, Exchange) for op in forward) else ()
+    borrowed += costs.of_host(op.work for task in (*program.tasks, *program.updates) for op, _ in task.counted())
     borrowed += (MEETING,) if engine == "shared" else ()
     play = forecast(plan, stages, program, borrowed, engine, skip, [one.use for one in own])
     if plan.schedule.at_run_time:
         play = replace(play, anew=lambda orders: programmed(plan, prices, shop, orders)[1])
-    return Report(play)
+    if plan.period == 1:
+        return Report(play)
+    usual = programmed(plan, prices, shop, rare=False)[1]
+    return Report(play, forecast(plan, stages, usual, borrowed, engine, skip, [one.use for one in own]))
 
 
 def forecast(
@@ -120,19 +126,30 @@ def forecast(
     for device, params in enumerate(device_params(plan, stages)) if plan.every else ():
         versions = weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         held[device]["parameters"] += stashed(plan, params, versions)
+    if nbytes := sum(scheme.buffers for scheme in plan.schemes):
+        for states in held:
+            states["buffers"] = float(nbytes)
     return Forecast(plan, played(program, engine, skip, uses), held, assumed)
 
 
 def programmed(
-    plan: Plan, price: Prices, workshop: Workshop | None = None, orders: Sequence[Sequence[Turn]] | None = None
+    plan: Plan,
+    price: Prices,
+    workshop: Workshop | None = None,
+    orders: Sequence[Sequence[Turn]] | None = None,
+    rare: bool = True,
 ) -> tuple[Chains, Program]:
-    """Lowers a plan: its stages, and the program of its step at the given prices. orders: in place of the plan's."""
+    """Lowers a plan: its stages, and the program of its step at the given prices. orders: in place of the plan's. rare:
+    with what runs in one step of a period only."""
     prices = [price] * plan.shape.p if callable(price) else price
     shop = workshop or Workshop()
     habits = plan.job.framework
     host = 0.0 if habits.cuda_graphs else habits.launch_s
     plan.settle(_Slice(plan, prices, shop.units, host))
     stages, updates = lowered(plan, shop.units)
+    if not rare:
+        often = {id(one): replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
+        updates = [often[id(one)] for one in updates]
     lasting = None
     if plan.schedule.weighs:
         of_stages = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
@@ -225,7 +242,8 @@ def _shared(plan: Plan, device: int, stages: Chains) -> tuple[tuple[tuple[int, .
 
     def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]], state: str) -> None:
         if device in holders and len(holders) > 1:
-            cut = (n * param.size // plan.mesh.size(rests(plan.schemes, state, param)) for param, n in params)
+            trained = [(param, n) for param, n in params if param.trained]
+            cut = (n * param.size // plan.mesh.size(rests(plan.schemes, state, param)) for param, n in trained)
             found[holders] += sum(cut)
 
     for index, stage in enumerate(stages):
@@ -249,7 +267,7 @@ def _update(
     state = BYTES[habits.main_weights] + 2 * BYTES[habits.moments]
     return Update(
         f"update {device}",
-        params,
+        tuple((param, count) for param, count in params if param.trained),
         BYTES[habits.gradients],
         BYTES[habits.gradients] + state,
         state + (BYTES[habits.weights] if habits.weights != habits.main_weights else 0),
@@ -262,24 +280,31 @@ def _update(
 def resting(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, float]:
     """Bytes of the states that live through the whole step on one rank, by category.
 
-    Weights that rest cut are those that the optimizer updates; others have a copy of their own in its format, unless it
-    is the same.
+    Weights that rest cut are those that the optimizer updates, where the schemes say so; of others it has a copy in its
+    own format, unless it is the same. Frozen weights and second copies only compute. What rests elsewhere takes no
+    memory.
     """
     habits = plan.job.framework
     compute, full, moments = BYTES[habits.weights], BYTES[habits.main_weights], 2 * BYTES[habits.moments]
     found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
     for param, size in by_axes(params):
         at_rest = {state: plan.mesh.size(rests(plan.schemes, state, param)) for state in found}
-        cut = at_rest["parameters"] > 1
+        cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
+        second = [axes for scheme in plan.schemes if (axes := scheme.secondary(param)) is not None]
+        found["parameters"] += sum(size * compute / plan.mesh.size(axes) for axes in second)
+        if not param.trained:
+            found["parameters"] += size * compute / at_rest["parameters"]
+            continue
         main = full if habits.main_weights != habits.weights and not cut else 0
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
         found["gradients"] += size * BYTES[habits.gradients] / at_rest["gradients"]
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
-    return found
+    return {state: 0.0 if any(s.elsewhere(state) for s in plan.schemes) else found[state] for state in found}
 
 
 def stashed(plan: Plan, params: tuple[tuple[Param, int], ...], versions: int) -> float:
     """Bytes of the older versions of the weights on one rank, where it holds so many: in the format they compute in."""
     nbytes = BYTES[plan.job.framework.weights]
-    cut = (size / plan.mesh.size(rests(plan.schemes, "parameters", param)) for param, size in by_axes(params))
+    trained = [(param, size) for param, size in by_axes(params) if param.trained]
+    cut = (size / plan.mesh.size(rests(plan.schemes, "parameters", param)) for param, size in trained)
     return float((versions - 1) * nbytes * sum(cut))

@@ -21,12 +21,17 @@ from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import line_of, read_yaml, validated
 from simulator.frameworks import Format, Framework, Quantised, load_framework
 from simulator.models import load_model
+from simulator.models.adapters import TARGETS, Adapters, Target
 from simulator.models.model import Model
 from simulator.published import Published
 from simulator.scheme import find_scheme, scheme_names
 
 Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
 """A degree, a batch, a number of tokens. The ceiling is far above any job and catches slipped digits."""
+
+
+DEFAULT_RANK = 16
+"""Of adapters whose rank is not told."""
 
 
 class Part(BaseModel):
@@ -121,6 +126,16 @@ class RunLength(Part):
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
 
 
+class Train(Part):
+    """What is trained: all, or adapters beside frozen weights."""
+
+    mode: Literal["full", "lora"] = "full"
+    rank: Count | None = None
+    """Of the adapters. Default: 16."""
+    targets: tuple[Target, ...] | None = None
+    """Linears that get an adapter. Default: all of them."""
+
+
 class Noise(Part):
     """How ranks differ from each other, and steps: what a step takes is played rank by rank then."""
 
@@ -153,6 +168,7 @@ class JobFile(Part):
     batch: Batch = Batch()
     precision: Annotated[Precision, _short_for("compute", Literal[Format, Quantised] | Precision)] = Precision()
     optimizer: Literal["adam"] = "adam"
+    train: Train = Train()
     plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
     run: RunLength = RunLength()
     noise: Noise | None = None
@@ -170,6 +186,7 @@ class Job(Part):
     release: str | None
     batch: Batch
     precision: Precision
+    train: Train = Train()
     plan: LongPlan
     run: RunLength
     noise: Noise | None = None
@@ -178,6 +195,13 @@ class Job(Part):
     """model, cluster and framework.set as the user wrote them."""
     origin: tuple[str, str] = ("", "")
     """The file it was read from and its text; errors name the line."""
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """What is trained where not all is."""
+        if self.train.rank is None or self.train.targets is None:
+            return None
+        return Adapters(self.train.rank, self.train.targets)
 
     def to_dict(self) -> dict[str, Any]:
         """The job in long form, every default filled."""
@@ -197,6 +221,7 @@ class Job(Part):
             "batch": self.batch.model_dump(by_alias=True),
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
+            **({"train": self.train.model_dump(mode="json")} if self.adapters else {}),
             "plan": plan,
             "run": self.run.model_dump(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
@@ -262,6 +287,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         release=choice.release,
         batch=_batch(file.batch, model, plan),
         precision=precision,
+        train=_train(file.train, model),
         plan=plan,
         run=file.run,
         noise=file.noise,
@@ -273,11 +299,15 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
 
 def _from(base: Path, plan: LongPlan) -> LongPlan:
     """The plan with the files of its schemes found from the job's folder."""
-    told = [(entry, (entry.model_extra or {}).get("path")) for entry in plan.schemes]
-    schemes = [
-        entry.model_copy(update={"path": str(base / path)}) if isinstance(path, str) else entry for entry, path in told
-    ]
+    schemes = [entry.model_copy(update=_found(base, entry.model_extra or {})) for entry in plan.schemes]
     return plan.model_copy(update={"schemes": tuple(schemes)})
+
+
+def _found(base: Path, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a scheme's options those that name a file, with its path from the current folder."""
+    found = {key: str(base / told[key]) for key in ("path", "counts") if isinstance(told.get(key), str)}
+    inner = {key: _found(base, value) for key, value in told.items() if isinstance(value, Mapping)}
+    return found | {key: {**told[key], **value} for key, value in inner.items() if value}
 
 
 @contextmanager
@@ -322,6 +352,20 @@ def _precision(file: JobFile, framework: Framework) -> Precision:
         main_weights=given.main_weights or framework.main_weights,
         moments=given.moments or framework.moments,
     )
+
+
+def _train(train: Train, model: Model) -> Train:
+    """Raises PlanError for adapters where there are none, or at what the model does not have."""
+    if train.mode == "full":
+        for key in ("rank", "targets"):
+            if (told := getattr(train, key)) is not None:
+                raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", told)
+        return train
+    targets = TARGETS if train.targets is None else tuple(dict.fromkeys(train.targets))
+    if not targets:
+        raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
+    Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)
+    return Train(mode="lora", rank=rank, targets=targets)
 
 
 def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:

@@ -74,6 +74,8 @@ class Join:
         low = self.lowering
         phase = "W" if isinstance(leaf, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]
+        if not readers:
+            return
         key = low.key(tensor, wanted)
         gradients, view = list(frag.grad_entry.values()), low.meeting(tensor, leaf)
         again = low.chain(f"regather {tensor.name}", steps, gradients, phase, view)

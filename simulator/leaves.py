@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simulator.layout import Layout, Tensor, needed
-from simulator.ops import Attention, Collective, Gemm, Memory, Work
+from simulator.ops import BYTES, Attention, Collective, Gemm, Memory, Work
+from simulator.scores import WHOLE, Block
 from simulator.sites import Leaf, Local
 
 
@@ -74,14 +75,45 @@ class Residual(Leaf):
 
 
 @dataclass(frozen=True, eq=False)
-class Norm(Leaf):
-    """Layer or RMS norm over h; the weight gradients come out of the same backward kernel."""
+class Sum(Leaf):
+    """outs[i] = ins[i] + ins[n + i], for n outputs in one kernel."""
+
+    @property
+    def passing(self) -> list[tuple[Tensor, Tensor]]:
+        """Every input, with the output whose gradient is its own."""
+        return [(t, self.outs[i % len(self.outs)]) for i, t in enumerate(self.ins)]
 
     def forward(self, at: Local) -> list[Work]:
-        return [Memory(self._what, at.bytes(*self.ins), at.bytes(*self.outs))]
+        return [Memory("add", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+
+@dataclass(frozen=True, eq=False)
+class Norm(Leaf):
+    """Layer or RMS norm over h; the weight gradients come out of the same backward kernel.
+
+    Where h (or the width r of a latent) is divided, a first kernel sums over the part of a rank and an all-reduce joins
+    the sums of every token, forward and backward: two fp32 values, one without a shift (arXiv 2104.05343, section 3).
+    Heads are never cut, so norms over the width of each have nothing to join.
+    """
+
+    def forward(self, at: Local) -> list[Work]:
+        read, write = at.bytes(*self.ins), at.bytes(*self.outs)
+        return [*self._statistics(at, read, backward=False), Memory(self._what, read, write)]
 
     def backward_inputs(self, at: Local) -> list[Work]:
-        return [Memory(self._what, 2 * at.bytes(*self.ins), at.bytes(*self.ins), backward=True)]
+        size = at.bytes(*self.ins)
+        first = self._statistics(at, 2 * size, backward=True)
+        return [*first, Memory(self._what, 2 * size, size, backward=True)]
+
+    def _statistics(self, at: Local, read: int, backward: bool) -> list[Work]:
+        """What joins the parts of a divided width."""
+        width = next((dim for dim in ("h", "r") if at.axes_of(dim)), "")
+        if not width:
+            return []
+        tokens = sum(math.prod(n for dim, n in at.dims(t).items() if dim != width) for t in self.ins)
+        values = 2 if self._what == "norm" else 1
+        joined = Collective("all_reduce", BYTES["fp32"] * values * tokens, tuple(at.axes_of(width)))
+        return [Memory(self._what, read, 0, backward), joined]
 
     @property
     def _what(self) -> str:
@@ -224,6 +256,8 @@ class CoreAttention(Leaf):
     Of a slice of a sequence, queries also meet the keys and values of the slices before it, which are there; backward,
     what they add to the gradients of those is summed over the slices, the last one first. before, behind: positions of
     the sequence in front of the slice, and behind it.
+
+    block: of attention that is computed block by block, this one; the sums of its rows are kept for whoever joins them.
     """
 
     head_dim: int = 128
@@ -233,7 +267,13 @@ class CoreAttention(Leaf):
     window: int | None = None
     before: int = 0
     behind: int = 0
+    block: Block | None = None
     module = "core_attn"
+
+    @property
+    def computed(self) -> Block:
+        """What takes part in a block: where kernels know no mask, all."""
+        return self.block if self.block is not None and self.kernel == "flash" else WHOLE
 
     def _met(self, position: int) -> int:
         """Positions in front of one that a query there meets."""
@@ -252,8 +292,13 @@ class CoreAttention(Leaf):
     def _fused(self, at: Local, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)
         own = at.dims(self.ins[1])["t"]
-        share = (self._pairs(self.before + own) - self._pairs(self.before)) / (own * t)
         dims = self.head_dim, self.value_dim
+        if self.block is not None:
+            most, mean = self.block.laden(own), self.block.mean(own)
+            q, t, share = int(q * most.rows), int(t * most.columns), float(mean / (most.rows * most.columns))
+            pace = float(most.area(own) / mean)
+            return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
+        share = (self._pairs(self.before + own) - self._pairs(self.before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 
     def _summed(self, at: Local) -> list[Work]:
@@ -307,11 +352,12 @@ class CoreAttention(Leaf):
 
     def keeps(self, at: Local) -> list[tuple[str, int, str]]:
         b, q, _, heads, _ = self._shape(at)
+        sums = [("lse", 4 * b * heads * q, "workspace")]
         if self.kernel == "flash":
-            return [("lse", 4 * b * heads * q, "workspace")]
+            return sums
         scores = self._scores(at)
         dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
-        return [("softmax", 2 * scores, "workspace"), *dropped]
+        return [("softmax", 2 * scores, "workspace"), *dropped, *(sums if self.block is not None else [])]
 
     def temporaries(self, at: Local, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash":

@@ -13,13 +13,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from simulator.aside import make_aside
+from simulator.gathered import bring_together
 from simulator.join import Join
 from simulator.layout import PARTIAL, Layout, Tensor, leaving, needed
-from simulator.leaves import Boundary, Cast, Embedding, Residual
+from simulator.leaves import Boundary, Cast, Embedding, Residual, Sum
 from simulator.mesh import Mesh
 from simulator.ops import COMPUTE, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch, Work
 from simulator.scheme import Inner, Rule, Scheme
-from simulator.sites import Leaf, Local, Nest, Site, Stage, Unit, Update, walk
+from simulator.sites import LOWEST, Leaf, Local, Nest, Site, Stage, Unit, Update, walk
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
@@ -32,8 +33,9 @@ class Lowering:
     """Lowers the sites of one stage, or the update of one device, under the `schemes` of a plan (outermost first).
 
     regather: inputs of linears that arrived by an all-gather are kept as shards and gathered again for the weight
-    gradient. known: units that were lowered before, for this plan or another; new ones are added. fused: weight
-    gradients are added to those that persist where they are made.
+    gradient, and weights that rest cut are gathered again for the gradient of the input. known: units that were lowered
+    before, for this plan or another; new ones are added. fused: weight gradients are added to those that persist where
+    they are made.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Lowering:
         self.producer: dict[str, tuple[Tensor, Leaf]] = {}
         self.readers: dict[str, list[Leaf]] = defaultdict(list)
         self._divisions: dict[Leaf, dict[str, str]] = {}
+        self._cuts: dict[Leaf, dict[str, str]] = {}
         self._families: dict[str, str] = {part: one.family for one in self.schemes if not one.view for part in one.over}
         self._embeds = False
         self._same: dict[str, Tensor] = {}
         self._passed_on: dict[str, Tensor] = {}
+        self._fixed: set[str] = set()
         self.arriving = ""
         """The key of the gradient that comes into the unit."""
 
@@ -80,10 +84,11 @@ class Lowering:
         """Which dim each axis divides at `leaf`, over all schemes; axes of size one divide nothing.
 
         In a view its own schemes have the last word. Along the axes of a view that no scheme claims ranks hold copies
-        of the weights, so only tokens are divided there.
+        of the weights, and along those that cut them at rest alone they use copies: so only tokens are divided there.
         """
         if leaf not in self._divisions:
             divide: dict[str, str] = {}
+            cuts: dict[str, str] = {}
             inside = leaf.view if leaf.view in self.mesh.views else ""
             for scheme in sorted(self.schemes, key=lambda one: one.view != ""):
                 if scheme.view not in ("", inside):
@@ -93,12 +98,19 @@ class Lowering:
                     rule = Rule(dict.fromkeys(scheme.over, rule))
                 if rule is not None:
                     divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
+                    cuts |= {axis: dim for axis, dim in rule.rest.items() if self.mesh.size(axis) > 1}
             claimed = {part for scheme in self.schemes if scheme.view == inside for part in scheme.over}
             for part in self.mesh.parts(self.mesh.views.get(inside, ())):
-                if part not in claimed and divide.get(part, "").split("|")[0] not in TOKENS:
+                if (part not in claimed or part in cuts) and divide.get(part, "").split("|")[0] not in TOKENS:
                     divide[part] = "s"
-            self._divisions[leaf] = divide
+            self._divisions[leaf], self._cuts[leaf] = divide, cuts
         return self._divisions[leaf]
+
+    def at_rest(self, leaf: Leaf, weight: Tensor) -> Layout:
+        """How a weight of `leaf` lies while nobody uses it."""
+        used = needed(weight, self.division(leaf))
+        cuts = self._cuts[leaf].items()
+        return {axis: dim for axis, dim in cuts if weight.has(dim) and axis not in used} | dict(used)
 
     # --------------------------------------------------------------------------------------- inside
 
@@ -112,11 +124,13 @@ class Lowering:
         key = (unit.alike, unit.marks, tied, self._alike) if unit.alike is not None else unit
         if key not in self._known:
             self._known[key] = self._lowered(unit)
-        return replace(self._known[key], count=unit.count)
+        return replace(self._known[key], count=unit.count, marks=unit.marks)
 
     def _lowered(self, unit: Unit) -> Link:
         for notes in (self.producer, self.readers, self._same, self._passed_on):
             notes.clear()
+        # Ids, and what only frozen leaves have made of them.
+        self._fixed = {unit.takes.name} if unit.takes and LOWEST in unit.marks else set()
         walk(unit, self._note)
         ends: list[str | None] = []
         nbytes = 0
@@ -138,6 +152,8 @@ class Lowering:
             # Only what is read nowhere else: a gradient that is summed is a new tensor.
             alone = leaf.ins if len(leaf.ins) == 1 else leaf.ins[1:]
             self._same |= {t.name: leaf.outs[0] for t in leaf.passing if t in alone}
+        if isinstance(leaf, Sum):
+            self._same |= {t.name: out for t, out in leaf.passing}
         if isinstance(leaf, Cast):
             self._same[leaf.ins[0].name] = leaf.outs[0]
         if isinstance(leaf, Boundary):
@@ -146,6 +162,12 @@ class Lowering:
             self.producer[tensor.name] = (tensor, leaf)
         for tensor in leaf.ins:
             self.readers[tensor.name].append(leaf)
+        if leaf.frozen and not self._moving(leaf):
+            self._fixed |= {tensor.name for tensor in leaf.outs}
+
+    def _moving(self, leaf: Leaf) -> list[Tensor]:
+        """The inputs that something trained has made, so that their gradients are wanted."""
+        return [t for t in leaf.ins if t.dtype != "int64" and t.name not in self._fixed]
 
     def _fold(self, site: Site, depth: int) -> Fragment:
         if depth < len(self.schemes):
@@ -183,7 +205,9 @@ class Lowering:
     def touch(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> Touch:
         whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
         if prefix:
-            tensor = self._same.get(tensor.name, tensor).gradient
+            while tensor.name in self._same:
+                tensor = self._same[tensor.name]
+            tensor = tensor.gradient
         category = "logits" if tensor.has("v") else "workspace"
         return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
 
@@ -214,30 +238,35 @@ class Lowering:
         end = frag.forward[-1] if frag.forward else Op(leaf.name, after=start)
         frag.exit = {t.name: end for t in leaf.outs}
 
-        inputs = self.chain(f"d{leaf.name}", leaf.backward_inputs(at), grads, "B")
-        weights = self.chain(f"w{leaf.name}", leaf.backward_weights(at), grads, "W")
+        moving = self._moving(leaf)
+        inputs = self.chain(f"d{leaf.name}", leaf.backward_inputs(at) if moving else [], grads, "B")
+        weights = self.chain(f"w{leaf.name}", [] if leaf.frozen else leaf.backward_weights(at), grads, "W")
         frag.backward = [*inputs, *weights]
         given = inputs[-1] if inputs else Op(f"d{leaf.name}", after=grads, phase="B")
-        frag.grad_exit = {t.name: given for t in leaf.ins if t.dtype != "int64"}
+        frag.grad_exit = {t.name: given for t in moving}
         ready = (weights or inputs or [Op(f"w{leaf.name}", after=grads, phase="W")])[-1]
         params = []
         for weight in leaf.weights:
             # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
             summed = (axis for axis, dims in divide.items() if any(t.first(dims) for t in leaf.outs))
-            partial = tuple(axis for axis in summed if not weight.first(divide[axis]))
-            size = weight.local(needed(weight, divide), self.mesh)
+            rested = self.at_rest(leaf, weight)
+            partial = tuple(axis for axis in summed if axis not in rested)
+            size = weight.local(rested, self.mesh)
             total = weight.local({}, self.mesh)
             tied = getattr(leaf, "tied", False)
             view = leaf.view if leaf.view in self.mesh.views else ""
-            params.append(Param(weight.name, size, total, partial, ready, end, tied, self._copies(weight, at), view))
+            copies, trained = self._copies(weight, at), not leaf.frozen
+            params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained))
         # A tied output layer beside its embedding has no table of its own.
         borrows = getattr(leaf, "tied", False) and self._embeds
         frag.params = [] if borrows else params
         frag.borrowed = [param.name for param in params] if borrows else []
         frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
-        if not self.fused and params:
+        if not self.fused and params and not leaf.frozen:
+            uncut = {weight.name for weight in leaf.weights if self.at_rest(leaf, weight) == at.layout(weight)}
             kept = (param for param in params if self.mesh.size(rests(self.schemes, "gradients", param)) == 1)
-            make_aside(frag, leaf, at, weights, ready, sum(param.size for param in kept))
+            make_aside(frag, leaf, at, weights, ready, sum(param.size for param in kept if param.name in uncut))
+        bring_together(self, leaf, at, frag, inputs, weights)
         return frag
 
     def _copies(self, weight: Tensor, at: Local) -> tuple[tuple[str, ...], int] | None:
@@ -254,30 +283,34 @@ class Lowering:
             first, last = frag.forward[0], frag.forward[-1]
             yield from (self.touch(t, at.layout(t), op) for t in leaf.ins for op in (first, last))
             yield from (self.touch(t, leaf.leaving(t, at.divide), last, made=True) for t in leaf.outs)
+        yield from self._temporaries(leaf, at, frag.forward, backward=False)
         backward = [*inputs, *weights]
         if not backward:
             return
         for op in (backward[0], backward[-1]):
             yield from (self.touch(t, at.layout(t), op, prefix="d:") for t in leaf.outs)
         if inputs:
-            yield from (self.touch(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in leaf.ins)
+            moving = self._moving(leaf)
+            yield from (self.touch(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in moving)
             yield from (replace(self.touch(t, at.layout(t), inputs[-1]), stays=True) for t in leaf.lent)
             for what, nbytes in zip(("found", "left"), leaf.handed(at), strict=True):
                 ends = (inputs[0], inputs[-1]) if nbytes else ()
                 key, made = f"d:{leaf.name}.{what}", what == "left"
                 yield from (Touch(key, nbytes, op, made, "activations") for op in ends)
         # What both gradients read goes after the weight gradient; what only one reads goes with it.
-        for t in (*leaf.reads, *leaf.reads_for_weights):
+        for t in leaf.reads if leaf.frozen else (*leaf.reads, *leaf.reads_for_weights):
             op = (weights or inputs)[-1] if t in leaf.reads_for_weights else (inputs or weights)[-1]
             yield self.touch(t, at.layout(t) if t in leaf.ins else leaf.leaving(t, at.divide), op)
-        for ops, back in ((frag.forward, False), (inputs, True)):
-            for i, (start, stop, nbytes) in enumerate(leaf.temporaries(at, back)):
-                key = f"{'d:' * back}{leaf.name}.{i}"
-                yield from (Touch(key, nbytes, ops[place], made=place == start) for place in (start, stop))
+        yield from self._temporaries(leaf, at, inputs, backward=True)
         if frag.forward:
             for what, nbytes, category in leaf.keeps(at):
                 yield Touch(f"{leaf.name}.{what}", nbytes, frag.forward[-1], True, category)
                 yield Touch(f"{leaf.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
+
+    def _temporaries(self, leaf: Leaf, at: Local, ops: list[Op], backward: bool) -> Iterable[Touch]:
+        for i, (start, stop, nbytes) in enumerate(leaf.temporaries(at, backward) if ops else ()):
+            key = f"{'d:' * backward}{leaf.name}.{i}"
+            yield from (Touch(key, nbytes, ops[place], made=place == start) for place in (start, stop))
 
     def _update(self, site: Update) -> Fragment:
         """Sums what no data scheme summed, then clipping's norm, then the optimizer over the local shards."""
@@ -289,12 +322,12 @@ class Lowering:
                 cut = self.mesh.size(rests(self.schemes, "gradients", param))
                 copied[param.copies] += count * param.size // cut
         for param, size in by_axes(site.params):
-            summed = {axis for scheme in self.schemes for axis in scheme.sums(param)}
+            summed = {axis for scheme in self.schemes for axis in (*scheme.sums(param), *scheme.apart)}
             held = size / self.mesh.size(rests(self.schemes, "gradients", param))
             if axes := tuple(axis for axis in param.partial if axis not in summed):
                 rest[axes] += round(held)
             elements += held
-            shard += size / self.mesh.size(rests(self.schemes, "optimizer", param))
+            shard += size / self.mesh.size(axis for scheme in self.schemes for axis in scheme.updates(param))
         sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
         for (axes, holders), n in sorted(copied.items()):
             sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
@@ -302,7 +335,8 @@ class Lowering:
         ops = [self.op("reduce", work, [], "U") for work in sums]
         if site.clipped:
             ops.append(self.op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U"))
-            everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1)
+            apart = {axis for scheme in self.schemes for axis in scheme.apart}
+            everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1 and axis not in apart)
             if everyone:
                 ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
         behind = ops[-1:] if site.clipped else ops
@@ -316,10 +350,10 @@ class Lowering:
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
-    """One parameter for all whose gradients are partial sums over the same axes, and the elements of all of them."""
+    """One parameter for all of a size whose gradients are partial sums over the same axes, and the elements of all."""
     found: dict[Hashable, tuple[Param, int]] = {}
     for param, count in params:
-        key = param.partial, param.view
+        key = param.partial, param.view, param.trained, param.size
         found[key] = param, found.get(key, (param, 0))[1] + count * param.size
     return list(found.values())
 

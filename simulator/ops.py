@@ -9,14 +9,21 @@ parameters it owns.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5, "int64": 8, "bool": 1}
-"""Bytes of one element of each number format, whole numbers but for fp4."""
+BYTES: dict[str, Any] = {
+    **{"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5},
+    **{"int64": 8, "int8": 1, "int4": 0.5, "bool": 1},
+}
+"""Bytes of one element of each number format, whole numbers but for those of four bits."""
+
+WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
+"""The same with its share of the scales, for tokens that travel with theirs: four bytes for 128 of fp8, one for 16 of
+fp4."""
 
 
 # ---------------------------------------------------------------------------------------------- work
@@ -144,7 +151,69 @@ class Transfer:
     flops = 0.0
 
 
-Work = Gemm | Attention | Memory | Collective | Transfer
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Tokens to the ranks of their experts (operation `dispatch`), or their results back and added up (`combine`), by
+    kernels that know what an all-to-all does not: a token whose experts lie on one rank, or one node, goes there once.
+
+    tokens: of one rank, each of `hidden` elements of `dtype` with their scales; topk: experts of each, of so many
+    `experts`, which the ranks of `axes` hold. most: nodes that the experts of a token lie on at most. sms:
+    multiprocessors that copy. pace: see `paced`.
+    """
+
+    operation: str
+    tokens: int
+    hidden: int
+    topk: int
+    experts: int
+    axes: tuple[str, ...]
+    dtype: str = "bf16"
+    most: int = 4
+    sms: int = 24
+    pace: float = 1.0
+
+    flops = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """What an all-to-all would count: a copy for each expert, on whatever rank."""
+        return round(self.tokens * self.topk * self.hidden * WIDTH[self.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """`nbytes` between a GPU and the memory of its node's host (to: ``cpu``) or the disks behind it (``nvme``); `back`
+    to the GPU, else away from it."""
+
+    nbytes: int
+    back: bool = False
+    to: str = "cpu"
+
+    flops = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostUpdate:
+    """An optimizer's turn on the host, over what one GPU has there: `read` and `write` bytes of its memory.
+
+    loaded, stored: of these, what is read from disks before, and written to them behind, piece by piece meanwhile.
+    """
+
+    read: int
+    write: int
+    loaded: int = 0
+    stored: int = 0
+
+    flops = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        return self.read + self.write
+
+
+Communication = Collective | Exchange | Transfer
+Host = HostCopy | HostUpdate
+Work = Gemm | Attention | Memory | Communication | Host
 
 
 def paced(work: Any) -> Any:
@@ -164,6 +233,8 @@ def paced(work: Any) -> Any:
         return replace(work, share=pace * work.share, pace=1.0)
     if isinstance(work, Memory):
         return replace(work, read=round(pace * work.read), write=round(pace * work.write), pace=1.0)
+    if isinstance(work, Exchange):
+        return replace(work, tokens=round(pace * work.tokens), pace=1.0)
     return replace(work, nbytes=round(pace * work.nbytes), pace=1.0)
 
 
@@ -178,7 +249,8 @@ class Op:
     """One piece of work on one in-order stream. Without work it is a mark: it joins dependencies and is on no stream.
 
     after: data dependencies only (the order of a stream needs none). phase: F forward, B gradient of inputs,
-    W gradient of weights, R recompute, U update. when: in which micro-batches it runs (every, first, last).
+    W gradient of weights, R recompute, U update. when: in which micro-batches it runs (every, first, last), or
+    that it runs in one step of a period only (period, of an update; see `Scheme.period`).
     """
 
     name: str
@@ -217,7 +289,8 @@ class Param:
     size: local elements; total: elements of the whole tensor; partial: axes over which its gradient is a partial
     sum; ready: the backward op after which its gradient is complete; used: the first forward op that reads it.
     copies: axes and number of neighbours on them that hold the same part (of key and value heads fewer than ranks)
-    and sum its gradients. view: the view of the mesh that its site lies in.
+    and sum its gradients. view: the view of the mesh that its site lies in. trained: it has a gradient and states of
+    the optimizer; others only rest.
     """
 
     name: str
@@ -229,6 +302,7 @@ class Param:
     tied: bool = False
     copies: tuple[tuple[str, ...], int] | None = None
     view: str = ""
+    trained: bool = True
 
 
 @dataclass(slots=True)
@@ -283,7 +357,7 @@ class Link:
 
     takes, gives: names of the tensor that comes in and of the one that goes out. keys: under which memory they are
     touched. nbytes: of what goes on from copy to copy. found, left: other memory that is taken in a link played before
-    this one, or given back in one played after it.
+    this one, or given back in one played after it. marks: those of the unit.
     """
 
     name: str
@@ -295,6 +369,7 @@ class Link:
     nbytes: int = 0
     found: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    marks: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -304,11 +379,19 @@ class Beside:
     params: numbers of the parameters that each has to do with, one op's after another's, from `starts` on: the ops wait
     for their gradients, or (ahead) their first use waits for the ops. They are issued by hooks, and take no time of the
     host that issues the links' ops.
+
+    Ops that are formed while the program runs: `formed` gives those that stand in place of these, from the seconds at
+    which each parameter's gradient is complete, counted from the begin of the backward pass. waits: further seconds
+    until others see the result of each op. after: ops beside that were put there before, and for each op here the place
+    of the one there that it waits for; -1: of none.
     """
 
     ops: list[Op]
     params: np.ndarray
     starts: np.ndarray
+    formed: Callable[[np.ndarray], list[Beside]] | None = None
+    waits: Sequence[float] = ()
+    after: tuple[Beside, np.ndarray] | None = None
 
 
 @dataclass(slots=True)

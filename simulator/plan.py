@@ -43,6 +43,9 @@ class Plan:
     def _check(self, job: Job) -> None:
         self.mesh = self._mesh()
         self.schemes = [self._scheme(i) for i in range(len(job.plan.schemes))]
+        for scheme in self.schemes:
+            job = job.model_copy(update={"model": scheme.adapt(job.model)})
+        self.job = job
         for check in ALWAYS:
             check(self)
         for scheme in self.schemes:
@@ -81,6 +84,9 @@ class Plan:
             most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
             rule = f"{kind.family} schemes take {most}"
             raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
+        if len(over) < kind.least_axes:
+            rule = f"{entry.use} divides ranks along {kind.least_axes} axes"
+            raise PlanError(f"{where}.over", rule, f"Name {kind.least_axes} axes of plan.mesh", list(over))
         view = EXPERTS if kind.family == "expert" else ""
         axes = self.mesh.views.get(view, {}) if view else self.mesh.named
         for axis in over:
@@ -180,6 +186,11 @@ class Plan:
         return 0 if self.schedule.flush else self.schedule.update_every(self.shape)
 
     @property
+    def period(self) -> int:
+        """Steps that come round together: see `Scheme.period`."""
+        return math.lcm(*(scheme.period for scheme in self.schemes))
+
+    @property
     def run(self) -> Shape:
         """What is played: one batch; without a flush as many micro-batches as show how batches follow each other."""
         return long_enough(self.shape, self.every) if self.every else self.shape
@@ -209,6 +220,7 @@ class Plan:
             (habits.loss.forward, habits.loss.backward),
             habits.loss.kept,
             habits.quantised,
+            adapters=job.adapters,
         )
 
     @cached_property

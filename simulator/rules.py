@@ -107,6 +107,15 @@ def check_noise(plan: Plan) -> None:
         raise PlanError("noise", rule, "Leave it out, or use pipeline/1f1b")
 
 
+def check_period(plan: Plan) -> None:
+    """Steps of a period differ, so they are forecast as the mean of their kinds: each from an empty to an empty pipe,
+    and on ranks that are alike."""
+    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.flush):
+        told = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
+        rule = "steps that differ are forecast without noise, and with a pipeline that empties in between"
+        raise PlanError(f"plan.schemes[{told}].period", rule, "Set it to 1, or leave the other out", plan.period)
+
+
 def check_size(plan: Plan) -> None:
     """Every pass of a micro-batch through a stage is played, so there is an end to how many there can be."""
     shape = plan.run
@@ -160,7 +169,8 @@ def check_divisible(plan: Plan) -> None:
         divide = lowering.division(leaf)
         for tensor in (*leaf.ins, *leaf.outs, *leaf.weights):
             parts: dict[str, list[str]] = {}
-            for part, dim in needed(tensor, divide).items():
+            layout = lowering.at_rest(leaf, tensor) if tensor in leaf.weights else needed(tensor, divide)
+            for part, dim in layout.items():
                 parts.setdefault(dim, []).append(part)
             for dim, cutting in parts.items():
                 size, count = tensor.dims[dim], plan.mesh.size(cutting)
@@ -210,5 +220,6 @@ ALWAYS = (
     check_batch,
     check_towers,
     check_noise,
+    check_period,
 )
 """What holds for every plan, before its stages are known."""

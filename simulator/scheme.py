@@ -54,9 +54,12 @@ class Rule:
     """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``.
 
     divide: which dim an axis divides; ``b|h``: samples, and `h` of the tensors that have none (see `simulator.layout`).
+    rest: which dim of the weights an axis cuts while nobody uses them: they are gathered before their use, and their
+    gradients scattered behind it.
     """
 
     divide: Mapping[str, str] = field(default_factory=dict)
+    rest: Mapping[str, str] = field(default_factory=dict)
 
 
 Inner = Callable[[Site], Fragment]
@@ -82,10 +85,13 @@ class Scheme:
     """What only one scheme of a plan can be, in words for a person (``pipeline schedule``)."""
     relies_on: ClassVar[tuple[str, ...]] = ()
     """Roles without which a plan with it makes no sense."""
+    least_axes: ClassVar[int] = 0
     most_axes: ClassVar[int | None] = None
-    """Axes that it may claim; None: any number."""
+    """Axes that it claims at least and at most; None: any number."""
     names_axes: ClassVar[tuple[str, ...]] = ()
     """Options that name further axes of its own, claimed behind those that it is `over`."""
+    updates_weights: ClassVar[bool] = True
+    """Weights that rest cut are those that the optimizer updates, in its format; otherwise it has a copy of its own."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions
@@ -116,6 +122,14 @@ class Scheme:
         """The view of the mesh that its axes belong to; empty for the mesh itself."""
         return self.mesh.view_of(self.claims[0]) if self.claims else ""
 
+    def adapt(self, model: Any) -> Any:
+        """The model as the plan runs it."""
+        return model
+
+    def assumes(self, model: Any) -> Iterable[str]:
+        """What it takes for granted of a run, in words for a person."""
+        return ()
+
     def accept(self, job: Any) -> None:
         """Raises PlanError where the job has something that the scheme cannot do."""
 
@@ -145,6 +159,34 @@ class Scheme:
         """Axes over which `state` (parameters, gradients, optimizer) of `param` is cut while it rests in memory."""
         return ()
 
+    def elsewhere(self, state: str) -> bool:
+        """Whether `state` rests outside of the GPU's memory."""
+        return False
+
+    def secondary(self, param: Param) -> tuple[str, ...] | None:
+        """Axes over which a second copy of cut weights rests cut, in the format that they compute in; None: no copy."""
+        return None
+
+    def updates(self, param: Param) -> tuple[str, ...]:
+        """Axes over which ranks share the update of `param`, each with a part of it: by default those over which the
+        optimizer's states rest cut."""
+        return self.rests("optimizer", param)
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of my own on every rank that live through the whole step."""
+        return 0
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Axes along which ranks take steps of their own, and sum no gradients."""
+        return ()
+
+    @property
+    def period(self) -> int:
+        """How many steps come round for each in which its ops of a period (`Op.when`) run."""
+        return 1
+
     def laws(self, setting: Any) -> Iterable[Law]:
         """Closed forms that must hold at `setting` under ideal costs."""
         return ()
@@ -161,13 +203,6 @@ class TensorScheme(Scheme):
 
 class SequenceScheme(Scheme):
     family = "sequence"
-
-
-class ExpertScheme(Scheme):
-    """Its axes are those of the view of the experts."""
-
-    family = "expert"
-    role = "expert scheme"
 
 
 class MemoryScheme(Scheme):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,12 @@ import numpy as np
 from simulator.ops import BYTES, Beside, Chain, Collective, Fragment, Op, Param
 from simulator.scheme import Around, Inner, Scheme
 from simulator.sites import Leaf, Site, Stage, Update
+
+Of = Callable[[Param], tuple[tuple[str, ...], int]]
+"""Over which axes something of a parameter meets, and its elements; over none where nothing does."""
+
+Make = Callable[[tuple[str, ...], int], Op]
+"""What brings so many elements together over axes."""
 
 
 class DataScheme(Scheme):
@@ -40,8 +47,34 @@ class DataScheme(Scheme):
         mine = {*self.over, *self.beside}
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
 
+    @cached_property
+    def replicas(self) -> tuple[str, ...]:
+        """The axes that my options name: along them states rest as copies, also those that rest cut over the others."""
+        named = (getattr(self.options, option) for option in self.names_axes)
+        return self.mesh.parts(axis for axis in named if axis)
+
     def rests(self, state: str, param: Param) -> tuple[str, ...]:
-        return self.sums(param) if state in self.shards else ()
+        return tuple(axis for axis in self.sums(param) if axis not in self.replicas) if state in self.shards else ()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients leave in buckets while others are made; else all at once, when they all are."""
+        return bool(self.habits.overlap.dp)
+
+    def late(self, param: Param) -> tuple[str, ...]:
+        """Axes over which the gradient is summed once a step, behind the last micro-batch, and not in every one."""
+        return () if "gradients" in self.shards else self.sums(param)
+
+    def returns(self, param: Param) -> tuple[str, ...]:
+        """Axes over which updated shards of weights that rest whole come together before they are used again."""
+        return () if self.rests("parameters", param) else self.updates(param)
+
+    def _reduced(self, param: Param) -> tuple[tuple[str, ...], int]:
+        """Where a gradient is summed behind the last micro-batch, and the elements of it that rest until then."""
+        return self.late(param), param.size // self.mesh.size(self.rests("gradients", param))
+
+    def _returned(self, param: Param) -> tuple[tuple[str, ...], int]:
+        return self.returns(param), param.size
 
     @property
     def alike(self) -> Hashable:
@@ -51,56 +84,47 @@ class DataScheme(Scheme):
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
         chain = inner(stage)
-        if self.habits.overlap.dp:
-            chain.behind += self._in_buckets(chain, lambda axes, n: self.reduce(axes, n, "W", "last"), backward=True)
-            if self._gathers:
-                # Each bucket of weights is gathered in front of its first use in the first micro-batch.
-                chain.ahead += self._in_buckets(
-                    chain, lambda axes, n: self.gather(axes, n, "F", "first"), backward=False
-                )
+        if self.overlaps:
+            reduce: Make = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
+            gather: Make = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
+            chain.behind += self._in_buckets(chain, self._reduced, reduce, backward=True)
+            # Each bucket of weights is gathered in front of its first use in the first micro-batch.
+            chain.ahead += self._in_buckets(chain, self._returned, gather, backward=False)
         return chain
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
         """Without overlap all is reduced, and gathered again, around the update."""
         fragment = inner(site)
-        # Gradients that rest cut were reduced in every micro-batch.
-        done = self.habits.overlap.dp or "gradients" in self.shards
-        if isinstance(site, Update) and not done:
-            whole: dict[tuple[str, ...], int] = defaultdict(int)
-            for param, count in site.params:
-                if axes := self.sums(param):
-                    whole[axes] += count * param.size
-            sums = [self.reduce(axes, elements, "U", "every") for axes, elements in whole.items()]
+        if isinstance(site, Update) and not self.overlaps:
+            sums = [self.reduce(axes, n, "U", "every") for axes, n in together(site.params, self._reduced)]
             for op in fragment.forward:
                 op.after += sums
             gathers = []
-            for axes, elements in whole.items() if self._gathers else ():
+            for axes, elements in together(site.params, self._returned):
                 gathers.append(self.gather(axes, elements, "U", "every"))
                 gathers[-1].after.append(fragment.forward[-1])
             fragment.forward = [*sums, *fragment.forward, *gathers]
         return fragment
 
-    @property
-    def _gathers(self) -> bool:
-        """Updated shards must come together before the weights are used again."""
-        return "optimizer" in self.shards and "parameters" not in self.shards
-
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        operation = "reduce_scatter" if "optimizer" in self.shards else "all_reduce"
+        """A sum of gradients, to the shards that the optimizer updates; among replicas of shards, of all of each."""
+        copies = set(axes) <= set(self.replicas)
+        operation = "reduce_scatter" if "optimizer" in self.shards and not copies else "all_reduce"
         work = Collective(operation, elements * BYTES[self.habits.gradients], axes)
-        return Op("reduce grads", "data", work, [], phase, when)
+        return Op("reduce grads", "data-replicas" if copies else "data", work, [], phase, when)
 
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         work = Collective("all_gather", elements * BYTES[self.habits.weights], axes)
         return Op("gather params", "data", work, [], phase, when)
 
-    def _in_buckets(self, chain: Chain, make: Callable[[tuple[str, ...], int], Op], backward: bool) -> Iterable[Beside]:
-        """An op a bucket, of gradients that are summed over the same axes, in the order in which they begin."""
+    def _in_buckets(self, chain: Chain, of: Of, make: Make, backward: bool) -> Iterable[Beside]:
+        """An op a bucket, of parameters that meet over the same axes, in the order in which they begin."""
         limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.copies)
-        axes_of = [self.sums(param) for param, _ in chain.params()]
+        found = [of(param) if param.trained else ((), 0) for param, _ in chain.params()]
+        axes_of = [axes for axes, _ in found]
         sets = list(dict.fromkeys(axes_of))
         summed = chain.of_params([sets.index(axes) for axes in axes_of])
-        size = chain.of_params([param.size for param, _ in chain.params()])
+        size = chain.of_params([elements for _, elements in found])
         buckets: list[tuple[np.ndarray, Op]] = []
         for i, axes in enumerate(sets):
             if axes:
@@ -118,6 +142,16 @@ class DataScheme(Scheme):
             lengths = [len(numbers) for numbers, _ in buckets]
             starts = np.cumsum([0, *lengths[:-1]])
             yield Beside([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
+
+
+def together(params: Iterable[tuple[Param, int]], of: Of) -> Iterable[tuple[tuple[str, ...], int]]:
+    """The elements of all parameters that meet over the same axes."""
+    whole: dict[tuple[str, ...], int] = defaultdict(int)
+    for param, count in params:
+        axes, elements = of(param)
+        if axes:
+            whole[axes] += count * elements
+    return whole.items()
 
 
 def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:

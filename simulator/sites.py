@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -91,8 +91,8 @@ class Unit(Nest):
     """A part of a stage between two places where only the residual stream passes, in the layout of a `Boundary`.
 
     takes, gives: that stream, as it comes in and goes out; None at the ends of the model. count: how often the unit
-    stands in a row. marks: what schemes have noted about these copies. alike: equal for units whose ops are the same
-    under the same schemes, whatever else the plans are; None: for no other.
+    stands in a row. marks: what the model (`LOWEST`) and schemes have noted about these copies. alike: equal for units
+    whose ops are the same under the same schemes, whatever else the plans are; None: for no other.
     """
 
     takes: Tensor | None = None
@@ -100,6 +100,10 @@ class Unit(Nest):
     count: int = 1
     marks: frozenset[str] = frozenset()
     alike: Hashable = None
+
+
+LOWEST = "lowest"
+"""The mark of a unit below which nothing is trained: it gives no gradient on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +122,22 @@ class MLP(Nest):
 
 
 @dataclass(frozen=True, eq=False)
-class MoE(Nest):
-    """Experts and what routes tokens to them."""
+class SharedExperts(MLP):
+    """Experts that all tokens pass."""
 
+    module = "shared_experts"
+
+
+@dataclass(frozen=True, eq=False)
+class MoE(Nest):
+    """Experts and what routes tokens to them.
+
+    experts: how many tokens are routed to. capacity: places of each, in tokens x top_k / experts, filled or not; None:
+    as many as tokens come.
+    """
+
+    experts: int = 1
+    capacity: float | None = None
     module = "moe"
 
 
@@ -158,12 +175,17 @@ class Leaf(Site):
     """One operation: `ins` to `outs`, with `weights`.
 
     Its three works are asked at local sizes; `reads` are the tensors that the backward pass reads again,
-    `reads_for_weights` those that only the weight gradient reads.
+    `reads_for_weights` those that only the weight gradient reads. frozen: its weights are not trained, so nobody wants
+    their gradients. borrowed: weights that it reads and another site holds. modules: words by which options name it
+    together with other leaves, where these make no nest (``layernorm``, ``mla_up_proj``).
     """
 
     ins: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
+    frozen: bool = field(default=False, kw_only=True)
+    borrowed: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    modules: tuple[str, ...] = field(default=(), kw_only=True)
     view: ClassVar[str] = ""
     """The view of the mesh that its ranks are read in, where the mesh has it."""
 

@@ -11,7 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
+from simulator.job import load_job
 from simulator.models import Model
+from simulator.plan import Plan
 from simulator.schedule import Schedule, Shape
 from simulator.scheme import find_scheme, scheme_names
 
@@ -215,6 +217,58 @@ def jobs(
             "partition": draw(partitions(model.layers, stages)),
         },
     }
+
+
+AXIS = {"data": "dp", "sequence": "cp", "tensor": "tp"}
+"""The axis of a family in the jobs that are drawn."""
+
+
+@st.composite
+def jobs_of_all(draw: st.DrawFn, *args: Any, recompute: bool = True, **more: Any) -> dict[str, Any]:
+    """The same with any scheme of any family in the place of those drawn, as long as it does not refuse the job."""
+    job = draw(jobs(*args, recompute=recompute, **more))
+    for family in ("tensor", "sequence", "expert", "data", *(["memory"] if recompute else [])):
+        known = [use for use in scheme_names() if use.startswith(f"{family}/")]
+        options = {use: find_scheme(use).Options.model_fields.values() for use in known}
+        told = [use for use in known if not any(option.is_required() for option in options[use])]
+        other = with_scheme(job, draw(st.sampled_from(told)))
+        with suppress(PlanError):
+            Plan(load_job(other))
+            job = other
+    return job
+
+
+def with_scheme(job: dict[str, Any], use: str) -> dict[str, Any]:
+    """The job with `use` in the place of the scheme of its family; beside it, where it claims no axis of one that has
+    some. Where it needs several axes, that of the family is cut into so many."""
+    family, kind, plan = use.partition("/")[0], find_scheme(use), job["plan"]
+    schemes, mesh = [dict(entry) for entry in plan["schemes"]], dict(plan["mesh"])
+    mine = [entry for entry in schemes if entry["use"].startswith(f"{family}/")]
+    if not mine and family == "expert":
+        return job
+    if not mine or (kind.most_axes == 0 and family != "memory"):
+        return {**job, "plan": {**plan, "schemes": [*schemes, {"use": use}]}}
+    at = schemes.index(mine[0])
+    over = mine[0].get("over")
+    if kind.least_axes > 1:
+        axis = AXIS[family]
+        over, parts = [f"{axis}{i}" for i in range(kind.least_axes)], grid(mesh[axis], kind.least_axes)
+        mesh = {
+            name: size
+            for old, whole in mesh.items()
+            for name, size in (zip(over, parts, strict=True) if old == axis else [(old, whole)])
+        }
+    schemes[at] = {"use": use, **({"over": over} if over else {})}
+    return {**job, "plan": {**plan, "mesh": mesh, "schemes": schemes}}
+
+
+def grid(ranks: int, axes: int) -> list[int]:
+    """Ranks as a grid of like axes, or, where that is not possible, of like axes but for the first."""
+    side = round(ranks ** (1 / axes))
+    if side**axes == ranks:
+        return [side] * axes
+    side = round(ranks ** (1 / (axes - 1)))
+    return [ranks // side ** (axes - 1), *[side] * (axes - 1)]
 
 
 def changed(job: dict[str, Any], **set_: Any) -> dict[str, Any]:

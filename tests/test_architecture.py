@@ -36,6 +36,8 @@ SECONDS = ("simulator.costs", "simulator.engine", "simulator.report", "simulator
 BENEATH = (
     "sites",
     "leaves",
+    "scores",
+    "rings",
     "ops",
     "layout",
     "mesh",
@@ -49,9 +51,16 @@ BENEATH = (
     "lowering",
     "join",
     "rewrite",
+    "decompose",
     "expert_leaves",
+    "gathered",
+    "grids",
+    "summa",
+    "exchange",
+    "expert_scheme",
+    "routing",
 )
-UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "sharding", "units"))
+UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "offload", "sharding", "units"))
 MACHINERY = Room(
     allowed=("hardware", "simulator"),
     denied=SECONDS,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from simulator.ops import Attention, Collective, Gemm, Memory, Op, Transfer
+from simulator.ops import Attention, Collective, Exchange, Gemm, Memory, Op, Transfer
 
 COMPUTE = ("gemm", "attention", "norm", "activation", "rope", "addition", "embedding", "loss", "experts", "optimizer",
            "copy", "other")  # fmt: skip
@@ -146,6 +146,8 @@ def class_of(op: Op) -> str:
     work = op.work
     if isinstance(work, Collective):
         return work.operation
+    if isinstance(work, Exchange):
+        return "all_to_all"
     if isinstance(work, Transfer):
         return "send_recv"
     if isinstance(work, Attention):

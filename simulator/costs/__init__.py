@@ -11,19 +11,36 @@ forms hold exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, Tier
 from hardware.errors import PlanError, nearest
+from hardware.gpu import GPU
 from hardware.topology import Reach, reach
+from simulator.costs import host
 from simulator.costs.calibration import law_of, link_law, network_law, step_law
-from simulator.costs.collectives import collective, p2p
+from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
 from simulator.costs.kernels.sections import SECTIONS, of_gpu, section_of
 from simulator.mesh import Mesh
-from simulator.ops import Attention, Collective, Gemm, Memory, Transfer, Work, paced
+from simulator.ops import (
+    Attention,
+    Collective,
+    Communication,
+    Exchange,
+    Gemm,
+    Host,
+    HostCopy,
+    HostUpdate,
+    Memory,
+    Transfer,
+    Work,
+    paced,
+)
 
 __all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
 
@@ -49,6 +66,9 @@ TRAINING = {
 """Whose kernels training programs run, by section and architecture, as far as tables have them; nobody's in particular
 where nothing is named. Most tables are of serving programs."""
 
+DISPATCHES = "deepep"
+"""Whose kernels exchange the tokens of experts."""
+
 
 class Costs:
     """Prices of work on the GPUs of `cluster`, laid out as `mesh`; equal work is priced once.
@@ -70,8 +90,8 @@ class Costs:
         self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
         self._speed = self.rates["kernel"] * (1.0 if alone else step_law(cluster.gpu.architecture).sustained)
         inner, up = link_law(cluster.scale_up if cluster.node.scale_up else cluster.host)
-        (host, over), (outer, out) = link_law(cluster.host), network_law(cluster.scale_out)
-        self.links = Links(cluster, Laws(inner, host, outer), self.rates["communication"])
+        (middle, over), (outer, out) = link_law(cluster.host), network_law(cluster.scale_out)
+        self.links = Links(cluster, Laws(inner, middle, outer), self.rates["communication"])
         borrowed = [
             *dict.fromkeys(
                 law_of(cluster.gpu, section)[1] for section in self._sections("gemm", "attention", "memory")
@@ -92,17 +112,35 @@ class Costs:
             Attention: self._kernel(self._speed * self.rates["attention"]),
             Memory: self._kernel(self.rates["memory_bound"]),
             Collective: self._collective,
+            Exchange: self._exchange,
             Transfer: self._transfer,
+            HostCopy: lambda work: host.copy(work, self._share),
+            HostUpdate: lambda work: host.update(work, self._share),
         }
 
     def estimate(self, work: Work) -> Estimate:
         """How long `work` takes."""
         # Communication takes another time on another mesh.
-        prices = self._known if isinstance(work, Collective | Transfer) else self._kernels
+        prices = self._known if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
         if known is None:
             known = prices[work] = self._price[type(work)](paced(work))
         return known
+
+    @property
+    def of_exchanges(self) -> tuple[str, ...]:
+        """What the calibration had to borrow for exchanges of tokens."""
+        return tuple(filter(None, (law_of(self.cluster.gpu, one, DISPATCHES)[1] for one in ("dispatch", "combine"))))
+
+    def of_host(self, works: Iterable[Work | None]) -> tuple[str, ...]:
+        """What had to be assumed of the host for some work, where it comes there."""
+        found = [work for work in works if isinstance(work, Host)]
+        disks = any(work.to == "nvme" if isinstance(work, HostCopy) else work.loaded for work in found)
+        return (*(self._share.assumed if found else ()), *(self._share.of_disks if disks else ()))
+
+    @cached_property
+    def _share(self) -> host.Share:
+        return host.Share.of(self.cluster, self.rates["communication"])
 
     def use(self, work: Work) -> Use:
         """What else `work` occupies, alone, as long as `estimate` says.
@@ -126,6 +164,9 @@ class Costs:
                 price, most = self.estimate(work), paced(work)
                 slowest = next(one for one in self._reaches(most) if collective.price(most, one, self.links) == price)
                 return collective.use(most, slowest, self.links)
+            case Exchange():
+                most = paced(work)
+                return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)
             case Transfer() if paths := self._paths(work):
                 price = self.estimate(work)
                 slowest = next(one for one in paths if p2p.price(work.nbytes, one, self.links) == price)
@@ -152,12 +193,25 @@ class Costs:
             return _slowest(p2p.price(work.nbytes, spread, self.links) for spread in self._steps(work))
         return max(collective.price(work, spread, self.links) for spread in self._reaches(work))
 
+    def _exchange(self, work: Exchange) -> Estimate:
+        return max(dispatch.price(*one) for one in self._exchanges(work))
+
+    def _exchanges(self, work: Exchange) -> Iterator[tuple[dispatch.Dispatch, GPU, Tier, Tier, dispatch.DispatchLaw]]:
+        """An exchange in the groups that may be the slowest, and what it takes to price it there."""
+        cluster, speed = self.cluster, self.rates["communication"]
+        near = cluster.scale_up if cluster.node.scale_up else cluster.host
+        law, _ = law_of(cluster.gpu, work.operation, DISPATCHES)
+        nvlink, nic = min(1.0, law.nvlink * speed), min(1.0, law.nic * speed)
+        for spread in self._reaches(work):
+            law = replace(law, nvlink=nvlink, nic=nic / fabric.all_to_all(spread))
+            yield dispatch.Dispatch.of(work, spread), cluster.gpu, near, cluster.scale_out, law
+
     def _transfer(self, work: Transfer) -> Estimate:
         return _slowest(p2p.price(work.nbytes, spread, self.links) for spread in self._paths(work))
 
-    def _reaches(self, work: Collective) -> tuple[Reach, ...]:
+    def _reaches(self, work: Collective | Exchange) -> tuple[Reach, ...]:
         """How the groups of a collective are spread that may be the slowest."""
-        group = work.axes, work.members
+        group = work.axes, work.members if isinstance(work, Collective) else None
         if group not in self._reach:
             self._reach[group] = self._spread(work.axes, self.mesh.ranks(*group))
         return self._reach[group]

@@ -12,7 +12,8 @@ import numpy as np
 
 from hardware.errors import PlanError
 from simulator.engine.blocks import COMING
-from simulator.engine.program import Program, Send, Side, Task
+from simulator.engine.program import Program, Send, Task
+from simulator.engine.sides import Side
 from simulator.ops import COMPUTE, Op
 
 MAX_OPS = 20_000_000
@@ -98,8 +99,14 @@ def flatten_task(task: Task, host: float) -> FlatTask:
             for at, port in enumerate(block.ports):
                 coming[at] = (*(coming[at] if port.through else ()), *(start + j for j in port.exit))
                 through[at] &= port.through
+    begins: dict[int, int] = {}
     for side in task.behind:
+        begins[id(side)] = len(ops)
         waits_for: list[set[int]] = [set() for _ in side.ops]
+        if side.after:
+            start = begins[id(side.after[0])]
+            for waits_of, place in zip(waits_for, side.after[1].tolist(), strict=True):
+                waits_of |= {start + place} if place >= 0 else set()
         for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
             waits_for[owner].update(ready[number])
         rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits_for, strict=True)

@@ -21,7 +21,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from simulator.engine.blocks import COMING, Part
-from simulator.engine.program import Program, Side, Task
+from simulator.engine.program import Program, Task
+from simulator.engine.sides import Side
 from simulator.ops import COMPUTE
 
 NEVER = -np.inf
@@ -323,10 +324,15 @@ class Coordinates:
         complete = np.full((total, state.shape[1]), NEVER)
         for part, times in ready:
             self._of_copies(task, part, complete)[:] = times
-        found, free = [], dict(enumerate(state))
+        found: list[tuple[int, Side, np.ndarray]] = []
+        free = dict(enumerate(state))
         for side in task.behind:
             stream = self.at[side.stream]
             slack = np.maximum.reduceat(complete[side.params], side.starts, axis=0)
+            if side.after:
+                others, places = side.after
+                made = next(ends for _, one, ends in found if one is others) + others.latency[:, None]
+                slack = np.maximum(slack, np.where(places[:, None] < 0, NEVER, made[places]))
             slack -= (side.ends - side.seconds)[:, None]
             slack[0] = np.maximum(slack[0], free[stream])
             ends = np.maximum.accumulate(slack, axis=0) + side.ends[:, None]

@@ -14,7 +14,8 @@ from simulator.engine.flat import Flat
 from simulator.engine.kinds import EXPOSED, HOST, axis_of
 from simulator.engine.matrices import ALIKE, NEVER, Coordinates, Walked
 from simulator.engine.player import Play, states
-from simulator.engine.program import Program, Side, Task
+from simulator.engine.program import Program, Task
+from simulator.engine.sides import Side
 from simulator.engine.sweep import Times
 from simulator.ops import COMPUTE
 
@@ -81,7 +82,10 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
                 if isinstance(item, Side):
                     found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
-    levels = [axis for axis in EXPOSED if axis in present] or [COMPUTE]
+    levels = [axis for axis in EXPOSED if axis in present]
+    if not levels or EXPOSED.index(levels[0]) > EXPOSED.index("dp"):
+        # What runs beside the parts (from there on) comes with nothing that is covered before it.
+        levels = [COMPUTE, *levels]
     for task, actions in groups.values():
         _situations(replace(task, behind=[]), coordinates, play, actions, levels, found)
     sent, slots = np.array(play.sent), table.slot_array

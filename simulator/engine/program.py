@@ -17,7 +17,6 @@ import numpy as np
 from hardware.errors import ScheduleError
 from simulator.engine.blocks import (
     COMING,
-    FREE,
     SUMS,
     Block,
     Part,
@@ -33,38 +32,13 @@ from simulator.engine.blocks import (
 )
 from simulator.engine.kinds import KINDS, kind_of
 from simulator.engine.memory import CATEGORIES, Profile
+from simulator.engine.sides import Side, sides_of
 from simulator.engine.timetable import Slot, Timetable
-from simulator.ops import COMPUTE, Beside, Chain, Collective, Fragment, Op, Transfer
+from simulator.ops import COMPUTE, Chain, Collective, Fragment, Op, Transfer
 from simulator.schedule import MOVES
 
 MOVING = "pipeline-moves"
 """The stream of activations that go to another device to rest there, and come back."""
-
-
-@dataclass(eq=False)
-class Side:
-    """Priced ops beside the parts, one after another; see `simulator.ops.Beside`."""
-
-    ops: list[Op]
-    seconds: np.ndarray
-    spread: np.ndarray
-    latency: np.ndarray
-    params: np.ndarray
-    starts: np.ndarray
-
-    @property
-    def stream(self) -> str:
-        return self.ops[0].stream
-
-    @property
-    def lasting(self) -> np.ndarray:
-        """From the begin of every op until others see its result [s]."""
-        return self.seconds + self.latency
-
-    @cached_property
-    def ends(self) -> np.ndarray:
-        """When each op has ended if none waits for anything, from the begin of the first [s]."""
-        return np.cumsum(self.seconds)
 
 
 Flow = tuple[float, str]
@@ -220,7 +194,7 @@ def build(
 ) -> Program:
     """The program of a step. axis: the pipeline's. updates: per device, where the timetable says or behind all else."""
     prices = [price] * timetable.shape.p if callable(price) else price
-    maker = _Builder(timetable, stages, prices, axis, updates)
+    maker = _Builder(timetable, stages, prices, axis, updates, host)
     tails, meetings = _updates(() if timetable.every else updates, prices, axis if timetable.shape.p > 1 else None)
     return Program(
         timetable,
@@ -245,7 +219,9 @@ class _Builder:
         prices: Sequence[Price],
         axis: str,
         updates: Sequence[Fragment] = (),
+        host: float = 0.0,
     ) -> None:
+        self.host = host
         self.timetable, self.stages, self.prices, self.axis = timetable, stages, prices, axis
         self.updates = updates
         # Devices whose prices are equal share their tasks.
@@ -333,10 +309,10 @@ class _Builder:
         price = self.alike[self.timetable.device(slot.stage)]
         key = (id(chain), slot.kind, price, bool(chain.ahead) and first, bool(chain.behind) and completes)
         if key not in self._tasks:
-            ahead = [_side(one, self.prices[price]) for one in chain.ahead] if key[3] else []
-            behind = [_side(one, self.prices[price]) for one in chain.behind] if key[4] else []
             plain = self._tasks.get((*key[:3], False, False))
             plain = plain or task_of(chain, slot.kind, self.prices[price], self.again, self._parts[price])
+            ahead = sides_of(chain.ahead, plain, self.prices[price], self.host) if key[3] else []
+            behind = sides_of(chain.behind, plain, self.prices[price], self.host) if key[4] else []
             self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
         return self._tasks[key]
 
@@ -426,12 +402,6 @@ def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
     """Marks that bring the computation and other streams to one moment."""
     first = Op(f"update {what}", COMPUTE, None, after, "U")
     return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
-
-
-def _side(beside: Beside, price: Price) -> Side:
-    known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
-    seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
-    return Side(beside.ops, seconds, spread, latency, beside.params, beside.starts)
 
 
 def _updates(

@@ -29,7 +29,7 @@ from simulator.engine.flows import fair
 from simulator.engine.simpy_engine import play as play_on
 from simulator.engine.step import Uses
 from simulator.engine.sweep import Times
-from simulator.ops import Collective, Transfer
+from simulator.ops import Communication
 
 Place = tuple[int, str, str]
 """A device, a tier of its links, and the direction."""
@@ -83,7 +83,7 @@ class Traffic:
         if not links and not use.multiprocessors:
             return self.env.timeout(seconds)
         done = self.env.event()
-        if isinstance(self.flat.ops[number].work, Collective | Transfer):
+        if isinstance(self.flat.ops[number].work, Communication):
             moving = min(use.moving, seconds) if links else 0.0
             one = Running(number, device, moving, links, done)
             if use.multiprocessors:

@@ -16,7 +16,7 @@ from simulator.engine.flat import Flat, flatten
 from simulator.engine.program import Program
 from simulator.engine.step import alone
 from simulator.mesh import Mesh
-from simulator.ops import COMPUTE, Collective, Transfer
+from simulator.ops import COMPUTE, Collective, Communication, Exchange
 from simulator.schedule import KINDS, Action, Turn, actions_of
 
 
@@ -90,7 +90,7 @@ def unfold(
         if joined := _over(op.work, axes):
             come, at = at, np.broadcast_to(at.max(axis=joined, keepdims=True), shape)
             waited[device] += at - come
-        if seconds and op.stream == COMPUTE and not isinstance(op.work, Collective | Transfer):
+        if seconds and op.stream == COMPUTE and not isinstance(op.work, Communication):
             if owner[number] != action:
                 action = owner[number]
                 factor = always[device] * pace.once(shape, step, action)
@@ -137,7 +137,8 @@ def _key(action: Action) -> Key:
 
 def _over(work: object, axes: list[str]) -> tuple[int, ...]:
     """Which of a stage's axes an op joins."""
-    return tuple(i for i, axis in enumerate(axes) if axis in work.axes) if isinstance(work, Collective) else ()
+    joined = work.axes if isinstance(work, Collective | Exchange) else ()
+    return tuple(i for i, axis in enumerate(axes) if axis in joined)
 
 
 def _owners(program: Program, flat: Flat) -> list[Key]:

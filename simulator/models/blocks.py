@@ -29,9 +29,14 @@ from simulator.leaves import (
     Residual,
     Rope,
 )
+from simulator.models.adapters import Adapters, with_lowest
 from simulator.models.model import MLA, Model
 from simulator.models.model import MoE as Experts
-from simulator.sites import MLP, Layer, Leaf, MoE, Nest, SelfAttention, Site, Stage, Unit
+from simulator.sites import MLP, Layer, Leaf, MoE, Nest, SelfAttention, SharedExperts, Site, Stage, Unit
+
+UP = ("mla_up_proj",)
+"""Of latent attention what lies between the latents and the core: their norms, the linears from them and positions
+(NVIDIA Megatron-Core recomputes these as one module: there the norms are part of the linears behind them)."""
 
 Kind = tuple[bool, bool]
 """Of a layer: whether it has experts, and whether its attention sees a window only."""
@@ -45,7 +50,7 @@ class Blocks:
 
     dtype: number format of activations and weights; grad_dtype: of the gradient buffer; attention: flash or unfused;
     vocab: rows of the embedding, padding included; loss_traffic, loss_kept: see leaves.Loss; quantised: see
-    leaves.Linear.
+    leaves.Linear; adapters: what alone is trained, else all is.
     """
 
     model: Model
@@ -61,6 +66,7 @@ class Blocks:
     quantised: str = ""
     before: int = 0
     behind: int = 0
+    adapters: Adapters | None = None
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
         """A stage of these layers, with the embedding when it is the first and the loss when it is the last.
@@ -77,7 +83,7 @@ class Blocks:
             units += [self.join] if some.start == trunk > 0 else []
             units += self.rows(some)
         units += [self.ending] if last else []
-        return Stage("stage", tuple(units))
+        return Stage("stage", tuple(with_lowest(units) if self.adapters else units))
 
     def rows(self, layers: range) -> list[Unit]:
         """Layers of one tower, or of the trunk."""
@@ -136,6 +142,10 @@ class Blocks:
         bias = (self._weight(f"{name}.bias", h=self._h),) if self.model.norm != "rmsnorm" else ()
         return (self._weight(f"{name}.weight", h=self._h), *bias)
 
+    def _layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
+        """One of the two norms of a layer."""
+        return Norm(name, (x,), (y,), self._norm(name), modules=("layernorm", "norm"))
+
     # ------------------------------------------------------------------------------------------- sites
 
     def _unit(
@@ -152,6 +162,8 @@ class Blocks:
         y = self._act("y")
         if gives is not None:
             children = [*children, Boundary("leaving", (gives,), (y,))]
+        if self.adapters:
+            children = self.adapters.on(children)
         # The work of one rank is the same with any number of replicas.
         same = name, alike, replace(self, replicas=1)
         return kind(name, tuple(children), self.residual if takes else None, y if gives else None, alike=same)
@@ -207,16 +219,16 @@ class Blocks:
         inner: list[Site]
         if model.parallel_residual:
             joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
-            inner = [Norm("norm2", (x,), (again,), self._norm("norm2")), block, joined]
+            inner = [self._layernorm("norm2", x, again), block, joined]
         else:
             inner = [
                 Residual("residual1", (x, projected), (middle,), proj_bias, dropout=drop),
-                Norm("norm2", (middle,), (again,), self._norm("norm2")),
+                self._layernorm("norm2", middle, again),
                 block,
                 Residual("residual2", (middle, *results), (end,), down_bias, dropout=drop),
             ]
         return [
-            Norm("norm1", (x,), (normed,), self._norm("norm1")),
+            self._layernorm("norm1", x, normed),
             self._latent(model.mla, normed, projected, slides)
             if model.mla
             else self._attention(normed, projected, slides),
@@ -237,7 +249,7 @@ class Blocks:
         if model.qk_layernorm:
             normed = self._act("q.norm", a=width), self._act("k.norm", a=kv)
             scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in "qk")
-            sites.append(Norm("qk_norm", (q, k), normed, scales))
+            sites.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if model.positions == "rope":
             turned = self._act("q.rope", a=width), self._act("k.rope", a=kv)
@@ -261,19 +273,20 @@ class Blocks:
             sites.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
             if not self.model.qk_layernorm:
                 return latent
-            sites.append(Norm(f"{name}.norm", (latent,), (normed,), (self._weight(f"{name}.scale", r=Dim(rank)),)))
+            scale = (self._weight(f"{name}.scale", r=Dim(rank)),)
+            sites.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
             return normed
 
         if mla.q_lora_rank:
             source = narrow("q.latent", mla.q_lora_rank)
-            sites += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width))
+            sites += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width), modules=UP)
         else:
-            sites += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width))
+            sites += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width), modules=UP)
         source = narrow("kv.latent", mla.kv_lora_rank, turning)
         ups = [self._weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
-        sites += self._linear("kv.up", source, (k_up, v), *ups)
+        sites += self._linear("kv.up", source, (k_up, v), *ups, modules=UP)
         turned = self._act("q.rope", a=width), self._act("k.rope", a=width)
-        sites.append(Rope("rope", (q, k_up, turning), turned))
+        sites.append(Rope("rope", (q, k_up, turning), turned, modules=UP))
         return self._core(sites, *turned, v, y, slides, qk, mla.v)
 
     def _core(
@@ -290,10 +303,12 @@ class Blocks:
         sites += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
         return SelfAttention("attention", tuple(sites))
 
-    def _linear(self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor) -> list[Site]:
+    def _linear(
+        self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
+    ) -> list[Site]:
         """A linear, behind the cast of its input where that is not done."""
         x, casts = self._cast(x)
-        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised)]
+        return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
 
     def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Site]]:
         """x in the format of the products, and what casts it."""
@@ -310,7 +325,7 @@ class Blocks:
         ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
         return self._mlp("mlp", x, y, Dim(ffn)), (y,)
 
-    def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim) -> MLP:
+    def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim, kind: type[MLP] = MLP) -> MLP:
         model, h, pre = self.model, self._h, "" if name == "mlp" else f"{name}."
         names = [f"{pre}{one}" for one in (("gate", "up") if model.gated else ("up",))]
         ups = tuple(self._act(one, f=f) for one in names)
@@ -318,7 +333,7 @@ class Blocks:
         if model.mlp_bias:
             weights += [self._weight(f"b{one}", f=f) for one in names]
         act = self._act(f"{pre}act", f=f)
-        return MLP(
+        return kind(
             name,
             (
                 *self._linear(f"{pre}up", x, ups, *weights),
@@ -343,10 +358,10 @@ class Blocks:
             *self._experts(moe, x, chosen, y),
         ]
         if not moe.shared_ffn:
-            return MoE("moe", tuple(sites)), (y,)
+            return MoE("moe", tuple(sites), moe.experts, moe.capacity), (y,)
         shared = self._act("shared.down")
-        sites.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn)))
-        return MoE("moe", tuple(sites)), (y, shared)
+        sites.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        return MoE("moe", tuple(sites), moe.experts, moe.capacity), (y, shared)
 
     def _experts(self, moe: Experts, x: Tensor, chosen: Tensor, y: Tensor) -> list[Site]:
         """Tokens to their experts, through them and back.
@@ -381,7 +396,7 @@ class Blocks:
             Permute("permute", (x,), (sent,)),
             *casts,
             ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
-            ExpertActivation("expert.act", ups, (act,)),
+            ExpertActivation("expert.act", ups, (act,), modules=("moe_act",)),
             *more,
             ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
             Unpermute("unpermute", (back, chosen), (y,)),
@@ -404,10 +419,11 @@ class Blocks:
         normed, logits = self._act("norm.out"), self._act("logits", v=Dim(self.vocab))
         loss = Tensor("loss", self._tokens, "fp32")
         scales = self._norm("final_norm") if owns else ()
-        head = (self._weight("head", h=self._h, v=Dim(self.vocab)),) if owns else ()
+        head = (self._weight("head", h=self._h, v=Dim(self.vocab)),)
+        held, read = (head, ()) if owns else ((), head)
         return [
             Norm("final_norm", (x,), (normed,), scales),
-            Head("head", (normed,), (logits,), head, self.grad_dtype, "", self.model.tied),
+            Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, borrowed=read),
             Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
         ]
 
@@ -419,10 +435,10 @@ class Blocks:
         ids, embedded = Tensor("ids", self._tokens, "int64"), self._act("embedded")
         both, joined, end = self._act("both", c=Dim(2 * self.model.hidden)), self._act("joined"), self._act("end")
         normed = self._act("norm.x"), self._act("norm.embedded")
-        table = (self._table,) if owns and not self.model.tied else ()
+        held, read = ((self._table,), ()) if owns and not self.model.tied else ((), (self._table,))
         project = self._weight("wjoin", c=both.dims["c"], h=self._h)
         return [
-            Embedding("embedding", (ids,), (embedded,), table, tied=True),
+            Embedding("embedding", (ids,), (embedded,), held, tied=True, borrowed=read),
             Norm("norm.x", (x,), normed[:1], self._norm("norm.x")),
             Norm("norm.embedded", (embedded,), normed[1:], self._norm("norm.embedded")),
             Concat("both", normed, (both,)),

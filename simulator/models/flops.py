@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from simulator.models.adapters import Adapters
 from simulator.models.model import Model
 
 PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mtp", "head")
@@ -201,6 +202,22 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
     "mosaic_hfu": mosaic_hfu,
 }
 """FLOPs per token by the name of the convention. `megatron_2021` and `mosaic_hfu` include recomputation."""
+
+
+def with_adapters(convention: str, model: Model, seq: int, adapters: Adapters | None) -> float:
+    """FLOPs per token in the words of `palm` or `causal` where adapters alone are trained; of all where there are none.
+
+    Frozen weights have no gradients: 4 FLOPs a parameter that the convention counts, in place of 6. Those of adapters
+    count 6, and attention as before, for its gradients all pass on.
+    """
+    whole = CONVENTIONS[convention](model, seq)
+    if adapters is None:
+        return whole
+    frozen = {
+        "palm": lambda: 2.0 * model.active_parameters,
+        "causal": lambda: sum(n for part, n in _needed(model, seq, causal=True).items() if part != "attention"),
+    }
+    return whole - frozen[convention]() + 6.0 * adapters.parameters(model)
 
 
 def step_flops(convention: str, model: Model, seq: int, sequences: int) -> float:

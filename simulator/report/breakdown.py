@@ -30,6 +30,17 @@ class Breakdown:
     hidden: dict[str, float] = field(default_factory=dict)
     """Communication that ran beside computation (or beside communication that was counted), by axis."""
 
+    def __rmul__(self, share: float) -> Breakdown:
+        """The account of a share of a step."""
+        parts, hidden = ({key: share * time for key, time in one.items()} for one in (self.parts, self.hidden))
+        return Breakdown(share * self.step, parts, hidden)
+
+    def __add__(self, other: Breakdown) -> Breakdown:
+        """One account of both."""
+        both = ((self.parts, other.parts), (self.hidden, other.hidden))
+        sums = [{key: one.get(key, 0.0) + two.get(key, 0.0) for key in one | two} for one, two in both]
+        return Breakdown(self.step + other.step, *sums)
+
 
 def breakdown(
     program: Program, step: float, occupied: Occupied, device: int, sums: np.ndarray | None = None

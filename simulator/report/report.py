@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from simulator.models import flops
 from simulator.plan import Plan
 from simulator.policy import at_run_time
 from simulator.report.breakdown import Breakdown, breakdown
+from simulator.routing import Routing
 from simulator.schedule import Turn
 
 COMMUNICATION = {
@@ -45,6 +46,8 @@ SKEW = 0.1
 Measured over predicted of 600 published dense runs lies between 0.91 and 1.14 for nine of ten: ln 1.14 is 1.4 times
 -ln 0.91; for a known framework on a new cluster 0.88 and 1.17, 1.2 times.
 """
+
+T = TypeVar("T", float, np.ndarray, Breakdown)
 
 Z90 = 1.645
 """Standard deviations of a normal distribution on either side of 90 %."""
@@ -98,11 +101,30 @@ class Forecast:
 
 
 class Report:
-    """The forecast of one job. `to_dict` is the answer of ``predict --json``; `play` holds every op with its times."""
+    """The forecast of one job. `to_dict` is the answer of ``predict --json``; `play` holds every op with its times.
 
-    def __init__(self, play: Forecast) -> None:
-        self.play = play
+    usual: the other steps of a period, where `play` is the one in which all happens that does only then; times are the
+    mean over a period.
+    """
+
+    def __init__(self, play: Forecast, usual: Forecast | None = None) -> None:
+        self.play, self.usual = play, usual
         self.job = play.plan.job
+
+    def _mean(self, of: Callable[[Forecast], T]) -> T:
+        """The mean of a figure over the steps of a period."""
+        share = 1 / self.play.plan.period
+        return of(self.play) if self.usual is None else share * of(self.play) + (1 - share) * of(self.usual)
+
+    @cached_property
+    def seconds(self) -> float:
+        """A step without its constant part."""
+        return self._mean(lambda play: play.seconds)
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over the ops of a step, on every device."""
+        return self._mean(lambda play: play.sums)
 
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
@@ -111,25 +133,25 @@ class Report:
     @property
     def step_time(self) -> float:
         """Seconds of one training step."""
-        return self.play.seconds + self.job.framework.step_overhead_s
+        return self.seconds + self.job.framework.step_overhead_s
 
     def first_steps(self, count: int) -> list[float]:
         """Seconds of the first steps of a run, one after another. They are alike, but that without a flush the first
         one fills the pipe."""
         overhead, window = self.job.framework.step_overhead_s, self.play.window
-        return [step + overhead for step in (window.first_steps(count) if window else [self.play.seconds] * count)]
+        return [step + overhead for step in (window.first_steps(count) if window else [self.seconds] * count)]
 
     @cached_property
     def device(self) -> int:
         """The slowest rank class, which the breakdown describes: the pipeline device that computes longest."""
         program = self.play.program
-        work = self.play.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
+        work = self.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
         return max(range(program.devices), key=lambda d: (round(work[d], 9), -d))
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        play, device = self.play, self.device
-        return breakdown(play.program, play.seconds, play.occupied(device), device, play.sums)
+        device = self.device
+        return self._mean(lambda one: breakdown(one.program, one.seconds, one.occupied(device), device, one.sums))
 
     @cached_property
     def spread(self) -> float:
@@ -140,7 +162,7 @@ class Report:
         """
         parts = self.breakdown.parts
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
-        sums = zip(KINDS, self.play.sums[self.device].tolist(), strict=True)
+        sums = zip(KINDS, self.sums[self.device].tolist(), strict=True)
         terms = [
             parts[kind] / busy * weighted / seconds
             for kind, (seconds, weighted, _, _) in sums
@@ -175,18 +197,16 @@ class Report:
     @property
     def mfu(self) -> dict[str, float]:
         """Model FLOPs at the step's rate over dense peak, that of the linear layers' number format; palm counts full
-        attention, causal half of it."""
+        attention, causal half of it. Frozen weights need no gradients."""
         model, seq = self.job.model, self.job.batch.sequence or self.job.model.seq
-        return {
-            "palm": self._utilisation(flops.palm(model, seq) * self.tokens),
-            "causal": self._utilisation(flops.causal(model, seq) * self.tokens),
-        }
+        needed = {name: flops.with_adapters(name, model, seq, self.job.adapters) for name in ("palm", "causal")}
+        return {name: self._utilisation(per_token * self.tokens) for name, per_token in needed.items()}
 
     @cached_property
     def hfu(self) -> float:
         """FLOPs that the GPUs executed, recomputation included, over dense peak."""
         program = self.play.program
-        executed = float(self.play.sums[..., SUMS.index("flops")].sum())
+        executed = float(self.sums[..., SUMS.index("flops")].sum())
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)
 
     @cached_property
@@ -306,7 +326,8 @@ class Report:
             f"{habits.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *(["no flush: steps are of a full pipe, and gradients have no common norm"] if self.play.window else []),
-            *(["tokens are spread over the experts evenly"] if self.job.model.moe else []),
+            *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),
+            *(text for scheme in self.play.plan.schemes for text in scheme.assumes(self.job.model)),
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
             *self.job.cluster.filled_in,
@@ -376,11 +397,12 @@ class Report:
         """The published figure of this run, and ours."""
         told, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
         assert told is not None
+        per_token = flops.with_adapters(told.flops, model, seq, self.job.adapters)
         return told.beside(
             {
                 "step_time_s": self.step_time,
                 "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-                "tflops_per_gpu": getattr(flops, told.flops)(model, seq) * self.tokens_per_s_per_gpu / 1e12,
+                "tflops_per_gpu": per_token * self.tokens_per_s_per_gpu / 1e12,
                 "mfu": self.mfu[told.flops],
             }
         )

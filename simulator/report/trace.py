@@ -36,6 +36,7 @@ THREADS = (
     COMPUTE,
     "tensor",
     "sequence",
+    "sequence-inner",
     "expert",
     "data",
     "pipeline-forward",
@@ -44,7 +45,7 @@ THREADS = (
     "pipeline",
     "memory",
 )
-"""The threads of every process from top to bottom; all but the first two are streams."""
+"""The threads of every process from top to bottom; all but the first two are streams. Families may have more."""
 
 SPOKEN = {"memory": "copy"}
 """What a thread is called, where that is not its stream's name: counters show the memory itself."""
@@ -98,8 +99,11 @@ class _Trace:
         self.actions = [*played, *[UPDATE] * self.program.devices]
         self.owner = self._owners()
         self.streams: dict[int, list[str]] = defaultdict(list)
-        for device, stream in self.flat.queues:
-            self.streams[device].append(stream)
+        for (device, stream), queue in self.flat.queues.items():
+            if any(self.flat.ops[number].work is not None for number in queue):
+                self.streams[device].append(stream)
+        streams = {stream for found in self.streams.values() for stream in found}
+        self.threads = sorted({*THREADS, *streams}, key=lambda name: (_place(name), name))
         self._said: dict[int, tuple[str, str]] = {}
 
     def ticks(self, seconds: Any) -> np.ndarray:
@@ -149,7 +153,7 @@ class _Trace:
             yield self.names(device)
             yield self.action_slices(device)
             yield self.host_slices(device)
-            for stream in sorted(self.streams[device], key=THREADS.index):
+            for stream in sorted(self.streams[device], key=self.threads.index):
                 yield self.slices(device, stream)
         yield self.arrows()
         for device in range(self.program.devices):
@@ -162,9 +166,9 @@ class _Trace:
             _named("process_name", device, 0, {"name": f"device {device} ({ranks(mesh, axis, device)})"}),
             _named("process_sort_index", device, 0, {"sort_index": device}),
         ]
-        for place, name in enumerate(THREADS):
+        for place, name in enumerate(self.threads):
             if name in (ACTIONS, *self.streams[device]) or (name == HOST and self._has_host):
-                tid = _tid(device, name)
+                tid = self.tid(device, name)
                 lines.append(_named("thread_name", device, tid, {"name": SPOKEN.get(name, name)}))
                 lines.append(_named("thread_sort_index", device, tid, {"sort_index": place}))
         return lines
@@ -173,13 +177,17 @@ class _Trace:
     def _has_host(self) -> bool:
         return self.program.host > 0 or self.report.job.framework.step_overhead_s > 0
 
+    def tid(self, device: int, thread: str) -> int:
+        """The id of a thread, which no other thread of any process has."""
+        return device * STRIDE + 1 + self.threads.index(thread)
+
     def slices(self, device: int, stream: str) -> list[str]:
         """Every op of a stream; marks, which do nothing, are left out."""
         ops, actions, flat = self.flat.ops, self.actions, self.flat
         numbers = np.array([n for n in flat.queues[device, stream] if ops[n].work is not None], int)
         begin, end = self.begin[numbers], self.end[numbers]
         rows = zip(numbers.tolist(), self.us(begin), self.us(end - begin), self.owner[numbers].tolist(), strict=True)
-        where = f'"pid":{device},"tid":{_tid(device, stream)},"ts":'
+        where = f'"pid":{device},"tid":{self.tid(device, stream)},"ts":'
         lines = []
         for number, ts, dur, action in rows:
             head, tail = self._words(ops[number], flat.latency[number])
@@ -216,7 +224,7 @@ class _Trace:
                 args = {"stage": stage, "kind": kind, "microbatch": microbatch}
                 args |= {"slice": part} if table.shape.slices > 1 else {}
                 args |= {"beside": str(table.actions[action + 1])} if table.slots[table.slot[action]].partner else {}
-            lines.append(_slice(self.actions[action], "action", device, ACTIONS, ts, dur, args))
+            lines.append(_slice(self.actions[action], "action", device, self.tid(device, ACTIONS), ts, dur, args))
         return lines
 
     def host_slices(self, device: int) -> list[str]:
@@ -231,13 +239,14 @@ class _Trace:
             rows = zip(self.us(clock[:-1]), self.us(np.diff(clock)), np.diff([*first, len(own)]).tolist(), strict=True)
             for (ts, dur, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
                 name = self.actions[action]
-                lines.append(_slice(f"issue {name}", HOST, device, HOST, ts, dur, {"action": name, "ops": count}))
+                told = {"action": name, "ops": count}
+                lines.append(_slice(f"issue {name}", HOST, device, self.tid(device, HOST), ts, dur, told))
         if self.report.job.framework.step_overhead_s:
             done = max(int(self.end.max(initial=0)), int(self.ticks(self.play.step.span)))
             overhead = self.report.job.framework.step_overhead_s
             ends = np.array([done, int(self.ticks(self.play.step.span + overhead))])
             (ts, _), (dur,) = self.us(ends), self.us(np.diff(ends))
-            lines.append(_slice("host: data, logging", HOST, device, HOST, ts, dur, {}))
+            lines.append(_slice("host: data, logging", HOST, device, self.tid(device, HOST), ts, dur, {}))
         return lines
 
     def arrows(self) -> list[str]:
@@ -258,7 +267,7 @@ class _Trace:
                 device, stream = flat.device[end], flat.ops[end].stream
                 lines.append(
                     f'{{"ph":"{ph}","id":{send},"name":"{name}","cat":"send","pid":{device},'
-                    f'"tid":{_tid(device, stream)},"ts":{ts}{more}}}'
+                    f'"tid":{self.tid(device, stream)},"ts":{ts}{more}}}'
                 )
         return lines
 
@@ -316,13 +325,14 @@ def _told(work: Work) -> dict[str, Any]:
     return told
 
 
-def _tid(device: int, thread: str) -> int:
-    return device * STRIDE + 1 + THREADS.index(thread)
+def _place(thread: str) -> int:
+    """Where a thread stands among `THREADS`: a further stream of a family with the first one of it."""
+    return THREADS.index(thread if thread in THREADS else thread.partition("-")[0])
 
 
-def _slice(name: str, category: str, device: int, thread: str, ts: float, dur: float, args: dict[str, Any]) -> str:
+def _slice(name: str, category: str, device: int, tid: int, ts: float, dur: float, args: dict[str, Any]) -> str:
     return (
-        f'{{"ph":"X","name":{_json(name)},"cat":"{category}","pid":{device},"tid":{_tid(device, thread)},'
+        f'{{"ph":"X","name":{_json(name)},"cat":"{category}","pid":{device},"tid":{tid},'
         f'"ts":{ts},"dur":{dur},"args":{_json(args)}}}'
     )
 

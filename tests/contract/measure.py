@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import ceil, log2
 from typing import Any
 
 from simulator.engine.memory import memory_events
-from simulator.engine.program import Side
+from simulator.engine.sides import Side
 from simulator.frameworks import load_framework
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
@@ -106,14 +107,21 @@ def waits_for(op: Op) -> set[int]:
     return found
 
 
+def shares_sent(operation: str, n: int) -> float:
+    """What one of `n` ranks sends, in buffers; of a tree the messages on its longest way."""
+    if operation in ("broadcast", "reduce"):
+        return ceil(log2(n))
+    return 1 if operation == "shift" else SENT[operation] * (n - 1) / n
+
+
 def sent(ops: Iterable[Op], mesh: Mesh) -> float:
     """Bytes that one rank sends in the collectives among `ops`."""
     found = 0.0
     for op in ops:
         assert op.work is None or op.stream == COMPUTE or isinstance(op.work, Collective)
         if isinstance(op.work, Collective):
-            n = mesh.size(op.work.axes)
-            found += SENT[op.work.operation] * (n - 1) / n * op.work.nbytes
+            n = len(op.work.members or ()) or mesh.size(op.work.axes)
+            found += shares_sent(op.work.operation, n) * op.work.nbytes
     return found
 
 

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from simulator.engine.flat import flatten
+from simulator.engine.program import build
+from simulator.engine.sweep import sweep
+from simulator.engine.timetable import timetable
 from simulator.forecast import device_params, lowered, resting
+from simulator.frameworks import load_framework
 from simulator.job import load_job
+from simulator.lowering import Lowering
+from simulator.mesh import Mesh
 from simulator.models import Model
-from simulator.ops import Chain
+from simulator.models.blocks import Blocks
+from simulator.ops import COMPUTE, Chain, Collective, Fragment, Memory, Op, Work
 from simulator.plan import Plan
-from simulator.scheme import Scheme
-from tests.contract.measure import backward_ops, forward_ops, ops_beside, sent
+from simulator.schedule import Schedule, Shape
+from simulator.scheme import Scheme, find_scheme
+from tests.contract.measure import backward_ops, forward_ops, ops_beside, params_of, sent
 
 
 @dataclass(frozen=True)
 class DataSetting:
-    """A small GPT with an output layer of its own on n data-parallel ranks, with fp32 gradients and bf16 weights."""
+    """A small GPT with an output layer of its own on data-parallel ranks, with fp32 gradients and bf16 weights.
+
+    n: ranks that share states: `across` nodes of n / across. replicas: copies of such groups. batches: micro-batches.
+    told: options of the scheme. overlap: as habit of the framework.
+    """
 
     n: int = 4
+    batches: int = 1
+    replicas: int = 1
+    across: int = 1
+    told: tuple[tuple[str, Any], ...] = ()
+    overlap: bool = True
+
+    def option(self, name: str, default: Any) -> Any:
+        return dict(self.told).get(name, default)
 
     @property
     def model(self) -> Model:
@@ -37,32 +60,155 @@ class DataSetting:
         """Of the final norm and the output layer."""
         return 2 * (self.model.norm_parameters + self.model.hidden * self.model.vocab)
 
-    def lowered(self, use: str) -> tuple[Chain, Plan]:
-        plan = {"mesh": {"dp": self.n}, "schemes": [{"use": use, "over": "dp"}]}
-        cluster = {"gpu": "h100-sxm", "gpus": self.n}
-        ready = Plan(load_job({"model": self.model, "cluster": cluster, "plan": plan}))
-        (chain,), _ = lowered(ready)
-        return chain, ready
+    @property
+    def units(self) -> list[int]:
+        """Elements of the embeddings, of every layer, and of the final norm with the output layer."""
+        model = self.model
+        first, last = (model.vocab + model.seq) * model.hidden, self.last_weight_bytes // 2
+        return [first, *[(model.parameters - first - last) // model.layers] * model.layers, last]
+
+    @property
+    def in_buckets(self) -> tuple[int, float, float]:
+        """Of a backward pass of equal layers: buckets, and the seconds that one takes to be made and to be summed."""
+        return 1 + self.n % 5, 1.0 + self.n % 3, 0.25 * self.n
+
+    def small(self, least: int) -> int:
+        """Elements of all parameters that have fewer than `least`."""
+        chain, _, _ = self.lowered("data/ddp", plain=True)
+        return sum(param.size for param in params_of(chain) if param.size < least)
+
+    def lowered(self, use: str, plain: bool = False) -> tuple[Chain, Plan, list[Fragment]]:
+        """plain: without what else the setting says."""
+        kind = find_scheme(use)
+        two = not plain and (self.across > 1 or kind.least_axes > 1)
+        mesh = {"across": self.across, "dp": self.n // self.across} if two else {"dp": self.n}
+        entry: dict[str, Any] = {"use": use, "over": list(mesh), **({} if plain else dict(self.told))}
+        if "replicate" in kind.names_axes:
+            mesh = {"replicas": self.replicas, **mesh}
+            entry["replicate"] = "replicas"
+        gpus = math.prod(mesh.values())
+        job = {
+            "model": self.model,
+            "cluster": {"gpu": "h100-sxm", "gpus": gpus},
+            "framework": {"set": {"overlap": {"dp": self.overlap}}},
+            "batch": {"global": gpus * self.batches},
+            "plan": {"mesh": mesh, "schemes": [entry]},
+        }
+        ready = Plan(load_job(job))
+        (chain,), updates = lowered(ready)
+        return chain, ready, updates
+
+
+def of_a_step(setting: DataSetting, use: str) -> tuple[list[Op], Plan]:
+    """The communication of a data scheme in a step: of every micro-batch, and of what is there once."""
+    chain, plan, (update,) = setting.lowered(use)
+    ops = (forward_ops(chain) + backward_ops(chain)) * setting.batches
+    ops += ops_beside((*chain.ahead, *chain.behind)) + update.forward
+    return [op for op in ops if isinstance(op.work, Collective) and op.stream.partition("-")[0] == "data"], plan
 
 
 def sent_per_step(setting: DataSetting, use: str) -> float:
-    chain, plan = setting.lowered(use)
-    beside = ops_beside((*chain.ahead, *chain.behind))
-    return sent(forward_ops(chain) + backward_ops(chain) + beside, plan.mesh)
+    """The mean over the steps of a period."""
+    ops, plan = of_a_step(setting, use)
+    return sum(sent([op], plan.mesh) / (plan.period if op.when == "period" else 1) for op in ops)
+
+
+def read_by_update(setting: DataSetting, use: str) -> int:
+    """Bytes of gradients and states that one rank reads to update its part."""
+    _, _, (update,) = setting.lowered(use)
+    (adam,) = [op.work for op in update.forward if isinstance(op.work, Memory) and op.work.what == "adam"]
+    return adam.read
+
+
+def exposed(setting: DataSetting, use: str) -> float:
+    """Seconds from the last gradient to the end of the last sum, of equal layers that are a bucket each."""
+    buckets, made, summed = setting.in_buckets
+    mesh, model = Mesh({"dp": setting.n}), Model(layers=buckets, hidden=64, heads=4, vocab=256, seq=32)
+    each = model.layer_parameters()
+    habits = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
+    kind = find_scheme(use)
+    lowering = Lowering(mesh, [kind(("dp",), kind.Options(), mesh, habits)])
+    chain = lowering.run(Blocks(model, 1, 32, 256, setting.n).stage(range(buckets), False, False))
+    kernels = sum(op.stream == COMPUTE and op.work is not None for op in chain.links[0].fragment.backward)
+
+    def price(work: Work) -> tuple[float, float, float]:
+        return (summed if isinstance(work, Collective) else made / kernels), 0.0, 0.0
+
+    pipeline = find_scheme("pipeline/1f1b")()
+    assert isinstance(pipeline, Schedule)
+    flat = flatten(build(timetable(pipeline, Shape(1, setting.batches, 1)), [chain], price, ""))
+    times = sweep(flat)
+    last = flat.queues[0, "data"][-1]
+    return times.end[last] - max(times.end[number] for number in flat.after[last])
+
+
+def across_nodes(setting: DataSetting, ops: Iterable[Op], plan: Plan) -> float:
+    """Bytes that leave a node: of a ring over several nodes what one rank sends, of ranks of one place in their nodes
+    what each of them sends."""
+    found = 0.0
+    for op in ops:
+        assert isinstance(op.work, Collective)
+        if "across" in op.work.axes:
+            found += sent([op], plan.mesh) * (1 if "dp" in op.work.axes else setting.n // setting.across)
+    return found
+
+
+def sent_across_nodes(setting: DataSetting, use: str) -> float:
+    return across_nodes(setting, *of_a_step(setting, use))
+
+
+def gathered_across_nodes(setting: DataSetting, use: str) -> float:
+    """Of the weights, in one micro-batch."""
+    ops, plan = of_a_step(setting, use)
+    gathers = [op for op in ops if op.work.operation == "all_gather"]  # type: ignore[union-attr]
+    return across_nodes(setting, gathers, plan) / setting.batches
 
 
 def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
-    chain, plan = setting.lowered(use)
+    chain, plan, _ = setting.lowered(use)
     (params,) = device_params(plan, [chain])
     return sum(resting(plan, params).values()) / setting.model.parameters
 
 
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "reshard": (False,),
+    "keep_state": ("gathered",),
+    "period": (1, 2, 5),
+    "average": ("weights and moments",),
+    "persistence": (0, 1000),
+    "qwz": (False,),
+    "hpz": (False,),
+    "qgz": (False,),
+}
+"""Values of options that laws speak of."""
+
+
 def settings(kind: type[Scheme]) -> Iterator[DataSetting]:
+    fields = kind.Options.model_fields
     for n in (1, 2, 3, 4, 7, 8, 16, 64):
         yield DataSetting(n)
+    for batches, overlap in ((3, True), (1, False), (3, False)):
+        yield DataSetting(4, batches, overlap=overlap)
+    if "replicate" in kind.names_axes:
+        for n, replicas in ((1, 4), (2, 2), (4, 3), (8, 2)):
+            yield DataSetting(n, 1, replicas)
+            yield DataSetting(n, 3, replicas, overlap=n > 2)
+    groups = (1, 2, 4) if "hierarchical" in fields or kind.least_axes > 1 else (1,)
+    for across in groups[1:]:
+        yield DataSetting(16, 2, 1, across)
+        if "hierarchical" in fields:
+            yield DataSetting(16, 2, 2, across, (("hierarchical", True),))
+    for name, values in KNOBS.items():
+        for value in values if name in fields else ():
+            for across in groups:
+                yield DataSetting(8, 2, 1, across, ((name, value),))
 
 
 MEASURES = {
     "sent_per_step": sent_per_step,
     "state_bytes_per_parameter": state_bytes_per_parameter,
+    "sent_across_nodes": sent_across_nodes,
+    "gathered_across_nodes": gathered_across_nodes,
+    "read_by_update": read_by_update,
+    "exposed": exposed,
 }

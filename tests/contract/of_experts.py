@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import pytest
+
+from hardware import load_cluster
+from hardware.topology import reach
+from simulator.costs.collectives.dispatch import Dispatch
+from simulator.exchange import rounds
 from simulator.expert_leaves import EXPERTS
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
-from simulator.ops import Link
+from simulator.ops import Collective, Exchange, Gemm, Link, Op, paced
 from simulator.scheme import Scheme
-from tests.contract.measure import make
+from tests.contract.measure import make, sent
 from tests.contract.of_tensor import sent_per_layer
 
 
@@ -20,7 +27,9 @@ from tests.contract.of_tensor import sent_per_layer
 class ExpertSetting:
     """A layer of `experts` experts over ep ranks, each of which has b sequences of s tokens (or of s of their tokens).
 
-    A token takes top_k x capacity places. over: the axis whose ranks they are: dp, cp or tp (sequence parallel).
+    A token takes top_k x capacity places. over: the axis whose ranks they are: dp, cp or tp (sequence parallel). nodes:
+    that these ranks lie on. exchange, computing: seconds of one whole exchange of tokens, and of all that experts do
+    with them in one pass, where these are given.
     """
 
     ep: int = 1
@@ -31,6 +40,9 @@ class ExpertSetting:
     top_k: int = 2
     capacity: float | None = None
     over: str = "dp"
+    nodes: int = 1
+    exchange: float = 1.0
+    computing: float = 1.0
 
     @property
     def places(self) -> float:
@@ -51,7 +63,7 @@ class ExpertSetting:
         mesh = Mesh({self.over: self.ep}, {EXPERTS: {"edp": 1, "ep": self.ep}}, [self.over])
         others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
         schemes = [make(others[self.over], mesh, (self.over,)), make(use, mesh, ("ep",))]
-        model = self.model
+        model = schemes[-1].adapt(self.model)
         blocks = Blocks(model, self.b, model.seq, 64, self.ep if self.over == "dp" else 1)
         (link,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).links
         return link, mesh
@@ -62,14 +74,110 @@ def expert_parameters(setting: ExpertSetting, use: str) -> int:
     return sum(param.size for param in link.fragment.params if param.name.startswith(("wexpert", "bexpert")))
 
 
+def exchanged(setting: ExpertSetting, use: str) -> list[Dispatch]:
+    """The exchanges of tokens, forward and backward, among ranks that lie on so many nodes."""
+    link, mesh = setting.layer(use)
+    told = {"gpu": "h100-sxm", "gpus": setting.ep, "gpus_per_node": setting.ep // setting.nodes}
+    cluster = load_cluster(told)
+    works = [op.work for op in (*link.fragment.forward, *link.fragment.backward)]
+    return [Dispatch.of(work, reach(cluster, mesh.ranks(work.axes))) for work in works if isinstance(work, Exchange)]
+
+
+def network_bytes(setting: ExpertSetting, use: str) -> float:
+    return sum(one.out for one in exchanged(setting, use))
+
+
+def scale_up_bytes(setting: ExpertSetting, use: str) -> float:
+    return sum(one.up for one in exchanged(setting, use))
+
+
+def round_trip(setting: ExpertSetting, use: str, phase: str) -> float:
+    """Seconds from the first token on its way to the experts until the last is back, by the given times."""
+    link, mesh = setting.layer(use)
+    whole, _ = setting.layer("expert/all-to-all")
+    mine = rounds(whole.fragment, mesh.axes)
+    (plain,) = (one for one in mine if one.out.phase == phase)
+    flops = sum(op.work.flops for op in plain.inside if op.work is not None)
+    assert isinstance(plain.out.work, Collective)
+    sent = plain.out.work.nbytes
+    issued = link.fragment.forward if phase == "F" else link.fragment.backward
+
+    def lasts(op: Op) -> float:
+        if op.phase != phase or op.work is None:
+            return 0.0
+        if op.stream == "expert":
+            assert isinstance(op.work, Collective)
+            return setting.exchange * op.work.nbytes / sent
+        return setting.computing * op.work.flops / flops if "expert" in op.name else 0.0
+
+    return span(issued, lasts)
+
+
+def span(issued: Sequence[Op], lasts: Callable[[Op], float]) -> float:
+    """When the last of these ops ends, each in the order of its stream and behind all that it waits for."""
+    ends: dict[Op, float] = {}
+    free: dict[str, float] = defaultdict(float)
+
+    def end(op: Op) -> float:
+        if op not in ends:
+            ends[op] = max((end(other) for other in op.after), default=0.0)
+        return ends[op]
+
+    for op in issued:
+        begin = max([free[op.stream], *(end(other) for other in op.after)])
+        ends[op] = free[op.stream] = begin + lasts(op)
+    return max(ends.values())
+
+
+def _product(setting: ExpertSetting, use: str) -> Gemm:
+    """The first product of the experts of a rank."""
+    link, _ = setting.layer(use)
+    products = (op.work for op in link.fragment.forward if op.name.startswith("expert.up"))
+    return next(work for work in products if isinstance(work, Gemm))
+
+
+def rows_per_layer(setting: ExpertSetting, use: str) -> float:
+    """Rows that the experts of a rank compute, in the mean over ranks."""
+    product = _product(setting, use)
+    return product.batch * product.m
+
+
+def padding(setting: ExpertSetting, use: str) -> float:
+    """Rows that the most laden rank computes for nothing, against all others, under even routing."""
+    product = _product(setting, use)
+    rows = product.batch * product.m
+    computed = sum(count * size for count, size in product.groups)
+    assert rows * product.pace == pytest.approx(computed)
+    return computed / rows - 1
+
+
+def sent_by_the_busiest(setting: ExpertSetting, use: str) -> float:
+    """What is sent in the time that the rank with most to send or receive takes."""
+    link, mesh = setting.layer(use)
+    ops = [op for op in (*link.fragment.forward, *link.fragment.backward) if op.stream == "expert"]
+    return sent([replace(op, work=paced(op.work)) for op in ops], mesh)
+
+
 def settings(kind: type[Scheme]) -> Iterator[ExpertSetting]:
     for ep in (1, 2, 4, 8):
         for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
             for over in ("dp", "cp", "tp"):
                 yield ExpertSetting(ep, b, s, h, 8, top_k, capacity, over)
+    for ep, nodes in ((8, 1), (16, 2), (32, 4), (64, 8)):
+        yield ExpertSetting(ep, experts=256, top_k=8, nodes=nodes)
+    for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
+        yield ExpertSetting(4, exchange=exchange, computing=computing)
+        yield ExpertSetting(8, s=1024, h=512, exchange=exchange, computing=computing)
 
 
 MEASURES = {
     "sent_per_layer": sent_per_layer,
     "expert_parameters": expert_parameters,
+    "rows_per_layer": rows_per_layer,
+    "padding": padding,
+    "sent_by_the_busiest": sent_by_the_busiest,
+    "network_bytes": network_bytes,
+    "scale_up_bytes": scale_up_bytes,
+    "forward_round": lambda setting, use: round_trip(setting, use, "F"),
+    "backward_round": lambda setting, use: round_trip(setting, use, "B"),
 }

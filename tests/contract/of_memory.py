@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from simulator.lowering import Lowering
+from simulator.mesh import Mesh
+from simulator.models import Model
+from simulator.models.blocks import Blocks
+from simulator.ops import HostCopy
+from tests.contract.measure import backward_ops, forward_ops, make
 from tests.contract.of_tensor import LayerSetting, activations_per_layer, settings
 
 __all__ = ["settings"]
@@ -16,7 +22,19 @@ def recomputed_forward_share(setting: LayerSetting, scheme: str) -> float:
     return flops["R"] / flops["F"]
 
 
+def copied_per_layer(setting: LayerSetting, scheme: str) -> float:
+    """Bytes between GPU and host in both passes of a middle stage of four layers, for each of them."""
+    mesh = Mesh({"tp": 1})
+    model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)
+    blocks = Blocks(model, setting.b, setting.s, 512, attention=setting.attention)
+    chain = Lowering(mesh, [make(scheme, mesh)]).run(blocks.stage(range(4), False, False))
+    works = [op.work for op in forward_ops(chain) + backward_ops(chain)]
+    assert sum(work.nbytes * (-1) ** work.back for work in works if isinstance(work, HostCopy)) == 0
+    return sum(work.nbytes for work in works if isinstance(work, HostCopy)) / 4
+
+
 MEASURES = {
     "recomputed_forward_share": recomputed_forward_share,
     "activations_per_layer": activations_per_layer,
+    "copied_per_layer": copied_per_layer,
 }

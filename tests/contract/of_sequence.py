@@ -2,46 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
-from simulator.ops import Link
+from simulator.ops import Attention, Link, Op, paced
 from simulator.scheme import Scheme
-from tests.contract.measure import make
-from tests.contract.of_tensor import sent_per_layer
+from tests.contract.measure import make, sent
+
+HEADS = 24
+"""Of the layer; what the settings' ranks divide."""
 
 
 @dataclass(frozen=True)
 class SequenceSetting:
-    """A layer on cp ranks that share b sequences of s tokens; keys and values are kv_width of h wide each."""
+    """A layer on cp ranks that share b sequences of s tokens; key and value heads are kv_heads of 24.
+
+    options: of the scheme, by name.
+    """
 
     cp: int = 1
     b: int = 1
     s: int = 48
-    h: int = 64
-    kv_width: int = 64
+    kv_heads: int = HEADS
+    h: int = 192
     regather: bool = True
+    options: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def kv_width(self) -> int:
+        """Of keys and values, in elements as h."""
+        return self.h * self.kv_heads // HEADS
 
     def layer(self, use: str) -> tuple[Link, Mesh]:
         mesh = Mesh({"cp": self.cp})
-        model = Model(layers=1, hidden=self.h, heads=8, kv_heads=8 * self.kv_width // self.h, vocab=64, seq=self.s)
-        blocks = Blocks(model, self.b, self.s, 64)
-        lowering = Lowering(mesh, [make(use, mesh, ("cp",))], self.regather)
-        (link,) = lowering.run(blocks.stage(range(1), False, False)).links
-        return link, mesh
+        return self.lowered(mesh, [make(use, mesh, ("cp",), **dict(self.options))]), mesh
+
+    def lowered(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Link:
+        """The layer under `schemes`."""
+        model = Model(layers=1, hidden=self.h, heads=HEADS, kv_heads=self.kv_heads, vocab=64, seq=self.s)
+        blocks = Blocks(model, self.b, self.s, 64, attention=attention)
+        (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).links
+        return link
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceSetting]:
-    for cp in (1, 2, 3, 8):
-        for b, s, h, kv_width in ((1, 48, 64, 64), (3, 24, 128, 32)):
+    """Ranks that divide the heads, or are divided by those of keys."""
+    for cp, kv_heads in ((1, 24), (2, 6), (3, 6), (4, 8), (6, 6), (8, 24), (12, 6)):
+        for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
-                yield SequenceSetting(cp, b, s, h, kv_width, regather)
+                yield SequenceSetting(cp, b, s, kv_heads, h, regather)
+
+
+def of_family(ops: Sequence[Op]) -> list[Op]:
+    """The ops on streams of the sequence schemes."""
+    return [op for op in ops if op.stream.partition("-")[0] == "sequence"]
+
+
+def sent_forward(setting: SequenceSetting, use: str) -> float:
+    link, mesh = setting.layer(use)
+    return sent(of_family(link.fragment.forward), mesh)
+
+
+def sent_backward(setting: SequenceSetting, use: str) -> float:
+    link, mesh = setting.layer(use)
+    return sent(of_family(link.fragment.backward), mesh)
+
+
+def sent_per_layer(setting: SequenceSetting, use: str) -> float:
+    return sent_forward(setting, use) + sent_backward(setting, use)
+
+
+def efficiency(ops: Sequence[Op]) -> float:
+    """Attention of all ranks, divided evenly, over that of the slowest rank in every step."""
+    works = [op.work for op in ops if isinstance(op.work, Attention)]
+    return sum(work.flops for work in works) / sum(paced(work).flops for work in works)
+
+
+def attention_efficiency(setting: SequenceSetting, use: str) -> float:
+    link, _ = setting.layer(use)
+    there, back = (efficiency(ops) for ops in (link.fragment.forward, link.fragment.backward))
+    assert abs(there - back) < 1e-12
+    return there
 
 
 MEASURES = {
     "sent_per_layer": sent_per_layer,
+    "sent_forward": sent_forward,
+    "sent_backward": sent_backward,
+    "attention_efficiency": attention_efficiency,
 }

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
+from math import prod
 from typing import Any
 
+from simulator.grids import Grid
 from simulator.lowering import Lowering
 from simulator.mesh import Mesh
 from simulator.models import Model
 from simulator.models.blocks import Blocks
-from simulator.ops import Link
+from simulator.ops import COMPUTE, Collective, Link, Op
 from simulator.scheme import Scheme
 from tests.contract.measure import make, saved, sent
 
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """A GPT layer (MHA, f = 4h, GELU, dropout, unfused attention) on t tensor ranks; b sequences of s tokens."""
+    """A GPT layer (MHA, f = 4h, GELU, dropout, unfused attention) on t tensor ranks; b sequences of s tokens.
+
+    grid: of schemes of several axes the ranks along each, t in all.
+    """
 
     t: int = 1
     b: int = 1
@@ -28,14 +34,25 @@ class LayerSetting:
     attention: str = "unfused"
     more: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = field(default=())
     """Further schemes, with options."""
+    grid: tuple[int, ...] = ()
+
+    @property
+    def q(self) -> int:
+        """Ranks along each side of the square or cube."""
+        return self.grid[-1]
+
+    @property
+    def d(self) -> int:
+        """Squares on top of each other."""
+        return self.t // self.q**2
 
     def layer(self, use: str | None) -> tuple[Link, Mesh]:
         """The layers of a middle stage under the scheme `use`, and the mesh."""
-        mesh = Mesh({"tp": self.t})
+        mesh = Mesh({f"tp{i}": n for i, n in enumerate(self.grid)} or {"tp": self.t})
         model = Model(layers=8, hidden=self.h, heads=self.a, vocab=512, seq=self.s, dropout=0.1)
         schemes = [make(name, mesh, (), **dict(options)) for name, options in self.more]
         if use is not None:
-            schemes.append(make(use, mesh, ("tp",) if use.startswith("tensor/") else ()))
+            schemes.append(make(use, mesh, tuple(mesh.axes) if use.startswith("tensor/") else ()))
         blocks = Blocks(model, self.b, self.s, 512, attention=self.attention)
         (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(2), False, False)).links
         assert link.count == 2
@@ -47,6 +64,26 @@ def sent_per_layer(setting: Any, scheme: str) -> float:
     family = scheme.partition("/")[0]
     ops = [op for op in link.fragment.forward + link.fragment.backward if op.stream == family]
     return sent(ops, mesh)
+
+
+def _products(ops: list[Op], mesh: Mesh) -> float:
+    """Bytes sent of operands and results: all but the sums of norms."""
+    works = [(op, op.work) for op in ops if op.stream != COMPUTE]
+    return sent([op for op, work in works if isinstance(work, Collective) and work.operation != "all_reduce"], mesh)
+
+
+def sent_by_products_forward(setting: LayerSetting, scheme: str) -> float:
+    link, mesh = setting.layer(scheme)
+    return _products(link.fragment.forward, mesh)
+
+
+def sent_by_products_backward(setting: LayerSetting, scheme: str) -> float:
+    link, mesh = setting.layer(scheme)
+    return _products(link.fragment.backward, mesh)
+
+
+def parameters_per_layer(setting: LayerSetting, scheme: str) -> float:
+    return sum(param.size for param in setting.layer(scheme)[0].fragment.params)
 
 
 def activations_per_layer(setting: LayerSetting, scheme: str) -> float:
@@ -65,7 +102,25 @@ def activations_per_layer_full(setting: LayerSetting, scheme: str) -> float:
     return activations_per_layer(_with(setting, "memory/recompute-full"), scheme)
 
 
+SIDES = (1, 2, 3, 4)
+"""Ranks along an axis of a square or a cube."""
+
+
+def grids(kind: type[Grid]) -> Iterator[tuple[int, ...]]:
+    """Ranks along the axes of a scheme, of at most 27 in all."""
+    for sides in product(SIDES, repeat=len(kind.names)):
+        if len({n for n, name in zip(sides, kind.names, strict=True) if name in kind.square}) == 1:
+            if prod(sides) <= 27:
+                yield sides
+
+
 def settings(kind: type[Scheme]) -> Iterator[LayerSetting]:
+    if issubclass(kind, Grid):
+        for grid in grids(kind):
+            for b, s, h, a in ((144, 1, 144, 12), (36 * grid[0], 2, 72, 36)):
+                for regather in (False, True):
+                    yield LayerSetting(prod(grid), b, s, h, a, regather, grid=grid)
+        return
     for t in (1, 2, 4, 8):
         for b, s, h, a in ((1, 64, 128, 8), (3, 32, 64, 16), (2, 16, 192, 8)):
             for regather in (False, True):
@@ -74,6 +129,9 @@ def settings(kind: type[Scheme]) -> Iterator[LayerSetting]:
 
 MEASURES = {
     "sent_per_layer": sent_per_layer,
+    "sent_by_products_forward": sent_by_products_forward,
+    "sent_by_products_backward": sent_by_products_backward,
+    "parameters_per_layer": parameters_per_layer,
     "activations_per_layer": activations_per_layer,
     "activations_per_layer_selective": activations_per_layer_selective,
     "activations_per_layer_full": activations_per_layer_full,

@@ -236,6 +236,22 @@ def stated(played: Played) -> list[list[Turn]]:
     ]
 
 
+def copies_of(param: Param, plan: Plan) -> int:
+    """Ranks of a stage that hold the same part of a weight: those that see other tokens, and of what no tensor rank
+    divides all of these."""
+    return plan.mesh.size(param.partial) * equal_copies(param, plan)
+
+
+def equal_copies(param: Param, plan: Plan) -> int:
+    """Ranks that hold the same part of a weight and see the same tokens."""
+    tensor = [part for scheme in plan.family("tensor") for part in scheme.over]
+    if param.view:
+        # The bias behind the sum over the ranks that divide an expert.
+        return plan.mesh.size("etp") if param.name.endswith("bexpert.down") else 1
+    alike = plan.mesh.size(set(tensor) - set(param.partial))
+    return max(1, round(alike * param.size / param.total))
+
+
 def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
     """The axes whose ranks hold the same part of a weight and see other tokens: those of data and sequence; of experts
     all that do not hold another part."""

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simulator.leaves import Boundary
+from simulator.lowering import Lowering
 from simulator.models.flops import forward_matmul_flops
-from simulator.ops import BYTES, Attention, Collective, Param
-from simulator.plan import Plan
+from simulator.ops import BYTES, Attention, Collective
 from simulator.schedule import MOVES
 from tests.contract.measure import (
     params_of,
 )
-from tests.contract.played import Played, play_job, sent_between_stages, summed_over
-from tests.strategies import EVERY, FREE, WHOLE, changed, jobs
+from tests.contract.played import Played, copies_of, play_job, sent_between_stages, summed_over
+from tests.strategies import EVERY, FREE, WHOLE, changed, jobs, jobs_of_all
 
 
-@given(job=jobs(WHOLE, recompute=False))
+@given(job=jobs_of_all(WHOLE, recompute=False))
 def test_flops_are_conserved(job: dict[str, Any]) -> None:
     """All ranks do the model's products once forward; backward the GEMMs twice and fused attention 2.5 times."""
     played = play_job(job)
@@ -61,7 +62,7 @@ def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], 
     assert played.flops("R") == pytest.approx(again, rel=1e-12)
 
 
-@given(job=jobs(EVERY))
+@given(job=jobs_of_all(EVERY))
 @example(
     job={
         "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True},
@@ -73,11 +74,11 @@ def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], 
 def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     """Over all ranks: the model's parameters times the declared copies, and a table that both ends need twice."""
     played = play_job(job)
-    mesh, plan = played.plan.mesh, played.plan
+    plan = played.plan
     once = 0.0
     for stage in range(plan.shape.stages):
         for param in params_of(played.chain(stage)):
-            copies = mesh.size(param.partial) * equal_copies(param, played.plan)
+            copies = copies_of(param, plan)
             assert param.size * played.ranks / copies == pytest.approx(param.total)
             once += param.size * played.ranks / copies
     model = played.plan.job.model
@@ -85,16 +86,6 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     alone = set(plan.holders(plan.parts - 1)) - set(plan.holders(0))
     copied = len(alone) * model.vocab * model.hidden if model.tied or model.mtp else 0
     assert once == pytest.approx(plan.schedule.ways * model.parameters + copied)
-
-
-def equal_copies(param: Param, plan: Plan) -> int:
-    """Ranks that hold the same part of a weight and see the same tokens."""
-    (tensor,) = plan.family("tensor")
-    if param.view:
-        # The bias behind the sum over the ranks that divide an expert.
-        return plan.mesh.size("etp") if param.name.endswith("bexpert.down") else 1
-    cut = set(tensor.over) & set(param.partial) or param.size < param.total
-    return 1 if cut else plan.mesh.size(tensor.over)
 
 
 def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
@@ -131,9 +122,11 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     plan = played.plan
     assert plan.job.batch.sequence is not None
     tokens = plan.job.batch.micro * plan.job.batch.sequence // plan.shape.slices
-    whole = tokens * plan.job.model.hidden * BYTES["bf16"]
-    sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.inside)
-    each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
+    # A rank has its part of the samples, positions and elements that the schemes divide between units.
+    border = Boundary("border", (plan.blocks.residual,), (plan.blocks.residual,))
+    cut = {part for part, dim in Lowering(plan.mesh, plan.inside).division(border).items() if dim in ("s", "h", "b")}
+    ranks = plan.mesh.size(cut - {part for scheme in plan.family("data") for part in scheme.over})
+    each = tokens * plan.job.model.hidden * BYTES["bf16"] // ranks
     found = {}
     for stage in range(plan.shape.stages):
         for before in plan.schedule.before(plan.shape, stage):
@@ -142,7 +135,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     return found
 
 
-@given(job=jobs(EVERY))
+@given(job=jobs_of_all(EVERY))
 def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
     """A micro-batch sends b s h elements over every boundary each way, a rank its cut of the positions."""
     played = play_job(job)

@@ -24,6 +24,7 @@ MODULES = {
     "attention": ("qkv", "attention", "proj"),
     "mlp": ("mlp",),
     "moe": ("router", "experts", "shared"),
+    "shared_experts": ("shared",),
 }
 """Parts of the forward pass that a recomputed module repeats."""
 
@@ -57,7 +58,10 @@ def hardware_flops(report: Report) -> float:
             fused = {"core_attn"} if job.framework.attention == "flash" else set()
             modules = set(scheme.options.modules) - fused
             again += sum(layers.get(part, 0) for module in modules for part in MODULES.get(module, ()))
-    return 3.0 * sum(parts.values()) + again
+    needed = 3.0 * sum(parts.values()) + again
+    if job.adapters:  # frozen weights have no gradients
+        needed += 6.0 * job.adapters.parameters(job.model) * report.tokens - sum(parts.values()) + parts["attention"]
+    return needed
 
 
 def compare(rows: Sequence[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from simulator.frameworks import Framework, load_framework
 from simulator.frameworks import Overlap as Overlaps
 from simulator.schedule import Schedule, Shape
 from simulator.scheme import find_scheme, scheme_names
-from validation.published.rows import Row, Spec
+from validation.published.rows import Adapters, Row, Spec
 from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Stack, framework, stack
 
 T = TypeVar("T")
@@ -43,6 +43,17 @@ SHARDING = {
 
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "vocab", "tied", "norm", "qk_layernorm")
 """What a model cannot be forecast without."""
+
+
+TARGETS = {"qkv": "attn_qkv", "proj": "attn_proj"}
+"""The linears that have adapters."""
+
+USUAL_RANK = 16
+"""Of adapters, where a run does not say it: that of the MLPerf benchmark, and of NVIDIA NeMo's recipes."""
+
+USUAL_TARGETS = ("qkv",)
+"""What has adapters in NVIDIA NeMo's performance recipes (``recipe.peft.target_modules`` of llama3_8b.py and others),
+where a run does not say it."""
 
 
 class Open:
@@ -102,6 +113,7 @@ def mapped(row: Row) -> Mapped:
             "main_weights": left.given("main_weights", spec.main_weights, None),
         },
         "optimizer": "adam",
+        "train": _train(spec, left),
         "plan": _plan(spec, habits, left),
     }
     job["framework"] = _framework(spec, habits, left)  # the last, for its spread is that of all that was assumed
@@ -116,14 +128,11 @@ def mapped(row: Row) -> Mapped:
 def refuse_undescribed(spec: Spec) -> None:
     """Kinds of runs that no job can say."""
     lacking = {
-        "lora": "adapters on frozen weights are not described yet",
         "hybrid-ssm": "state-space layers are not described yet",
         "other": "its attention is of a kind that no block describes",
     }
     if spec.kind in lacking or spec.model.ssm:
         raise _refusal("class", lacking.get(spec.kind, lacking["hybrid-ssm"]), spec.kind)
-    if spec.lora:
-        raise _refusal("lora", lacking["lora"])
 
 
 def refuse_unknown(spec: Spec) -> None:
@@ -194,6 +203,19 @@ def _micro(spec: Spec, left: Open) -> int:
         raise _refusal("batch.micro", "it is not published, and several micro-batches are possible")
     left.note("batch.micro")
     return fits[0]
+
+
+def _train(spec: Spec, left: Open) -> dict[str, Any]:
+    """What is trained: adapters, or all."""
+    if spec.kind != "lora" and spec.lora is None:
+        return {"mode": "full"}
+    told = spec.lora or Adapters()
+    targets = told.targets if told.targets is not None else left.given("lora.targets", None, USUAL_TARGETS)
+    for word in targets:
+        if word not in TARGETS:
+            raise _refusal("lora.targets", f"only {', '.join(TARGETS)} are described", word)
+    rank = left.given("lora.rank", told.rank, USUAL_RANK)
+    return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
 def _framework(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:

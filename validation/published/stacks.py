@@ -105,6 +105,8 @@ SPREAD = {
     "compile": 0.01,
     "cuda_graphs": 0.01,  # dense layers are long enough to hide the host
     "offload.kind": 0.01,
+    "lora.rank": 0.002,
+    "lora.targets": 0.04,  # adapters at all four linears of a layer against queries, keys and values: 7 to 12 %
     "scale_up_domain": 0.02,
     "gpus_per_node": 0.01,
     "inter.kind": 0.01,

@@ -25,13 +25,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hardware.cluster import Tier
 from hardware.gpu import GPU
 from hardware.link import Link
-from simulator.costs.estimate import NOTHING, Estimate
+from hardware.topology import Reach
+from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
 from simulator.costs.law import coefficient, higher, lower, spread
+from simulator.ops import WIDTH, Exchange
 
-WIDTH = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
-"""Bytes of an element with its share of the scales: four bytes for 128 of fp8, one for 16 of fp4."""
+Way = Link | Tier
+"""What tells the rate of a GPU's links of one kind."""
 
 CLOCK = 1.9e9
 """Of a GPU that does not tell it [Hz]."""
@@ -96,6 +99,13 @@ class Dispatch:
         """Bytes that a rank sends to other nodes."""
         return self.tokens * self.token * self.reached * (1.0 - 1.0 / self.nodes)
 
+    @classmethod
+    def of(cls, work: Exchange, reach: Reach) -> Dispatch:
+        """A step's exchange in a group that spreads like `reach`."""
+        group = reach.members, reach.islands.number
+        shape = work.hidden, work.topk, work.experts
+        return cls(work.operation, work.tokens, *shape, *group, work.dtype, work.sms, most=work.most)
+
 
 def distinct(parts: Any, experts: Any, topk: Any) -> Any:
     """Expected number of `parts`, each with as many of the experts, that hold one of a token's `topk`."""
@@ -123,7 +133,7 @@ class DispatchLaw:
     spread_short: float = 0.0
 
 
-def seconds(work: Dispatch, gpu: GPU, link: Link, port: Link, law: DispatchLaw) -> tuple[Any, Any]:
+def seconds(work: Dispatch, gpu: GPU, link: Way, port: Way, law: DispatchLaw) -> tuple[Any, Any]:
     """Of a call or of many (arrays in `work`), and the part of them that is no work.
 
     link: that joins the GPUs of a node; port: of one GPU to the network.
@@ -134,18 +144,33 @@ def seconds(work: Dispatch, gpu: GPU, link: Link, port: Link, law: DispatchLaw) 
     forwarded = law.forward * work.reached if nodes > 1 else 0.0
     copied = work.tokens * (work.targets + law.source + forwarded) * (work.token + law.handling)
     copied = copied / (law.rate * (gpu.clock or CLOCK) * work.sms)
-    up, out = work.up / (law.nvlink * link.bandwidth), work.out / (law.nic * port.bandwidth)
+    up, out = (_over(*one) for one in ((work.up, link, law.nvlink), (work.out, port, law.nic)))
     return latency + (copied**4 + up**4 + out**4) ** 0.25, latency
 
 
-def least(work: Dispatch, link: Link, port: Link) -> Any:
+def _over(nbytes: Any, way: Way, share: float = 1.0) -> Any:
+    """Seconds of bytes over a part of the rate of links; a cluster may lack those over which nothing goes."""
+    return nbytes / (share * way.bandwidth) if way.bandwidth else 0.0 * nbytes
+
+
+def least(work: Dispatch, link: Way, port: Way) -> Any:
     """What nothing beats: the bytes at the nominal rates of links and ports."""
-    return higher(work.up / link.bandwidth, work.out / port.bandwidth)
+    return higher(_over(work.up, link), _over(work.out, port))
 
 
-def price(work: Dispatch, gpu: GPU, link: Link, port: Link, law: DispatchLaw) -> Estimate:
+def price(work: Dispatch, gpu: GPU, link: Way, port: Way, law: DispatchLaw) -> Estimate:
     """One call."""
     if not work.tokens:
         return NOTHING
     taken, latency = seconds(work, gpu, link, port, law)
     return Estimate(max(taken, least(work, link, port)), spread(law, taken, latency))
+
+
+def use(work: Dispatch, gpu: GPU, link: Way, port: Way, law: DispatchLaw) -> Use:
+    """What a call occupies: links for as long as tokens move, its multiprocessors all the time."""
+    if not work.tokens:
+        return ALONE
+    taken, latency = seconds(work, gpu, link, port, law)
+    moving = taken - latency
+    busy = [_over(*one) / moving for one in ((work.up, link, law.nvlink), (work.out, port, law.nic))]
+    return Use(moving, (min(1.0, busy[0]), 0.0, min(1.0, busy[1])), min(1.0, work.sms / gpu.multiprocessors))

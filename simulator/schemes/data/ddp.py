@@ -5,6 +5,11 @@ as soon as the last micro-batch's backward pass has filled them: 2 (N-1)/N g byt
 the gradients, whatever the number of micro-batches. States stay whole: 18 bytes a parameter with bf16 weights,
 fp32 gradients and Adam.
 
+    backward   layer 4 | layer 3 | layer 2 | layer 1 |
+                         sum 4     sum 3     sum 2     sum 1
+
+Of b equal buckets that take tb to make and tr to sum, max(tr, b tr - (b-1) tb) stays visible: the last always does.
+
 References: Li et al. 2020, arXiv 2006.15704, section 3.
 """
 
@@ -22,6 +27,10 @@ class DDP(DataScheme):
         yield Law(
             "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 2.2: one ring all-reduce of all gradients"
         )
+        if n > 1:
+            b, made, summed = setting.in_buckets
+            visible = max(summed, b * summed - (b - 1) * made)
+            yield Law("exposed", visible, "section 3.2.3: of equal buckets, the last one at least")
         yield Law(
             "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights and two moments"
         )

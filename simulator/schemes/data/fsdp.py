@@ -9,31 +9,54 @@ whole at a time.
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
                                                                                 scatter 3   scatter 2   scatter 1
 
-3 (N-1)/N M bytes sent per rank and micro-batch for M bytes of weights and of gradients. 16/N bytes a parameter at rest:
-the sharded weights are those that the optimizer updates, in its format.
+With a second axis to `replicate` along, groups of F ranks share one copy of the model (hybrid sharding): shards of
+gradients that were scattered in a group are then all-reduced among the R copies, beside the rest of the pass.
+
+3 (F-1)/F M + 2 (R-1)/R M/F bytes sent per rank and micro-batch for M bytes of weights and of gradients; a third of the
+first part less where weights are not freed behind the forward pass. 16/F bytes a parameter at rest: the sharded weights
+are those that the optimizer updates, in its format. Every unit of `prefetch` is one more that is whole at a time.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from simulator.ops import Chain
-from simulator.scheme import Around, Law, Paper
-from simulator.sharding import DataScheme
-from simulator.sites import Stage
-from simulator.units import in_units
+from pydantic import Field
+
+from simulator.ops import Param
+from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.units import ShardedScheme
 
 
-class FSDP(DataScheme):
+class FSDP(ShardedScheme):
     paper = Paper("arXiv:2304.11277", "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023)
-    shards = ("optimizer", "gradients", "parameters")
+    names_axes = ("replicate",)
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
-        return in_units(self, inner(stage), ahead=self.habits.overlap.dp)
+    class Options(SchemeOptions):
+        replicate: str | None = None
+        """The axis along which groups that share the model are copies of each other."""
+        prefetch: int | None = Field(default=None, ge=0, le=3)
+        """Units gathered while one computes. PyTorch's limit of two gathers that are not used up is 1, its default.
+        Default: 1 where the framework overlaps, else 0."""
+        backward_prefetch: bool = True
+        """Off: in backward passes a unit is gathered behind the scatter of the one before it."""
+        reshard: bool = True
+        """Off: weights stay whole from the forward to the backward pass, and are gathered once a micro-batch."""
+
+    def depth(self, forward: bool, sizes: Sequence[int]) -> int:
+        if not forward and not self.options.backward_prefetch:
+            return 0
+        return super().depth(forward, sizes) if self.options.prefetch is None else self.options.prefetch
+
+    def secondary(self, param: Param) -> tuple[str, ...] | None:
+        return () if not self.options.reshard and self.rests("parameters", param) else None
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
-        n = setting.n
-        moved = 2 * setting.weight_bytes + setting.grad_bytes
-        yield Law("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters")
-        if n > 1:
-            yield Law("state_bytes_per_parameter", 16 / n, "section 2: 4 + 4 + 8 bytes, with sharded fp32 weights")
+        f, r = setting.n, setting.replicas
+        weights, grads = setting.weight_bytes, setting.grad_bytes
+        gathers = 2 if setting.option("reshard", True) else 1
+        moved = (f - 1) / f * (gathers * weights + grads) + 2 * (r - 1) / r * grads / f
+        yield Law("sent_per_step", setting.batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters")
+        if f > 1:
+            kept = 0 if setting.option("reshard", True) else 2
+            yield Law("state_bytes_per_parameter", 16 / f + kept, "section 2: 4 + 4 + 8 bytes, sharded fp32 weights")

@@ -9,7 +9,8 @@ gradients are summed over the ranks that hold the same experts (the rest of the 
     x --router, permute--> all-to-all [up | act | down] all-to-all --unpermute--> y
 
 `over`: the axis of the view that spreads the experts, then, if there is one, the axis that divides each of them as
-tensor parallelism would: their inputs are gathered over it, their outputs summed and scattered. Routing is even.
+tensor parallelism would: their inputs are gathered over it, their outputs summed and scattered.
+Under uneven routing all ranks wait for the one whose experts are chosen most.
 
 References: Lepikhin et al. 2020 (GShard), arXiv 2006.16668, section 3.2; with gathered inputs and folding over other
 axes: Liu et al. 2025, arXiv 2504.14960.
@@ -17,17 +18,12 @@ axes: Liu et al. 2025, arXiv 2504.14960.
 
 from collections.abc import Iterable
 
-from simulator.scheme import ExpertScheme, Law, Paper, Rule
-from simulator.sites import Leaf
+from simulator.expert_scheme import ExpertScheme
+from simulator.scheme import Law, Paper
 
 
 class AllToAll(ExpertScheme):
     paper = Paper("arXiv:2006.16668", "GShard: Scaling Giant Models with Conditional Computation", 2020)
-    most_axes = 2
-
-    def layouts(self, site: Leaf) -> Rule:
-        dims = zip(self.claims, ("e", "f"), strict=False)
-        return Rule({part: dim for axis, dim in dims if site.has(dim) for part in self.mesh.parts(axis)})
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         p, slots = setting.ep, setting.b * setting.s * setting.places

@@ -9,15 +9,14 @@ References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import inf
 
 from pydantic import Field
 
 from simulator.ops import Chain, Fragment
-from simulator.recompute import recompute
+from simulator.recompute import marked, recompute
 from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
-from simulator.sites import Layer, Site, Stage, Unit
+from simulator.sites import Site, Stage, Unit
 
 
 class RecomputeFull(MemoryScheme):
@@ -28,16 +27,7 @@ class RecomputeFull(MemoryScheme):
         layers: int | None = Field(default=None, ge=0)
 
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
-        left = inf if self.options.layers is None else self.options.layers
-        units: list[Unit] = []
-        for unit in stage.units:
-            again = int(min(left, unit.count)) if isinstance(unit, Layer) else 0
-            left -= again
-            if again:
-                units.append(replace(unit, count=again, marks=unit.marks | {self.role}))
-            if again < unit.count:
-                units.append(replace(unit, count=unit.count - again))
-        return inner(replace(stage, units=tuple(units)))
+        return inner(marked(stage, inf if self.options.layers is None else self.options.layers, self.role))
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
         return recompute(site, inner) if isinstance(site, Unit) and self.role in site.marks else inner(site)

@@ -4,21 +4,35 @@ Recomputing the attention core alone (scores, softmax, dropout and their product
 bytes a layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no
 scores, there is little left to save.
 
-`modules`: core_attn (the attention core), attention (with its linears), mlp, moe (routed and shared experts, with their
-all-to-alls).
+Blocks forget what is inside of them, and are made again when their gradient comes: `core_attn` (the attention core),
+`attention` (with its linears), `mlp`, `moe` (routed and shared experts, with their all-to-alls), `shared_experts`.
+Others forget what they have made for those behind them (output discarding), and are made again just before the
+backward pass of the first that reads it: `layernorm` (both norms of a layer, 4 b s h bytes), `norm` (all norms inside a
+layer), `moe_act` (the activation of routed experts), `mla_up_proj` (of latent attention the norms of the latents, the
+linears from them, and rotary positions: queries, keys and values of all heads).
 
-References: Korthikanti et al. 2022, arXiv 2205.05198, section 5.
+    forward    norm1 -> qkv -> core -> proj        backward   re norm1 -> d proj ... d qkv, w qkv -> d norm1
+                     (forgotten)                              in front of the first that reads it: d qkv or w qkv
+
+`layers`: in how many layers of each stage, from the first on; wherever there are such modules when not given.
+
+References: Korthikanti et al. 2022, arXiv 2205.05198, section 5; output discarding: NVIDIA Megatron-Core,
+`recompute_modules`; all norms and up-projections: DeepSeek-V3, arXiv 2412.19437, section 3.2.3.
 """
 
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ops import Fragment
-from simulator.recompute import recompute
-from simulator.scheme import Inner, Law, MemoryScheme, Paper, SchemeOptions
-from simulator.sites import Site
+from pydantic import Field
 
-Module = Literal["core_attn", "attention", "mlp", "moe"]
+from simulator.ops import Chain, Fragment
+from simulator.recompute import Forgetting, marked, recompute
+from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
+from simulator.sites import Leaf, Nest, Site, Stage, Unit
+
+Module = Literal[
+    "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj"
+]
 
 
 class RecomputeSelective(MemoryScheme):
@@ -27,18 +41,33 @@ class RecomputeSelective(MemoryScheme):
 
     class Options(SchemeOptions):
         modules: tuple[Module, ...] = ("core_attn",)
+        layers: int | None = Field(default=None, ge=0)
 
-    _within = False
-    """Whether a chosen module is being lowered: one inside another is computed again with it."""
+    _forgetting: Forgetting | None = None
+    """Of the unit that is being lowered; None where nothing is chosen: inside of what is made again as a whole, too."""
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        return inner(stage if self.options.layers is None else marked(stage, self.options.layers, self.role))
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
-        if self._within or site.module not in self.options.modules:
-            return inner(site)
-        self._within = True
+        modules, before = set(self.options.modules), self._forgetting
+        if isinstance(site, Unit):
+            own = self.options.layers is None or self.role in site.marks
+            self._forgetting = Forgetting(site, lambda leaf: bool(modules & {*leaf.modules})) if own else None
+        forgetting = self._forgetting
+        again = forgetting is not None and site.module in modules
+        self._forgetting = None if again else forgetting
         try:
-            return recompute(site, inner)
+            fragment = recompute(site, inner) if again else inner(site)
         finally:
-            self._within = False
+            self._forgetting = before
+        if forgetting is None:
+            return fragment
+        if isinstance(site, Leaf):
+            forgetting.note(site, fragment)
+        elif isinstance(site, Nest):
+            forgetting.discard(site, fragment)
+        return fragment
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         if setting.t == 1 and self.options.modules == ("core_attn",):

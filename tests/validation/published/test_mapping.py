@@ -285,6 +285,17 @@ def test_what_is_filled_in_by_the_source_is_not_assumed() -> None:
     assert mapped(row(filled=[f"{key}:convention" for key in SPREAD])).assumed == ()
 
 
+def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
+    told = mapped(row(kind="lora", lora={"rank": 8, "targets": ["qkv", "proj"]}))
+    assert told.job["train"] == {"mode": "lora", "rank": 8, "targets": ["attn_qkv", "attn_proj"]}
+    assert not {"lora.rank", "lora.targets"} & {*told.assumed}
+    for silent in (mapped(row(kind="lora", lora={"rank": None, "targets": None})), mapped(row(kind="lora"))):
+        assert silent.job["train"] == {"mode": "lora", "rank": 16, "targets": ["attn_qkv"]}
+        assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and spread(silent) > spread(told)
+    assert load_job(told.job).adapters is not None
+    assert load_job(mapped(row()).job).adapters is None
+
+
 def test_experts_make_unknown_graphs_matter() -> None:
     experts = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": False}
     widened = {name: spread(mapped(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))}
@@ -304,8 +315,7 @@ def test_every_program_has_a_framework() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"kind": "lora"}, "class", "adapters"),
-        ({"lora": {"rank": 16}}, "lora", "adapters"),
+        ({"kind": "lora", "lora": {"rank": 16, "targets": ["router"]}}, "lora.targets", "described"),
         ({"kind": "hybrid-ssm"}, "class", "state-space"),
         ({"model__ssm": {"state": 128}}, "class", "state-space"),
         ({"kind": "other"}, "class", "attention"),

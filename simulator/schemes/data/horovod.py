@@ -1,0 +1,113 @@
+"""Horovod: at every tick of a clock the gradients that are ready on all ranks are fused, and summed by one all-reduce.
+
+A background thread looks every `cycle` seconds at the gradients that the backward pass has handed it. Ranks agree which
+of them all have (a small all-reduce of one bit for each), and those are packed into a buffer of at most `fusion` bytes,
+summed, and unpacked. What a bucket is follows from the clock, and not from a fixed list as with PyTorch's DDP.
+
+    backward   g9 g8 . g7 | g6 g5 . . | g4 . . g3 |
+    ticks                 |           |           |
+    data                    g9 g8 g7    g6 g5       g4 g3
+
+As many bytes as DDP, 2 (N-1)/N g, and a bit a gradient; of what is fused every byte is copied twice. States rest whole,
+beside one buffer of `fusion` bytes. The clock is taken to begin with the backward pass that is reduced.
+
+References: Sergeev and Del Balso 2018, arXiv 1802.05799, sections 3 and 4; defaults: docs/tensor-fusion.rst of Horovod.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from math import ceil
+
+import numpy as np
+from pydantic import Field
+
+from simulator.ops import BYTES, Beside, Chain, Collective, Memory, Op
+from simulator.scheme import Around, Law, Paper, SchemeOptions
+from simulator.sharding import DataScheme
+from simulator.sites import Stage
+
+
+class Horovod(DataScheme):
+    paper = Paper("arXiv:1802.05799", "Horovod: fast and easy distributed deep learning in TensorFlow", 2018)
+
+    class Options(SchemeOptions):
+        cycle: float = Field(default=1e-3, gt=0, le=10)
+        """From tick to tick [s]."""
+        fusion: int = Field(default=128 * 2**20, ge=0, strict=True)
+        """Bytes of the buffer; 0: nothing is fused."""
+
+    @property
+    def overlaps(self) -> bool:
+        return True
+
+    @property
+    def buffers(self) -> int:
+        return self.options.fusion if self.mesh.size(self.over) > 1 else 0
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        chain = inner(stage)
+        # As long as nobody knows when gradients are ready, they all are at once.
+        at_once = self._at_ticks(chain, np.zeros(sum(count for _, count in chain.params())))
+        formed = partial(self._at_ticks, chain)
+        chain.behind += [replace(sums, after=None, formed=formed) for sums in at_once[1:]]
+        return chain
+
+    def _at_ticks(self, chain: Chain, ready: np.ndarray) -> list[Beside]:
+        """What ranks agree on at every tick, and the sums that follow. ready: of every gradient [s]."""
+        found = [self._reduced(param) if param.trained else ((), 0) for param, _ in chain.params()]
+        sets = list(dict.fromkeys(axes for axes, _ in found))
+        over = chain.of_params([sets.index(axes) for axes, _ in found])
+        nbytes = chain.of_params([elements for _, elements in found]) * BYTES[self.habits.gradients]
+        # The backward pass runs against the numbers.
+        order = len(ready) - 1 - np.argsort(ready[::-1], kind="stable")
+        order = order[[bool(sets[i]) for i in over[order]]]
+        ticks = np.ceil(ready[order] / self.options.cycle)
+        agreed, sums = list[tuple[Op, np.ndarray]](), list[tuple[Op, np.ndarray]]()
+        waits, places = list[float](), list[int]()
+        for tick in np.unique(ticks):
+            own = order[ticks == tick]
+            bits = Collective("all_reduce", ceil(len(ready) / 8), sets[over[own[0]]])
+            agreed.append((Op("agree", "data-control", bits, [], "W", "last"), own))
+            waits.append(tick * self.options.cycle - ready[own].max())
+            for i in np.unique(over[own]):
+                for group in self._fused(own[over[own] == i], nbytes):
+                    made = list(self._summed(int(nbytes[group].sum()), sets[i], len(group) > 1))
+                    sums += [(op, group) for op in made]
+                    places += [len(agreed) - 1] * len(made)
+        if not agreed:
+            return []
+        control = replace(_beside(agreed), waits=waits)
+        return [control, replace(_beside(sums), after=(control, np.array(places)))]
+
+    def _fused(self, numbers: np.ndarray, nbytes: np.ndarray) -> Iterator[np.ndarray]:
+        """What fits into the buffer together."""
+        begin, held = 0, 0
+        for at, size in enumerate(nbytes[numbers]):
+            if at > begin and held + size > self.options.fusion:
+                yield numbers[begin:at]
+                begin, held = at, 0
+            held += size
+        yield numbers[begin:]
+
+    def _summed(self, nbytes: int, axes: tuple[str, ...], fused: bool) -> Iterator[Op]:
+        copy = Memory("concat", nbytes, nbytes)
+        if fused:
+            yield Op("pack grads", "data", copy, [], "W", "last")
+        yield Op("reduce grads", "data", Collective("all_reduce", nbytes, axes), [], "W", "last")
+        if fused:
+            yield Op("unpack grads", "data", copy, [], "W", "last")
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n = setting.n
+        yield Law(
+            "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 3: one ring all-reduce of all gradients"
+        )
+        yield Law(
+            "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights, two moments"
+        )
+
+
+def _beside(pairs: list[tuple[Op, np.ndarray]]) -> Beside:
+    ops, numbers = zip(*pairs, strict=True)
+    return Beside(list(ops), np.concatenate(numbers), np.cumsum([0, *map(len, numbers[:-1])]))

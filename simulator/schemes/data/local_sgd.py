@@ -1,0 +1,67 @@
+"""Local SGD: every rank takes steps of its own, and every few steps the weights of all are averaged.
+
+A worker computes gradients of its own samples and updates its own copy of the weights, without any communication. After
+`period` steps all copies are replaced by their mean: one all-reduce of the weights in the format of the optimizer, and,
+where that is wanted, of its moments. The step that is forecast is the mean over a period.
+
+    step 1         step 2         step H                         step H+1
+    fwd bwd upd | fwd bwd upd | ... fwd bwd upd | all-reduce | fwd bwd upd | ...
+
+2 (N-1)/N w / H bytes sent per rank and step for w bytes of averaged states: 4 a parameter of fp32 weights, 12 with the
+moments. A step takes t_comp + t_AR / H; all states rest whole. How the loss falls depends on H, and is not forecast.
+
+References: Stich 2018, arXiv 1805.09767, algorithm 1; Zhang et al. 2016, arXiv 1606.07365.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field
+
+from simulator.ops import BYTES, Collective, Fragment, Op, Param
+from simulator.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.sharding import DataScheme, together
+from simulator.sites import Site, Update
+
+
+class LocalSGD(DataScheme):
+    paper = Paper("arXiv:1805.09767", "Local SGD Converges Fast and Communicates Little", 2018)
+
+    class Options(SchemeOptions):
+        period: int = Field(default=8, ge=1, strict=True)
+        """Steps from one average to the next."""
+        average: Literal["weights", "weights and moments"] = "weights"
+
+    def assumes(self, model: Any) -> Iterable[str]:
+        if self.period > 1:
+            yield f"the mean of {self.period} steps, of which one averages what ranks hold"
+
+    @property
+    def period(self) -> int:
+        return int(self.options.period)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        return self.over
+
+    def sums(self, param: Param) -> tuple[str, ...]:
+        """Those beside me, who see other parts of the same samples."""
+        return tuple(axis for axis in super().sums(param) if axis not in self.over)
+
+    def _averaged(self, param: Param) -> tuple[tuple[str, ...], int]:
+        return tuple(axis for axis in param.partial if axis in self.over), param.size
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = super().lower(site, inner)
+        if isinstance(site, Update):
+            moments = 2 * BYTES[self.habits.moments] if self.options.average == "weights and moments" else 0
+            for axes, elements in together(site.params, self._averaged):
+                work = Collective("all_reduce", elements * (BYTES[self.habits.main_weights] + moments), axes)
+                fragment.forward.append(Op("average", "data", work, fragment.forward[-1:], "U", "period"))
+        return fragment
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n, h = setting.n, setting.option("period", self.period)
+        averaged = setting.weight_bytes / 2 * (12 if setting.option("average", "weights") != "weights" else 4)
+        yield Law("sent_per_step", 2 * (n - 1) / n * averaged / h, "algorithm 1: one average in H steps")
+        yield Law("state_bytes_per_parameter", 2 + 4 + 12, "every worker has a model and an optimizer of its own")

@@ -1,0 +1,70 @@
+"""MiCS: all states are cut over a partition group only as large as it must be, and groups are copies of each other.
+
+In every micro-batch a unit's weights are gathered inside the group before both of its passes, and its gradients are
+reduce-scattered there; so no large group takes part. The shards of the gradients are all-reduced among the R groups
+once a step, behind the last micro-batch. Where a group spans nodes, `hierarchical` gathers go `over: [across, within]`:
+across nodes among ranks of one place in their nodes, then within nodes, each part into its place.
+
+    micro-batch 1 .. a    gather 1 | gather 2 ..    ..  scatter 2   scatter 1      (groups of p ranks)
+    behind the last       all-reduce of shards among R copies
+
+3 a (p-1)/p M + 2 (R-1)/R M/p bytes sent per rank and step of a micro-batches, for M bytes of weights and of gradients.
+Of one gather (p-k)/p M bytes leave a node of k ranks hierarchically, (p-1)/p M in a ring over all. 16/p bytes a
+parameter with 16-bit gradients, 18/p with fp32 ones; a gather within nodes goes on beside the next one across them.
+
+References: Zhang et al. 2022, arXiv 2205.00119, sections 3.2 to 3.4.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.ops import BYTES, Collective, Op, Param
+from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.units import Brought, ShardedScheme
+
+
+class MiCS(ShardedScheme):
+    paper = Paper("arXiv:2205.00119", "MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud", 2022)
+    names_axes = ("replicate",)
+    most_axes = 3
+    updates_weights = False
+
+    class Options(SchemeOptions):
+        replicate: str | None = None
+        """The axis along which partition groups are copies of each other."""
+        hierarchical: bool = False
+        """Gathers go across nodes, then within: the group is `over` two axes, the second one inside nodes."""
+
+    def accept(self, job: Any) -> None:
+        if self.options.hierarchical and len(self.claims) - bool(self.options.replicate) < 2:
+            rule = "a hierarchical gather goes across nodes, and then within them"
+            remedy = "Say over: [across, within], or leave hierarchical out"
+            raise PlanError(f"plan.schemes.{self.use}.over", rule, remedy, list(self.claims))
+
+    def late(self, param: Param) -> tuple[str, ...]:
+        return self.parted(self.sums(param))[1]
+
+    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        cut, _ = self.parted(axes)
+        return super().scatter(cut, elements)
+
+    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
+        inner = tuple(axis for axis in axes if axis in self.within)
+        outer = tuple(axis for axis in axes if axis not in self.within)
+        if not (self.options.hierarchical and inner and outer):
+            return super().bring(axes, elements, forward)
+        parts = self.gather(outer, elements // self.mesh.size(inner), "F" if forward else "B", "every")
+        work = Collective("all_gather", elements * BYTES[self.habits.weights], inner)
+        return Brought([parts, Op("gather parts", "data-within", work, [], parts.phase)])
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, k, r, a = setting.n, setting.n // setting.across, setting.replicas, setting.batches
+        weights, grads = setting.weight_bytes, setting.grad_bytes
+        moved = a * (p - 1) / p * (2 * weights + grads) + 2 * (r - 1) / r * grads / p
+        yield Law("sent_per_step", moved, "sections 3.2 and 3.4: 2-hop gradient synchronisation")
+        share = (p - k) / p if setting.option("hierarchical", False) else (p - 1) / p
+        if setting.across > 1:
+            yield Law("gathered_across_nodes", 2 * share * weights, "section 3.3: what leaves a node, both gathers")
+        if p > 1:
+            yield Law("state_bytes_per_parameter", 18 / p, "section 3.2, with fp32 gradients")

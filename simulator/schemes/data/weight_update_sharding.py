@@ -1,0 +1,60 @@
+"""Automatic sharding of the weight update: each rank updates its part of the weights, which are gathered again.
+
+A compiler turns the all-reduce of the gradients and the update that every rank repeats into a reduce-scatter, an update
+of 1/N of the weights, and an all-gather. All tensors are fused into one collective, behind the backward pass. The
+optimizer's states rest cut, or are gathered with the weights where other parts of the program expect them whole.
+
+    backward | reduce-scatter gradients | update 1/N | all-gather weights (and states)
+
+(N-1)/N (g + w) bytes sent per rank for g bytes of gradients and w of weights: those of an all-reduce where both have
+one type, and of ZeRO stage 1. 1/N of the update's time, and 12/N bytes a parameter of states in place of 12. Gathered
+states rest whole, and cost (N-1)/N of their bytes.
+
+References: Xu et al. 2020, arXiv 2004.13336, sections 3 and 4.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from simulator.ops import BYTES, Collective, Fragment, Op, Param
+from simulator.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.sharding import DataScheme, together
+from simulator.sites import Site, Update
+
+
+class WeightUpdateSharding(DataScheme):
+    paper = Paper(
+        "arXiv:2004.13336", "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training", 2020
+    )
+    shards = ("optimizer",)
+
+    class Options(SchemeOptions):
+        keep_state: Literal["sharded", "gathered"] = "sharded"
+
+    @property
+    def overlaps(self) -> bool:
+        return False
+
+    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+        return () if self.options.keep_state == "gathered" else super().rests(state, param)
+
+    def updates(self, param: Param) -> tuple[str, ...]:
+        return super().rests("optimizer", param)
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = super().lower(site, inner)
+        if isinstance(site, Update) and self.options.keep_state == "gathered":
+            main = 0 if self.habits.main_weights == self.habits.weights else BYTES[self.habits.main_weights]
+            each = main + 2 * BYTES[self.habits.moments]
+            for axes, elements in together(site.params, lambda param: (self.updates(param), param.size)):
+                states = Collective("all_gather", elements * each, axes)
+                fragment.forward.append(Op("gather states", "data", states, [fragment.exit["parameters"]], "U"))
+        return fragment
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n, whole = setting.n, setting.option("keep_state", "sharded") == "gathered"
+        states = 12 / 2 * setting.weight_bytes if whole else 0
+        moved = setting.grad_bytes + setting.weight_bytes + states
+        yield Law("sent_per_step", (n - 1) / n * moved, "section 4: as many bytes as the all-reduce")
+        yield Law("state_bytes_per_parameter", 2 + 4 + (12 if whole else 12 / n), "section 4.3: states stay sharded")
+        yield Law("read_by_update", round(8 * setting.weight_bytes / n), "section 3: each rank updates its part")

@@ -1,0 +1,33 @@
+"""ZeRO stage 2: gradients and the optimizer's state are cut over the data-parallel ranks, weights are whole.
+
+Behind the backward pass of every unit its gradients are reduce-scattered, in every micro-batch, and only a rank's own
+shard of them is kept. Every rank updates its own 1/N of the weights, and the updated ones are all-gathered once a step:
+as a bucket in front of its first use where the framework overlaps, at the end of the step otherwise.
+
+    backward   compute 3   compute 2   compute 1              update   gather
+                       scatter 3   scatter 2   scatter 1
+
+(N-1)/N (a g + w) bytes sent per rank and step of a micro-batches, for g bytes of gradients and w of weights: with one
+micro-batch as much as DDP, with more of them more. 2 + 16/N bytes a parameter with bf16 weights and fp32 gradients, and
+whole gradients of the unit that computes and of the one before it.
+
+Not modelled: DeepSpeed fills buckets of 5e8 elements across units; here a unit is a bucket.
+
+References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
+"""
+
+from collections.abc import Iterable
+
+from simulator.scheme import Law, Paper
+from simulator.units import ShardedScheme
+
+
+class Zero2(ShardedScheme):
+    paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
+    shards = ("optimizer", "gradients")
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n = setting.n
+        moved = setting.batches * setting.grad_bytes + setting.weight_bytes
+        yield Law("sent_per_step", (n - 1) / n * moved, "section 7.2.1, a reduction in every micro-batch")
+        yield Law("state_bytes_per_parameter", 2 + 16 / n, "section 5.2 with fp32 gradients")

@@ -1,0 +1,65 @@
+"""ZeRO stage 3: weights are cut, too; units are gathered before their passes, as far ahead as elements in flight allow.
+
+Before a unit's forward pass, and again before its backward pass, its weights are all-gathered; behind it they are
+freed, and its gradients are reduce-scattered in every micro-batch. While a unit computes, further ones are gathered
+until `prefetch_bucket` elements are in flight, but none while `max_live` elements are whole. Parameters of fewer than
+`persistence` elements stay whole: their updated shards come together once a step.
+
+    forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
+               ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
+                                                                                scatter 3   scatter 2   scatter 1
+
+3 a (N-1)/N M bytes sent per rank and step of a micro-batches, for M bytes of weights and of gradients. 16/N bytes a
+parameter with 16-bit gradients: sharded weights rest in the format that they compute in, beside those of the optimizer;
+18/N with fp32 gradients.
+
+Not modelled: gathers of parts of a unit (what is gathered is a whole one), weights that stay because they are needed
+again soon (`max_reuse_distance`), buckets of gradients across units.
+
+References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; defaults: DeepSpeed zero/config.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from pydantic import Field
+
+from simulator.ops import Param
+from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.units import ShardedScheme
+
+
+class Zero3(ShardedScheme):
+    paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
+    updates_weights = False
+
+    class Options(SchemeOptions):
+        prefetch_bucket: int = Field(default=50_000_000, ge=0)
+        """Elements that are gathered ahead: no further unit begins once so many are."""
+        max_live: int = Field(default=1_000_000_000, ge=0)
+        """Elements from which on nothing is gathered ahead."""
+        persistence: int = Field(default=100_000, ge=0)
+        """Parameters with fewer elements are not cut."""
+
+    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+        if state == "parameters" and param.size < self.options.persistence:
+            return ()
+        return super().rests(state, param)
+
+    def depth(self, forward: bool, sizes: Sequence[int]) -> int:
+        if not self.habits.overlap.dp:
+            return 0
+        most = min(self.options.prefetch_bucket, self.options.max_live - sizes[0])
+        # As many as are asked for while fewer than `most` are in flight.
+        return sum(gathered - size < most for gathered, size in zip(accumulate(sizes[1:]), sizes[1:], strict=True))
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n, a = setting.n, setting.batches
+        small = setting.small(setting.option("persistence", self.options.persistence))
+        cut = setting.weight_bytes - 2 * small
+        moved = a * (2 * cut + setting.grad_bytes) + 2 * small
+        yield Law("sent_per_step", (n - 1) / n * moved, "section 7.2.2; small parameters once a step")
+        if n > 1:
+            whole = 2 * small / (setting.grad_bytes / 4)
+            wanted = (18 - whole) / n + whole
+            yield Law("state_bytes_per_parameter", wanted, "section 5.3 with fp32 gradients; small weights are whole")

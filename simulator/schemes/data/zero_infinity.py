@@ -1,0 +1,72 @@
+"""ZeRO-Infinity: every state is cut over the ranks, and the shards rest in host memory or on disks.
+
+In front of a unit's gather every rank copies its own 1/N of the weights from its host; behind the reduce-scatter of the
+unit's gradients it copies its own 1/N there, where they are added up over micro-batches and the host's processors
+update the shard. As each rank brings a part of every weight, all links to hosts work at once: a unit comes N times as
+fast as from one owner that would broadcast it.
+
+    memory-in     shard 2   shard 3                     shard 2   shard 1
+    data                 gather 2   gather 3                  gather 2   gather 1        scatter 3 ...
+    compute       unit 1 .......... unit 2 ....         unit 3 ......... unit 2 ....
+    memory-out                                                                   shard of gradients 3 ...
+
+Over the network as ZeRO stage 3: 3 a (N-1)/N M bytes for M bytes of weights and of gradients, a micro-batches. Over a
+rank's link to its host: 2 M/N down and M/N up per micro-batch. The GPU keeps units that compute, and no states.
+Without overlap a step is efficient to ait bw / (ait bw + peak), with ait = sequence x micro-batch FLOP/byte, bw of all
+links together, and the peak of one GPU.
+
+`parameters`: where shards of the weights rest, cpu or nvme, or gpu. `optimizer`: the same of gradients and optimizer
+states: cpu, or nvme. On one rank nothing is cut, and nothing rests elsewhere (memory/offload does that).
+
+Not modelled: tiling of operators that are too large for a GPU, the host's additions over micro-batches.
+
+References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from simulator.offload import IN, OUT, updated_on_host
+from simulator.ops import BYTES, Fragment, HostCopy, Op
+from simulator.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.sites import Site, Update
+from simulator.units import Brought, ShardedScheme
+
+
+class ZeroInfinity(ShardedScheme):
+    paper = Paper("arXiv:2104.07857", "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Training", 2021)
+    updates_weights = False
+
+    class Options(SchemeOptions):
+        parameters: Literal["gpu", "cpu", "nvme"] = "cpu"
+        optimizer: Literal["cpu", "nvme"] = "cpu"
+
+    def elsewhere(self, state: str) -> bool:
+        return self.copies > 1 and (state != "parameters" or self.options.parameters != "gpu")
+
+    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
+        brought = super().bring(axes, elements, forward)
+        if self.elsewhere("parameters"):
+            nbytes = elements * BYTES[self.habits.weights] // self.mesh.size(axes)
+            work = HostCopy(nbytes, True, self.options.parameters)
+            brought.ops.insert(0, Op("copy shard", IN, work, [], "F" if forward else "B"))
+        return brought
+
+    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        ops = super().scatter(axes, elements)
+        nbytes = elements * BYTES[self.habits.gradients] // self.mesh.size(axes)
+        return [*ops, Op("copy gradients", OUT, HostCopy(nbytes, False, self.options.optimizer), [], "W")]
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = super().lower(site, inner)
+        if not isinstance(site, Update) or not self.elsewhere("optimizer"):
+            return fragment
+        back = 0 if self.elsewhere("parameters") else BYTES[self.habits.weights]
+        return updated_on_host(site, fragment, back, self.options.optimizer, there=True)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n = setting.n
+        moved = setting.batches * (2 * setting.weight_bytes + setting.grad_bytes)
+        yield Law("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")
+        if n > 1:
+            yield Law("state_bytes_per_parameter", 0, "section 5.1: all model states are off the GPU")

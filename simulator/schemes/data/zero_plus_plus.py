@@ -1,0 +1,100 @@
+"""ZeRO++: ZeRO-3 with quantised gathers (qwZ), a second copy of weights in every node (hpZ), quantised sums (qgZ).
+
+Ranks lie `over: [across, within]` nodes of G. qwZ: weights are gathered in int8 with a scale for every block. hpZ: of
+what the forward pass gathers every node keeps a 16-bit copy, cut over its ranks; the backward pass gathers that inside
+the node. qgZ: gradients are exchanged in int4 within nodes, summed, and exchanged across nodes: quantised twice, not at
+every hop.
+
+    forward    quantise | gather int8 over all | dequantise, keep 1/G | compute
+    backward   gather 16-bit within            | compute | int4 exchange within | sum | int4 exchange across | sum
+
+Bytes that leave a node, in units of M bytes of 16-bit weights: ZeRO-3 3 M, here 0.5 M (forward) + 0 (backward) + 0.25 M
+(gradients) = 0.75 M for many nodes, and the scales. 18/N + 2/G bytes a parameter with fp32 gradients (16/N + 2/G with
+16-bit ones). What sums the gradients runs on a stream of its own, beside the rest of the backward pass.
+
+Not modelled: buffers of int4 gradients; the exchanges within and across in chunks that overlap.
+
+References: Wang et al. 2023, arXiv 2306.10209, sections 3.1 to 3.3.
+"""
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from simulator.ops import BYTES, Collective, Memory, Op, Param
+from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.units import Brought, ShardedScheme
+
+SCALE = BYTES["fp32"]
+"""Bytes of the scale of a block."""
+
+
+class ZeroPlusPlus(ShardedScheme):
+    paper = Paper(
+        "arXiv:2306.10209", "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023
+    )
+    least_axes = most_axes = 2
+    updates_weights = False
+
+    class Options(SchemeOptions):
+        qwz: bool = True
+        hpz: bool = True
+        qgz: bool = True
+        block: int = Field(default=2048, ge=1)
+        """Elements that share a scale."""
+
+    def secondary(self, param: Param) -> tuple[str, ...] | None:
+        """Experts that no other rank of the node has are gathered from other nodes again."""
+        inner = tuple(axis for axis in self.rests("parameters", param) if axis in self.within)
+        return inner if self.options.hpz and inner else None
+
+    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
+        found = super().bring(axes, elements, forward)
+        (gather,) = found.ops
+        inner = tuple(axis for axis in axes if axis in self.within)
+        if not forward and self.options.hpz and inner == axes:
+            gather.stream = "data-within"
+            return found
+        whole = elements * BYTES[self.habits.weights]
+        keep = whole // self.mesh.size(inner) if forward and self.options.hpz and inner else 0
+        unpack = [Op("keep params", work=Memory("concat", keep, keep), phase=gather.phase)] if keep else []
+        if not self.options.qwz:
+            return Brought(found.ops, unpack)
+        wire, ranks = self.wire("int8", elements), self.mesh.size(axes)
+        quantise = Op("quantise params", work=Memory("cast", whole // ranks, wire // ranks), phase=gather.phase)
+        gather.work = Collective("all_gather", wire, axes)
+        dequantise = Op("dequantise params", work=Memory("cast", wire, whole), phase=gather.phase)
+        return Brought([quantise, gather], [dequantise, *unpack], wire)
+
+    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        if not self.options.qgz:
+            return super().scatter(axes, elements)
+        made = elements * BYTES[self.habits.gradients]
+        inner = tuple(axis for axis in axes if axis in self.within)
+        outer = tuple(axis for axis in axes if axis not in self.within)
+        ops, arrived = list[Op](), made
+        for place, stream in ((inner, "data-within"), (outer, "data")):
+            if place:
+                wire = self.wire("int4", elements)
+                ops.append(Op("quantise grads", "data-sums", Memory("cast", arrived, wire), [], "W"))
+                ops.append(Op("exchange grads", stream, Collective("all_to_all", wire, place), [], "W"))
+                elements, arrived = elements // self.mesh.size(place), wire
+        ops.append(Op("sum grads", "data-sums", Memory("cast", arrived, made // self.mesh.size(axes)), [], "W"))
+        return ops
+
+    def wire(self, number: str, elements: int) -> int:
+        """Bytes of quantised elements with the scales of their blocks."""
+        return round(elements * BYTES[number]) + -(-elements // self.options.block) * SCALE
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n, across = setting.n, setting.across
+        qwz, hpz, qgz = (setting.option(name, True) for name in ("qwz", "hpz", "qgz"))
+        ring, near = (n - 1) / n if across > 1 else 0, n // across
+        forward = sum(self.wire("int8", unit) for unit in setting.units) if qwz else setting.weight_bytes
+        exchanged = (across - 1) / across * near * sum(self.wire("int4", unit // near) for unit in setting.units)
+        gathers = ring * forward * (1 if hpz else 2)
+        summed = exchanged if qgz else ring * setting.grad_bytes
+        yield Law("sent_across_nodes", setting.batches * (gathers + summed), "table 1, with the scales")
+        if n > 1:
+            kept = 2 / near if hpz and near > 1 else 0
+            yield Law("state_bytes_per_parameter", 18 / n + kept, "section 3.2, with fp32 gradients")

@@ -1,0 +1,91 @@
+"""Experts reached by kernels that send a token once to each node, and on from there to each rank of its experts.
+
+An all-to-all sends a token k times, once for each of its experts. Here it crosses the network once for each distinct
+*node* among them, and is handed on over the fast links inside to each distinct rank; what comes back is added up on the
+same way. Tokens go out in 8 bits with their scales and come back in 16, and the router picks experts on so few nodes
+that the network can follow. The copies are made by a few multiprocessors, which kernels then lack.
+
+    rank --network--> one rank of node 1 --NVLink--> ranks with its experts
+         --network--> one rank of node 2 --NVLink--> ranks with its experts
+
+Of n nodes with E/n experts each, a token's k experts lie on n (1 - C(E - E/n, k) / C(E, k)): for E = 256 and k = 8 on
+1.99 of 2, 3.61 of 4, 5.29 of 8. Where they lie on at most M < n nodes, the same holds of M nodes with their E M / n
+experts; ranks are counted likewise. Of T tokens of h elements of w bytes, T h w nodes (1 - 1/n) bytes go over the
+network, and T h w ranks (1 - n/P) over the links inside. The gradient of a combination is a dispatch, that of a
+dispatch a combination: four exchanges a layer and micro-batch.
+
+`over` as of expert/all-to-all. Buffers of tokens that have come are those of 16 bits.
+
+References: DeepSeek-AI 2024 (DeepSeek-V3), arXiv 2412.19437, sections 2.1.2 and 3.2.2; the kernels:
+https://github.com/deepseek-ai/DeepEP, README.
+"""
+
+from collections.abc import Iterable
+from math import comb
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hardware.errors import PlanError
+from simulator.exchange import Routed, exchanges
+from simulator.expert_scheme import ExpertScheme
+from simulator.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
+from simulator.scheme import Inner, Law, Paper
+from simulator.sites import MoE, Site
+
+
+class DeepEP(ExpertScheme):
+    paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
+
+    class Options(ExpertScheme.Options):
+        dispatch: Literal["fp8", "bf16"] = "fp8"
+        """Format in which tokens go to their experts; results come back in bf16."""
+        gradients: Literal["fp8", "bf16"] = "bf16"
+        """Format in which gradients of results go to the experts."""
+        most: int = Field(default=4, ge=1, strict=True)
+        """Nodes that the experts of one token lie on at most; those of the group, where they are fewer."""
+        sms: int = Field(default=24, ge=1, strict=True)
+        """Multiprocessors that copy tokens."""
+
+    def accept(self, job: Any) -> None:
+        super().accept(job)
+        if self.ranks > 1 and job.framework.weights != "bf16":
+            rule = "the kernels of expert/deepep exchange tokens in bf16 and fp8"
+            remedy = "Choose precision.compute: bf16 or an fp8 recipe, or expert/all-to-all"
+            raise PlanError("precision.compute", rule, remedy, job.precision.compute)
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = super().lower(site, inner)
+        if isinstance(site, MoE) and self.ranks > 1:
+            routed = Routed.of(site)
+            for out, *back in exchanges(fragment, self.mesh.parts(self.claims[:1])):
+                sent = self.options.gradients if out.phase == "B" else self.options.dispatch
+                self._exchange(out, "dispatch", sent, routed)
+                for op in back:
+                    self._exchange(op, "combine", "bf16", routed)
+        return fragment
+
+    def _exchange(self, op: Op, operation: str, dtype: str, routed: Routed) -> None:
+        """Puts an exchange in the place of an all-to-all, which counts a copy of a token for each of its experts."""
+        work = op.work
+        assert isinstance(work, Collective)
+        if self.mesh.size(work.axes) != self.ranks:
+            rule = "the tensor ranks that experts are spread over all have the same tokens"
+            raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
+        tokens = round(work.nbytes / (BYTES["bf16"] * routed.hidden * routed.topk))
+        shape = routed.hidden, routed.topk, routed.experts
+        knobs = self.options.most, self.options.sms
+        op.work = Exchange(operation, tokens, *shape, work.axes, dtype, *knobs, work.pace)
+        op.name = op.name.replace(work.operation, operation)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        n, p, k = setting.nodes, setting.ep, setting.top_k
+        m = min(self.options.most, n)
+        experts = setting.experts * m // n
+        nodes = m * (1 - comb(experts - experts // m, k) / comb(experts, k))
+        ranks = m * p // n * (1 - comb(experts - experts * n // (m * p), k) / comb(experts, k))
+        tokens = setting.b * setting.s * setting.places / k
+        four = tokens * setting.h * (WIDTH["fp8"] + 3 * WIDTH["bf16"])
+        yield Law("network_bytes", four * nodes * (1 - 1 / n), "3.2.2: once to each distinct node")
+        yield Law("scale_up_bytes", four * ranks * (1 - n / p), "3.2.2: handed on to distinct ranks")
+        yield Law("expert_parameters", setting.expert_parameters / p, "3.2: experts over 64 ranks")

@@ -1,0 +1,80 @@
+"""Experts of fixed capacity: each has as many places for every rank's tokens, all of which are sent and computed.
+
+A router picks k of the E experts for each token. Every expert has c k T/E places for the T tokens of a rank: tokens
+that find none are dropped there (they pass by in the residual stream), places that nobody takes are padding. So shapes
+are known before any token is routed, all messages and products are alike, and no rank waits for another. The price is
+quality, and padding: the part (c - kept)/c of all places, where a share `kept` of all choices finds one.
+
+    router chooses: expert 0  # # # # #      places  # # # | dropped # #      c = 1, k T/E = 3
+                    expert 1  #              places  # . . | padding . .
+
+All-to-alls of c k T h elements, of which (P-1)/P are sent, whatever the routing, and c k T rows through experts; c = 2
+where neither plan nor model says one, as there are 2 N/E places an expert for the N tokens of a batch in the paper,
+whose k is 2 (with k = 1 it is Switch). One rank that holds all experts has places only where plan or model say so.
+
+With `einsum`, tokens are put into their places as the paper writes it: by a product with a one-hot matrix [S, E C] for
+each group of S tokens, and out of them by another. That is 2 T (c k S) h FLOPs for either, on top of the model's, which
+kernels that copy tokens have saved since.
+
+References: Lepikhin et al. 2020 (GShard), arXiv 2006.16668, section 2.2, algorithms 1 and 2; Fedus et al. 2021
+(Switch), arXiv 2101.03961.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pydantic import Field
+
+from simulator.expert_leaves import Permute, Unpermute
+from simulator.expert_scheme import ExpertScheme
+from simulator.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
+from simulator.scheme import Inner, Law, Paper
+from simulator.sites import Leaf, Site
+
+
+class GShard(ExpertScheme):
+    paper = Paper("arXiv:2006.16668", "GShard: Scaling Giant Models with Conditional Computation", 2020)
+    usual = 2.0
+
+    class Options(ExpertScheme.Options):
+        einsum: int | None = Field(default=None, ge=1, strict=True)
+        """Tokens of a group that products with one-hot matrices dispatch and combine; null: kernels copy them."""
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = super().lower(site, inner)
+        if self.options.einsum and self.ranks > 1 and isinstance(site, Permute | Unpermute):
+            self._multiply(site, fragment)
+        return fragment
+
+    def _multiply(self, site: Leaf, fragment: Fragment) -> None:
+        """Puts products in the places of the kernels that copy tokens."""
+        back = isinstance(site, Unpermute)
+        token, place = (site.outs[0], site.ins[0]) if back else (site.ins[0], site.outs[0])
+        ((first,), (second,)) = fragment.forward, fragment.backward
+        assert isinstance(first.work, Memory)
+        hidden = int(token.dims["h"].size)
+        tokens = (first.work.write if back else first.work.read) // (hidden * BYTES[token.dtype])
+        groups = math.ceil(tokens / self.options.einsum)
+        size = tokens / groups
+        rows = float(place.dims["s"].unit) * size
+        into = Gemm(rows, hidden, size, groups, token.dtype, what="dispatch")
+        out = Gemm(size, hidden, rows, groups, token.dtype, what="dispatch")
+        first.work, second.work = (out, replace(into, layout="nn")) if back else (into, replace(out, layout="nn"))
+        mask = Touch(f"{site.name}.one-hot", round(tokens * rows * BYTES[token.dtype]), first, made=True)
+        fragment.touches += [mask, replace(mask, op=second, made=False)]
+        if back:
+            # The gradient of the weights that results bear, for which these are kept.
+            work = Gemm(size, rows, hidden, groups, token.dtype, "nt", what="dispatch")
+            fragment.backward.append(Op(f"{second.name} weights", work=work, after=[second], phase="B"))
+            kept = next(touch for touch in fragment.touches if touch.key.startswith(f"{place.name}@"))
+            fragment.touches.append(replace(kept, op=fragment.backward[-1]))
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, c = setting.ep, setting.capacity or 2
+        slots = c * setting.top_k * setting.b * setting.s
+        yield Law("sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: places for c k T choices")
+        yield Law("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts a rank")
+        if p > 1:
+            yield Law("rows_per_layer", slots, "algorithm 1: every place is computed, filled or not")
+            yield Law("sent_by_the_busiest", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: shapes are known")

@@ -1,0 +1,101 @@
+"""Experts come to the tokens instead of tokens to the experts, where that moves fewer bytes.
+
+A rank still owns E/P of the experts. But where many tokens meet small experts, all ranks fetch the weights of all
+experts, pass their own tokens through them, and send gradients of weights back to the owners, where they are added up:
+no token travels, and no rank waits for one whose experts are popular. Addresses of weights are known before the router
+has chosen, so they are fetched from the moment on at which the layer begins.
+
+    fetch experts  |W W W W|            gradients |   |G G G G|
+    kernels        attention, router [up | act | down]
+
+With T tokens on a rank, k experts for each, and E/P experts of w matrices h x f on each of the P ranks of n machines,
+tokens that leave a machine, out and back, are to weights that come to it, each once, as
+
+    R = 2 T k / (n (E/P) w f), which is T k / (4 n h E/P) for experts of 8 h^2 weights,
+
+and gradients are in the same relation. R > 1 says: move experts. A gather passes each border between machines once; it
+is done again in the backward pass where the framework regathers (then it moves half as much again), else whole weights
+are kept for it. All weights of a linear are there before its first expert starts.
+
+References: Liu, Wang, Jiang 2023, doi 10.1145/3603269.3604869: the data-centric paradigm, its ratio R, prefetching.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import Field
+
+from simulator.exchange import Routed
+from simulator.expert_scheme import ExpertScheme
+from simulator.ops import Collective, Fragment, Op
+from simulator.scheme import Inner, Law, Paper, Rule
+from simulator.sites import Leaf, MoE, Site, Unit
+
+
+class Janus(ExpertScheme):
+    paper = Paper(
+        "doi:10.1145/3603269.3604869",
+        "Janus: A Unified Distributed Training Framework for Sparse Mixture-of-Experts Models",
+        2023,
+    )
+
+    class Options(ExpertScheme.Options):
+        when: Literal["auto", "always", "never"] = "auto"
+        """Whether experts move: auto where R > 1."""
+        machine: int = Field(default=8, ge=1, strict=True)
+        """Ranks of a machine, which fetch an expert once."""
+
+    _moving = False
+    """Whether experts of the layer that is being lowered move."""
+
+    def layouts(self, site: Leaf) -> Rule:
+        rule = super().layouts(site)
+        if not self._moving:
+            return rule
+        parts = self.mesh.parts(self.claims[:1])
+        divide = {part: dim for part, dim in rule.divide.items() if part not in parts}
+        return Rule(divide, {part: "e" for part in parts if site.has("e")})
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        if isinstance(site, Unit):
+            return self._ahead(inner(site))
+        if not isinstance(site, MoE) or not self._moves(site):
+            return super().lower(site, inner)
+        self._moving = True
+        try:
+            return inner(site)
+        finally:
+            self._moving = False
+
+    def _moves(self, site: MoE) -> bool:
+        if self.ranks == 1 or self.options.when != "auto":
+            return self.ranks > 1 and self.options.when == "always"
+        return self.ratio(site) > 1
+
+    def ratio(self, site: MoE) -> float:
+        """R of a layer."""
+        routed, machines = Routed.of(site), max(1, self.ranks // self.options.machine)
+        sent = 2 * routed.copies * routed.hidden / self.mesh.size(self.mesh.views[self.view])
+        return sent / (machines * routed.weights * routed.experts / self.ranks)
+
+    def _ahead(self, fragment: Fragment) -> Fragment:
+        """A unit whose weights are on their way from its begin."""
+        for issued, begin in ((fragment.forward, fragment.entry), (fragment.backward, fragment.grad_entry)):
+            ops = [op for op in issued if self._fetches(op)]
+            for op in ops:
+                op.after = list(begin.values())
+            issued[:] = [*ops, *(op for op in issued if op not in ops)]
+        return fragment
+
+    def _fetches(self, op: Op) -> bool:
+        work = op.work
+        gathers = isinstance(work, Collective) and work.operation == "all_gather" and op.stream == self.family
+        return gathers and {*work.axes} <= {*self.mesh.parts(self.claims[:1])}  # type: ignore[union-attr]
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, moe, slots = setting.ep, setting.model.moe, setting.b * setting.s * setting.places
+        n, w = max(1, p // self.options.machine), 3 if setting.model.gated else 2
+        ratio = 2 * slots / (n * moe.experts / p * w * moe.expert_ffn)
+        elements = 2 * setting.expert_parameters if ratio > 1 else 4 * slots * setting.h
+        yield Law("expert_parameters", setting.expert_parameters / p, "experts stay with their owners, E/P a rank")
+        yield Law("sent_per_layer", 2 * elements * (p - 1) / p, "what moves by the ratio R")

@@ -1,0 +1,96 @@
+"""Experts that work on one part of the tokens while another is on its way to them or back.
+
+The places of every expert are cut in r parts. Each is sent, computed and sent back by itself: all-to-alls on a stream
+of their own, in the order of the parts, those out in front of those back. The backward pass does the same the other
+way round; gradients of weights follow it. At a large number of ranks an all-to-all of small messages may go in two
+levels: first among the ranks of a node, then among those at the same place of all nodes, which sends the same bytes
+over the network in messages as many times longer, for two local copies.
+
+    all-to-alls   D1 D2 D3 D4 C1    C2    C3    C4
+    kernels          E1    E2    E3    E4
+
+With t seconds of an exchange and u of the experts for one of r equal parts, a pass takes
+max(2 r t + max(0, u - (r - 1) t), 2 t + r u): 2 t + u for r = 1, and never less than 2 r t or r u. Capacity, where none
+is told, is what the most popular expert needs, so that none is dropped.
+
+References: Hwang et al. 2023, arXiv 2206.03382, sections 3.2 and 3.3. Closed form of the order: Shi et al. 2023
+(PipeMoE), doi 10.1109/INFOCOM53939.2023.10228874, section IV.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hardware.errors import PlanError
+from simulator.exchange import in_parts, rounds
+from simulator.expert_scheme import ExpertScheme
+from simulator.ops import Collective, Fragment, Memory, Op
+from simulator.rewrite import Rewrite
+from simulator.routing import least_capacity
+from simulator.scheme import Inner, Law, Paper
+from simulator.sites import MoE, Site
+
+
+class Tutel(ExpertScheme):
+    paper = Paper("arXiv:2206.03382", "Tutel: Adaptive Mixture-of-Experts at Scale", 2022)
+
+    class Options(ExpertScheme.Options):
+        degree: Literal[1, 2, 4, 8] = 2
+        """Parts of the tokens that follow each other."""
+        two_level: int | None = Field(default=None, ge=2, strict=True)
+        """Ranks of a node, that exchange among themselves first; null: all ranks exchange at once."""
+
+    def accept(self, job: Any) -> None:
+        super().accept(job)
+        near = self.options.two_level
+        if near is not None and self.ranks % near:
+            fits = [n for n in range(2, self.ranks + 1) if self.ranks % n == 0]
+            remedy = f"two_level = {' or '.join(map(str, fits)) or 'null'} would work"
+            raise PlanError(
+                "plan.schemes", f"two_level must divide the {self.ranks} ranks of the experts", remedy, near
+            )
+
+    def capacity(self, moe: Any) -> float | None:
+        told = super().capacity(moe)
+        needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
+        return needed if told is None else told
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = super().lower(site, inner)
+        if not isinstance(site, MoE) or self.ranks == 1:
+            return fragment
+        parts = Rewrite(fragment)
+        sent = []
+        for one in rounds(fragment, self.mesh.parts(self.claims[:1])):
+            out, *_, back = in_parts(parts, one, self.options.degree)
+            sent += [*out, *back]
+        fragment = parts.done()
+        if self.options.two_level:
+            levels = Rewrite(fragment)
+            for op in sent:
+                levels.swap(op, self._levels(op))
+            fragment = levels.done()
+        return fragment
+
+    def _levels(self, op: Op) -> list[Op]:
+        """An all-to-all in two levels, each behind a copy that brings together what goes to one rank."""
+        work, near = op.work, self.options.two_level
+        assert isinstance(work, Collective)
+        found: list[Op] = []
+        for members in (range(near), range(0, self.mesh.size(work.axes), near)):
+            copy = Memory("permute", work.nbytes, work.nbytes, pace=work.pace)
+            for step in (copy, replace(work, members=tuple(members))):
+                found.append(replace(op, work=step, after=found[-1:] or op.after))
+        return found
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        yield Law("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts a rank")
+        if setting.ep > 1:
+            r = self.options.degree
+            t, u = setting.exchange / r, setting.computing / r
+            yield Law(
+                "forward_round", max(2 * r * t + max(0, u - (r - 1) * t), 2 * t + r * u), "3.2; PipeMoE, section IV"
+            )
+            yield Law("backward_round", max(2 * r * t + max(0, u - (r - 1) * t), 2 * t + r * u), "3.2: likewise")

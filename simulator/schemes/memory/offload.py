@@ -1,0 +1,83 @@
+"""Offload: activations or optimizer states rest in host memory, and are copied while the GPU computes.
+
+Activations: what a layer saves for its backward pass leaves while the next layer computes, and comes back while the
+backward pass of the next one does. So the GPU holds those of two layers, not of all. The layer in front of the loss is
+needed again at once and stays. A layer hands on nothing before that of the one before it has left.
+
+    compute      F1    F2    F3    ...  B3    B2    B1           S bytes of a layer over the link to the host:
+    memory-out         out1  out2                                2 S per layer and micro-batch, hidden while
+    memory-in                           in2   in1                S / link is less than the layer's pass
+
+Optimizer: master weights and moments rest on the host, whose processors update them: gradients go there at the end of
+the step, updated weights come back. The GPU keeps 2 + 4 bytes a parameter (bf16 weights, fp32 gradients) of 18, and
+4 out and 2 back pass over its link per parameter and step.
+
+`what`: activations, optimizer. `layers`: whose activations, of each stage from the first on; all when not given. `to`:
+cpu, or nvme for the disks behind it.
+
+References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2, for the optimizer; Rhu et al. 2016
+(vDNN), arXiv 1602.08124, section 3, for activations.
+"""
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hardware.errors import PlanError
+from simulator.offload import activations_away, updated_on_host
+from simulator.ops import BYTES, Chain, Fragment
+from simulator.recompute import marked
+from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, Scheme, SchemeOptions, find_scheme
+from simulator.sites import Site, Stage, Update
+
+MARK = "offloaded"
+"""What units bear whose activations leave."""
+
+
+class Offload(MemoryScheme):
+    role = "offload scheme"
+    paper = Paper("arXiv:2101.06840", "ZeRO-Offload: Democratizing Billion-Scale Model Training", 2021)
+
+    class Options(SchemeOptions):
+        what: tuple[Literal["activations", "optimizer"], ...] = Field(default=("activations",), min_length=1)
+        to: Literal["cpu", "nvme"] = "cpu"
+        layers: int | None = Field(default=None, ge=0)
+
+    @property
+    def updates_weights(self) -> bool:  # type: ignore[override]
+        """On the GPU weights only compute where the host updates its own."""
+        return not self.elsewhere("optimizer")
+
+    def accept(self, job: Any) -> None:
+        uses = [one.use for one in job.plan.schemes if one.use != self.use]
+        if "optimizer" in self.options.what:
+            for use in uses:
+                if find_scheme(use).elsewhere is not Scheme.elsewhere:
+                    rule = f"{use} keeps states of the optimizer off the GPU already"
+                    raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
+        again = [use for use in uses if "recompute scheme" in find_scheme(use).relies_on]
+        if again and "activations" in self.options.what:
+            rule = f"activations come back in backward passes, and {again[0]} makes passes again before those"
+            raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
+
+    def elsewhere(self, state: str) -> bool:
+        return state in self.options.what
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        if "activations" not in self.options.what:
+            return inner(stage)
+        layers = inf if self.options.layers is None else self.options.layers
+        return activations_away(inner(marked(stage, layers, MARK)), MARK, self.options.to)
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        if isinstance(site, Update) and "optimizer" in self.options.what:
+            return updated_on_host(site, inner(site), BYTES[self.habits.weights], self.options.to)
+        return inner(site)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        s, b, h, a = setting.s, setting.b, setting.h, setting.a
+        yield Law(
+            "copied_per_layer", 2 * s * b * h * (34 + 5 * a * s / h), "arXiv 2205.05198, equation 1, out and back"
+        )

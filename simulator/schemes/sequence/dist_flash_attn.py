@@ -1,0 +1,63 @@
+"""DistFlashAttn: ranks that the causal mask would leave idle help those behind them.
+
+Every rank holds 1/p of the positions in one piece. In step t rank r attends to the keys and values of rank r-t, which
+come straight from there; the first t ranks have none before them, so they take queries of the last ranks instead,
+attend with their own keys, and send the partial outputs back a step later. So floor(p/2) steps behind the one on the
+own keys do the work of p-1, and no masked block is ever sent. What the next step needs comes beside the computation.
+
+    p = 4   step 0      step 1      step 2 (nobody left to help)
+    rank 0  q0 x kv0    q3 x kv0    .
+    rank 1  q1 x kv1    q1 x kv0    .
+    rank 2  q2 x kv2    q2 x kv1    q2 x kv0
+    rank 3  q3 x kv3    q3 x kv2    q3 x kv1
+
+The path is 1/2 + floor(p/2) blocks of p/2 at best: nothing is lost for odd p, 1/(p+1) for even p. With n tokens and
+k, h the widths of keys and queries, step t sends 2 k (p-t)/p + 2 h t/p of n/p elements a rank on average (MHA: (p-1)/p
+n h in all) forward, the sums of rows aside; backward, with output, its gradient and the results, twice that.
+
+References: Li et al. 2023, arXiv 2310.03294, sections 3.1 and 3.2.
+"""
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.leaves import CoreAttention
+from simulator.ops import Fragment
+from simulator.rings import RingScheme, helped
+from simulator.scheme import Inner, Law, Paper
+
+
+class DistFlashAttn(RingScheme):
+    role = "schedule of helpers"
+    paper = Paper(
+        "arXiv:2310.03294", "DISTFLASHATTN: Distributed Memory-efficient Attention for Long-context LLMs Training", 2023
+    )
+
+    @property
+    def order(self) -> str:
+        return "with helpers"
+
+    def accept(self, job: Any) -> None:
+        super().accept(job)
+        if self.ranks > 1 and job.framework.attention != "flash":
+            rule = f"{self.use} leaves out blocks that kernels of {job.framework.attention} attention would compute"
+            raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
+
+    def attend(self, leaf: CoreAttention, inner: Inner) -> Fragment:
+        return helped(leaf, inner, self.group, self.ranks)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, kv, h = setting.cp, setting.kv_width, setting.h
+        n = setting.b * setting.s / p * 2
+        forward = backward = Fraction(0)
+        for t in range(1, p // 2 + 1):
+            helpers = t if 2 * t < p else 0
+            forward += Fraction((p - t) * 2 * kv + helpers * 2 * h, p)
+            backward += Fraction((p - t) * 4 * kv + helpers * 4 * h, p)
+        yield Law("sent_forward", float(forward * n), "section 3.1, the rules executed")
+        yield Law("sent_backward", float(backward * n), "section 3.1, the rules executed")
+        if p > 1:
+            efficiency = 1.0 if p % 2 else p / (p + 1)
+            yield Law("attention_efficiency", efficiency, "section 3.1: idle 1/(2p) of p^2 for even p")

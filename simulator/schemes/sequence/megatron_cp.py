@@ -1,0 +1,62 @@
+"""Context parallelism as Megatron-Core and Transformer Engine have it: one layout of tokens, three ways for the keys.
+
+Batches are cut in two parts for each rank, r and 2p-1-r of 2p on rank r, so that a causal mask leaves all ranks as
+much to do, and weights are copies on all of them. `comm` says how queries meet their keys, the framework's
+``cp_comm_type``:
+
+    p2p         keys and values go round a ring beside the computation (sequence/ring, zigzag)
+    all_gather  keys and values are gathered, their gradients reduce-scattered (sequence/all-gather)
+    a2a         cut positions change to cut heads (sequence/ulysses)
+
+``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer one. With n tokens and k the width of keys,
+p2p and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered
+again); only p2p hides them. Tensor parallelism divides k. p2p knows no sliding windows.
+
+References: Megatron-Core and Transformer Engine, https://github.com/NVIDIA/TransformerEngine, context_parallel.py;
+the ring: Liu et al. 2023, arXiv 2310.01889.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from hardware.errors import PlanError
+from simulator.leaves import CoreAttention
+from simulator.rings import RingScheme
+from simulator.scheme import Law, Paper, SchemeOptions, find_scheme
+from simulator.sites import Leaf
+
+
+class MegatronCP(RingScheme):
+    paper = Paper("https://github.com/NVIDIA/TransformerEngine", "Context parallelism of Transformer Engine", 2024)
+
+    class Options(SchemeOptions):
+        comm: Literal["p2p", "all_gather", "a2a"] = "p2p"
+        """How queries meet their keys."""
+
+    @property
+    def order(self) -> str:
+        return "zigzag"
+
+    @property
+    def passing(self) -> bool:
+        return bool(self.options.comm == "p2p")
+
+    def layouts(self, site: Leaf) -> str | None:
+        if isinstance(site, CoreAttention) and not self.passing:
+            return "a" if self.options.comm == "a2a" else "s"
+        return super().layouts(site)
+
+    def accept(self, job: Any) -> None:
+        super().accept(job)
+        kinds = [(entry, find_scheme(entry.use)) for entry in job.plan.schemes]
+        parts = self.ranks * self.mesh.size(axis for e, kind in kinds if kind.family == "tensor" for axis in e.over)
+        if self.options.comm == "a2a" and self.ranks > 1 and job.model.kv_heads % parts:
+            rule = f"with comm a2a each of {parts} ranks has as many heads of its own, and no copies"
+            raise PlanError("model.kv_heads", rule, "Use sequence/ulysses, or comm: p2p", job.model.kv_heads)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p = setting.cp
+        hops = (p - 1) / p * setting.b * setting.s * setting.kv_width * 2
+        yield Law("sent_forward", 2 * hops, "p2p: keys and values, p-1 hops")
+        yield Law("sent_backward", 4 * hops, "p2p: keys and values, and their gradients, p-1 hops each")
+        yield Law("attention_efficiency", 1.0, "p2p: each step is half a block for every rank")

@@ -1,0 +1,49 @@
+"""Ring attention: keys and values travel round a ring of ranks while each computes its queries against them.
+
+Every rank holds 1/p of the positions of each sequence. At every step it attends to the keys and values that it has,
+sends them on to the next rank and receives those of the one before, beside the computation; partial outputs are joined
+by the sums of their rows, so no rank ever holds more than two parts of the keys. Under a causal mask `balance` says
+which positions a rank holds: in contiguous parts the last rank computes every block and the first only its own;
+striped (every p-th position) and zigzag (one part from the begin and one from the end) divide the work.
+
+    p = 3   step 0        step 1        step 2
+    rank 0  q0 x kv0      q0 x kv2      q0 x kv1
+    rank 1  q1 x kv1      q1 x kv0      q1 x kv2
+    rank 2  q2 x kv2      q2 x kv1      q2 x kv0
+
+With n tokens and k the width of keys, 2 (p-1)/p n k elements are sent forward; backward their gradients travel too,
+twice as many. Steps take max(block, transfer). Of p/2 blocks a rank computes at best, the slowest spends the time of
+p - 1/2 in contiguous parts, p/2 (1 + (p-1)/s) striped, and p/2 in zigzag.
+
+Two rings over two axes, the outer one first, are a double ring: while keys go round the inner ring of near ranks, those
+of the next outer step are on their way. sequence/ulysses over one axis and a ring over another is USP.
+
+References: Liu et al. 2023, arXiv 2310.01889, section 3; striped: Brandon et al. 2023, arXiv 2311.09431; zigzag and
+the way back: Megatron-Core with Transformer Engine; double ring: Gu et al. 2024 (LoongTrain), arXiv 2406.18485.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from simulator.rings import RingScheme
+from simulator.scheme import Law, Paper, SchemeOptions
+
+
+class Ring(RingScheme):
+    paper = Paper("arXiv:2310.01889", "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023)
+
+    class Options(SchemeOptions):
+        balance: Literal["contiguous", "striped", "zigzag"] = "zigzag"
+        """Which positions a rank holds."""
+
+    @property
+    def order(self) -> str:
+        return str(self.options.balance)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, s = setting.cp, setting.s
+        hops = (p - 1) / p * setting.b * s * setting.kv_width * 2
+        yield Law("sent_forward", 2 * hops, "keys and values, p-1 hops")
+        yield Law("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
+        efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
+        yield Law("attention_efficiency", efficiency[self.order], "the slowest rank of every step, counted")

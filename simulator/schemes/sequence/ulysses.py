@@ -1,0 +1,43 @@
+"""DeepSpeed-Ulysses: cut sequences change to cut heads around attention, by all-to-alls.
+
+Everything but attention works on one position at a time, so every rank has 1/p of the positions of each sequence. For
+attention it gives away its positions of the other ranks' heads and gets all positions of its own: each head sees whole
+sequences, any mask is balanced, and kernels stay long. An all-to-all for queries, keys, values and the output each,
+and the same for their gradients. Where there are fewer key/value heads than ranks, ranks get copies.
+
+    q, k, v (s/p, all heads) --all-to-all--> attention (s, heads/p) --all-to-all--> o (s/p, all heads)
+
+With n tokens, h and k the widths of queries and keys (with the copies): (2h + 2k) n/p (p-1)/p elements are sent
+forward by each rank, and as many backward: the more ranks, the fewer.
+
+References: Jacobs et al. 2023, arXiv 2309.14509, section 3; copies of key and value heads: Gu et al. 2024 (LoongTrain),
+arXiv 2406.18485, section 4. Over one axis, with sequence/ring over another, it is USP (Fang and Zhao 2024,
+arXiv 2405.07719) and LoongTrain's 2D-attention.
+"""
+
+from collections.abc import Iterable
+
+from simulator.leaves import CoreAttention
+from simulator.scheme import Law, Paper, SequenceScheme
+from simulator.sites import Leaf
+
+
+class Ulysses(SequenceScheme):
+    paper = Paper(
+        "arXiv:2309.14509",
+        "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models",
+        2023,
+    )
+
+    def layouts(self, site: Leaf) -> str | None:
+        if isinstance(site, CoreAttention):
+            return "a"
+        return "s" if site.has("s") else None
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
+        copied = max(kv, kv * p // setting.kv_heads)
+        volume = (2 * setting.h + 2 * copied) * n / p * (p - 1) / p * 2
+        yield Law("sent_forward", volume, "section 3.2: queries, keys, values and the output")
+        yield Law("sent_backward", volume, "section 3.2: their gradients")
+        yield Law("attention_efficiency", 1.0, "every rank has whole sequences")

@@ -1,0 +1,59 @@
+"""3-D tensor parallelism: all three matrices of a product lie evenly on a cube of ranks, which moves the fewest bytes.
+
+Rows of activations are cut along two axes of the cube and their width along the third; weights are cut along all three.
+Before a product its input is gathered along one axis and its weight along another, and its result is scattered along
+the third. There two axes have changed places, so the next product goes the other way and ends where the first began.
+
+    x [T/ij, K/l] --gather j--> [T/i, K/l]
+    W [K/li, N/j] --gather i--> [K/l, N/j]   multiply, scatter l --> y [T/il, N/j]   ... --> [T/ij, K/l]
+
+`over: [i, j, l]`, each q. Elements that a rank sends per linear and micro-batch, (q-1)/q^3 (TK + KN + TN) forward and
+as many backward; gathered operands are kept for the gradients (1/q^2 of the activations), or gathered again where the
+framework does so. A weight rests cut along the hidden dim, on whichever side of it that is: so a tied table lies the
+same way at both ends. Vectors are copies along the axes that cut no dim of theirs.
+
+References: Bian et al. 2021, arXiv 2105.14450, section 3; Agarwal et al. 1995, doi:10.1147/rd.395.0575.
+"""
+
+from collections.abc import Iterable
+
+from simulator.grids import Grid, product, width
+from simulator.leaves import Embedding, Linear
+from simulator.scheme import Law, Paper, Rule
+from simulator.sites import Leaf
+
+INNER = ("a", "f", "v")
+"""What lies inside of a block, between its two products; everything else lies as the residual stream does."""
+
+
+class ThreeD(Grid):
+    paper = Paper("arXiv:2105.14450", "Maximizing Parallelism in Distributed Training for Huge Neural Networks", 2021)
+    least_axes = most_axes = 3
+    names = square = ("i", "j", "l")
+
+    def layouts(self, leaf: Leaf) -> Rule:
+        if self.spread(leaf):
+            return Rule(self.along(i="b", j="b"))
+        if isinstance(leaf, Embedding | Linear):
+            given, made = product(leaf) if isinstance(leaf, Linear) else ("v", "h")
+            inner, outer = (given, made) if given in INNER and made not in INNER else (made, given)
+            return Rule(self.along(i="b", j=inner, l=outer), rest=self.along(i=outer))
+        across = width(leaf)
+        if not across:
+            return Rule(self.along(i="b", j="b"))
+        return Rule(self.along(i="b", l="b", j=across) if across in INNER else self.along(i="b", j="b", l=across))
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        q, b, s, h, a = setting.q, setting.b, setting.s, setting.h, setting.a
+        operands, results = 7 * b * s * h + 12 * h * h, 9 * b * s * h
+        once = (q - 1) / q**3 * (operands + results) * 2
+        again = (q - 1) / q**3 * operands * 2 if setting.regather else 0
+        sums = 4 * 2 * (q - 1) / q * 2 * b * s / q**2 * 4
+        kept = 1 if setting.regather else q
+        yield Law("sent_by_products_forward", once, "section 3: gathers of X and W, scatter of Y")
+        yield Law("sent_by_products_backward", once + again, "section 3: the same the other way")
+        yield Law("sent_per_layer", 2 * once + again + sums, "section 3, with two sums a token and norm both ways")
+        yield Law("parameters_per_layer", 12 * h * h / q**3 + 13 * h / q, "section 3: a part of all matrices each")
+        activations = s * b * h * (20 + 14 * kept + 5 * a * s / h) / q**3
+        yield Law("activations_per_layer", activations, "arXiv 2205.05198, equation 1; inputs of products gathered")
+        yield Law("activations_per_layer_full", 2 * s * b * h / q**3, "arXiv 2205.05198, table 2")

@@ -1,0 +1,96 @@
+"""Async-TP: collectives of tensor parallelism are cut into shards, which move while products of other shards run.
+
+In front of a product that needs all rows a rank begins with its own, and pulls the shards of the others from their
+memory one by one, each while the product of the one before runs. Behind a product whose rows are summed it computes
+the shards of the others first, each pulled by its owner while the next is computed, then its own, and adds up what it
+has pulled. Copy engines move the shards, so no multiprocessor is taken from the products; but each of these has 1/p of
+the rows, and a GPU is harder to fill with that.
+
+    own rows | GEMM 0 | GEMM 1 | GEMM 2 | GEMM 3           GEMM 1 | GEMM 2 | GEMM 3 | GEMM 0 | sum
+             | pull 1 | pull 2 | pull 3 |                         | pull 1 | pull 2 | pull 3 |
+
+It stands beside a tensor scheme that cuts activations, whichever that is, and takes over all its pairs of all-gather
+and product and of product and reduce-scatter, forward and backward. Gradients of weights stay as they are: they take
+the gathered rows, or run beside their gather. With p ranks, e seconds of a product of 1/p of the rows and c of a shard
+a pair takes (p-1) max(c, e) + e seconds. Bytes sent are the same. Each pair needs a buffer that others pull from: of
+one shard behind a gather, of two in front of a sum.
+
+References: PyTorch 2024, https://discuss.pytorch.org/t/209487 (async tensor parallelism in PyTorch); the loop: Wang et
+al. 2023, doi 10.1145/3567955.3567959, section 5.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.decompose import Pair, pairs, shifts, total
+from simulator.ops import Fragment, Memory, Op, Touch
+from simulator.rewrite import Rewrite, instead
+from simulator.scheme import Inner, Law, Paper, TensorScheme, find_scheme
+from simulator.sites import Site, Unit
+
+
+class AsyncTP(TensorScheme):
+    role = "overlap of tensor parallelism"
+    most_axes = 0
+    paper = Paper("https://discuss.pytorch.org/t/209487", "Introducing Async Tensor Parallelism in PyTorch", 2024)
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = inner(site)
+        if not isinstance(site, Unit):
+            return fragment
+        rewrite = Rewrite(fragment)
+        for pair in pairs(fragment, self.family, self.mesh):
+            (self._gather if pair.gathers else self._scatter)(rewrite, pair)
+        return rewrite.done()
+
+    def _gather(self, rewrite: Rewrite, pair: Pair) -> None:
+        op, shard, ranks = pair.collective, pair.shard, pair.ranks
+        own = Op(f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase)
+        pulls = shifts(pair, [[own]] * (ranks - 1))
+        rewrite.swap(op, [own, *pulls])
+        products = [
+            [
+                replace(one, name=f"{one.name} {i}", work=work, after=instead(one.after, {op: [came]}))
+                for i, (work, came) in enumerate(zip(pair.rows(one), [own, *pulls], strict=True))
+            ]
+            for one in pair.products
+        ]
+        turns = [one for turn in zip(*products, strict=True) for one in turn]
+        for one, made in zip(pair.products, products, strict=True):
+            rewrite.swap(one, turns if one is pair.products[0] else [], made[-1:])
+        self._buffer(rewrite, pair, shard, own, pulls[-1])
+
+    def _scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+        (product,), ranks = pair.products, pair.ranks
+        made = [
+            replace(product, name=f"{product.name} {i}", work=work, after=list(product.after))
+            for i, work in zip([*range(1, ranks), 0], pair.rows(product), strict=True)
+        ]
+        pulls = shifts(pair, [[one] for one in made[:-1]])
+        turns = [one for turn in zip(made[:-1], pulls, strict=True) for one in turn]
+        rewrite.swap(product, [*turns, made[-1]])
+        rewrite.swap(pair.collective, [total(pair, [*pulls, made[-1]])])
+        self._buffer(rewrite, pair, min(2, ranks - 1) * pair.shard, made[0], pulls[-1])
+
+    def _buffer(self, rewrite: Rewrite, pair: Pair, nbytes: int, first: Op, last: Op) -> None:
+        key = f"{pair.collective.phase} {pair.collective.name} pulled"
+        rewrite.fragment.touches += [
+            Touch(key, nbytes, first, made=True, category="buffers"),
+            Touch(key, nbytes, last, category="buffers"),
+        ]
+
+    def accept(self, job: Any) -> None:
+        domain, entries = job.cluster.domain, [e for e in job.plan.schemes if e.use.startswith(f"{self.family}/")]
+        for axis in (axis for e in entries for axis in find_scheme(e.use).axes(e.over, e.model_extra or {})):
+            size, span = self.mesh.size(axis), self.mesh.size(axis) * self.mesh.stride(axis)
+            if size > 1 and self.mesh.world > domain and domain % span:
+                rule = f"GPUs pull from each other's memory in a domain of {domain}, and groups over {axis} leave it"
+                raise PlanError(f"plan.mesh.{axis}", rule, f"Make {axis} the innermost axis, or smaller", size)
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, e = setting.p, setting.product / setting.p
+        for what, c in (("gather", setting.gathered / p), ("scatter", setting.scattered / p)):
+            yield Law(f"{what}_seconds", (p - 1) * max(c, e) + e, "the loop of Wang et al. 2023, one direction")
+        yield Law("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")

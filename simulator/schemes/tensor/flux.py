@@ -1,0 +1,92 @@
+"""FLUX: communication is fused into the products of tensor parallelism, tile by tile.
+
+In front of a product that needs all rows one kernel of full size starts at once: its tiles of own rows run first, and
+a tile of others waits until copy engines have brought its rows. Behind a product whose rows are summed each tile is
+written to the rank that owns it as soon as it is computed, and the owner adds up what has come. Products are not split,
+so that they stay as fast as they were.
+
+    gather  |=======>                      product |==========|
+    product |==========|                    scatter |=========-|- sum       -|-: the tiles of the last wave
+
+It stands beside a tensor scheme that cuts activations, whichever that is, and takes over all its pairs of all-gather
+and product and of product and reduce-scatter, forward and backward. With a product of T seconds and a transfer of C it
+takes max(T, C) in front; and behind, where tiles come in n waves, max(T, (1 - 1/n) C) + C/n, for the last wave is sent
+when all is computed. Bytes sent are the same, and go straight to the rank that needs them. What came from all ranks
+takes the place of the product's own result, so buffers are those of a gather and a scatter.
+
+`wave`: tiles that are computed at a time, one to a multiprocessor; 132 as on an H100.
+
+References: Chang et al. 2024, arXiv 2406.06858; design and kernels: github.com/bytedance/flux, docs/design.md.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import ceil
+
+from pydantic import Field
+
+from simulator.decompose import Pair, pairs, shifts, total
+from simulator.ops import Fragment, Gemm
+from simulator.rewrite import Rewrite, instead
+from simulator.scheme import Inner, Law, Paper, SchemeOptions, TensorScheme
+from simulator.sites import Site, Unit
+
+TILE = (128, 256)
+"""Rows and columns of an output tile: of the widest tiles of libraries on GPUs since Ampere."""
+
+
+def waves(product: Gemm, wave: int) -> int:
+    """How many waves the tiles of a product come in, `wave` of them at a time."""
+    return ceil(ceil(product.m / TILE[0]) * ceil(product.n / TILE[1]) * product.batch / wave)
+
+
+class Flux(TensorScheme):
+    role = "overlap of tensor parallelism"
+    most_axes = 0
+    paper = Paper(
+        "arXiv:2406.06858", "FLUX: Fast Software-based Communication Overlap On GPUs Through Kernel Fusion", 2024
+    )
+
+    class Options(SchemeOptions):
+        wave: int = Field(default=132, ge=1)
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = inner(site)
+        if not isinstance(site, Unit):
+            return fragment
+        rewrite = Rewrite(fragment)
+        for pair in pairs(fragment, self.family, self.mesh):
+            (self._gather if pair.gathers else self._scatter)(rewrite, pair)
+        return rewrite.done()
+
+    def _gather(self, rewrite: Rewrite, pair: Pair) -> None:
+        op = pair.collective
+        copies = shifts(pair, [op.after] * (pair.ranks - 1))
+        rewrite.swap(op, copies)
+        for product in pair.products:
+            product.after = instead(product.after, {op: op.after})
+            rewrite.swap(product, [product], [product, copies[-1]])
+
+    def _scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+        op, (product,) = pair.collective, pair.products
+        assert isinstance(product.work, Gemm)
+        last = pair.work.nbytes // waves(product.work, self.options.wave)
+        # Straight to the owners, from the begin of the product on, and one after the other on their stream.
+        before, behind = (
+            replace(op, name=f"{op.name} {part}", work=replace(pair.work, operation="all_to_all", nbytes=nbytes))
+            for part, nbytes in (("streamed", pair.work.nbytes - last), ("last", last))
+        )
+        before.after, behind.after = list(product.after), [product]
+        streamed = [before] if last < pair.work.nbytes else []
+        rewrite.swap(op, [*streamed, behind, total(pair, [behind])])
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        p, n = setting.p, waves(Gemm(setting.rows, setting.columns, setting.inner), self.options.wave)
+        brought, sent = ((p - 1) / p * whole for whole in (setting.gathered, setting.scattered))
+        yield Law("gather_seconds", max(setting.product, brought), "one kernel beside the copies that it waits for")
+        yield Law(
+            "scatter_seconds",
+            max(setting.product, (1 - 1 / n) * sent) + sent / n,
+            "all but the last wave of tiles is sent beside the kernel",
+        )
+        yield Law("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")

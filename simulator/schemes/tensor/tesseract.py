@@ -1,0 +1,45 @@
+"""2.5-D tensor parallelism (Tesseract): layers of a square of ranks, each with the same weights and samples of its own.
+
+The ranks are d squares of q x q. Each multiplies its share of the samples by SUMMA, as 2-D tensor parallelism does, on
+blocks of weights that all d hold. So broadcasts of activations shrink by d and go to fewer ranks; what is paid for that
+is memory (parameters only shrink by q^2) and a sum of the weight gradients over the depth, once a step.
+
+    depth 0    samples 0 .. b/d       [q x q ranks: SUMMA]  --+
+    depth 1    samples b/d .. 2b/d    [q x q ranks: SUMMA]  --+-- all-reduce of gradients, at the update
+
+`over: [depth, row, col]`, of d, q and q ranks. Per layer (GELU, f = 4h) and micro-batch (log2 q / q)(7bsh/d + 12h^2)
+elements forward and twice that backward; per step an all-reduce of 12h^2/q^2 elements over d.
+
+References: Wang et al. 2021, arXiv 2105.14500, section 3.
+"""
+
+import math
+from collections.abc import Iterable
+
+from simulator.scheme import Law, Paper, Rule
+from simulator.sites import Leaf
+from simulator.summa import Summa
+
+
+class Tesseract(Summa):
+    paper = Paper("arXiv:2105.14500", "Tesseract: Parallelize the Tensor Parallelism Efficiently", 2021)
+    least_axes = most_axes = 3
+    names = ("depth", "row", "col")
+
+    def layouts(self, leaf: Leaf) -> Rule:
+        rule = super().layouts(leaf)
+        return Rule({**self.along(depth="b"), **rule.divide})
+
+    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+        d, q, b, s, h, a = setting.d, setting.q, setting.b, setting.s, setting.h, setting.a
+        once = math.ceil(math.log2(q)) / q * (7 * b * s * h / d + 12 * h * h) * 2
+        sums = 4 * 2 * (q - 1) / q * 2 * b * s / (d * q) * 4
+        yield Law("sent_by_products_forward", once, "section 3: q steps of broadcasts on each layer of ranks")
+        yield Law("sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes")
+        yield Law("sent_per_layer", 3 * once + sums, "section 3, with two sums a token and norm in both directions")
+        yield Law("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: copies over the depth")
+        yield Law(
+            "activations_per_layer", s * b * h * (34 + 5 * a * s / h) / (d * q * q), "arXiv 2205.05198, equation 1"
+        )
+        yield Law("activations_per_layer_selective", 34 * s * b * h / (d * q * q), "arXiv 2205.05198, section 5")
+        yield Law("activations_per_layer_full", 2 * s * b * h / (d * q * q), "arXiv 2205.05198, table 2")

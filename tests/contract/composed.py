@@ -1,0 +1,70 @@
+"""Plans with one scheme of every family: a chosen one, and the defaults of the others beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulator.schedule import Schedule, Shape
+from simulator.scheme import FAMILIES, find_scheme, scheme_names
+from tests.contract import of_pipeline
+
+SCHEMES = [
+    use
+    for use in scheme_names()
+    if not any(one.is_required() for one in find_scheme(use).Options.model_fields.values())
+]
+"""All that need to be told nothing. What must be (a file) is tested where that is there."""
+
+AXES = {"pipeline": "pp", "data": "dp", "sequence": "cp", "tensor": "tp", "expert": "ep"}
+"""Of every family, outermost first; that of the experts belongs to their view."""
+
+DEFAULTS = {
+    "pipeline": "pipeline/1f1b",
+    "data": "data/zero-1",
+    "sequence": "sequence/all-gather",
+    "tensor": "tensor/megatron-sp",
+    "expert": "expert/all-to-all",
+    "memory": "memory/recompute-selective",
+}
+
+CHAINS = {"pipeline/graphpipe": {"branches": 1}}
+"""Options with which a schedule of graphs has a chain of stages."""
+
+
+def axes_for(use: str, name: str) -> tuple[str, ...]:
+    """As many axes as a scheme needs: one called `name`, or several called after it."""
+    kind = find_scheme(use)
+    if kind.most_axes == 0:
+        return ()
+    return (name,) if kind.least_axes <= 1 else tuple(f"{name}{i}" for i in range(kind.least_axes))
+
+
+def chunks_for(use: str) -> int:
+    """Chunks of which a schedule makes four micro-batches on two devices."""
+    kind = find_scheme(use)
+    if issubclass(kind, Schedule) and use not in CHAINS and not of_pipeline.exists(kind, Shape(2, 4, kind.ways)):
+        return 2
+    return 1
+
+
+def entries_with(use: str, size: int = 2, memory: bool = True) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The schemes of a plan with `use` in its family, all of its axes of `size`, and the mesh.
+
+    Schemes that claim no axis of a family that has some stand beside the family's default.
+    """
+    family = use.partition("/")[0]
+    entries: list[dict[str, Any]] = []
+    mesh: dict[str, int] = {}
+    for name in FAMILIES:
+        uses = [use] if name == family else [DEFAULTS[name]]
+        if name in AXES and find_scheme(uses[0]).most_axes == 0:
+            uses = [uses[0], DEFAULTS[name]]
+        for one in uses if memory or name != "memory" else []:
+            axes = axes_for(one, AXES[name]) if name in AXES else ()
+            more = {"chunks": chunks_for(one), **CHAINS.get(one, {})} if name == "pipeline" else {}
+            entries.append({"use": one, **({"over": list(axes)} if axes else {}), **more})
+    for name, axis in AXES.items():
+        if name != "expert":
+            own = use if name == family and find_scheme(use).most_axes != 0 else DEFAULTS[name]
+            mesh |= dict.fromkeys(axes_for(own, axis), size)
+    return entries, mesh

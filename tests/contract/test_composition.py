@@ -1,0 +1,114 @@
+"""Every scheme in a plan with all other families: nothing is lost, and nothing is done or held twice."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+from simulator.expert_leaves import EXPERTS
+from simulator.ops import HostUpdate, Memory
+from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
+from tests.contract.played import FREE, Played, copies_of, play_job
+
+STATES = ("parameters", "gradients", "optimizer")
+
+MOE = {"experts": 8, "top_k": 2, "expert_ffn": 24, "shared_experts": 1, "first_dense": 1, "every": 2}
+
+
+def job_with(use: str, overlap: bool) -> dict[str, Any]:
+    """Four micro-batches through two devices, with experts on four ranks."""
+    sizes = {"layers": 8, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32}
+    kind_of_gpt = {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+    entries, mesh = entries_with(use)
+    gpus = math.prod(mesh.values())
+    replicas = math.prod(size for axis, size in mesh.items() if axis.startswith("dp"))
+    return {
+        "model": {**sizes, **kind_of_gpt, "moe": MOE},
+        "cluster": {"gpu": "h100-sxm", "gpus": gpus},
+        "framework": {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}},
+        "batch": {"global": 16 * replicas, "micro": 4},
+        "plan": {"mesh": mesh, "views": {EXPERTS: {"edp": gpus // 2 // 4, "ep": 4}}, "schemes": entries},
+    }
+
+
+ALL_AT_ONCE = "pipeline x fsdp x ring x megatron-sp x experts"
+"""A plan that has a demanding scheme of every family."""
+
+
+def all_at_once(overlap: bool) -> dict[str, Any]:
+    job = job_with("pipeline/interleaved-1f1b", overlap)
+    plan = job["plan"]
+    others = {"data/zero-1": "data/fsdp", "sequence/all-gather": "sequence/ring"}
+    schemes = [{**entry, "use": others.get(entry["use"], entry["use"])} for entry in plan["schemes"]]
+    schemes[0]["chunks"] = 2
+    return {**job, "plan": {**plan, "schemes": schemes}}
+
+
+PLANS = [(use, overlap) for use in (*SCHEMES, ALL_AT_ONCE) for overlap in (True, False)]
+
+
+@pytest.fixture(scope="module", params=PLANS, ids=str)
+def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], Played]:
+    use, overlap = request.param
+    job = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap)
+    return use, job, play_job(job)
+
+
+def test_every_pass_is_made_once(composed: tuple[str, dict[str, Any], Played]) -> None:
+    use, _, played = composed
+    shape, ways = played.plan.shape, played.plan.schedule.ways
+    assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
+    kinds = Counter(action.kind for action in played.program.timetable.actions)
+    assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.run.m * shape.slices / ways
+    assert kinds["B"] == kinds["W"]
+
+
+def test_memory_is_given_back_and_flops_are_conserved(composed: tuple[str, dict[str, Any], Played]) -> None:
+    _, _, played = composed
+    assert all(peak.left == 0 for peak in played.peaks)
+    wanted = played.wanted
+    assert played.flops("F") == pytest.approx(wanted)
+    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
+    assert played.flops("B", "W") == pytest.approx(backward)
+
+
+def test_all_families_communicate_and_weights_are_updated(composed: tuple[str, dict[str, Any], Played]) -> None:
+    _, job, played = composed
+    assert played.times.span > play_job(job, FREE).times.span > 0
+    families = {op.stream.partition("-")[0] for _, op in played.instances()} - {"memory"}
+    assert families == {"compute", *AXES}
+    assert any(isinstance(op.work, Memory | HostUpdate) and op.phase == "U" for _, op in played.instances())
+
+
+def test_all_parameters_are_held_as_often_as_is_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
+    """Each way through the devices has weights of its own."""
+    _, _, played = composed
+    plan = played.plan
+    once = 0.0
+    for device in range(2):
+        for param in played.held(device):
+            assert param.size * played.ranks / copies_of(param, plan) == pytest.approx(param.total)
+            once += param.total
+    assert once == pytest.approx(plan.schedule.ways * plan.job.model.parameters)
+
+
+def test_states_rest_cut_as_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
+    """bf16 weights, fp32 gradients, fp32 weights and two moments; sharded weights are those that are updated."""
+    _, _, played = composed
+    (scheme,) = played.plan.family("data")
+    for device in range(2):
+        wanted: dict[str, float] = defaultdict(float)
+        for param in played.held(device):
+            cut = {
+                state: played.plan.mesh.size(scheme.rests(state, param))
+                for state in ("parameters", "gradients", "optimizer")
+            }
+            main = 4 if cut["parameters"] > 1 and scheme.updates_weights else 0
+            for state, nbytes in (("parameters", main or 2), ("gradients", 4), ("optimizer", 12 - main)):
+                wanted[state] += nbytes * param.size / cut[state] if not scheme.elsewhere(state) else 0
+            if (second := scheme.secondary(param)) is not None:
+                wanted["parameters"] += 2 * param.size / played.plan.mesh.size(second)
+        assert played.resting(device) == pytest.approx(wanted)
