@@ -102,8 +102,8 @@ class ShortPlan(Part):
     """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
     chunks: Count | None = None
     """Virtual stages a device. Default: as many as the schedule needs."""
-    zero: Literal[0, 1] = 1
-    """0: data/ddp. 1: data/zero-1."""
+    zero: Literal[0, 1, 2, 3] = 1
+    """0: data/ddp. From 1 on: data/zero-1 to data/zero-3."""
     fsdp: bool = False
     """data/fsdp, whatever `zero` says."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -402,7 +402,7 @@ def _long(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
         remedy = nearest(schedule.rpartition("/")[2], known)
         raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
     chunks = short.chunks or kind.Options.model_fields["chunks"].default
-    data = "data/fsdp" if short.fsdp else "data/zero-1" if short.zero else "data/ddp"
+    data = "data/fsdp" if short.fsdp else f"data/zero-{short.zero}" if short.zero else "data/ddp"
     schemes: list[dict[str, Any]] = [
         {"use": f"pipeline/{schedule}", "over": "pp", "chunks": chunks},
         {"use": data, "over": "dp"},

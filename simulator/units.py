@@ -254,7 +254,9 @@ def _pass(
         nbytes = _coming(scheme, weights, _brought(scheme, weights, forward))
         made.touches += _lives(f"weights {phase} {later}", nbytes, first, last)
     here = arrived.get(0, [])
-    for op in kernels:
+    # What moves weights on before a kernel reads them waits for them, too.
+    used = {param.used for param in made.params} if forward else set()
+    for op in (op for op in ops if op.stream == COMPUTE or op in used):
         op.after += here
     key, begin = "weights" if stays else f"weights {phase}", (front if here else ops)[0]
     made.touches += _lives(key, own.live * BYTES[scheme.habits.weights], begin, last)

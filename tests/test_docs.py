@@ -18,7 +18,6 @@ from simulator.frameworks import Bucket, Framework, LossHabit, MemoryHabit, Over
 from simulator.models import load_model
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.model import MLA, Model, MoE
-from simulator.scheme import find_scheme, scheme_names
 from validation import collectives, kernels
 from validation.published import rows
 from validation.published.answer import answer
@@ -52,11 +51,6 @@ SPEC = [rows.Spec, rows.Shape, rows.Degrees, rows.Batch, rows.Recompute, rows.Of
 def test_every_field_is_on_its_page(name, models, left_out) -> None:
     fields = {field.alias or key for model in models for key, field in model.model_fields.items()}
     assert {field for field in fields - left_out if f"`{field}`" not in page(name)} == set()
-
-
-def test_every_option_of_a_scheme_is_on_the_page_of_the_job() -> None:
-    for scheme in scheme_names():
-        assert all(f"`{option}`" in page("job") for option in find_scheme(scheme).Options.model_fields)
 
 
 def test_every_kind_of_config_is_on_the_page_of_the_model() -> None:

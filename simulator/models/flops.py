@@ -25,9 +25,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from simulator.models.adapters import Adapters
 from simulator.models.model import Model
+
+if TYPE_CHECKING:
+    from simulator.models.adapters import Adapters
 
 PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mtp", "head")
 """What `forward_matmul_flops` tells apart."""

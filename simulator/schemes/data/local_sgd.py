@@ -31,6 +31,7 @@ class LocalSGD(DataScheme):
         period: int = Field(default=8, ge=1, strict=True)
         """Steps from one average to the next."""
         average: Literal["weights", "weights and moments"] = "weights"
+        """What is averaged."""
 
     def assumes(self, model: Any) -> Iterable[str]:
         if self.period > 1:

@@ -30,6 +30,7 @@ class WeightUpdateSharding(DataScheme):
 
     class Options(SchemeOptions):
         keep_state: Literal["sharded", "gathered"] = "sharded"
+        """How the optimizer's states rest between steps."""
 
     @property
     def overlaps(self) -> bool:

@@ -15,8 +15,7 @@ rank's link to its host: 2 M/N down and M/N up per micro-batch. The GPU keeps un
 Without overlap a step is efficient to ait bw / (ait bw + peak), with ait = sequence x micro-batch FLOP/byte, bw of all
 links together, and the peak of one GPU.
 
-`parameters`: where shards of the weights rest, cpu or nvme, or gpu. `optimizer`: the same of gradients and optimizer
-states: cpu, or nvme. On one rank nothing is cut, and nothing rests elsewhere (memory/offload does that).
+On one rank nothing is cut, and nothing rests elsewhere (memory/offload does that).
 
 Not modelled: tiling of operators that are too large for a GPU, the host's additions over micro-batches.
 
@@ -39,7 +38,9 @@ class ZeroInfinity(ShardedScheme):
 
     class Options(SchemeOptions):
         parameters: Literal["gpu", "cpu", "nvme"] = "cpu"
+        """Where shards of the weights rest."""
         optimizer: Literal["cpu", "nvme"] = "cpu"
+        """Where gradients and states of the optimizer rest."""
 
     def elsewhere(self, state: str) -> bool:
         return self.copies > 1 and (state != "parameters" or self.options.parameters != "gpu")

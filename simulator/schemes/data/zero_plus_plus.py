@@ -38,8 +38,11 @@ class ZeroPlusPlus(ShardedScheme):
 
     class Options(SchemeOptions):
         qwz: bool = True
+        """Whether weights are gathered in int8."""
         hpz: bool = True
+        """Whether nodes keep a copy of the weights for the backward pass."""
         qgz: bool = True
+        """Whether gradients are exchanged in int4."""
         block: int = Field(default=2048, ge=1)
         """Elements that share a scale."""
 

@@ -12,9 +12,6 @@ Optimizer: master weights and moments rest on the host, whose processors update 
 the step, updated weights come back. The GPU keeps 2 + 4 bytes a parameter (bf16 weights, fp32 gradients) of 18, and
 4 out and 2 back pass over its link per parameter and step.
 
-`what`: activations, optimizer. `layers`: whose activations, of each stage from the first on; all when not given. `to`:
-cpu, or nvme for the disks behind it.
-
 References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2, for the optimizer; Rhu et al. 2016
 (vDNN), arXiv 1602.08124, section 3, for activations.
 """
@@ -42,8 +39,11 @@ class Offload(MemoryScheme):
 
     class Options(SchemeOptions):
         what: tuple[Literal["activations", "optimizer"], ...] = Field(default=("activations",), min_length=1)
+        """What rests outside of the GPU."""
         to: Literal["cpu", "nvme"] = "cpu"
+        """Host memory, or the disks behind it."""
         layers: int | None = Field(default=None, ge=0)
+        """Layers whose activations leave, of each stage from the first on; null: all."""
 
     @property
     def updates_weights(self) -> bool:  # type: ignore[override]

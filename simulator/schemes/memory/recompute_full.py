@@ -3,8 +3,6 @@
 Saves all activations inside a layer (2 b s h bytes stay, in the layout in which the input arrives) for one more
 forward pass, its collectives included: about a third more time.
 
-`layers`: how many layers of each stage, from the first on; all when not given.
-
 References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5.
 """
 
@@ -25,6 +23,7 @@ class RecomputeFull(MemoryScheme):
 
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
+        """How many layers of each stage, from the first on; null: all."""
 
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
         return inner(marked(stage, inf if self.options.layers is None else self.options.layers, self.role))

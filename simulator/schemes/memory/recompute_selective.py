@@ -14,8 +14,6 @@ linears from them, and rotary positions: queries, keys and values of all heads).
     forward    norm1 -> qkv -> core -> proj        backward   re norm1 -> d proj ... d qkv, w qkv -> d norm1
                      (forgotten)                              in front of the first that reads it: d qkv or w qkv
 
-`layers`: in how many layers of each stage, from the first on; wherever there are such modules when not given.
-
 References: Korthikanti et al. 2022, arXiv 2205.05198, section 5; output discarding: NVIDIA Megatron-Core,
 `recompute_modules`; all norms and up-projections: DeepSeek-V3, arXiv 2412.19437, section 3.2.3.
 """
@@ -41,7 +39,9 @@ class RecomputeSelective(MemoryScheme):
 
     class Options(SchemeOptions):
         modules: tuple[Module, ...] = ("core_attn",)
+        """What is computed again."""
         layers: int | None = Field(default=None, ge=0)
+        """In how many layers of each stage, from the first on; null: wherever there are such modules."""
 
     _forgetting: Forgetting | None = None
     """Of the unit that is being lowered; None where nothing is chosen: inside of what is made again as a whole, too."""

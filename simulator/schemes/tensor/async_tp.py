@@ -90,7 +90,7 @@ class AsyncTP(TensorScheme):
                 raise PlanError(f"plan.mesh.{axis}", rule, f"Make {axis} the innermost axis, or smaller", size)
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
-        p, e = setting.p, setting.product / setting.p
-        for what, c in (("gather", setting.gathered / p), ("scatter", setting.scattered / p)):
-            yield Law(f"{what}_seconds", (p - 1) * max(c, e) + e, "the loop of Wang et al. 2023, one direction")
+        p, e, gathered, scattered = setting.p, setting.product / setting.p, setting.gathered, setting.scattered
+        yield Law("gather_seconds", (p - 1) * max(gathered / p, e) + e, "the loop of Wang et al. 2023, one direction")
+        yield Law("scatter_seconds", (p - 1) * max(scattered / p, e) + e, "the loop of Wang et al. 2023, one direction")
         yield Law("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")

@@ -14,8 +14,6 @@ takes max(T, C) in front; and behind, where tiles come in n waves, max(T, (1 - 1
 when all is computed. Bytes sent are the same, and go straight to the rank that needs them. What came from all ranks
 takes the place of the product's own result, so buffers are those of a gather and a scatter.
 
-`wave`: tiles that are computed at a time, one to a multiprocessor; 132 as on an H100.
-
 References: Chang et al. 2024, arXiv 2406.06858; design and kernels: github.com/bytedance/flux, docs/design.md.
 """
 
@@ -49,6 +47,7 @@ class Flux(TensorScheme):
 
     class Options(SchemeOptions):
         wave: int = Field(default=132, ge=1)
+        """Tiles that are computed at a time, one to a multiprocessor; 132 as on an H100."""
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
         fragment = inner(site)
