@@ -44,7 +44,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("pp: 2", "schedule: 1f2b", "plan.schedule is '1f2b': no such schedule. Did you mean '1f1b'? Valid: 1f1b, bpipe"),
     ("pp: 2", "pp: 2, schedule: pipeline/1f1b", "Did you mean '1f1b'?"),
     ("pp: 2", "recompute: selectiv", ":4 plan.recompute is 'selectiv': not one of the valid words. Did you mean 'sele"),
-    ("pp: 2", "zero: 2", ":4 plan.zero is 2: not one of the valid words. Valid: 0, 1"),
+    ("pp: 2", "zero: 4", ":4 plan.zero is 4: not one of the valid words. Valid: 0, 1, 2, 3"),
     ("pp: 2", "fsdp: maybe", ":4 plan.fsdp is 'maybe': must be true or false"),
     ("pp: 2", "partition: evn", "is 'evn': no such partition. Valid: even, ends-as-layers, by-cost, or a list"),
     ("pp: 2", "partition: 3", ":4 plan.partition is 3: must be text, or a list. Write one word,"),

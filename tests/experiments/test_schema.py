@@ -135,7 +135,7 @@ WRONG: dict[str, list[Any]] = {
     "cluster": [3, {"node": "dgx-h100"}, {"node": "dgx-h100", "nodes": "2"}, {"gpu": "h100-sxm", "gpus": 0}, {}],
     "model": [None, {"layers": 4}, {"preset": "gpt2", "layer": 4}, {"preset": "gpt2", "layers": 0.5}, ""],
     "framework": ["megatron", {"nam": "torchtitan"}, {"set": {"overlap": {"dp": 2}}}, None],
-    "plan": [{"tp": "4"}, {"mesh": {"tp": 0}}, {"mesh": {}, "schemes": [{"use": "data/zero"}]}, {"zero": 3}],
+    "plan": [{"tp": "4"}, {"mesh": {"tp": 0}}, {"mesh": {}, "schemes": [{"use": "data/zero"}]}, {"zero": 4}],
     "precision": [None, "bf17", {"compute": "bf16", "gradient": "fp32"}],
     "batch": [{"micro": 0}, {"sequence": 1.5}, 4],
 }
