@@ -266,8 +266,8 @@ def _plan(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
             data = {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
-        left.note("mesh.cp")  # by gathering keys and values: which way was taken is not in a row's words
-        schemes.append({"use": "sequence/all-gather", "over": "cp"})
+        left.note("mesh.cp")  # which way was taken is not in a row's words
+        schemes.append({"use": habits.context, "over": "cp"})
     if tp > 1:
         split = left.given("sequence_parallel", spec.sequence_parallel, habits.sequence_parallel)
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})

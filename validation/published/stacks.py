@@ -17,7 +17,8 @@ class Stack:
     """The usual choices of one training program.
 
     near: frameworks that come closest, the closest first. overlap: whether communication runs under computation, where
-    no framework of its own says so. dropout: of the models that were trained with it.
+    no framework of its own says so. dropout: of the models that were trained with it. context: how attention goes
+    across ranks that share sequences; Megatron-Core's ``cp_comm_type`` is p2p unless told otherwise.
     """
 
     near: tuple[str, ...] = ()
@@ -27,6 +28,7 @@ class Stack:
     sequence_parallel: bool = True
     overlap: bool | None = None
     dropout: float | None = None
+    context: str = "sequence/megatron-cp"
 
 
 LAST = "megatron-core"
@@ -35,7 +37,9 @@ LAST = "megatron-core"
 RELATIVES = frozenset({"nemo", "mlperf-nemo", "megatron-bridge", "primus"})
 """Programs that are built on Megatron-Core, whose own published runs they are."""
 
-FSDP = Stack(near=("llm-foundry", "torchtitan"), sharding="fsdp-full", sequence_parallel=False)
+GATHERED = "sequence/all-gather"
+
+FSDP = Stack(near=("llm-foundry", "torchtitan"), sharding="fsdp-full", sequence_parallel=False, context=GATHERED)
 
 STACKS = {
     "megatron-core": Stack(),
@@ -56,11 +60,11 @@ STACKS = {
     ),
     "llm-foundry": FSDP,
     "fms-fsdp": FSDP,
-    "torchtitan": Stack(near=("llm-foundry",), sharding="fsdp-full", recompute="selective"),
+    "torchtitan": Stack(near=("llm-foundry",), sharding="fsdp-full", recompute="selective", context=GATHERED),
     "colossalai": Stack(near=("llm-foundry", "torchtitan"), sharding="zero2", sequence_parallel=False),
     "nanotron": Stack(near=("torchtitan",)),
     # MaxText's remat_policy is `full` unless told otherwise; PaxML's recipes recompute nearly everything too.
-    "jax": Stack(sharding="fsdp-full", recompute="full", sequence_parallel=False),
+    "jax": Stack(sharding="fsdp-full", recompute="full", sequence_parallel=False, context=GATHERED),
 }
 """Programs with habits of their own; all others go about it like Megatron-Core."""
 

@@ -236,7 +236,7 @@ def test_windows_slide_in_every_second_layer() -> None:
         ({"batch__micro": None, "batch__global": 8, "schedule": "1f1b", "mesh__vpp": 1}, "batch.micro", ""),
         ({"kind": "sft-packed"}, "class", ""),
         ({"stack": "nemo"}, "stack", ""),
-        ({"mesh__dp": 4, "mesh__cp": 2}, "mesh.cp", "sequence/all-gather"),
+        ({"mesh__dp": 4, "mesh__cp": 2}, "mesh.cp", "sequence/megatron-cp"),
     ],
 )
 def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: str, use: str) -> None:
