@@ -14,11 +14,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from simulator.expert_leaves import EXPERTS
+from simulator.expert_leaves import EXPERTS, Permute
+from simulator.layout import Dim, Tensor
 from simulator.ops import Collective, Fragment, Gemm, Memory, Op, Touch
 from simulator.routing import Spread, Told
-from simulator.scheme import Inner, Rule, Scheme, SchemeOptions
+from simulator.scheme import Inner, Rule, Scheme, SchemeOptions, find_scheme
 from simulator.sites import Leaf, MoE, Site
+
+TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
+"""Where tokens set out for their experts."""
 
 Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)]
 
@@ -71,6 +75,19 @@ class ExpertScheme(Scheme):
         if job.model.moe is not None and job.model.moe.experts % self.ranks == 0:
             where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
             self.options.routing.fits(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
+
+    def of_same_tokens(self, job: Any) -> list[str]:
+        """The axes that experts are spread over, as far as no other scheme of the plan divides tokens along them."""
+        divided: set[str] = set()
+        for entry in job.plan.schemes:
+            kind, told = find_scheme(entry.use), entry.model_extra or {}
+            if kind.family not in ("pipeline", "expert"):
+                other = kind(kind.axes(entry.over, told), kind.Options(**told), self.mesh, self.habits)
+                rule = other.layouts(TOKENS)
+                dims = dict.fromkeys(other.over, rule) if isinstance(rule, str) else rule.divide if rule else {}
+                divided |= {part for part, dim in dims.items() if dim in ("b", "s")}
+        mine = self.mesh.parts(self.claims[:1])
+        return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
 
     def layouts(self, site: Leaf) -> Rule:
         dims = zip(self.claims, ("e", "f"), strict=False)

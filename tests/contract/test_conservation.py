@@ -14,6 +14,7 @@ from simulator.lowering import Lowering
 from simulator.models.flops import forward_matmul_flops
 from simulator.ops import BYTES, Attention, Collective
 from simulator.schedule import MOVES
+from simulator.sharding import DataScheme
 from tests.contract.measure import (
     params_of,
 )
@@ -148,32 +149,44 @@ def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
     assert sent == wanted
 
 
-@given(job=jobs(EVERY), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
+PLAIN = tuple(
+    f"data/{name}" for name in ("ddp", "zero-1", "zero-2", "zero-3", "fsdp", "mics", "weight-update-sharding")
+)
+"""Data schemes whose gradients travel as they are, and by no clock."""
+
+
+@given(job=jobs(EVERY, datas=PLAIN), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
 def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> None:
     """Every gradient byte of a rank is in exactly one bucket of one reduction among those that hold the same weights
-    and see other tokens: once a step, with sharded weights once a micro-batch."""
+    and see other tokens: once a step, with sharded gradients once a micro-batch. Shards of weights that rest whole come
+    together once a step."""
     played = play_job(changed(job, bucket={"elements": elements, "elements_per_rank": 0.0}))
     plan = played.plan
     (data,) = plan.family("data")
+    assert isinstance(data, DataScheme)
     # Without a flush once an update.
     updates = plan.run.m // plan.every if plan.every else 1
     for device in range(plan.shape.p):
-        reduced, gathered, wanted = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
+        reduced, gathered, wanted, returned = (defaultdict[tuple[str, ...], int](int) for _ in range(4))
         for _, op in played.instances(device):
-            if op.stream == "data" and op.work is not None:
+            if op.stream.startswith("data") and op.work is not None:
                 assert isinstance(op.work, Collective)
                 of = gathered if op.work.operation == "all_gather" else reduced
                 of[op.work.axes] += op.work.nbytes
+        cut = False
         for stage in (one for one in range(plan.shape.stages) if plan.device(one) == device):
-            turns = passes(played, stage) if data.use == "data/fsdp" else updates
+            turns = passes(played, stage) if "gradients" in data.shards else updates
             for param in params_of(played.chain(stage)):
                 axes = summed_over(param, plan)
-                wanted[axes] += turns * param.size * (plan.mesh.size(axes) > 1)
-        wanted = {axes: n for axes, n in wanted.items() if axes and n}  # type: ignore[assignment]
-        assert reduced == {axes: 4 * n for axes, n in wanted.items()}
-        if data.use != "data/fsdp":
-            sharded = data.use == "data/zero-1"
-            assert gathered == ({axes: 2 * n for axes, n in wanted.items()} if sharded else {})
+                if axes and plan.mesh.size(axes) > 1:
+                    wanted[axes] += 4 * turns * param.size
+                    cut |= bool(data.rests("parameters", param))
+                    if "optimizer" in data.shards:
+                        returned[axes] += 2 * updates * param.size
+        assert reduced == wanted
+        # Without a flush what the last updates of a run have made comes together behind its end.
+        if not cut and not plan.every:
+            assert gathered == returned
 
 
 @given(job=jobs(EVERY, datas=("data/fsdp",)))

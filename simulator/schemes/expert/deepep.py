@@ -53,6 +53,9 @@ class DeepEP(ExpertScheme):
             rule = "the kernels of expert/deepep exchange tokens in bf16 and fp8"
             remedy = "Choose precision.compute: bf16 or an fp8 recipe, or expert/all-to-all"
             raise PlanError("precision.compute", rule, remedy, job.precision.compute)
+        if same := self.of_same_tokens(job):
+            rule = f"ranks along {' and '.join(same)} that experts are spread over all have the same tokens"
+            raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
         fragment = super().lower(site, inner)
@@ -69,9 +72,6 @@ class DeepEP(ExpertScheme):
         """Puts an exchange in the place of an all-to-all, which counts a copy of a token for each of its experts."""
         work = op.work
         assert isinstance(work, Collective)
-        if self.mesh.size(work.axes) != self.ranks:
-            rule = "the tensor ranks that experts are spread over all have the same tokens"
-            raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
         tokens = round(work.nbytes / (BYTES["bf16"] * routed.hidden * routed.topk))
         shape = routed.hidden, routed.topk, routed.experts
         knobs = self.options.most, self.options.sms
