@@ -39,7 +39,12 @@ class ShardedScheme(DataScheme):
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
-        return super().lower_stage(stage, lambda part: in_units(self, inner(part)))
+        return super().lower_stage(stage, lambda part: in_units(self, grouped(inner(part), self.unit)))
+
+    @property
+    def unit(self) -> int:
+        """Layers of one unit, where as many of one kind stand in a row."""
+        return 1
 
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         """What comes together once a step stands beside the units, on a stream that none of them uses."""
@@ -120,6 +125,51 @@ class Turn:
     forward: Fetch
     backward: Fetch
     sent: int
+
+
+def grouped(chain: Chain, layers: int) -> Chain:
+    """`chain` whose links hold so many copies of one at a time, and what is left over by itself."""
+    if layers == 1:
+        return chain
+    links: list[Link] = []
+    for link in chain.links:
+        whole, rest = divmod(link.count, layers)
+        links += [_several(link, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
+    return Chain(links, chain.ahead, chain.behind)
+
+
+def _several(link: Link, n: int, count: int) -> Link:
+    """`count` times `n` copies of a link, one after another in one fragment."""
+    if n == 1:
+        return replace(link, count=count)
+    copies = [link.fragment.copy() for _ in range(n)]
+    takes, gives = link.takes or "", link.gives or ""
+    for one, other in pairwise(copies):
+        other.entry[takes].after.append(one.exit[gives])
+        if takes in other.grad_exit:
+            one.grad_entry[gives].after.append(other.grad_exit[takes])
+
+    def key(old: str, i: int) -> str:
+        """Copies meet in what one gives and the next one takes."""
+        back, (come, go) = old.removeprefix("d:"), link.keys
+        at = {come: i, go: i + 1}.get(back)
+        if at is None:
+            return f"{old} of {i}"
+        return old if at in (0, n) else f"{old.removesuffix(back)}between {at}"
+
+    fragment = Fragment(
+        [op for one in copies for op in one.forward],
+        [op for one in reversed(copies) for op in one.backward],
+        copies[0].entry,
+        copies[-1].exit,
+        copies[-1].grad_entry,
+        copies[0].grad_exit,
+        [param for one in copies for param in one.params],
+        [name for one in copies for name in one.borrowed],
+        [replace(touch, key=key(touch.key, i)) for i, one in enumerate(copies) for touch in one.touches],
+    )
+    found, left = (tuple(key(old, i) for i in range(n) for old in keys) for keys in (link.found, link.left))
+    return replace(link, fragment=fragment, count=count, found=found, left=left)
 
 
 def in_units(scheme: ShardedScheme, chain: Chain) -> Chain:

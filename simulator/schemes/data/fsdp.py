@@ -1,9 +1,9 @@
 """Fully sharded data parallelism: weights, gradients and optimizer states rest cut; a unit is whole while it computes.
 
-A unit is a transformer layer, the embedding, or the output layer with its loss. Before its forward pass its weights are
-all-gathered, behind it they are freed; before its backward pass they are gathered again, and behind that its gradients
-are reduce-scattered, in every micro-batch. The next unit's weights are gathered while one computes, so two units are
-whole at a time.
+A unit is a transformer layer or several, the embedding, or the output layer with its loss. Before its forward pass its
+weights are all-gathered, behind it they are freed; before its backward pass they are gathered again, and behind that
+its gradients are reduce-scattered, in every micro-batch. The next unit's weights are gathered while one computes, so
+two units are whole at a time.
 
     forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
@@ -35,6 +35,8 @@ class FSDP(ShardedScheme):
     class Options(SchemeOptions):
         replicate: str | None = None
         """The axis along which groups that share the model are copies of each other."""
+        unit: int = Field(default=1, ge=1, strict=True)
+        """Layers of a unit, where as many of one kind stand in a row."""
         prefetch: int | None = Field(default=None, ge=0, le=3)
         """Units gathered while one computes. PyTorch's limit of two gathers that are not used up is 1, its default.
         Default: 1 where the framework overlaps, else 0."""
@@ -42,6 +44,10 @@ class FSDP(ShardedScheme):
         """Off: in backward passes a unit is gathered behind the scatter of the one before it."""
         reshard: bool = True
         """Off: weights stay whole from the forward to the backward pass, and are gathered once a micro-batch."""
+
+    @property
+    def unit(self) -> int:
+        return int(self.options.unit)
 
     def depth(self, forward: bool, sizes: Sequence[int]) -> int:
         if not forward and not self.options.backward_prefetch:
