@@ -16,7 +16,34 @@ from itertools import takewhile
 
 from simulator.mesh import Mesh
 from simulator.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
-from simulator.rewrite import parts, sources
+from simulator.rewrite import Rewrite, parts, sources
+from simulator.scheme import Inner, TensorScheme
+from simulator.sites import Site, Unit
+
+
+class Overlap(TensorScheme):
+    """Base of the schemes that stand beside a tensor scheme that cuts activations, whichever that is, and take over its
+    pairs of communication and products. A scheme says what stands in for each: `gather`, `scatter`."""
+
+    role = "overlap of tensor parallelism"
+    most_axes = 0
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        fragment = inner(site)
+        if not isinstance(site, Unit):
+            return fragment
+        rewrite = Rewrite(fragment)
+        for pair in pairs(fragment, self.family, self.mesh):
+            (self.gather if pair.gathers else self.scatter)(rewrite, pair)
+        return rewrite.done()
+
+    def gather(self, rewrite: Rewrite, pair: Pair) -> None:
+        """Puts other ops in the places of an all-gather and the products that read its rows."""
+        raise NotImplementedError
+
+    def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+        """Puts other ops in the places of a product and the reduce-scatter that adds up its rows."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ class Plan:
         over = kind.axes(entry.over, told)
         if kind.most_axes is not None and len(over) > kind.most_axes:
             most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
-            rule = f"{kind.family} schemes take {most}"
+            rule = f"{entry.use} takes {most}"
             raise PlanError(f"{where}.over", rule, "Leave the others out", list(over))
         if len(over) < kind.least_axes:
             rule = f"{entry.use} divides ranks along {kind.least_axes} axes"
@@ -91,11 +91,12 @@ class Plan:
         axes = self.mesh.views.get(view, {}) if view else self.mesh.named
         for axis in over:
             if axis not in axes:
+                key = next((key for key in kind.names_axes if told.get(key) == axis and axis not in entry.over), "over")
                 place = f"plan.views.{view}" if view else "plan.mesh"
                 if not axes:
                     remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"
-                    raise PlanError(f"{where}.over", f"there is no {place}", remedy, axis)
-                raise PlanError(f"{where}.over", f"no such axis in {place}", nearest(axis, axes), axis)
+                    raise PlanError(f"{where}.{key}", f"there is no {place}", remedy, axis)
+                raise PlanError(f"{where}.{key}", f"no such axis in {place}", nearest(axis, axes), axis)
         known = ["use", "over", *kind.Options.model_fields]
         for key in told:
             if key not in known:

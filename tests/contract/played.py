@@ -77,6 +77,12 @@ class Played:
         """Ranks that each device of the pipeline stands for."""
         return self.plan.mesh.world // self.plan.shape.p
 
+    @property
+    def by_a_clock(self) -> bool:
+        """Whether ops are formed by when gradients come, so that faster links make other ops."""
+        chains = (one_of(stage) for stage in self.stages)
+        return any(beside.formed for chain in chains for beside in (*chain.ahead, *chain.behind))
+
     def chain(self, stage: int, part: int = 0) -> Chain:
         """What a stage lowers to: for whole sequences, or for a slice of them."""
         found = self.stages[stage]

@@ -24,28 +24,16 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.decompose import Pair, pairs, shifts, total
-from simulator.ops import Fragment, Memory, Op, Touch
+from simulator.decompose import Overlap, Pair, shifts, total
+from simulator.ops import Memory, Op, Touch
 from simulator.rewrite import Rewrite, instead
-from simulator.scheme import Inner, Law, Paper, TensorScheme, find_scheme
-from simulator.sites import Site, Unit
+from simulator.scheme import Law, Paper, find_scheme
 
 
-class AsyncTP(TensorScheme):
-    role = "overlap of tensor parallelism"
-    most_axes = 0
+class AsyncTP(Overlap):
     paper = Paper("https://discuss.pytorch.org/t/209487", "Introducing Async Tensor Parallelism in PyTorch", 2024)
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = inner(site)
-        if not isinstance(site, Unit):
-            return fragment
-        rewrite = Rewrite(fragment)
-        for pair in pairs(fragment, self.family, self.mesh):
-            (self._gather if pair.gathers else self._scatter)(rewrite, pair)
-        return rewrite.done()
-
-    def _gather(self, rewrite: Rewrite, pair: Pair) -> None:
+    def gather(self, rewrite: Rewrite, pair: Pair) -> None:
         op, shard, ranks = pair.collective, pair.shard, pair.ranks
         own = Op(f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase)
         pulls = shifts(pair, [[own]] * (ranks - 1))
@@ -62,7 +50,7 @@ class AsyncTP(TensorScheme):
             rewrite.swap(one, turns if one is pair.products[0] else [], made[-1:])
         self._buffer(rewrite, pair, shard, own, pulls[-1])
 
-    def _scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+    def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
         (product,), ranks = pair.products, pair.ranks
         made = [
             replace(product, name=f"{product.name} {i}", work=work, after=list(product.after))

@@ -23,11 +23,10 @@ from math import ceil
 
 from pydantic import Field
 
-from simulator.decompose import Pair, pairs, shifts, total
-from simulator.ops import Fragment, Gemm
+from simulator.decompose import Overlap, Pair, shifts, total
+from simulator.ops import Gemm
 from simulator.rewrite import Rewrite, instead
-from simulator.scheme import Inner, Law, Paper, SchemeOptions, TensorScheme
-from simulator.sites import Site, Unit
+from simulator.scheme import Law, Paper, SchemeOptions
 
 TILE = (128, 256)
 """Rows and columns of an output tile: of the widest tiles of libraries on GPUs since Ampere."""
@@ -38,9 +37,7 @@ def waves(product: Gemm, wave: int) -> int:
     return ceil(ceil(product.m / TILE[0]) * ceil(product.n / TILE[1]) * product.batch / wave)
 
 
-class Flux(TensorScheme):
-    role = "overlap of tensor parallelism"
-    most_axes = 0
+class Flux(Overlap):
     paper = Paper(
         "arXiv:2406.06858", "FLUX: Fast Software-based Communication Overlap On GPUs Through Kernel Fusion", 2024
     )
@@ -49,16 +46,7 @@ class Flux(TensorScheme):
         wave: int = Field(default=132, ge=1)
         """Tiles that are computed at a time, one to a multiprocessor; 132 as on an H100."""
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = inner(site)
-        if not isinstance(site, Unit):
-            return fragment
-        rewrite = Rewrite(fragment)
-        for pair in pairs(fragment, self.family, self.mesh):
-            (self._gather if pair.gathers else self._scatter)(rewrite, pair)
-        return rewrite.done()
-
-    def _gather(self, rewrite: Rewrite, pair: Pair) -> None:
+    def gather(self, rewrite: Rewrite, pair: Pair) -> None:
         op = pair.collective
         copies = shifts(pair, [op.after] * (pair.ranks - 1))
         rewrite.swap(op, copies)
@@ -66,7 +54,7 @@ class Flux(TensorScheme):
             product.after = instead(product.after, {op: op.after})
             rewrite.swap(product, [product], [product, copies[-1]])
 
-    def _scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+    def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
         op, (product,) = pair.collective, pair.products
         assert isinstance(product.work, Gemm)
         last = pair.work.nbytes // waves(product.work, self.options.wave)
