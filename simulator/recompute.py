@@ -13,18 +13,21 @@ from dataclasses import replace
 
 from simulator.leaves import Cast
 from simulator.ops import Communication, Fragment, Op, Touch
-from simulator.rewrite import sources
+from simulator.rewrite import Rewrite, sources
 from simulator.scheme import Inner
 from simulator.sites import Layer, Leaf, Nest, Site, Stage, Unit
 
 
-def recompute(site: Site, inner: Inner) -> Fragment:
+def recompute(site: Site, inner: Inner, kept: Callable[[str], bool] | None = None) -> Fragment:
     """`site` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
 
-    Kept are the tensors that come in from outside, and those that others need; all else lives within one pass.
+    Kept are the tensors that come in from outside, and those that others need; all else lives within one pass. kept:
+    whether memory of a name inside is kept, too; what nothing else needs is then not done again.
     """
     first, again = inner(site), inner(site)
     gradient = list(again.grad_entry.values())
+    if kept is not None:
+        _spare(again, kept, gradient)
     for mark in again.entry.values():
         mark.after += gradient
     for op in again.forward:
@@ -49,6 +52,31 @@ def recompute(site: Site, inner: Inner) -> Fragment:
         borrowed=again.borrowed,
         touches=touches,
     )
+
+
+def _spare(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op]) -> None:
+    """Leaves out of `again` the forward ops that make only what is `kept`, or what those read. Who waits for them waits
+    for the `gradient`."""
+    made, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
+    for touch in again.touches:
+        (made if touch.made else read)[touch.op].add(touch.key)
+    asked = {key for keys in read.values() for key in keys}
+    # What leaves the site is made again, as recomputation does.
+    wanted = {key for op in again.forward for key in made[op] - asked if not kept(key)}
+    wanted |= {key for op in again.backward for key in read[op] if not kept(key)}
+    waited: set[Op] = set()
+    dead = Rewrite(again)
+    left: set[Op] = set()
+    for op in reversed(again.forward):
+        # Ops in the middle of a leaf make nothing that has a name.
+        if made[op] & wanted or (not made[op] and op in waited):
+            wanted |= {key for key in read[op] if not kept(key)}
+            waited |= sources(op)
+        else:
+            left.add(op)
+            dead.swap(op, [], gradient)
+    again.touches = [touch for touch in again.touches if touch.op not in left]
+    dead.done()
 
 
 def discard(fragment: Fragment, ops: Sequence[Op]) -> None:

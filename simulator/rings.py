@@ -176,7 +176,7 @@ class Steps:
         """`op` needs this memory: keys and bytes."""
         self.fragment.touches += [Touch(key, nbytes, op, made) for key, nbytes in memory]
 
-    def whole(self, op: Op, *names: str) -> None:
+    def whole(self, op: Op, *names: str, made: bool = False) -> None:
         """`op` makes or reads tensors (gradients: ``d:``) as they lie outside."""
         stems = dict.fromkeys(names)
         for one in self.found:
@@ -184,7 +184,7 @@ class Steps:
                 stem, at, _ = touch.key.partition("@")
                 if at and stem in stems and stems[stem] is None and "~" not in touch.key:
                     stems[stem] = touch.key
-        self.lives(op, *((key, self.nbytes(name)) for name, key in stems.items() if key))
+        self.lives(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
 
     def partial(self, i: int) -> list[tuple[str, int]]:
         """Memory of the output of step i and of the sums of its rows."""
@@ -212,7 +212,7 @@ class Steps:
         self.lives(op, *parts)
         self.lives(op, (self.key("lse"), self.lse), made=not self._sums)
         if last:
-            self.whole(op, self.o)
+            self.whole(op, self.o, made=True)
             self.fragment.exit = {self.o: op}
         self._sums = [op]
         self.fragment.forward.append(op)

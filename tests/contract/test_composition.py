@@ -11,6 +11,7 @@ import pytest
 from simulator.expert_leaves import EXPERTS
 from simulator.ops import HostUpdate, Memory
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
+from tests.contract.measure import saved
 from tests.contract.played import FREE, Played, copies_of, play_job
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -112,3 +113,19 @@ def test_states_rest_cut_as_declared(composed: tuple[str, dict[str, Any], Played
             if (second := scheme.secondary(param)) is not None:
                 wanted["parameters"] += 2 * param.size / played.plan.mesh.size(second)
         assert played.resting(device) == pytest.approx(wanted)
+
+
+INSIDE = [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "memory")]
+
+
+@pytest.mark.parametrize("regather", [True, False])
+@pytest.mark.parametrize("use", INSIDE)
+def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: bool) -> None:
+    """Whatever a scheme does inside a layer, its result is forgotten with the rest."""
+    job = job_with(use, overlap=True)
+    job["framework"]["set"]["regather"] = regather
+    schemes = [entry for entry in job["plan"]["schemes"] if not entry["use"].startswith("memory/")]
+    played = play_job({**job, "plan": {**job["plan"], "schemes": [*schemes, {"use": "memory/recompute-full"}]}})
+    for stage in range(played.plan.shape.stages):
+        for link in played.chain(stage).links:
+            assert saved(link) == link.nbytes or link.name != "layer"

@@ -1,13 +1,17 @@
 """Full recompute: a layer keeps its input only and is computed again in the backward pass.
 
 Saves all activations inside a layer (2 b s h bytes stay, in the layout in which the input arrives) for one more
-forward pass, its collectives included: about a third more time.
+forward pass, its collectives included: about a third more time. Where the results of attention are kept (its output, 2
+b s h bytes more, and the sums of its rows), neither the attention core is computed again nor the communication inside
+of it: with long sequences most of the time for little memory.
 
-References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5.
+References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5;
+kept results of attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3.
 """
 
 from collections.abc import Iterable
 from math import inf
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,12 +28,18 @@ class RecomputeFull(MemoryScheme):
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
         """How many layers of each stage, from the first on; null: all."""
+        keep: tuple[Literal["core_attn"], ...] = ()
+        """Modules whose results are kept and not made again."""
 
     def lower_stage(self, stage: Stage, inner: Around) -> Chain:
         return inner(marked(stage, inf if self.options.layers is None else self.options.layers, self.role))
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
-        return recompute(site, inner) if isinstance(site, Unit) and self.role in site.marks else inner(site)
+        if not isinstance(site, Unit) or self.role not in site.marks:
+            return inner(site)
+        leaves = [leaf for leaf in site.leaves() if leaf.module in self.options.keep]
+        results = {tensor.name for leaf in leaves for tensor in leaf.outs} | {f"{leaf.name}.lse" for leaf in leaves}
+        return recompute(site, inner, (lambda key: key.partition("@")[0] in results) if leaves else None)
 
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         yield Law("recomputed_forward_share", 1.0, "section 5: one more forward pass")

@@ -1,0 +1,86 @@
+"""Full recompute that keeps the results of attention: what is not done again, and what that costs in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.measure import saved
+from tests.contract.played import Played, play_job
+
+SEQUENCES = ["all-gather", "ring", "dist-flash-attn", "ulysses", "megatron-cp"]
+
+
+def job(sequence: str | None, keep: bool, inside: bool = True, **model: Any) -> dict[str, Any]:
+    """Four layers on two replicas of four sequence ranks, or one, of two tensor ranks. inside: the memory scheme stands
+    inside of the others."""
+    cp = 4 if sequence else 1
+    schemes: list[dict[str, Any]] = [
+        {"use": "data/zero-1", "over": "dp"},
+        *([{"use": f"sequence/{sequence}", "over": "cp"}] if sequence else []),
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ]
+    memory = {"use": "memory/recompute-full", "keep": ["core_attn"] if keep else []}
+    return {
+        "model": {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 256, "tied": False, **model},
+        "cluster": {"gpu": "h100-sxm", "gpus": 4 * cp},
+        "batch": {"global": 4},
+        "plan": {
+            "mesh": {"dp": 2, "cp": cp, "tp": 2},
+            "schemes": [*schemes, memory] if inside else [memory, *schemes],
+        },
+    }
+
+
+def layer_bytes(played: Played) -> float:
+    """What one layer keeps for its backward pass."""
+    return next(saved(link) for link in played.chain(0).links if link.name == "layer")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("sequence", [None, *SEQUENCES])
+def test_attention_is_not_computed_again(sequence: str | None, inside: bool) -> None:
+    plain, kept = (play_job(job(sequence, keep, inside)) for keep in (False, True))
+    assert plain.flops("R")["attention"] == plain.flops("F")["attention"]
+    assert kept.flops("R") == {**plain.flops("R"), "attention": 0.0}
+    for phases in (("F",), ("B", "W")):
+        assert kept.flops(*phases) == plain.flops(*phases)
+    assert kept.times.span < plain.times.span
+    assert [peak.left for peak in kept.peaks] == [0]
+
+
+@pytest.mark.parametrize("sequence", [None, *SEQUENCES])
+def test_its_output_and_the_sums_of_its_rows_are_kept(sequence: str | None) -> None:
+    """2 b s h bytes and 4 for every row and head, cut over sequence and tensor ranks; Ulysses reads the output in both
+    of its layouts."""
+    plain, kept = (layer_bytes(play_job(job(sequence, keep))) for keep in (False, True))
+    ranks = 2 * (4 if sequence else 1)
+    outputs = 2 if sequence == "ulysses" else 1
+    assert kept - plain == (outputs * 2 * 256 * 64 + 4 * 256 * 8) / ranks
+
+
+@pytest.mark.parametrize("sequence", ["all-gather", "ring", "dist-flash-attn", "megatron-cp"])
+def test_nor_do_its_keys_travel_again(sequence: str) -> None:
+    def again(played: Played) -> list[str]:
+        return [op.name for _, op in played.instances() if op.phase == "R" and op.stream.startswith("sequence")]
+
+    plain, kept = (play_job(job(sequence, keep)) for keep in (False, True))
+    assert again(plain) and not again(kept)
+
+
+def test_unfused_attention_makes_its_scores_again() -> None:
+    """Its backward pass reads them, so all but the last product is needed."""
+    plan = job(None, True)
+    plan["framework"] = {"name": "megatron-core", "set": {"attention": "unfused"}}
+    played = play_job(plan)
+    again = [op.name for _, op in played.instances() if op.phase == "R"]
+    assert any("core" in name for name in again) and [peak.left for peak in played.peaks] == [0]
+
+
+@pytest.mark.parametrize("sequence", [None, "ring", "ulysses"])
+def test_engines_agree(sequence: str | None) -> None:
+    plan = job(sequence, True)
+    slow, fast = (play_job(plan, engine=engine) for engine in ("simpy", "matrices"))
+    assert fast.step.span == pytest.approx(slow.step.span, rel=1e-9)
+    assert [peak.total for peak in fast.peaks] == [peak.total for peak in slow.peaks]
