@@ -302,7 +302,7 @@ SLY: dict[str, tuple[dict[str, Any], str, Any, str]] = {
     # (job, field, value, what stands in the message)
     "tp is true": (SHORT, "plan.tp", True, "whole number"),
     "a habit without end": (SHORT, "framework", {"set": {"step_overhead_s": math.inf}}, "finite"),
-    "zero 3": (SHORT, "plan.zero", 3, "0, 1"),
+    "zero 4": (SHORT, "plan.zero", 4, "0, 1, 2, 3"),
     "key of the precision": (SHORT, "precision", {"computes": "bf16"}, "'compute'"),
     "global by another name": (SHORT, "batch", {"total": 16}, "'global'"),
     "a sequence beyond reason": (SHORT, "batch.sequence", 10**30, "batch.sequence"),
