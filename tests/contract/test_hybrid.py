@@ -1,0 +1,107 @@
+"""What holds of several kinds of parallelism at once: limits of one kind, and bytes that divide or do not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.ops import Collective
+from tests.contract.measure import sent
+from tests.contract.played import Played, play_job
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "norm": "rmsnorm"}
+SHARDED = {"data/fsdp", "data/zero-3"}
+
+
+def played(
+    pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1, data: str = "data/fsdp", m: int = 4, **options: Any
+) -> Played:
+    """A model of no biases on pp x dp x cp x tp ranks, `m` micro-batches a replica."""
+    schemes = [
+        {"use": "pipeline/1f1b", "over": "pp"},
+        {"use": data, "over": "dp", **options},
+        {"use": "sequence/ring", "over": "cp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ]
+    job = {
+        "model": MODEL,
+        "cluster": {"gpu": "h100-sxm", "gpus": pp * dp * cp * tp},
+        "batch": {"global": m * dp},
+        "plan": {"mesh": {"pp": pp, "dp": dp, "cp": cp, "tp": tp}, "schemes": schemes},
+    }
+    return play_job(job)
+
+
+def sent_by(one: Played, family: str, device: int = 0) -> float:
+    """Bytes that a rank of a device sends for one family of schemes."""
+    ops = [op for _, op in one.instances(device) if op.stream.partition("-")[0] == family]
+    return sent([op for op in ops if isinstance(op.work, Collective)], one.plan.mesh)
+
+
+def divided(one: Played) -> tuple[float, float]:
+    """Elements of a rank's weights that tensor ranks divide, and of those that each has whole."""
+    held = [param for device in range(one.plan.shape.p) for param in one.held(device)]
+    cut = sum(param.size for param in held if param.size < param.total)
+    return cut, sum(param.size for param in held) - cut
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8]), dp=st.integers(2, 8), m=st.integers(1, 4))
+def test_sharded_weights_of_divided_layers_move_as_many_bytes_fewer(tp: int, dp: int, m: int) -> None:
+    """3 (dp-1)/dp M/tp of a rank and micro-batch, where M counts bf16 weights twice and fp32 gradients once; norms are
+    whole on every tensor rank."""
+    one = played(dp=dp, tp=tp, m=m)
+    cut, whole = divided(one)
+    assert cut * tp + whole == one.plan.job.model.parameters
+    assert sent_by(one, "data") == pytest.approx(m * (dp - 1) / dp * (2 * 2 + 4) * (cut + whole))
+
+
+@given(
+    tp=st.sampled_from([2, 4]), dp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2])
+)
+def test_tensor_traffic_of_a_micro_batch_is_that_of_its_tokens(tp: int, dp: int, pp: int, cp: int) -> None:
+    """Replicas change nothing, stages and sequence ranks divide it; all but the table's and the loss's at the ends, and
+    the sums of norm gradients."""
+
+    def layers(one: Played) -> float:
+        ops = [op for _, op in one.instances() if op.stream == "tensor" and op.phase != "U"]
+        inside = [op for op in ops if not any(word in op.name for word in ("embed", "placed", "loss", "norm.out"))]
+        return sent([op for op in inside if isinstance(op.work, Collective)], one.plan.mesh)
+
+    alone, many = played(tp=tp), played(pp, dp, cp, tp)
+    assert layers(many) * cp == pytest.approx(layers(alone))
+
+
+@pytest.mark.parametrize("data", sorted(SHARDED))
+def test_twice_as_many_ranks_for_one_batch_halve_work_but_not_bytes(data: str) -> None:
+    """Why sharded weights stop scaling at a fixed batch: bytes of a rank and micro-batch stay, and there is one
+    micro-batch at least."""
+    few, many = (played(dp=dp, data=data, m=1) for dp in (4, 8))
+    assert sent_by(many, "data") / sent_by(few, "data") == pytest.approx((7 / 8) / (3 / 4), rel=1e-3)
+    assert sum(many.flops("F").values()) == pytest.approx(2 * sum(few.flops("F").values()))
+
+
+@given(
+    pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2])
+)
+def test_work_of_a_batch_is_the_same_on_any_plan(pp: int, dp: int, cp: int, tp: int) -> None:
+    one, alone = played(pp, dp, cp, tp, m=8 // dp), played(m=8)
+    for phases in (("F",), ("B", "W")):
+        assert one.flops(*phases) == pytest.approx(alone.flops(*phases))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4, 8])
+def test_hybrid_sharding_lies_between_its_limits(replicas: int) -> None:
+    """3 (F-1)/F M + 2 (R-1)/R M/F: of all ranks in one group, to all ranks as copies."""
+    shard = 8 // replicas
+    schemes = [{"use": "data/fsdp", "over": "shard", "replicate": "replicate"}]
+    mesh = {"replicate": replicas, "shard": shard}
+    cluster = {"gpu": "h100-sxm", "gpus": 8}
+    one = play_job({"model": MODEL, "cluster": cluster, "plan": {"mesh": mesh, "schemes": schemes}})
+    n = one.plan.job.model.parameters
+    wanted = (shard - 1) / shard * (2 * 2 + 4) * n + 2 * (replicas - 1) / replicas * 4 * n / shard
+    assert sent_by(one, "data") == pytest.approx(wanted)
+    assert math.prod(mesh.values()) == one.ranks
