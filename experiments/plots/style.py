@@ -19,9 +19,9 @@ SMALL, TEXT, TITLE = 7.0, 7.5, 9.0
 INK, FAINT, LINE = "#222222", "#6f6f6f", "#c8c8c8"
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-SKY, YELLOW, GREY = "#56b4e9", "#f0e442", "#555555"
+SKY, YELLOW, GREY, BROWN = "#56b4e9", "#f0e442", "#555555", "#8c5a3c"
 
-AXES = {"tp": PURPLE, "cp": SKY, "ep": YELLOW, "dp": GREEN, "pp": INK, "copy": GREY}
+AXES = {"tp": PURPLE, "cp": SKY, "ep": YELLOW, "dp": GREEN, "pp": INK, "copy": BROWN}
 """Communication by the axis that it serves."""
 
 RC: Any = {

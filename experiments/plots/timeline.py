@@ -42,7 +42,10 @@ ROWS = 32
 """Devices that are drawn; of more, evenly chosen ones."""
 
 COLUMNS = 7
-"""Entries in a line of the legend."""
+"""Entries in a line of the legend, at most."""
+
+LETTER = 0.55 * style.SMALL / 72
+"""Width of a letter of the legend, on average [in]."""
 
 LEFT, RIGHT = 0.62, 0.12
 """Margins beside the rows [in]."""
@@ -112,7 +115,7 @@ def timeline(report: Report) -> Figure:
 
     head = textwrap.wrap(", ".join(plan_words(report)), 112)
     top = 0.42 + 0.135 * len(head) + (0.12 if len(panels) > 1 else 0)
-    gap, foot = 0.36, 0.70 + 0.15 * (len(keys) > COLUMNS)
+    gap, foot = 0.36, 0.70 + 0.15 * (math.ceil(len(keys) / columns_for(keys, shape.v)) - 1)
     above = [0.2 if panel.letter else 0.0 for panel in panels]
     height = top + sum(panel.height * len(rows) for panel in panels) + sum(above) + gap * (len(panels) - 1) + foot
     figure = Figure(figsize=(style.PAGE, height), facecolor="white")
@@ -392,6 +395,19 @@ def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> li
     return entries
 
 
+def columns_for(entries: Sequence[tuple[str, list[style.RGB]]], chunks: int) -> int:
+    """Entries in a line of the legend that the page is wide enough for."""
+    beside = ((2.4 if chunks > 1 else 1.4) + 0.5 + 1.1) * style.SMALL / 72
+
+    def wide(columns: int) -> float:
+        """Entries fill the columns from top to bottom."""
+        words = np.array_split([len(words) for words, _ in entries], columns)
+        return sum(float(column.max()) * LETTER + beside for column in words if len(column))
+
+    most = min(len(entries), COLUMNS)
+    return next((n for n in range(most, 1, -1) if wide(n) <= style.PAGE), 1)
+
+
 def legend(
     figure: Figure,
     entries: Sequence[tuple[str, list[style.RGB]]],
@@ -403,7 +419,7 @@ def legend(
     """What the colours mean, below the panels."""
     handles: Any = [tuple(Patch(facecolor=tone, linewidth=0) for tone in tones) for _, tones in entries]
     labels = [words for words, _ in entries]
-    columns = min(len(handles), COLUMNS)
+    columns = columns_for(entries, chunks)
     figure.legend(
         handles,
         labels,
