@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,7 +208,11 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
             "blocks": ("blocks", str),
         },
     ),
-    "schemes": (schemes, {"paper": ("paper", str), "idea": ("idea", str)}),
+    # Of addresses the site is enough here; the whole one is in --json and docs/schemes.md.
+    "schemes": (
+        schemes,
+        {"paper": ("paper", lambda v: re.sub(r"^https://([^/]+)/.*", r"\1", v)), "idea": ("idea", str)},
+    ),
     "frameworks": (frameworks, {"title": ("", str)}),
 }
 """What can be listed: its rows, and the columns of its table beside the name."""
