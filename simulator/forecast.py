@@ -52,7 +52,7 @@ class Workshop:
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The prices on the plan's cluster, or on another of as many GPUs."""
-        cluster, rates = cluster or plan.job.cluster, plan.job.framework.rates
+        cluster, rates = cluster or plan.job.cluster, plan.job.framework.speeds
         same = cluster, tuple(rates.items())
         kernels: dict[Work, Estimate] = _kept(self._kernels, same, dict)
         return _kept(

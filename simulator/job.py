@@ -278,6 +278,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     }
     framework = load_framework(choice.name, choice.set | formats)
     plan = _from(base, _long(file.plan, cluster.gpus, model))
+    plan = _overlapped(plan) if framework.overlap.tp else plan
     named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
     return Job(
         id=file.id,
@@ -295,6 +296,17 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         named=named,
         origin=origin,
     )
+
+
+def _overlapped(plan: LongPlan) -> LongPlan:
+    """The plan with a scheme that overlaps its tensor parallelism, where it has some and says nothing of that."""
+    uses = [entry.use for entry in plan.schemes]
+    tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and use in scheme_names()]
+    if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor):
+        return plan
+    schemes = [*plan.schemes]
+    schemes.insert(tensor[0], SchemeEntry(use="tensor/async-tp"))
+    return plan.model_copy(update={"schemes": tuple(schemes)})
 
 
 def _from(base: Path, plan: LongPlan) -> LongPlan:

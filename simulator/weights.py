@@ -29,7 +29,7 @@ def weights_of(plan: Plan) -> list[Weights]:
     for part in range(plan.parts):
         cluster = plan.clusters[plan.device(part)]
         if cluster not in known:
-            known[cluster] = _on(plan, Costs(cluster, plan.mesh, plan.job.framework.rates).estimate)
+            known[cluster] = _on(plan, Costs(cluster, plan.mesh, plan.job.framework.speeds).estimate)
         found.append(known[cluster])
     return found
 

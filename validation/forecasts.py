@@ -36,7 +36,7 @@ class Forecaster:
     def costs(self) -> Costs:
         """Prices of kernels as they are measured one by one."""
         with calibrations_in(self.folder):
-            return Costs(self.plan.job.cluster, self.plan.mesh, self.plan.job.framework.rates, alone=True)
+            return Costs(self.plan.job.cluster, self.plan.mesh, self.plan.job.framework.speeds, alone=True)
 
     def works(self, works: Iterable[Work]) -> Value:
         """Seconds of some works one after another; errors of works of one kind are taken to go together."""

@@ -33,6 +33,9 @@ class Overlap(Part):
     """A device goes on computing while its activations are sent; otherwise it waits for each send."""
     gradients: bool = True
     """Gradients of activations are exchanged beside the weight gradients of the linear behind, otherwise after."""
+    tp: bool = False
+    """Communication of tensor parallelism runs beside products, shard by shard: a plan that does not say how gets
+    tensor/async-tp."""
     ep: bool = False
     """Gradients of tokens leave their experts beside the experts' weight gradients, otherwise behind them."""
 
@@ -97,6 +100,8 @@ class Framework(Part):
     """Time of the host to issue one op [s]: where the GPU is faster, it waits for the host."""
     cuda_graphs: bool
     """Ops are replayed from graphs: issuing them takes no time of the host."""
+    compile: bool = False
+    """A graph compiler fuses what lies between products: memory-bound kernels take no longer than calibrated ones."""
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time a step: data loading, logging, launch ramp [s]."""
     spread: float = Field(ge=0, le=3)
@@ -104,6 +109,12 @@ class Framework(Part):
     spread_experts: float = Field(ge=0, le=3)
     """The same that is added for models with experts: their many small kernels, and a host that waits for token counts,
     are not described."""
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """The rates as the kernels run."""
+        fused = {"memory_bound": min(1.0, self.rates.get("memory_bound", 1.0))} if self.compile else {}
+        return self.rates | fused
 
     def __hash__(self) -> int:  # cheap, and `rates` is a dict; equal frameworks are equal in these
         return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))

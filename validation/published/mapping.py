@@ -237,7 +237,8 @@ def _framework(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
         if spec.width(axis) == 1:
             continue
         value = left.given(f"overlap.{axis}", value, habits.overlap if name != spec.stack else None)
-        if value is not None and axis in Overlaps.model_fields:
+        # How tensor parallelism overlaps differs: torch's way stands in for no other.
+        if value is not None and axis in Overlaps.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = overlap
     changes["spread"] = left.widened(load_framework(name).spread)

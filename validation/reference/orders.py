@@ -19,7 +19,7 @@ def orders(plan: Plan) -> list[list[Action]]:
 
     Raises PlanError for an action that the reference trainer lacks.
     """
-    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.rates)
+    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds)
     _, program = programmed(plan, costs.estimate)
     return [[_known(plan, turn) for turn in order] for order in program.timetable.orders]
 

@@ -34,7 +34,7 @@ def price_of(forecaster: Forecaster, alone: bool = False) -> Price:
     """Prices as in a whole step; alone: communication within a stage takes no time."""
     plan = forecaster.plan
     with calibrations_in(forecaster.folder):
-        costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.rates)
+        costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds)
 
     def price(work: Work) -> tuple[float, float, float]:
         if alone and isinstance(work, Collective):
