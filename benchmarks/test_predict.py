@@ -61,50 +61,9 @@ def test_engine(benchmark, path, engine):
     assert step.span > 0
 
 
-LARGE = {
-    "llama3-405b": {
-        "model": "llama3-405b",
-        "cluster": "dgx-h100:2048",
-        "batch": {"global": 2048, "micro": 1, "sequence": 8192},
-        "plan": {
-            "mesh": {"pp": 16, "dp": 128, "tp": 8},
-            "partition": "ends-as-layers",
-            "schemes": [
-                {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 8},
-                {"use": "data/zero-1", "over": "dp"},
-                {"use": "tensor/megatron-sp", "over": "tp"},
-            ],
-        },
-    },
-    "deepseek-v3": {
-        "model": "deepseek-v3",
-        "cluster": {"gpu": "h800-sxm", "gpus": 2048, "gpus_per_node": 8},
-        "precision": "fp8-blockwise",
-        "batch": {"global": 15360, "micro": 1, "sequence": 4096},
-        "plan": {
-            "mesh": {"pp": 16, "dp": 128},
-            "views": {"experts": {"edp": 2, "ep": 64}},
-            "partition": [3, *[4] * 14, 2],
-            "schemes": [
-                {"use": "pipeline/dualpipe", "over": "pp"},
-                {"use": "data/zero-1", "over": "dp"},
-                {"use": "expert/all-to-all", "over": "ep"},
-            ],
-        },
-    },
-}
-"""Two of the largest runs that were published, with their pipelines of 16 stages."""
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_large_runs(benchmark, name):
-    report = benchmark.pedantic(lambda: simulate(LARGE[name]).to_dict(), rounds=3)
-    assert report["step_time_s"] > 0
-
-
 def test_every_rank_by_itself(benchmark):
     """16,384 ranks, each with paces of its own in every action."""
-    job = {**LARGE["llama3-405b"], "noise": {"jitter": 0.05}}
+    job = load_job(FOLDER / "llama3-405b-dgx-h100.yaml", ["noise.jitter=0.05"])
     report = benchmark.pedantic(lambda: simulate(job).to_dict(), rounds=3)
     assert report["noise"]["median_s"] > report["step_time_s"]
 

@@ -9,6 +9,7 @@ go from rank to rank directly.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from simulator.scheme import Inner, TensorScheme
 from simulator.sites import Site, Unit
 
 
-class Overlap(TensorScheme):
+class Overlap(TensorScheme, ABC):
     """Base of the schemes that stand beside a tensor scheme that cuts activations, whichever that is, and take over its
     pairs of communication and products. A scheme says what stands in for each: `gather`, `scatter`."""
 
@@ -37,13 +38,13 @@ class Overlap(TensorScheme):
             (self.gather if pair.gathers else self.scatter)(rewrite, pair)
         return rewrite.done()
 
+    @abstractmethod
     def gather(self, rewrite: Rewrite, pair: Pair) -> None:
         """Puts other ops in the places of an all-gather and the products that read its rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
         """Puts other ops in the places of a product and the reduce-scatter that adds up its rows."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,22 @@ from simulator.models import Model
 from simulator.plan import Plan
 from simulator.schedule import Schedule, Shape
 from simulator.scheme import find_scheme, scheme_names
+from tests.contract.played import Ideal
 
 ONE = st.just(1)
 TENSOR_RANKS = st.sampled_from([1, 2, 4])
 
 SECONDS = st.integers(1, 64).map(lambda n: n / 8)
 """Durations that add up without rounding."""
+
+PRICES = st.builds(
+    Ideal,
+    flops=st.sampled_from([1e9, 1e11]),
+    memory=st.sampled_from([1e8, 1e11]),
+    links=st.sampled_from([1e5, 1e7, 1e9, math.inf]),
+    latency=st.sampled_from([0.0, 1e-5, 1e-2]),
+)
+"""Machines on which products, memory or links take longest."""
 
 
 @st.composite

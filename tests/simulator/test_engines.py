@@ -25,7 +25,7 @@ from simulator.report.report import Forecast
 from simulator.schedule import Action, Schedule, Shape
 from tests.contract.measure import ops_beside
 from tests.contract.played import PAID, Ideal, Played, play_job
-from tests.strategies import changed, jobs
+from tests.strategies import PRICES, changed, jobs
 
 WAYS: tuple[tuple[Engine, bool], ...] = (("simpy", True), ("sweep", True), ("matrices", True), ("matrices", False))
 LAUNCH = (0.0, 2e-6, 1e-4, 5e-3)
@@ -101,16 +101,7 @@ def test_all_engines_agree_on_clusters_of_the_catalog(node: str, told: dict[str,
 
 
 @settings(max_examples=90, deadline=None)
-@given(
-    told=jobs(launch=(0.0, 1e-6, 1e-4), passes=80),
-    price=st.builds(
-        Ideal,
-        flops=st.sampled_from([1e9, 1e11]),
-        memory=st.sampled_from([1e8, 1e11]),
-        links=st.sampled_from([1e5, 1e7, 1e9, math.inf]),
-        latency=st.sampled_from([0.0, 1e-5, 1e-2]),
-    ),
-)
+@given(told=jobs(launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
     """Communication, computation or the host by far the slowest; communication for nothing."""
     check_alike([played(told, price, engine, skip) for engine, skip in WAYS])

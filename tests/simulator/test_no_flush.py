@@ -27,7 +27,7 @@ from simulator.schedule import Action, Schedule, Shape, actions_of, weight_versi
 from simulator.scheme import find_scheme
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.test_engines import LAUNCH, WAYS, check_alike, on_catalog, played
-from tests.strategies import SECONDS, jobs, shapes
+from tests.strategies import PRICES, SECONDS, jobs, shapes
 from validation.pipeline import Case, answer, period, replay, versions
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
@@ -324,16 +324,7 @@ def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> 
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    told=jobs(USES, launch=(0.0, 1e-6, 1e-4), passes=24),
-    price=st.builds(
-        Ideal,
-        flops=st.sampled_from([1e9, 1e11]),
-        memory=st.sampled_from([1e8, 1e11]),
-        links=st.sampled_from([1e5, 1e7, float("inf")]),
-        latency=st.sampled_from([0.0, 1e-5, 1e-2]),
-    ),
-)
+@given(told=jobs(USES, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
     found = [played(told, price, engine, skip) for engine, skip in WAYS]
     check_alike(found)

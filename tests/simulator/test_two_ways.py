@@ -29,7 +29,7 @@ from simulator.schedule import Action, Pair, Schedule, Shape, Turn
 from simulator.scheme import find_scheme
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.test_engines import LAUNCH, WAYS, check_alike, check_reports, played
-from tests.strategies import SECONDS, TWO_WAYS, jobs
+from tests.strategies import PRICES, SECONDS, TWO_WAYS, jobs
 from validation.pipeline import Case, Replay, replay
 
 
@@ -203,14 +203,6 @@ def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- engines
-
-PRICES = st.builds(
-    Ideal,
-    flops=st.sampled_from([1e9, 1e11]),
-    memory=st.sampled_from([1e8, 1e11]),
-    links=st.sampled_from([1e5, 1e7, 1e9, math.inf]),
-    latency=st.sampled_from([0.0, 1e-5, 1e-2]),
-)
 
 
 @settings(max_examples=40, deadline=None)
