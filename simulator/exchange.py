@@ -99,6 +99,15 @@ def in_parts(rewrite: Rewrite, one: Round, n: int) -> list[list[Op]]:
     return rewrite.chunk(one.ops, n)
 
 
+def in_turn(n: int, exchange: float, computing: float) -> float:
+    """Seconds of a round in `n` equal parts, one after another on each stream: PipeMoE, section IV.
+
+    exchange, computing: seconds of one whole exchange (there are two), and of all that the experts compute.
+    """
+    t, u = exchange / n, computing / n
+    return max(2 * n * t + max(0, u - (n - 1) * t), 2 * t + n * u)
+
+
 def hurry(one: Round) -> None:
     """Lets what is sent in a round wait for its tokens only, even where a framework lets it wait for the gradients of
     weights that are issued before."""

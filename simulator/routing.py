@@ -44,10 +44,6 @@ class Routing:
     counts: tuple[tuple[float, ...], ...] = ()
     file: str = ""
 
-    @property
-    def even(self) -> bool:
-        return not self.zipf and not self.counts
-
     def __str__(self) -> str:
         if self.counts:
             return f"tokens are spread over the experts as {self.file or 'a run'} counts them"
@@ -55,7 +51,7 @@ class Routing:
             return f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank"
         return "tokens are spread over the experts evenly"
 
-    def fits(self, ranks: int, experts: int, where: str = "routing") -> None:
+    def fits(self, ranks: int, experts: int, where: str) -> None:
         """Raises PlanError where counts are of other experts, or of other ranks."""
         if self.counts and (found := len(self.counts[0])) != experts:
             rule = f"{self.file or 'it'} counts tokens of {found} experts, and the model has {experts}"

@@ -24,13 +24,13 @@ UPDATED = 0.5
 table 4; 30 bytes a parameter: 0.53, 0.46 and 0.46 of it)."""
 
 SPREAD = 0.2
-"""Of log(measured / predicted): rates differ as processes are bound to sockets or not."""
+"""Of log(measured / predicted): processes are bound to sockets or not, and drives differ (assumed)."""
 
 MEMORY = 51.2e9
 """Host memory of one GPU, where the node's is not known [bytes/s]: an eighth of 16 channels of DDR4-3200."""
 
 DISKS = 3e9
-"""Disks of one GPU, where the node's are not known [bytes/s], reading or writing: less than one drive of PCIe 4."""
+"""Disks of one GPU, where the node's are not known [bytes/s], both ways: less than one drive of PCIe 4 (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class Share:
         link = tier.bandwidth * min(1.0, tier.payload * speed)
         if host is not None and host.uplinks is not None:
             link *= min(1.0, host.uplinks / gpus)
-        missing = f"{cluster.node.name} is not in the catalog: assumed"
-        assumed = () if host else (f"host: memory of {missing} {MEMORY / 1e9:g} GB/s for each GPU",)
+        missing = f"of {cluster.node.name} is not in the catalog: assumed"
+        assumed = () if host else (f"host: memory {missing} {MEMORY / 1e9:g} GB/s for each GPU",)
         disks = host.read if host else None, host.write if host else None
-        of_disks = () if all(disks) else (f"host: disks of {missing} {DISKS / 1e9:g} GB/s for each GPU",)
+        of_disks = () if all(disks) else (f"host: what disks reach {missing} {DISKS / 1e9:g} GB/s for each GPU",)
         read, write = (float(rate / gpus) if rate else DISKS for rate in disks)
         memory = float(host.memory / gpus) if host else MEMORY
         return cls(min(link, COPIED * memory), memory, read, write, tier.latency, assumed, of_disks)

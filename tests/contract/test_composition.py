@@ -103,10 +103,7 @@ def test_states_rest_cut_as_declared(composed: tuple[str, dict[str, Any], Played
     for device in range(2):
         wanted: dict[str, float] = defaultdict(float)
         for param in played.held(device):
-            cut = {
-                state: played.plan.mesh.size(scheme.rests(state, param))
-                for state in ("parameters", "gradients", "optimizer")
-            }
+            cut = {state: played.plan.mesh.size(scheme.rests(state, param)) for state in STATES}
             main = 4 if cut["parameters"] > 1 and scheme.updates_weights else 0
             for state, nbytes in (("parameters", main or 2), ("gradients", 4), ("optimizer", 12 - main)):
                 wanted[state] += nbytes * param.size / cut[state] if not scheme.elsewhere(state) else 0

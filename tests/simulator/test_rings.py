@@ -222,13 +222,17 @@ def test_each_way_of_megatron_is_the_scheme_of_its_own(comm: str, use: str, rega
             assert fields == [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in other.fragment.touches]
 
 
-@pytest.mark.parametrize("use", ["sequence/ring", "sequence/megatron-cp"])
-def test_the_laws_hold_for_every_option(use: str) -> None:
+@pytest.mark.parametrize("regather", [True, False])
+@pytest.mark.parametrize(
+    ("use", "option", "values"),
+    [("sequence/ring", "balance", ORDERS), ("sequence/megatron-cp", "comm", ("p2p", "all_gather", "a2a"))],
+)
+def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str, ...], regather: bool) -> None:
     kind = find_scheme(use)
-    for balance in ORDERS if use == "sequence/ring" else ():
+    for value in values:
         for cp, kv_heads, s in ((2, 6, 48), (3, 6, 48), (8, 24, 96)):
-            setting = SequenceSetting(cp, 2, s, kv_heads, options=(("balance", balance),))
-            for law in kind(options=kind.Options(balance=balance)).laws(setting):
+            setting = SequenceSetting(cp, 2, s, kv_heads, regather=regather, options=((option, value),))
+            for law in kind(options=kind.Options(**{option: value})).laws(setting):
                 assert MEASURES[law.quantity](setting, use) == pytest.approx(law.value, rel=1e-12)
 
 

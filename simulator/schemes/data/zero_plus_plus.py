@@ -44,7 +44,7 @@ class ZeroPlusPlus(ShardedScheme):
         qgz: bool = True
         """Whether gradients are exchanged in int4."""
         block: int = Field(default=2048, ge=1)
-        """Elements that share a scale."""
+        """Elements that share a scale; the default is assumed."""
 
     def secondary(self, param: Param) -> tuple[str, ...] | None:
         """Experts that no other rank of the node has are gathered from other nodes again."""

@@ -37,7 +37,7 @@ class Comet(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         tile: int = Field(default=128, ge=1, strict=True)
-        """Rows, and columns, of a tile of a product."""
+        """Rows, and columns, of a tile of a product; the default is assumed."""
 
     def lower(self, site: Site, inner: Inner) -> Fragment:
         fragment = super().lower(site, inner)

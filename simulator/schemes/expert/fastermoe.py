@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from simulator.exchange import Round, Routed, add_up, between_groups, in_parts, rounds, shadow
+from simulator.exchange import Round, Routed, add_up, between_groups, in_parts, in_turn, rounds, shadow
 from simulator.expert_scheme import ExpertScheme
 from simulator.ops import BYTES, Collective, Fragment, Op
 from simulator.rewrite import Rewrite
@@ -108,7 +108,11 @@ class FasterMoE(ExpertScheme):
         slots = setting.b * setting.s * setting.places
         yield Law("sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "4.2: steps send what one exchange does")
         if p > self.options.group:
-            r = p // self.options.group
-            t, u = setting.exchange / r, setting.computing / r
-            yield Law("forward_round", max(2 * r * t + max(0, u - (r - 1) * t), 2 * t + r * u), "4.2: P/g steps")
-            yield Law("backward_round", max(2 * r * t + max(0, u - (r - 1) * t), 2 * t + r * u), "4.2: P/g steps")
+            yield Law(
+                "forward_round", in_turn(p // self.options.group, setting.exchange, setting.computing), "4.2: P/g steps"
+            )
+            yield Law(
+                "backward_round",
+                in_turn(p // self.options.group, setting.exchange, setting.computing),
+                "4.2: P/g steps",
+            )

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.exchange import in_parts, rounds
+from simulator.exchange import in_parts, in_turn, rounds
 from simulator.expert_scheme import ExpertScheme
 from simulator.ops import Collective, Fragment, Memory, Op
 from simulator.rewrite import Rewrite
@@ -88,9 +88,11 @@ class Tutel(ExpertScheme):
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         yield Law("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts a rank")
         if setting.ep > 1:
-            r = self.options.degree
-            t, u = setting.exchange / r, setting.computing / r
             yield Law(
-                "forward_round", max(2 * r * t + max(0, u - (r - 1) * t), 2 * t + r * u), "3.2; PipeMoE, section IV"
+                "forward_round",
+                in_turn(self.options.degree, setting.exchange, setting.computing),
+                "3.2; PipeMoE, section IV",
             )
-            yield Law("backward_round", max(2 * r * t + max(0, u - (r - 1) * t), 2 * t + r * u), "3.2: likewise")
+            yield Law(
+                "backward_round", in_turn(self.options.degree, setting.exchange, setting.computing), "3.2: likewise"
+            )

@@ -12,8 +12,9 @@ own keys do the work of p-1, and no masked block is ever sent. What the next ste
     rank 3  q3 x kv3    q3 x kv2    q3 x kv1
 
 The path is 1/2 + floor(p/2) blocks of p/2 at best: nothing is lost for odd p, 1/(p+1) for even p. With n tokens and
-k, h the widths of keys and queries, step t sends 2 k (p-t)/p + 2 h t/p of n/p elements a rank on average (MHA: (p-1)/p
-n h in all) forward, the sums of rows aside; backward, with output, its gradient and the results, twice that.
+k, h the widths of keys and queries, step t sends 2 k (p-t)/p + 2 h t/p of n/p elements a rank on average (the second
+part where somebody helps, 2t < p) forward, the sums of rows aside: (p-1)/p n h in all for MHA and odd p. Backward, with
+output, its gradient and the results, it is twice that.
 
 References: Li et al. 2023, arXiv 2310.03294, sections 3.1 and 3.2.
 """

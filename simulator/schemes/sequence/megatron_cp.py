@@ -57,6 +57,11 @@ class MegatronCP(RingScheme):
     def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
         p = setting.cp
         hops = (p - 1) / p * setting.b * setting.s * setting.kv_width * 2
-        yield Law("sent_forward", 2 * hops, "p2p: keys and values, p-1 hops")
-        yield Law("sent_backward", 4 * hops, "p2p: keys and values, and their gradients, p-1 hops each")
-        yield Law("attention_efficiency", 1.0, "p2p: each step is half a block for every rank")
+        if self.options.comm == "a2a":
+            switched = (p - 1) / p**2 * setting.b * setting.s * (2 * setting.h + 2 * setting.kv_width) * 2
+            yield Law("sent_forward", switched, "a2a: queries, keys, values and outputs")
+            yield Law("sent_backward", switched, "a2a: their gradients")
+        else:
+            yield Law("sent_forward", 2 * hops, "p2p, all_gather: keys and values")
+            yield Law("sent_backward", (4 if self.passing or setting.regather else 2) * hops, "and gradients")
+        yield Law("attention_efficiency", 1.0, "two parts a rank: as much to do for all")
