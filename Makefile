@@ -45,7 +45,7 @@ docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalo
 	$(BIN)/python -m hardware.describe docs/catalog.md
 
 docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
-	$(BIN)/python -m simulator.describe docs/schemes.md
+	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md
 
 clean: ## remove everything that make has made, .venv included
 	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

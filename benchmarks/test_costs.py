@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from hardware import load, load_cluster
-from simulator.costs import Costs
-from simulator.costs.calibration import law_of
+from simulator.costs.calibration.calibration import law_of
 from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch
+from simulator.costs.costs import Costs
 from simulator.costs.kernels.sections import SECTIONS
-from simulator.mesh import Mesh
-from simulator.ops import Attention, Collective, Gemm, Memory
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Attention, Collective, Gemm, Memory
 
 WORKS = {
     "gemm": lambda i: Gemm(1024 + i, 2048, 4096),

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.grid import load_sweep
-from experiments.jobs import answers
-from experiments.sweep import run
+from experiments.sweeps.grid import load_sweep
+from experiments.sweeps.jobs import answers
+from experiments.sweeps.run import run
 from simulator import load_job, simulate
-from simulator.costs import Costs
-from simulator.engine.program import build
-from simulator.engine.step import played
-from simulator.engine.timetable import timetable
-from simulator.forecast import lowered
-from simulator.plan import Plan
+from simulator.costs.costs import Costs
+from simulator.engine.play import played
+from simulator.forecast.simulate import lowered
+from simulator.plan.plan import Plan
+from simulator.program.build import build
+from simulator.program.timetable import timetable
 from validation.published.answer import answers as published
 from validation.published.rows import shipped
 

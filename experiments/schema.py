@@ -15,18 +15,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from experiments.grid import SweepFile
+from experiments.sweeps.grid import SweepFile
 from hardware import clusters, nodes
 from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
 from hardware.inline import ByGPU
 from hardware.mixed import ByGroups
-from simulator.frameworks import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names
-from simulator.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
-from simulator.models import ALIASES, presets
+from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names
+from simulator.job.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
+from simulator.models.load import ALIASES, presets
 from simulator.models.model import MLA, UNDESCRIBED, Model, MoE
-from simulator.scheme import find_scheme, scheme_names
-from validation.measurement import Measurement
+from validation.measurements.measurement import Measurement
 from validation.published.rows import Row
 
 Schema = dict[str, Any]

@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simulator.forecast import simulate
-    from simulator.job import Job, load_job
+    from simulator.forecast.simulate import simulate
+    from simulator.job.job import Job, load_job
     from simulator.report.report import Report
 
 __all__ = ["Job", "Report", "load_job", "simulate"]
 
 _HOMES = {
-    "Job": "simulator.job",
+    "Job": "simulator.job.job",
     "Report": "simulator.report.report",
-    "load_job": "simulator.job",
-    "simulate": "simulator.forecast",
+    "load_job": "simulator.job.job",
+    "simulate": "simulator.forecast.simulate",
 }
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
-from simulator.job import load_job
-from simulator.models import Model
-from simulator.plan import Plan
-from simulator.schedule import Schedule, Shape
-from simulator.scheme import find_scheme, scheme_names
+from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.job.job import load_job
+from simulator.models.model import Model
+from simulator.plan.plan import Plan
+from simulator.scheduling.schedule import Schedule, Shape
 from tests.contract.played import Ideal
 
 ONE = st.just(1)

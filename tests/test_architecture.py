@@ -78,7 +78,7 @@ ROOMS = {
         "a scheme speaks in shapes, bytes, groups and order; it knows neither seconds nor devices nor other schemes",
     ),
     "simulator.costs": Room(
-        ("hardware", "simulator.ops", "simulator.mesh", "simulator.costs"),
+        ("hardware", "simulator.ir.ops", "simulator.ir.mesh", "simulator.costs"),
         "costs turn one op on one device into seconds and know nothing of plans",
     ),
     **dict.fromkeys(UNDER_SCHEMES, MACHINERY),
@@ -110,7 +110,7 @@ def room(path: str) -> Room:
 def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything that a module imports, anywhere in it, relative imports resolved.
 
-    `from simulator import ops` counts as `simulator.ops`.
+    `from simulator import ops` counts as `simulator.ir.ops`.
     """
     package = dotted(path).split(".")
     if not path.endswith("/__init__.py"):
@@ -148,20 +148,20 @@ def test_imports_run_downwards() -> None:
     ("path", "source"),
     [
         ("hardware/gpu.py", "import simulator"),
-        ("hardware/gpu.py", "def f():\n    from simulator.ops import Op"),
-        ("simulator/job.py", "from validation import compare"),
+        ("hardware/gpu.py", "def f():\n    from simulator.ir.ops import Op"),
+        ("simulator/job/job.py", "from validation import compare"),
         ("simulator/engine/__init__.py", "from experiments.cli import main"),
-        ("validation/compare.py", "import experiments.sweep"),
-        ("experiments/sweep.py", "from tests import strategies"),
+        ("validation/measurements/compare.py", "import experiments.sweeps.run"),
+        ("experiments/sweeps/run.py", "from tests import strategies"),
         ("simulator/schemes/pipeline/1f1b.py", "from simulator.costs import price"),
         ("simulator/schemes/pipeline/1f1b.py", "from simulator import engine"),
         ("simulator/schemes/pipeline/1f1b.py", "from ...report import result"),
         ("simulator/schemes/pipeline/1f1b.py", "from simulator.schemes.pipeline import gpipe"),
         ("simulator/schemes/data/ddp.py", "from hardware.gpu import GPU"),
         ("simulator/schemes/data/ddp.py", "import hardware"),
-        ("simulator/costs/__init__.py", "from simulator.plan import Plan"),
+        ("simulator/costs/__init__.py", "from simulator.plan.plan import Plan"),
         ("simulator/costs/__init__.py", "from ..lowering import lower"),
-        ("simulator/lowering.py", "from simulator.costs import price"),
+        ("simulator/lowering/lower.py", "from simulator.costs import price"),
         ("simulator/report/trace.py", "import torch.profiler"),
     ],
 )
@@ -174,11 +174,14 @@ def test_a_forbidden_import_is_found(path: str, source: str) -> None:
     [
         ("hardware/gpu.py", "from .units import parse\nimport numpy"),
         ("simulator/engine/play.py", "from simulator.costs import price\nfrom hardware import cluster"),
-        ("simulator/schemes/pipeline/1f1b.py", "from simulator.schedule import Schedule\nfrom simulator import ops"),
+        (
+            "simulator/schemes/pipeline/1f1b.py",
+            "from simulator.scheduling.schedule import Schedule\nfrom simulator import ops",
+        ),
         ("simulator/schemes/tensor/megatron.py", "from hardware.units import GiB\nimport math\nimport pydantic"),
         ("simulator/costs/kernels/gemm.py", "from .. import calibration\nfrom ...ops import Gemm\nimport hardware.gpu"),
-        ("simulator/mesh.py", "from hardware.cluster import Cluster"),
-        ("validation/kernels/gemm.py", "import torch\nfrom simulator import simulate"),
+        ("simulator/ir/mesh.py", "from hardware.cluster import Cluster"),
+        ("validation/calibration/kernels/gemm.py", "import torch\nfrom simulator import simulate"),
         ("experiments/cli.py", "from validation import compare\nfrom simulator import simulate\nimport hardware"),
     ],
 )
@@ -253,7 +256,7 @@ def test_nothing_outside_its_file_asks_for_the_name_of_a_schedule() -> None:
     """What a schedule needs it states; the short form of a plan and what speaks others' words alone know its name."""
     names = {path.stem.replace("_", "-") for path in (ROOT / "simulator/schemes/pipeline").glob("*.py")}
     names |= {f"pipeline/{name}" for name in names}
-    free = ("simulator/schemes/", "simulator/bridges/", "simulator/job.py", "validation/published/")
+    free = ("simulator/schemes/", "simulator/bridges/", "simulator/job/job.py", "validation/published/")
     found = [
         f"{relative(path)}:{line} asks for {text!r}"
         for path in modules()

@@ -9,16 +9,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli import app
+from experiments.cli.app import app
 from hardware import cluster, inline, load_cluster, mixed
-from simulator import job, load_job, simulate
-from simulator.costs import RATES
-from simulator.costs.calibration.laws import EVERY
-from simulator.frameworks import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
-from simulator.models import load_model
+from simulator import load_job, simulate
+from simulator.costs.calibration.cost_models import EVERY
+from simulator.costs.costs import RATES
+from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
+from simulator.job import job
 from simulator.models.huggingface import SUPPORTED
+from simulator.models.load import load_model
 from simulator.models.model import MLA, Model, MoE
-from validation import collectives, kernels
+from validation.calibration.collectives import tables as collectives
+from validation.calibration.kernels import tables as kernels
 from validation.published import rows
 from validation.published.answer import answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from simulator import simulate
-from validation.pipeline import answer
+from validation.pipelines.cases import answer
 
 JOB = {
     "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from experiments.cli import app
+from experiments.cli.app import app
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TUTORIAL = (DOCS / "tutorial.md").read_text("utf-8")

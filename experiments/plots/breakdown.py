@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.page import AXES, COMPUTE, plan_words, seconds
+from experiments.pages.forecast import AXES, COMPUTE, plan_words, seconds
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, unit_of, width_of, wrapped
 from simulator.report.report import Report

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, Sheet, save
 from hardware.units import GIB
-from validation.compare import QUANTITIES, errors
+from validation.measurements.compare import QUANTITIES, errors
 
 HUES = {"catalog": style.ORANGE, "calibration": style.BLUE}
 """By whom a forecast is."""

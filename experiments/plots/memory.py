@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.markers import CARETDOWN
 from matplotlib.patches import Patch
 
-from experiments.page import figures, plan_words
+from experiments.pages.forecast import figures, plan_words
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, clock, save, unit_of, width_of, wrapped
 from hardware.units import GIB
-from simulator.engine.memory import CATEGORIES
+from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
 
 COLOURS = {

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
-from experiments.scale import Curve, Point, brief
+from experiments.sweeps.scaling import Curve, Point, brief
 from simulator.report.report import Report
 
 LEFT, SIDE = 0.62, 4.5

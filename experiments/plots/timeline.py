@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
-from experiments.page import plan_words, seconds
+from experiments.pages.forecast import plan_words, seconds
 from experiments.plots import style
 from experiments.plots.sheet import save, unit_of
-from simulator.engine.kinds import axis_of
-from simulator.ops import COMPUTE
+from simulator.ir.ops import COMPUTE
+from simulator.program.categories import axis_of
 from simulator.report.report import Report
 
 KINDS = {

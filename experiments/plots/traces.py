@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.page import seconds
+from experiments.pages.forecast import seconds
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, unit_of
-from simulator.ops import COMPUTE
-from simulator.scheme import SHORT
-from validation.traces import ANY, STREAMS, Comparison, Slice, Timeline
+from simulator.ir.ops import COMPUTE
+from simulator.ir.scheme import SHORT
+from validation.traces.compare import ANY, STREAMS, Comparison, Slice, Timeline
 
 MATRIX, BOUND, REST = style.BLUE, style.ORANGE, style.GREY
 LOOKS: dict[str, style.RGB] = {

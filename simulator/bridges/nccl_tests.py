@@ -2,7 +2,7 @@
 
 A size is the largest buffer on one rank: the tensor of an all-reduce, the gathered tensor of an all-gather, the
 unreduced one of a reduce-scatter, all that a rank sends in an all-to-all (``max(sendBytes, expectedBytes)`` in its
-``src/common.cu``), which is how `simulator.ops.Collective` counts too. Format: nccl-tests a0b82b2, ``src/util.cu``;
+``src/common.cu``), which is how `simulator.ir.ops.Collective` counts too. Format: nccl-tests a0b82b2, ``src/util.cu``;
 tables of older versions, which lack some columns, are read by their header.
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hardware.errors import PlanError
 from simulator.bridges.files import text
-from simulator.schedule import Action, Pair, Turn, actions_of
+from simulator.scheduling.schedule import Action, Pair, Turn, actions_of
 
 SPELT = {"F": "F", "BW": "B", "B": "I", "W": "W"}
 """Kinds of actions in torch's letters."""

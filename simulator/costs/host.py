@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hardware.cluster import Cluster
 from simulator.costs.estimate import NOTHING, Estimate
-from simulator.ops import HostCopy, HostUpdate
+from simulator.ir.ops import HostCopy, HostUpdate
 
 BEGIN = 10e-6
 """Starting a copy [s] (recalled: an asynchronous copy of a few bytes)."""

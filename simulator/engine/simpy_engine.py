@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 import simpy
 
 from hardware.errors import ScheduleError
-from simulator.engine.flat import Flat
-from simulator.engine.sweep import Times
+from simulator.engine.longest_path import Times
+from simulator.program.flatten import Flat
 
 Run = Callable[[int], simpy.Event]
 """Begins an op, by its number: the event happens at its end."""

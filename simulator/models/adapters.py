@@ -19,10 +19,10 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from hardware.errors import PlanError
-from simulator.layout import Dim, Tensor
-from simulator.leaves import Cast, Linear, Sum
+from simulator.ir.layout import Dim, Tensor
+from simulator.ir.modules import LOWEST, MLP, Layer, Leaf, Nest, SelfAttention, Site, Unit
+from simulator.ir.operators import Cast, Linear, Sum
 from simulator.models.model import Model
-from simulator.sites import LOWEST, MLP, Layer, Leaf, Nest, SelfAttention, Site, Unit
 
 Target = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
 """The linears that can have an adapter."""

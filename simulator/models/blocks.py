@@ -12,9 +12,10 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
 
-from simulator.expert_leaves import ExpertActivation, ExpertCast, ExpertLinear, Permute, TopK, Unpermute
-from simulator.layout import Dim, Tensor
-from simulator.leaves import (
+from simulator.ir.layout import Dim, Tensor
+from simulator.ir.modules import MLP, Layer, Leaf, MoE, Nest, SelfAttention, SharedExperts, Site, Stage, Unit
+from simulator.ir.moe_operators import ExpertActivation, ExpertCast, ExpertLinear, Permute, TopK, Unpermute
+from simulator.ir.operators import (
     QUANTISED,
     Activation,
     Boundary,
@@ -32,7 +33,6 @@ from simulator.leaves import (
 from simulator.models.adapters import Adapters, with_lowest
 from simulator.models.model import MLA, Model
 from simulator.models.model import MoE as Experts
-from simulator.sites import MLP, Layer, Leaf, MoE, Nest, SelfAttention, SharedExperts, Site, Stage, Unit
 
 UP = ("mla_up_proj",)
 """Of latent attention what lies between the latents and the core: their norms, the linears from them and positions

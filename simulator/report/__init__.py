@@ -1,0 +1,1 @@
+"""What came out: figures, breakdown, memory, trace, and the pages of the schemes."""

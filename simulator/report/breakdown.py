@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.engine.kinds import COMPUTING, EXPOSED, HOST, KINDS
-from simulator.engine.occupied import Occupied, measure
-from simulator.engine.program import Program
-from simulator.ops import COMPUTE
+from simulator.engine.occupancy import Occupied, measure
+from simulator.ir.ops import COMPUTE
+from simulator.program.build import Program
+from simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
 
 ROUNDING = 1e-12
 """Part of a step, and number of seconds, below which an account is rounding."""

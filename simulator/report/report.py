@@ -14,22 +14,22 @@ import numpy as np
 
 from hardware.units import GIB
 from simulator.costs.kernels.roofline import peak
-from simulator.engine.blocks import SUMS
-from simulator.engine.flat import flatten
-from simulator.engine.kinds import COMPUTING, EXPOSED, KINDS
-from simulator.engine.memory import CATEGORIES, Peak, over_time, peaks
-from simulator.engine.occupied import Occupied
-from simulator.engine.program import Program
-from simulator.engine.steady import Window, window
-from simulator.engine.step import Step
-from simulator.engine.unfolded import Pace, Unfolded, paced, unfold
-from simulator.leaves import QUANTISED
+from simulator.engine.occupancy import Occupied
+from simulator.engine.per_rank import Pace, Unfolded, paced, unfold
+from simulator.engine.play import Step
+from simulator.engine.steady_state import Window, window
+from simulator.ir.operators import QUANTISED
+from simulator.ir.routing import Routing
 from simulator.models import flops
-from simulator.plan import Plan
-from simulator.policy import at_run_time
+from simulator.plan.plan import Plan
+from simulator.program.block import SUMS
+from simulator.program.build import Program
+from simulator.program.categories import COMPUTING, EXPOSED, KINDS
+from simulator.program.flatten import flatten
+from simulator.program.memory_profile import CATEGORIES, Peak, over_time, peaks
 from simulator.report.breakdown import Breakdown, breakdown
-from simulator.routing import Routing
-from simulator.schedule import Turn
+from simulator.scheduling.list_scheduler import at_run_time
+from simulator.scheduling.schedule import Turn
 
 COMMUNICATION = {
     "tp": "tensor-parallel",

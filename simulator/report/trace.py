@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from hardware.units import GIB
-from simulator.engine.kinds import kind_of
-from simulator.engine.memory import CATEGORIES
-from simulator.mesh import Mesh
-from simulator.ops import COMPUTE, Op, Transfer, Work
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Op, Transfer, Work
+from simulator.program.categories import kind_of
+from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report, product_version
-from simulator.schedule import Pair
+from simulator.scheduling.schedule import Pair
 
 ACTIONS, HOST = "actions", "host"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.schedule import Schedule, Shape
-from simulator.scheme import FAMILIES, find_scheme, scheme_names
+from simulator.ir.scheme import FAMILIES, find_scheme, scheme_names
+from simulator.scheduling.schedule import Schedule, Shape
 from tests.contract import of_pipeline
 
 SCHEMES = [

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from math import ceil, log2
 from typing import Any
 
-from simulator.engine.memory import memory_events
-from simulator.engine.sides import Side
-from simulator.frameworks import load_framework
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Beside, Chain, Collective, Link, Op, Param
+from simulator.ir.scheme import Scheme, find_scheme
+from simulator.job.framework import load_framework
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import COMPUTE, Beside, Chain, Collective, Link, Op, Param
-from simulator.scheme import Scheme, find_scheme
+from simulator.models.model import Model
+from simulator.program.memory_profile import memory_events
+from simulator.program.side_stream import Side
 
 SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Times (n-1)/n of the buffer that a ring sends per rank."""

@@ -7,21 +7,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.engine.flat import flatten
-from simulator.engine.program import build
-from simulator.engine.sweep import sweep
-from simulator.engine.timetable import timetable
-from simulator.forecast import device_params, lowered, resting
-from simulator.frameworks import load_framework
-from simulator.job import load_job
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.engine.longest_path import sweep
+from simulator.forecast.simulate import device_params, lowered, resting
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Chain, Collective, Fragment, Memory, Op, Work
+from simulator.ir.scheme import Scheme, find_scheme
+from simulator.job.framework import load_framework
+from simulator.job.job import load_job
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import COMPUTE, Chain, Collective, Fragment, Memory, Op, Work
-from simulator.plan import Plan
-from simulator.schedule import Schedule, Shape
-from simulator.scheme import Scheme, find_scheme
+from simulator.models.model import Model
+from simulator.plan.plan import Plan
+from simulator.program.build import build
+from simulator.program.flatten import flatten
+from simulator.program.timetable import timetable
+from simulator.scheduling.schedule import Schedule, Shape
 from tests.contract.measure import backward_ops, forward_ops, ops_beside, params_of, sent
 
 

@@ -11,14 +11,14 @@ import pytest
 from hardware import load_cluster
 from hardware.topology import reach
 from simulator.costs.collectives.dispatch import Dispatch
-from simulator.exchange import rounds
-from simulator.expert_leaves import EXPERTS
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.ir.mesh import Mesh
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.ops import Collective, Exchange, Gemm, Link, Op, paced
+from simulator.ir.scheme import Scheme
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import Collective, Exchange, Gemm, Link, Op, paced
-from simulator.scheme import Scheme
+from simulator.models.model import Model
+from simulator.schemes.expert.shared.token_dispatch import rounds
 from tests.contract.measure import make, sent
 from tests.contract.of_tensor import sent_per_layer
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import HostCopy
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import HostCopy
+from simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, make
 from tests.contract.of_tensor import LayerSetting, activations_per_layer, settings
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simulator.engine.blocks import compiled
-from simulator.engine.flat import Flat
-from simulator.engine.sweep import sweep
-from simulator.mesh import Mesh
-from simulator.ops import Collective, Fragment, Gemm, Op, Touch
-from simulator.scheme import Scheme
-from simulator.sites import Unit
+from simulator.engine.longest_path import sweep
+from simulator.ir.mesh import Mesh
+from simulator.ir.modules import Unit
+from simulator.ir.ops import Collective, Fragment, Gemm, Op, Touch
+from simulator.ir.scheme import Scheme
+from simulator.program.block import compiled
+from simulator.program.flatten import Flat
 from tests.contract import of_tensor
 from tests.contract.measure import make, sent
 from tests.contract.of_tensor import LayerSetting

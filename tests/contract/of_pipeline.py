@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import cache
 
 from hardware.errors import PlanError
-from simulator.schedule import PipelineSetting, Schedule, Shape
-from simulator.scheme import Scheme, find_scheme
-from validation import pipeline
-from validation.pipeline import Case, Replay, replay
+from simulator.ir.scheme import Scheme, find_scheme
+from simulator.scheduling.schedule import PipelineSetting, Schedule, Shape
+from validation.pipelines import cases as pipeline
+from validation.pipelines.cases import Case, Replay, replay
 
 TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
 

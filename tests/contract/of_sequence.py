@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Attention, Link, Op, paced
+from simulator.ir.scheme import Scheme
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import Attention, Link, Op, paced
-from simulator.scheme import Scheme
+from simulator.models.model import Model
 from tests.contract.measure import make, sent
 
 HEADS = 24

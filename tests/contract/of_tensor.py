@@ -8,13 +8,13 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from simulator.grids import Grid
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Collective, Link, Op
+from simulator.ir.scheme import Scheme
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import COMPUTE, Collective, Link, Op
-from simulator.scheme import Scheme
+from simulator.models.model import Model
+from simulator.schemes.tensor.shared.tensor_grid import Grid
 from tests.contract.measure import make, saved, sent
 
 

@@ -10,18 +10,18 @@ from itertools import accumulate
 from math import ceil, inf
 from typing import Any
 
-from simulator.engine.flat import Flat
-from simulator.engine.memory import Peak, block_events, memory_events
-from simulator.engine.program import Chains, Program, Task, one_of
-from simulator.engine.step import Engine, Step
-from simulator.engine.sweep import Times
-from simulator.expert_leaves import EXPERTS
-from simulator.forecast import device_params, forecast, programmed, resting
-from simulator.job import load_job
+from simulator.engine.longest_path import Times
+from simulator.engine.play import Engine, Step
+from simulator.forecast.simulate import device_params, forecast, programmed, resting
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work, paced
+from simulator.job.job import load_job
 from simulator.models.flops import forward_matmul_flops
-from simulator.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work, paced
-from simulator.plan import Plan
-from simulator.schedule import Pair, Turn
+from simulator.plan.plan import Plan
+from simulator.program.build import Chains, Program, Task, one_of
+from simulator.program.flatten import Flat
+from simulator.program.memory_profile import Peak, block_events, memory_events
+from simulator.scheduling.schedule import Pair, Turn
 from tests.contract.measure import params_of
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simulator.expert_leaves import EXPERTS
-from simulator.ops import HostUpdate, Memory
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.ops import HostUpdate, Memory
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved
 from tests.contract.played import FREE, Played, copies_of, play_job

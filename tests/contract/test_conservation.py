@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.leaves import Boundary
-from simulator.lowering import Lowering
+from simulator.ir.operators import Boundary
+from simulator.ir.ops import BYTES, Attention, Collective
+from simulator.lowering.lower import Lowering
 from simulator.models.flops import forward_matmul_flops
-from simulator.ops import BYTES, Attention, Collective
-from simulator.schedule import MOVES
-from simulator.sharding import DataScheme
+from simulator.scheduling.schedule import MOVES
+from simulator.schemes.data.shared.data_parallel import DataScheme
 from tests.contract.measure import (
     params_of,
 )

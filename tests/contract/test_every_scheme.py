@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from hardware.load import validated
-from simulator.expert_leaves import EXPERTS
-from simulator.lowering import Lowering
-from simulator.mesh import Mesh
-from simulator.models import Model
+from simulator.ir.mesh import Mesh
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.ops import COMPUTE, Chain
+from simulator.ir.scheme import FAMILIES, Paper, Scheme, find_scheme
+from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
-from simulator.ops import COMPUTE, Chain
-from simulator.schedule import MOVES, Action, PipelineSetting, Schedule
-from simulator.scheme import FAMILIES, Paper, Scheme, find_scheme
+from simulator.models.model import Model
+from simulator.scheduling.schedule import MOVES, Action, PipelineSetting, Schedule
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
 from tests.contract.composed import SCHEMES, axes_for, entries_with
 from tests.contract.measure import (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments import sweep as sweeps
-from experiments.sweep import load_sweep, run
-from tests.experiments.sweeps import GRID, Lazy
+from experiments.sweeps import run as sweeps
+from experiments.sweeps.run import load_sweep, run
+from tests.experiments.sweeps.sweeps import GRID, Lazy
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from hardware import clusters, load_cluster
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import read_yaml
 from simulator import load_job
-from simulator.job import JobFile
-from simulator.models import presets
-from simulator.plan import Plan
-from simulator.scheme import find_scheme, scheme_names
+from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.job.job import JobFile
+from simulator.models.load import presets
+from simulator.plan.plan import Plan
 from tests.strategies import jobs
 from tests.test_contract_examples import LONG, SHORT
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hardware.errors import MeshcastError
 from hardware.load import read_yaml
 from simulator import simulate
-from simulator.forecast import Workshop
+from simulator.forecast.simulate import Workshop
 from simulator.report.report import Report
 
 HERE = Path(__file__).parent

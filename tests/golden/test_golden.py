@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.job import load_job
-from simulator.scheme import scheme_names
+from simulator.ir.scheme import scheme_names
+from simulator.job.job import load_job
 from tests.golden.rewrite import COMMAND, HERE, Change, alike, changes, forecasts, jobs, stored, table
 
 pytestmark = pytest.mark.golden

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from validation.device import Device
+from validation.measurements.device import Device
 from validation.reference.parallel import gather_all, scatter_sum
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hardware.errors import PlanError
-from simulator.plan import Plan
-from validation.device import Device
+from simulator.plan.plan import Plan
+from validation.measurements.device import Device
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hardware.errors import PlanError, nearest
-from simulator.costs.calibration import calibrations_in
-from simulator.ops import Collective, Transfer
-from simulator.plan import Plan
+from simulator.costs.calibration.calibration import calibrations_in
+from simulator.ir.ops import Collective, Transfer
+from simulator.plan.plan import Plan
 from simulator.report.report import Z90
-from validation.device import Device, versions
 from validation.distributed import collectives, launch, serial, trainer
-from validation.forecasts import Forecaster, forecasters
-from validation.measurement import Measurement, Row, Value, now
+from validation.measurements.device import Device, versions
+from validation.measurements.forecasts import Forecaster, forecasters
+from validation.measurements.measurement import Measurement, Row, Value, now
 
 Say = Callable[[str], None]
 """Takes a line of progress."""

@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hardware.errors import PlanError
 from simulator.bridges.torch_schedule import written
-from simulator.plan import Plan
-from simulator.schedule import Action
-from validation.device import DTYPES
+from simulator.plan.plan import Plan
+from simulator.scheduling.schedule import Action
 from validation.distributed.groups import Place
-from validation.reference.later import Later
+from validation.measurements.device import DTYPES
 from validation.reference.orders import orders
+from validation.reference.weight_gradients import Later
 
 Passes = Callable[[Tensor | None, Tensor | None], Tensor | None]
 """From the ids and targets [m b, s] of all micro-batches of a replica, each where it is needed, to their mean

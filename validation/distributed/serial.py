@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from simulator.plan import Plan
-from validation.distributed.data import scheme_of
+from simulator.plan.plan import Plan
+from validation.distributed.data_parallel import scheme_of
 from validation.distributed.trainer import Trainer
 from validation.reference import model
 from validation.reference.data import tokens

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from simulator.plan import Plan
-from validation.distributed import data, pipeline
+from simulator.plan.plan import Plan
+from validation.distributed import data_parallel as data
+from validation.distributed import pipeline
 from validation.distributed.groups import Place, axis_of
 from validation.reference import model
 from validation.reference.data import tokens

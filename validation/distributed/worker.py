@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 
 from hardware.errors import MeshcastError
-from simulator.job import load_job
-from simulator.plan import Plan
-from validation.device import Device
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
 from validation.distributed import collectives, serial
 from validation.distributed.groups import stand
 from validation.distributed.memory import peaks
 from validation.distributed.trainer import Trainer
+from validation.measurements.device import Device
 
 PATIENCE = timedelta(minutes=30)
 """How long ranks wait for each other: for rank 0's serial step, too."""

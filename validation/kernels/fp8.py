@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from simulator.leaves import Linear
-from simulator.ops import Gemm
-from simulator.plan import Plan
-from validation.device import Device
-from validation.kernels.leaves import Part
+from simulator.ir.operators import Linear
+from simulator.ir.ops import Gemm
+from simulator.plan.plan import Plan
 from validation.kernels.modes import Work
+from validation.kernels.operators import Part
+from validation.measurements.device import Device
 
 LEAST = (8, 9)
 """Compute capability of the first GPUs that multiply fp8 (Ada; Hopper is 9.0)."""

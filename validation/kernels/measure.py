@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from simulator.job import load_job
-from simulator.ops import Gemm, Work
-from simulator.plan import Plan
-from validation.device import Device, versions
-from validation.forecasts import Forecaster, forecasters
+from simulator.ir.ops import Gemm, Work
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
 from validation.kernels import fp8
-from validation.kernels.leaves import Part, optimizer, parts
 from validation.kernels.modes import Bench, check_times, checked, sample
-from validation.measurement import Measurement, Row, now
+from validation.kernels.operators import Part, optimizer, parts
+from validation.measurements.device import Device, versions
+from validation.measurements.forecasts import Forecaster, forecasters
+from validation.measurements.measurement import Measurement, Row, now
 from validation.reference.model import check
 from validation.reference.optimizer import Optimizer, gradient
 

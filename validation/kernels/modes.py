@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hardware.errors import PlanError, nearest
-from simulator.plan import Plan
-from validation.device import Device
-from validation.kernels.leaves import Part
+from simulator.plan.plan import Plan
 from validation.kernels.modules import Module, Modules
+from validation.kernels.operators import Part
+from validation.measurements.device import Device
 
 Work = Callable[[], Any]
 

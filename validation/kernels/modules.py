@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from simulator.leaves import Head, Norm, Residual
-from simulator.plan import Plan
-from validation.device import Device
-from validation.kernels.leaves import Part
+from simulator.ir.operators import Head, Norm, Residual
+from simulator.plan.plan import Plan
+from validation.kernels.operators import Part
+from validation.measurements.device import Device
 from validation.reference import functions, model
 from validation.reference.layers import ColumnLinear, RowLinear
 from validation.reference.parallel import TensorGroup

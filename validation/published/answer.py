@@ -15,7 +15,7 @@ from typing import Any
 
 from hardware.errors import MeshcastError, shorten
 from hardware.units import GIB
-from simulator.forecast import Workshop, simulate
+from simulator.forecast.simulate import Workshop, simulate
 from simulator.report.report import Report
 from validation.published.baseline import at_peak, peak_of
 from validation.published.mapping import Mapped, mapped

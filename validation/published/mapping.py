@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hardware.errors import PlanError
-from simulator.frameworks import Framework, load_framework
-from simulator.frameworks import Overlap as Overlaps
-from simulator.schedule import Schedule, Shape
-from simulator.scheme import find_scheme, scheme_names
+from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.job.framework import Framework, load_framework
+from simulator.job.framework import Overlap as Overlaps
+from simulator.scheduling.schedule import Schedule, Shape
 from validation.published.rows import Adapters, Row, Spec
 from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Stack, framework, stack
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import PlanError
 from hardware.load import read_yaml, validated
-from validation.jsonl import read_lines
+from validation.measurements.jsonl import read_lines
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.frameworks import framework_names
+from simulator.job.framework import framework_names
 
 
 @dataclass(frozen=True)

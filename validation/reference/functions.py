@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from validation.reference import later
+from validation.reference import weight_gradients as later
 from validation.reference.parallel import TensorGroup
 
 ROWS = 1 << 16

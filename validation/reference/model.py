@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from simulator.plan import Plan
-from validation.device import DTYPES
+from simulator.plan.plan import Plan
+from validation.measurements.device import DTYPES
 from validation.reference import functions
 from validation.reference.layers import ROPE_BASE, ColumnLinear, Embedding, Layer, Norm, Positions, mark
 from validation.reference.parallel import TensorGroup

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from simulator.plan import Plan
-from validation.device import DTYPES
+from simulator.plan.plan import Plan
+from validation.measurements.device import DTYPES
 from validation.reference.parallel import gather_all, scatter_sum
 
 LIMIT = 1.0

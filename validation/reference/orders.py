@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hardware.errors import PlanError
-from simulator.costs import Costs
-from simulator.forecast import programmed
-from simulator.plan import Plan
-from simulator.schedule import Action, Pair
+from simulator.costs.costs import Costs
+from simulator.forecast.simulate import programmed
+from simulator.plan.plan import Plan
+from simulator.scheduling.schedule import Action, Pair
 
 KINDS = ("F", "BW", "B", "W")
 """The kinds of actions that the reference trainer has."""

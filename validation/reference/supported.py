@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hardware.errors import PlanError
-from simulator.plan import Plan
+from simulator.plan.plan import Plan
 
 SCHEMES = (
     "tensor/megatron",

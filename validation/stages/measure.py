@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from hardware.errors import PlanError, nearest
-from simulator.job import load_job
-from simulator.plan import Plan
-from validation.device import Device, versions
-from validation.forecasts import Forecaster, forecasters
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
 from validation.kernels.modes import check_times
-from validation.measurement import Measurement, Row, Value, now
+from validation.measurements.device import Device, versions
+from validation.measurements.forecasts import Forecaster, forecasters
+from validation.measurements.measurement import Measurement, Row, Value, now
 from validation.reference.model import check
 from validation.reference.orders import KINDS, orders
 from validation.stages.replay import Played, Replay

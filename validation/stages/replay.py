@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from simulator.plan import Plan
-from simulator.schedule import Action
-from validation.device import Device
+from simulator.plan.plan import Plan
+from simulator.scheduling.schedule import Action
+from validation.measurements.device import Device
 from validation.reference.data import tokens
-from validation.reference.later import Later
 from validation.reference.model import build, one_table
 from validation.reference.optimizer import Optimizer
 from validation.reference.orders import orders
 from validation.reference.parallel import TensorGroup
+from validation.reference.weight_gradients import Later
 
 Turn = tuple[int, str]
 """A virtual stage and a kind of action."""

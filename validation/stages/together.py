@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs import Costs
-from simulator.costs.calibration import calibrations_in
-from simulator.engine.blocks import FREE, SUMS, Part, Price
-from simulator.engine.kinds import COMPUTING
-from simulator.engine.program import Program, Task
-from simulator.engine.step import alone, played
-from simulator.forecast import programmed
-from simulator.ops import COMPUTE, Collective, Op, Work
-from simulator.plan import Plan
+from simulator.costs.calibration.calibration import calibrations_in
+from simulator.costs.costs import Costs
+from simulator.engine.play import alone, played
+from simulator.forecast.simulate import programmed
+from simulator.ir.ops import COMPUTE, Collective, Op, Work
+from simulator.plan.plan import Plan
+from simulator.program.block import FREE, SUMS, Part, Price
+from simulator.program.build import Program, Task
+from simulator.program.categories import COMPUTING
 from simulator.report.report import Z90
-from validation.forecasts import Forecaster
-from validation.measurement import Value
+from validation.measurements.forecasts import Forecaster
+from validation.measurements.measurement import Value
 
 Turn = tuple[int, str]
 """A virtual stage and a kind of action."""

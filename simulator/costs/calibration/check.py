@@ -8,8 +8,8 @@ from typing import Any
 
 from hardware.errors import CatalogError, nearest
 from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.laws import EVERY, family
-from simulator.costs.law import coefficients
+from simulator.costs.calibration.cost_models import EVERY, family
+from simulator.costs.coefficients import coefficients
 
 STEPS = "steps"
 """The file that is written by hand."""

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hardware.topology import Reach
+from simulator.costs.coefficients import spread
 from simulator.costs.collectives import processes, tuner
+from simulator.costs.collectives.algorithms import WAYS, Way
 from simulator.costs.collectives.links import Links, hosted
-from simulator.costs.collectives.ways import WAYS, Way
 from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
-from simulator.costs.law import spread
-from simulator.ops import Collective
+from simulator.ir.ops import Collective
 
 
 class Group(NamedTuple):

@@ -29,9 +29,9 @@ from hardware.cluster import Tier
 from hardware.gpu import GPU
 from hardware.link import Link
 from hardware.topology import Reach
+from simulator.costs.coefficients import coefficient, higher, lower, spread
 from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
-from simulator.costs.law import coefficient, higher, lower, spread
-from simulator.ops import WIDTH, Exchange
+from simulator.ir.ops import WIDTH, Exchange
 
 Way = Link | Tier
 """What tells the rate of a GPU's links of one kind."""

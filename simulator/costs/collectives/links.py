@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hardware.cluster import Cluster, Tier
 from hardware.topology import Reach
-from simulator.costs.law import coefficient
+from simulator.costs.coefficients import coefficient
 
 
 @dataclass(frozen=True, slots=True)

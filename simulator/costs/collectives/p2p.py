@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from hardware.topology import Reach
+from simulator.costs.coefficients import spread
 from simulator.costs.collectives import fabric
 from simulator.costs.collectives.links import Links, hosted
 from simulator.costs.collectives.processes import ProcessLaw
 from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
-from simulator.costs.law import spread
 
 
 def price(nbytes: int, reach: Reach, links: Links) -> Estimate:

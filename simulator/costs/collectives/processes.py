@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hardware.topology import Reach
-from simulator.costs.collectives.ways import Way
-from simulator.costs.law import coefficient
+from simulator.costs.coefficients import coefficient
+from simulator.costs.collectives.algorithms import Way
 
 if TYPE_CHECKING:
     from simulator.costs.collectives.links import Links

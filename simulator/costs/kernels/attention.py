@@ -31,10 +31,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware.gpu import GPU
+from simulator.costs.coefficients import ceil, coefficient, higher, lower, spread
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.kernels.roofline import least, peak, together
-from simulator.costs.law import ceil, coefficient, higher, lower, spread
-from simulator.ops import BYTES, Attention
+from simulator.ir.ops import BYTES, Attention
 
 EXPONENTIALS = 16
 """Per clock and multiprocessor, by its special function units (FlashAttention-3, arXiv 2407.08608, section 3.1:

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardware.gpu import GPU
+from simulator.costs.coefficients import coefficient, higher, spread
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.kernels.roofline import least, peak, together
-from simulator.costs.law import coefficient, higher, spread
-from simulator.ops import Attention, Gemm, Memory
+from simulator.ir.ops import Attention, Gemm, Memory
 
 CLOCK = 3e9
 """Of a core that does not tell it [Hz]."""

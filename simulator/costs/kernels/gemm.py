@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from hardware.gpu import GPU
+from simulator.costs.coefficients import coefficient, spread
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.kernels.roofline import least, peak, together, waves
-from simulator.costs.law import coefficient, spread
-from simulator.ops import BYTES, Gemm
+from simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
 """Output tiles (rows, columns); `rate` is that of the first. Blackwell's pairs of multiprocessors take two of these."""

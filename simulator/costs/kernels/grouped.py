@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from hardware.gpu import GPU
+from simulator.costs.coefficients import ceil, coefficient, higher, lower, spread
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.kernels.memory import CLOCK
 from simulator.costs.kernels.roofline import least, peak, together, waves
-from simulator.costs.law import ceil, coefficient, higher, lower, spread
-from simulator.ops import BYTES, Gemm
+from simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (32, 128), (16, 128))
 """Output tiles (rows, columns) that one multiprocessor computes at a time; the first is the widest."""

@@ -29,9 +29,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware.gpu import GPU
+from simulator.costs.coefficients import coefficient, higher, lower, spread
 from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.law import coefficient, higher, lower, spread
-from simulator.ops import Memory
+from simulator.ir.ops import Memory
 
 VECTOR = 64.0
 """Bytes per clock and multiprocessor that loads of 16 bytes ask for: what an L1 takes from the L2 in a clock."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
-from simulator.costs.law import higher
+from simulator.costs.coefficients import higher
 
 
 def peak(gpu: GPU, dtype: str) -> float:

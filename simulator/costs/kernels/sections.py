@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hardware.gpu import GPU
 from simulator.costs.estimate import Estimate
 from simulator.costs.kernels import attention, cpu, gemm, grouped, memory
-from simulator.ops import BYTES, Attention, Gemm, Memory
+from simulator.ir.ops import BYTES, Attention, Gemm, Memory
 
 
 def _as_measured(law: Any) -> Any:

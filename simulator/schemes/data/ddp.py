@@ -15,8 +15,8 @@ References: Li et al. 2020, arXiv 2006.15704, section 3.
 
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper
-from simulator.sharding import DataScheme
+from simulator.ir.scheme import Law, Paper
+from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
 class DDP(DataScheme):

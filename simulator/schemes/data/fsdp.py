@@ -23,9 +23,9 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from simulator.ops import Param
-from simulator.scheme import Law, Paper, SchemeOptions
-from simulator.units import ShardedScheme
+from simulator.ir.ops import Param
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class FSDP(ShardedScheme):

@@ -22,10 +22,10 @@ from math import ceil
 import numpy as np
 from pydantic import Field
 
-from simulator.ops import BYTES, Beside, Chain, Collective, Memory, Op
-from simulator.scheme import Around, Law, Paper, SchemeOptions
-from simulator.sharding import DataScheme
-from simulator.sites import Stage
+from simulator.ir.modules import Stage
+from simulator.ir.ops import BYTES, Beside, Chain, Collective, Memory, Op
+from simulator.ir.scheme import Around, Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
 class Horovod(DataScheme):

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from simulator.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.scheme import Inner, Law, Paper, SchemeOptions
-from simulator.sharding import DataScheme, together
-from simulator.sites import Site, Update
+from simulator.ir.modules import Site, Update
+from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
+from simulator.ir.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataScheme, together
 
 
 class LocalSGD(DataScheme):

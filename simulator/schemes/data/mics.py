@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.ops import BYTES, Collective, Op, Param
-from simulator.scheme import Law, Paper, SchemeOptions
-from simulator.units import Brought, ShardedScheme
+from simulator.ir.ops import BYTES, Collective, Op, Param
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 
 class MiCS(ShardedScheme):

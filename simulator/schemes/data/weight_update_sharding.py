@@ -16,10 +16,10 @@ References: Xu et al. 2020, arXiv 2004.13336, sections 3 and 4.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.scheme import Inner, Law, Paper, SchemeOptions
-from simulator.sharding import DataScheme, together
-from simulator.sites import Site, Update
+from simulator.ir.modules import Site, Update
+from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
+from simulator.ir.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataScheme, together
 
 
 class WeightUpdateSharding(DataScheme):

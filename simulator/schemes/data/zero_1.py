@@ -10,8 +10,8 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. Megatron-Cor
 
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper
-from simulator.sharding import DataScheme
+from simulator.ir.scheme import Law, Paper
+from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
 class Zero1(DataScheme):

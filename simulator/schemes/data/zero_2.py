@@ -18,8 +18,8 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper
-from simulator.units import ShardedScheme
+from simulator.ir.scheme import Law, Paper
+from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class Zero2(ShardedScheme):

@@ -24,9 +24,9 @@ from itertools import accumulate
 
 from pydantic import Field
 
-from simulator.ops import Param
-from simulator.scheme import Law, Paper, SchemeOptions
-from simulator.units import ShardedScheme
+from simulator.ir.ops import Param
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
 class Zero3(ShardedScheme):

@@ -25,11 +25,11 @@ References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.offload import IN, OUT, updated_on_host
-from simulator.ops import BYTES, Fragment, HostCopy, Op
-from simulator.scheme import Inner, Law, Paper, SchemeOptions
-from simulator.sites import Site, Update
-from simulator.units import Brought, ShardedScheme
+from simulator.ir.modules import Site, Update
+from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
+from simulator.ir.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.lowering.offload import IN, OUT, updated_on_host
+from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 
 class ZeroInfinity(ShardedScheme):

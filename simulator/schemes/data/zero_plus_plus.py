@@ -21,9 +21,9 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
-from simulator.ops import BYTES, Collective, Memory, Op, Param
-from simulator.scheme import Law, Paper, SchemeOptions
-from simulator.units import Brought, ShardedScheme
+from simulator.ir.ops import BYTES, Collective, Memory, Op, Param
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 SCALE = BYTES["fp32"]
 """Bytes of the scale of a block."""

@@ -18,8 +18,8 @@ axes: Liu et al. 2025, arXiv 2504.14960.
 
 from collections.abc import Iterable
 
-from simulator.expert_scheme import ExpertScheme
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 class AllToAll(ExpertScheme):

@@ -22,12 +22,12 @@ from math import ceil
 
 from pydantic import Field
 
-from simulator.exchange import Round, hurry, rounds
-from simulator.expert_scheme import ExpertScheme
-from simulator.ops import COMPUTE, Fragment, Gemm, Op
-from simulator.rewrite import Rewrite, instead, portions
-from simulator.scheme import Inner, Law, Paper
-from simulator.sites import MoE, Site
+from simulator.ir.modules import MoE, Site
+from simulator.ir.ops import COMPUTE, Fragment, Gemm, Op
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.lowering.rewrite import Rewrite, instead, portions
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.token_dispatch import Round, hurry, rounds
 
 
 class Comet(ExpertScheme):

@@ -27,11 +27,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.exchange import Routed, exchanges
-from simulator.expert_scheme import ExpertScheme
-from simulator.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
-from simulator.scheme import Inner, Law, Paper
-from simulator.sites import MoE, Site
+from simulator.ir.modules import MoE, Site
+from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.token_dispatch import Routed, exchanges
 
 
 class DeepEP(ExpertScheme):

@@ -21,12 +21,12 @@ from typing import Any
 
 from pydantic import Field
 
-from simulator.expert_leaves import EXPERTS, Permute
-from simulator.expert_scheme import ExpertScheme, exchanges
-from simulator.ops import Collective, Fragment, Memory, Op
-from simulator.routing import Spread
-from simulator.scheme import Inner, Law, Paper
-from simulator.sites import MoE, Site
+from simulator.ir.modules import MoE, Site
+from simulator.ir.moe_operators import EXPERTS, Permute
+from simulator.ir.ops import Collective, Fragment, Memory, Op
+from simulator.ir.routing import Spread
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, exchanges
 
 COUNT = 4
 """Bytes of a count of tokens, an integer of 32 bits."""

@@ -24,13 +24,22 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from simulator.exchange import Round, Routed, add_up, between_groups, in_parts, in_turn, rounds, shadow
-from simulator.expert_scheme import ExpertScheme
-from simulator.ops import BYTES, Collective, Fragment, Op
-from simulator.rewrite import Rewrite
-from simulator.routing import Spread
-from simulator.scheme import Inner, Law, Paper
-from simulator.sites import MoE, Site
+from simulator.ir.modules import MoE, Site
+from simulator.ir.ops import BYTES, Collective, Fragment, Op
+from simulator.ir.routing import Spread
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.lowering.rewrite import Rewrite
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.token_dispatch import (
+    Round,
+    Routed,
+    add_up,
+    between_groups,
+    in_parts,
+    in_turn,
+    rounds,
+    shadow,
+)
 
 
 class FasterMoE(ExpertScheme):

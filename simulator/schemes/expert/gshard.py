@@ -26,11 +26,11 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from simulator.expert_leaves import Permute, Unpermute
-from simulator.expert_scheme import ExpertScheme
-from simulator.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
-from simulator.scheme import Inner, Law, Paper
-from simulator.sites import Leaf, Site
+from simulator.ir.modules import Leaf, Site
+from simulator.ir.moe_operators import Permute, Unpermute
+from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 class GShard(ExpertScheme):

@@ -25,11 +25,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.exchange import Routed
-from simulator.expert_scheme import ExpertScheme
-from simulator.ops import Collective, Fragment, Op
-from simulator.scheme import Inner, Law, Paper, Rule
-from simulator.sites import Leaf, MoE, Site, Unit
+from simulator.ir.modules import Leaf, MoE, Site, Unit
+from simulator.ir.ops import Collective, Fragment, Op
+from simulator.ir.scheme import Inner, Law, Paper, Rule
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.token_dispatch import Routed
 
 
 class Janus(ExpertScheme):

@@ -24,13 +24,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.exchange import in_parts, in_turn, rounds
-from simulator.expert_scheme import ExpertScheme
-from simulator.ops import Collective, Fragment, Memory, Op
-from simulator.rewrite import Rewrite
-from simulator.routing import least_capacity
-from simulator.scheme import Inner, Law, Paper
-from simulator.sites import MoE, Site
+from simulator.ir.modules import MoE, Site
+from simulator.ir.ops import Collective, Fragment, Memory, Op
+from simulator.ir.routing import least_capacity
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.lowering.rewrite import Rewrite
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.token_dispatch import in_parts, in_turn, rounds
 
 
 class Tutel(ExpertScheme):

@@ -23,11 +23,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.offload import activations_away, updated_on_host
-from simulator.ops import BYTES, Chain, Fragment
-from simulator.recompute import marked
-from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, Scheme, SchemeOptions, find_scheme
-from simulator.sites import Site, Stage, Update
+from simulator.ir.modules import Site, Stage, Update
+from simulator.ir.ops import BYTES, Chain, Fragment
+from simulator.ir.scheme import Around, Inner, Law, MemoryScheme, Paper, Scheme, SchemeOptions, find_scheme
+from simulator.lowering.offload import activations_away, updated_on_host
+from simulator.schemes.memory.shared.recompute import marked
 
 MARK = "offloaded"
 """What units bear whose activations leave."""

@@ -15,10 +15,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ops import Chain, Fragment
-from simulator.recompute import marked, recompute
-from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
-from simulator.sites import Site, Stage, Unit
+from simulator.ir.modules import Site, Stage, Unit
+from simulator.ir.ops import Chain, Fragment
+from simulator.ir.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
+from simulator.schemes.memory.shared.recompute import marked, recompute
 
 
 class RecomputeFull(MemoryScheme):

@@ -23,10 +23,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ops import Chain, Fragment
-from simulator.recompute import Forgetting, marked, recompute
-from simulator.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
-from simulator.sites import Leaf, Nest, Site, Stage, Unit
+from simulator.ir.modules import Leaf, Nest, Site, Stage, Unit
+from simulator.ir.ops import Chain, Fragment
+from simulator.ir.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
+from simulator.schemes.memory.shared.recompute import Forgetting, marked, recompute
 
 Module = Literal[
     "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj"

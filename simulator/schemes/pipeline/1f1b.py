@@ -14,8 +14,8 @@ References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
 
 
 class OneFOneB(Schedule):

@@ -16,9 +16,9 @@ References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.ht
 
 from collections.abc import Iterable
 
-from simulator.moves import Move, moved
-from simulator.schedule import Action, Durations, PipelineSetting, Schedule, Shape, Turn, one_by_one
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.activation_transfer import Move, moved
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, Schedule, Shape, Turn, one_by_one
 
 
 class BPipe(Schedule):

@@ -15,8 +15,8 @@ References: Lamy-Poirier 2022, arXiv 2211.05953, section 3.
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape
 
 
 class BreadthFirst(Schedule):

@@ -19,8 +19,8 @@ References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, PipelineSetting, Shape, TwoWays, nearest_multiple
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Shape, TwoWays, nearest_multiple
 
 
 class Chimera(TwoWays):

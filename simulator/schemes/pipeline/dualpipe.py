@@ -17,9 +17,9 @@ References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and tabl
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.paired import eight_steps
-from simulator.schedule import PipelineSetting, Shape, Turn, TwoWays
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.bidirectional import eight_steps
+from simulator.scheduling.schedule import PipelineSetting, Shape, Turn, TwoWays
 
 
 class DualPipe(TwoWays):

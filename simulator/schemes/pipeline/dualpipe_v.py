@@ -17,9 +17,9 @@ References: DeepSeek-AI, https://github.com/deepseek-ai/DualPipe, "Cut-in-half" 
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.paired import eight_steps
-from simulator.schedule import InV, PipelineSetting, Shape, Turn
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.bidirectional import eight_steps
+from simulator.scheduling.schedule import InV, PipelineSetting, Shape, Turn
 
 
 class DualPipeV(InV):

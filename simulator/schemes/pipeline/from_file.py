@@ -15,8 +15,8 @@ from functools import cached_property
 
 from hardware.errors import PlanError
 from simulator.bridges.torch_schedule import Written, read
-from simulator.schedule import Schedule, Shape, Turn
-from simulator.scheme import Paper
+from simulator.ir.scheme import Paper
+from simulator.scheduling.schedule import Schedule, Shape, Turn
 
 
 class FromFile(Schedule):

@@ -15,8 +15,8 @@ References: Huang et al. 2019, arXiv 1811.06965, section 2.3.
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape
 
 
 class GPipe(Schedule):

@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
 
 
 class GraphPipe(Schedule):

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, Durations, PipelineSetting, Schedule, Shape, in_v
-from simulator.scheme import Law, Paper, SchemeOptions
-from simulator.slots import greedy, needs
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.scheduling.building_block import greedy, needs
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, Schedule, Shape, in_v
 
 
 class Hanayo(Schedule):

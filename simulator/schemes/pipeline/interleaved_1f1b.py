@@ -15,8 +15,8 @@ References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, nearest_multiple, one_by_one
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, nearest_multiple, one_by_one
 
 
 class Interleaved1F1B(Schedule):

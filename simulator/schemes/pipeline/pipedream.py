@@ -17,8 +17,8 @@ laws name.
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
 
 
 class PipeDream(Schedule):

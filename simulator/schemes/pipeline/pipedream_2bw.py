@@ -18,8 +18,8 @@ References: Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
 
 
 class PipeDream2BW(Schedule):

@@ -19,9 +19,9 @@ References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.schedule import Action, Lasts, PipelineSetting, Shape, one_by_one
-from simulator.scheme import Law, Paper
-from simulator.slicing import Lengths, Number, Sliced, evenest, forward_units
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, Shape, one_by_one
+from simulator.scheduling.sequence_slicing import Lengths, Number, Sliced, evenest, forward_units
 
 
 class Seq1F1B(Sliced):

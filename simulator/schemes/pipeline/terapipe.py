@@ -20,9 +20,9 @@ References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.schedule import Action, Lasts, PipelineSetting, Shape
-from simulator.scheme import Law, Paper
-from simulator.slicing import Lengths, Number, Sliced, forward_units, quickest
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, Shape
+from simulator.scheduling.sequence_slicing import Lengths, Number, Sliced, forward_units, quickest
 
 
 class TeraPipe(Sliced):

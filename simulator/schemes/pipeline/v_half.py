@@ -16,9 +16,9 @@ References: Qi et al. 2024, arXiv 2405.15362, section 3.
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, Durations, InV, PipelineSetting, Shape
-from simulator.scheme import Law, Paper
-from simulator.slots import reordered, repeated
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.building_block import reordered, repeated
+from simulator.scheduling.schedule import Action, Durations, InV, PipelineSetting, Shape
 
 
 class VHalf(InV):

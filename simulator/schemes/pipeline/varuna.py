@@ -18,9 +18,9 @@ References: Athlur et al. 2022, arXiv 2111.04007.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from simulator.schedule import Action, Durations, PipelineSetting, Schedule, Shape, Turn
-from simulator.scheme import Law, Paper
-from simulator.slots import greedy, needs
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.building_block import greedy, needs
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, Schedule, Shape, Turn
 
 HALVES = "WBRF"
 """What a free device takes first. A backward pass is made of two halves, B and W, of which W follows at once."""

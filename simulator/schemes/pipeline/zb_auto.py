@@ -18,9 +18,9 @@ from math import ceil, inf
 
 from pydantic import Field
 
-from simulator.policy import InTurn
-from simulator.schedule import Durations, PipelineSetting, Schedule, Shape, Turn
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.list_scheduler import InTurn
+from simulator.scheduling.schedule import Durations, PipelineSetting, Schedule, Shape, Turn
 
 KEPT = 0.4
 """The part of the activations that gradients of weights need, where nothing tells: 32h/(34h + 5as) in the paper's

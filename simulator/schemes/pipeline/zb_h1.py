@@ -16,8 +16,8 @@ References: Qi et al. 2024, arXiv 2401.10241, section 2.
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, PipelineSetting, Schedule, Shape
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape
 
 
 class ZBH1(Schedule):

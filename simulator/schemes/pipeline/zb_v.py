@@ -15,8 +15,8 @@ References: Qi et al. 2024, arXiv 2401.10241, section 6.
 
 from collections.abc import Iterable
 
-from simulator.schedule import Action, InV, PipelineSetting, Shape
-from simulator.scheme import Law, Paper
+from simulator.ir.scheme import Law, Paper
+from simulator.scheduling.schedule import Action, InV, PipelineSetting, Shape
 
 
 class ZBV(InV):

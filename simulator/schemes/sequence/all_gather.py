@@ -15,8 +15,8 @@ arXiv 2310.03294.
 
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper, SequenceScheme
-from simulator.sites import Leaf
+from simulator.ir.modules import Leaf
+from simulator.ir.scheme import Law, Paper, SequenceScheme
 
 
 class AllGather(SequenceScheme):

@@ -24,10 +24,10 @@ from fractions import Fraction
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.leaves import CoreAttention
-from simulator.ops import Fragment
-from simulator.rings import RingScheme, helped
-from simulator.scheme import Inner, Law, Paper
+from simulator.ir.operators import CoreAttention
+from simulator.ir.ops import Fragment
+from simulator.ir.scheme import Inner, Law, Paper
+from simulator.schemes.sequence.shared.ring_attention import RingScheme, helped
 
 
 class DistFlashAttn(RingScheme):

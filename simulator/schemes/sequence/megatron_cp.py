@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from hardware.errors import PlanError
-from simulator.leaves import CoreAttention
-from simulator.rings import RingScheme
-from simulator.scheme import Law, Paper, SchemeOptions, find_scheme
-from simulator.sites import Leaf
+from simulator.ir.modules import Leaf
+from simulator.ir.operators import CoreAttention
+from simulator.ir.scheme import Law, Paper, SchemeOptions, find_scheme
+from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
 class MegatronCP(RingScheme):

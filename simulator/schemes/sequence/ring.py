@@ -25,8 +25,8 @@ the way back: Megatron-Core with Transformer Engine; double ring: Gu et al. 2024
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.rings import RingScheme
-from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
 class Ring(RingScheme):

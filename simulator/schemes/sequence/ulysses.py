@@ -17,9 +17,9 @@ arXiv 2405.07719) and LoongTrain's 2D-attention.
 
 from collections.abc import Iterable
 
-from simulator.leaves import CoreAttention
-from simulator.scheme import Law, Paper, SequenceScheme
-from simulator.sites import Leaf
+from simulator.ir.modules import Leaf
+from simulator.ir.operators import CoreAttention
+from simulator.ir.scheme import Law, Paper, SequenceScheme
 
 
 class Ulysses(SequenceScheme):

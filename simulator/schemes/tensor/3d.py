@@ -17,10 +17,10 @@ References: Bian et al. 2021, arXiv 2105.14450, section 3; Agarwal et al. 1995, 
 
 from collections.abc import Iterable
 
-from simulator.grids import Grid, product, width
-from simulator.leaves import Embedding, Linear
-from simulator.scheme import Law, Paper, Rule
-from simulator.sites import Leaf
+from simulator.ir.modules import Leaf
+from simulator.ir.operators import Embedding, Linear
+from simulator.ir.scheme import Law, Paper, Rule
+from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
 
 INNER = ("a", "f", "v")
 """What lies inside of a block, between its two products; everything else lies as the residual stream does."""

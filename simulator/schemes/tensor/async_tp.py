@@ -24,10 +24,10 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.decompose import Overlap, Pair, shifts, total
-from simulator.ops import Memory, Op, Touch
-from simulator.rewrite import Rewrite, instead
-from simulator.scheme import Law, Paper, find_scheme
+from simulator.ir.ops import Memory, Op, Touch
+from simulator.ir.scheme import Law, Paper, find_scheme
+from simulator.lowering.rewrite import Rewrite, instead
+from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
 
 
 class AsyncTP(Overlap):

@@ -23,10 +23,10 @@ from math import ceil
 
 from pydantic import Field
 
-from simulator.decompose import Overlap, Pair, shifts, total
-from simulator.ops import Gemm
-from simulator.rewrite import Rewrite, instead
-from simulator.scheme import Law, Paper, SchemeOptions
+from simulator.ir.ops import Gemm
+from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.lowering.rewrite import Rewrite, instead
+from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
 
 TILE = (128, 256)
 """Rows and columns of an output tile: of the widest tiles of libraries on GPUs since Ampere."""

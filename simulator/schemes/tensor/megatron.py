@@ -13,8 +13,8 @@ equation 2.
 
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper, TensorScheme
-from simulator.sites import Leaf
+from simulator.ir.modules import Leaf
+from simulator.ir.scheme import Law, Paper, TensorScheme
 
 
 class Megatron(TensorScheme):

@@ -14,8 +14,8 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 4 and equation 4;
 
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper, TensorScheme
-from simulator.sites import Leaf
+from simulator.ir.modules import Leaf
+from simulator.ir.scheme import Law, Paper, TensorScheme
 
 
 class MegatronSP(TensorScheme):

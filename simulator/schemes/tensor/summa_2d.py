@@ -17,8 +17,8 @@ References: Xu et al. 2021, arXiv 2104.05343, section 3.
 import math
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper
-from simulator.summa import Summa
+from simulator.ir.scheme import Law, Paper
+from simulator.schemes.tensor.shared.summa import Summa
 
 
 class Summa2D(Summa):

@@ -16,9 +16,9 @@ References: Wang et al. 2021, arXiv 2105.14500, section 3.
 import math
 from collections.abc import Iterable
 
-from simulator.scheme import Law, Paper, Rule
-from simulator.sites import Leaf
-from simulator.summa import Summa
+from simulator.ir.modules import Leaf
+from simulator.ir.scheme import Law, Paper, Rule
+from simulator.schemes.tensor.shared.summa import Summa
 
 
 class Tesseract(Summa):

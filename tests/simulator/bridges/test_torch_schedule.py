@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.orders import exported
+from experiments.pages.schedules import exported
 from hardware.errors import PlanError, ScheduleError
 from simulator import load_job, simulate
 from simulator.bridges.torch_schedule import parse, read, written
-from simulator.schedule import Action, Pair, Turn
-from validation.pipeline import answer
+from simulator.scheduling.schedule import Action, Pair, Turn
+from validation.pipelines.cases import answer
 
 GOOD = "0F0,0F1,,,0B0,0B1\r\n,1F0,1B0,1F1,1B1\r\n"
 

@@ -16,9 +16,9 @@ import pytest
 
 from hardware.errors import PlanError
 from hardware.units import GIB
-from simulator.forecast import simulate
+from simulator.forecast.simulate import simulate
 from tests.validation.distributed.jobs import job
-from validation.measurement import Measurement, read, text
+from validation.measurements.measurement import Measurement, read, text
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -281,10 +281,10 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
 
 
 def test_reserved_memory_where_the_device_tells_it() -> None:
-    from simulator.job import load_job
-    from simulator.plan import Plan
+    from simulator.job.job import load_job
+    from simulator.plan.plan import Plan
     from validation.distributed.measure import _rows
-    from validation.forecasts import forecasters
+    from validation.measurements.forecasts import forecasters
 
     peaks = [{"instrument": "counter", "allocated": 10 + rank, "reserved": 20 + rank} for rank in range(4)]
     plan = Plan(load_job(job(4, pp=2, tp=2)))

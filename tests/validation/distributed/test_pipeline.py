@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
-from simulator.job import load_job
-from simulator.plan import Plan
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
 from tests.validation.distributed.jobs import GPT, job
 
 pytestmark = pytest.mark.torch
@@ -22,8 +22,8 @@ def ranks() -> Iterator[Any]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from validation.device import Device
     from validation.distributed.groups import stand
+    from validation.measurements.device import Device
 
     def become(plan: Plan, rank: int) -> Any:
         if dist.is_initialized():

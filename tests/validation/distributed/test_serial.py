@@ -90,12 +90,12 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from simulator.job import load_job
-    from simulator.plan import Plan
-    from validation.device import Device
+    from simulator.job.job import load_job
+    from simulator.plan.plan import Plan
     from validation.distributed.groups import stand
     from validation.distributed.serial import compare
     from validation.distributed.trainer import Trainer
+    from validation.measurements.device import Device
 
     plan = Plan(load_job(job(1)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -111,8 +111,8 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
 
 
 def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
-    from simulator.job import load_job
-    from simulator.plan import Plan
+    from simulator.job.job import load_job
+    from simulator.plan.plan import Plan
     from validation.distributed.serial import affordable
 
     plan = Plan(load_job(job()))

@@ -12,16 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
-from simulator.job import load_job  # noqa: E402
-from simulator.leaves import Linear, Norm  # noqa: E402
-from simulator.ops import Collective, Gemm, Memory  # noqa: E402
-from simulator.plan import Plan  # noqa: E402
-from validation.device import Device  # noqa: E402
+from simulator.ir.operators import Linear, Norm  # noqa: E402
+from simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
+from simulator.job.job import load_job  # noqa: E402
+from simulator.plan.plan import Plan  # noqa: E402
 from validation.kernels import fp8  # noqa: E402
-from validation.kernels.leaves import kernels, optimizer, parts  # noqa: E402
 from validation.kernels.measure import measure  # noqa: E402
 from validation.kernels.modes import MODES, Bench, checked, graphed, sample  # noqa: E402
-from validation.measurement import read  # noqa: E402
+from validation.kernels.operators import kernels, optimizer, parts  # noqa: E402
+from validation.measurements.device import Device  # noqa: E402
+from validation.measurements.measurement import read  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ import pytest
 
 from hardware.errors import MeshcastError
 from simulator import load_job
-from simulator.frameworks import framework_names, load_framework
+from simulator.job.framework import framework_names, load_framework
 from validation.published import mapping as module
 from validation.published.mapping import Mapped, mapped
 from validation.published.rows import Row

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hardware.errors import PlanError
-from simulator.models import load_model
 from simulator.models.flops import step_flops
+from simulator.models.load import load_model
 from validation.published.mapping import mapped
 from validation.published.rows import Row, Unread, read, shipped
 

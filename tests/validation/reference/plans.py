@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simulator.job import load_job
-from simulator.plan import Plan
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator import simulate
-from simulator.lowering import Lowering
+from simulator.lowering.lower import Lowering
 from tests.contract.measure import saved
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
 

@@ -14,11 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
-from simulator.job import load_job  # noqa: E402
-from simulator.plan import Plan  # noqa: E402
-from validation.device import Device, Peak, alive  # noqa: E402
-from validation.measurement import read  # noqa: E402
-from validation.pipeline import Case, replay  # noqa: E402
+from simulator.job.job import load_job  # noqa: E402
+from simulator.plan.plan import Plan  # noqa: E402
+from validation.measurements.device import Device, Peak, alive  # noqa: E402
+from validation.measurements.measurement import read  # noqa: E402
+from validation.pipelines.cases import Case, replay  # noqa: E402
 from validation.reference.data import tokens  # noqa: E402
 from validation.reference.model import build  # noqa: E402
 from validation.reference.optimizer import gradient  # noqa: E402

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from simulator.engine.step import played
-from simulator.forecast import programmed
-from simulator.job import load_job
-from simulator.ops import Collective, Transfer, Work
-from simulator.plan import Plan
-from validation.forecasts import forecasters
-from validation.pipeline import Case, replay
+from simulator.engine.play import played
+from simulator.forecast.simulate import programmed
+from simulator.ir.ops import Collective, Transfer, Work
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from validation.measurements.forecasts import forecasters
+from validation.pipelines.cases import Case, replay
 from validation.stages.together import actions, price_of, step
 
 MODEL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout": 0}

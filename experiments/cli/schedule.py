@@ -1,0 +1,62 @@
+"""``meshcast list schedule`` and ``meshcast export schedule``: orders of pipelines to look at, and for torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.console import answering, check_place, emit, unwritable
+from hardware.errors import PlanError, nearest
+
+KINDS = ("schedule",)
+"""What can be exported."""
+
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="schedule: its name, or a CSV file of torch's.")]
+Devices = Annotated[int | None, typer.Option("--p", metavar="N", min=1, help="schedule: devices of the pipeline.")]
+Microbatches = Annotated[int | None, typer.Option("--m", metavar="N", min=1, help="schedule: micro-batches.")]
+Chunks = Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="schedule: chunks a device.")]
+
+
+def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None, as_json: bool) -> None:
+    """The rank-by-step table of one schedule."""
+    from experiments.pages import schedules as orders
+    from experiments.pages.forecast import show
+
+    if name is None:
+        raise PlanError("NAME", "a schedule has a name", "Write meshcast list schedule 1f1b --p 4 --m 8")
+    run = orders.played(name, p, m, v)
+    if as_json:
+        emit(orders.answer(name, run))
+    else:
+        show(orders.page(name, run))
+
+
+def export(
+    kind: Annotated[str, typer.Argument(metavar="{schedule}")],
+    name: Name = None,
+    p: Devices = None,
+    m: Microbatches = None,
+    v: Chunks = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file; printed if not given.")] = None,
+) -> None:
+    """Write what other programs read: the order of a schedule as a CSV of torch.distributed.pipelining."""
+    with answering():
+        if kind not in KINDS:
+            raise PlanError("KIND", "nothing of this name is exported", nearest(kind, KINDS), kind)
+        if name is None:
+            raise PlanError("NAME", "a schedule has a name", "Write meshcast export schedule 1f1b --p 4 --m 8")
+        if out is not None:
+            check_place(out, "--out")
+        from experiments.pages.schedules import exported
+
+        text = exported(name, p, m, v)
+        if out is None:
+            typer.echo(text, nl=False)
+            return
+        try:
+            out.write_bytes(text.encode())
+        except OSError as error:
+            raise unwritable(out, error.strerror or str(error), "--out") from None
+        typer.echo(f"wrote {out}: read it with _load_csv, or name it as the path of pipeline/from-file", err=True)

@@ -1,0 +1,1 @@
+"""What the commands print: tables and pages for a terminal."""

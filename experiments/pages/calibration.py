@@ -1,0 +1,285 @@
+"""``meshcast validate`` and ``calibrate`` of kernels and collectives: what they do, and what they print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from experiments.pages.published import percent, progress
+from hardware.errors import CatalogError, PlanError, nearest
+from simulator.costs.calibration.calibration import calibrations_in, forget
+from validation.calibration.collectives import tables as collectives
+from validation.calibration.collectives.recorded import recorded
+from validation.calibration.kernels import tables as kernels
+from validation.calibration.tables.calibrated import FEWEST, Calibrated
+from validation.calibration.tables.rows import Held
+from validation.calibration.tables.summary import summary
+from validation.calibration.tables.table import Table as Measured
+from validation.calibration.write import write
+
+ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
+
+FIGURES = ("errors", "ratios")
+"""What is drawn; the first alone where a file is named."""
+
+
+MOST = 20
+"""Reasons of refusals that are shown."""
+
+
+def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
+    """Every row of some tables beside its forecast: the answer, and what figures are drawn of."""
+    room = ROOMS[kind]
+    tables = [_rows_of(kind, path) for path in paths]
+    rows: list[dict[str, Any]] = []
+    every: list[Held] = []
+    with calibrations_in(calibration):
+        for table in progress(tables, len(tables), "tables"):
+            held = _held(room, table)
+            rows += table.answers(held)
+            every += held
+    refusals: dict[str, int] = {}
+    for row in rows:
+        if row["reason"]:
+            refusals[row["reason"]] = refusals.get(row["reason"], 0) + 1
+    told = summary(every, len(rows), room.GOALS) | {
+        "refusals": dict(sorted(refusals.items(), key=lambda item: -item[1]))
+    }
+    return {"rows": rows, "summary": told}, every
+
+
+def _held(room: Any, table: Measured) -> list[Held]:
+    """The samples of a table beside their forecasts; rows that no calibration can price join the refused ones."""
+    held: list[Held] = []
+    for sample in table.samples:
+        try:
+            held.append(room.hold(sample))
+        except CatalogError as error:
+            table.refused.update(dict.fromkeys(sample.index.tolist(), f"{sample.gpu}: {error.rule}"))
+    return held
+
+
+def _rows_of(kind: str, path: Path) -> Measured:
+    """A table of this kind, or a measurement file; a table of another kind is called by its name."""
+    if path.suffix == ".json" and kind == "collectives":
+        return recorded(path)  # type: ignore[return-value]  # which has the samples and sources of one
+    try:
+        found: Measured = ROOMS[kind].read(path)
+    except PlanError as error:
+        other = next((one for one in ROOMS if one != kind and _reads(one, path)), None)
+        if other is None:
+            raise
+        rule = f"{kind} are asked for, and this is a table of {other}"
+        raise PlanError("--data", rule, f"Write {other} in place of {kind}", str(path)) from error
+    return found
+
+
+def _reads(kind: str, path: Path) -> bool:
+    try:
+        ROOMS[kind].read(path)
+    except PlanError:
+        return False
+    return True
+
+
+def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str], leave_out: bool) -> dict[str, Any]:
+    """Fits and writes the files; what was fitted, and how each library fares."""
+    room = ROOMS[kind]
+    tables = [_rows_of(kind, path) for path in paths]
+    names = room.names(tables)
+    if not names:
+        rule = f"no library has {FEWEST} rows that can be fitted"
+        remedy = f"The source of a row names its library; meshcast validate {kind} tells why rows are refused"
+        raise PlanError("--data", rule, remedy, ", ".join(map(str, paths)))
+    for name in only:
+        if name not in names:
+            raise PlanError("--only", "the tables have too few rows of it", nearest(name, names), name)
+    told: list[dict[str, Any]] = []
+    wanted = [name for name in names if not only or name in only]
+    out.mkdir(exist_ok=True)
+    try:
+        with np.errstate(all="ignore"), calibrations_in(out):  # what was fitted before serves what is fitted next
+            for name in progress(wanted, len(wanted), "fits"):
+                found = _fitted(kind, tables, name, leave_out)
+                file = out / f"{name}.yaml"
+                write(file, room.title(name), found.data)
+                forget()
+                told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
+    except KeyboardInterrupt:  # files are written whole or not at all: those that are there can be used
+        pass
+    return {"calibrated": told, "missing": wanted[len(told) :]}
+
+
+def _fitted(kind: str, tables: Sequence[Measured], name: str, leave_out: bool) -> Calibrated:
+    """One calibration. Raises PlanError where rows are so far from any law that no fit begins."""
+    try:
+        found: Calibrated = ROOMS[kind].calibrate(tables, name, leave_out)
+    except (ValueError, ArithmeticError) as error:
+        rule = f"no law can be fitted to its rows ({error})"
+        raise PlanError(name, rule, f"meshcast validate {kind} shows which rows lie farthest off") from None
+    return found
+
+
+# --------------------------------------------------------------------------------------------- pages
+
+
+def page(kind: str, told: dict[str, Any]) -> RenderableType:
+    """Errors of every cell beside its goal, of every library, the worst rows, and what was refused."""
+    head = f"{told['rows']:,} rows: {told['predicted']:,} forecast, {told['refused']:,} refused"
+    parts: list[RenderableType] = [Text(head, style="bold"), Text()]
+    if not told["predicted"]:
+        return Group(*parts, *_refusals(told))
+    parts += [
+        cells_table(told),
+        Text("goal: median / p90 of the absolute error; cells of fewer than 20 rows have none", "dim"),
+    ]
+    parts.append(Text("borrowed: the median with the coefficients of other hardware in place of its own", "dim"))
+    parts += [Text(), libraries_table(told["libraries"]), Text(), worst_table(told["worst"]), *_refusals(told)]
+    if told["impossible"]:
+        parts.append(
+            Text(f"DEFECT: {told['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
+        )
+    return Group(*parts)
+
+
+def cells_table(told: dict[str, Any]) -> Table:
+    table = _table("operation, kind, class")
+    for head in ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed"):
+        table.add_column(head, justify="right", no_wrap=True)
+    gpu = ""
+    for cell in told["cells"]:
+        gpu = _heading(table, gpu, cell["gpu"])
+        goal = "" if cell["met"] is None else "/".join(percent(one, digits=0) for one in cell["goal"])
+        mark = {True: " yes", False: " no", None: ""}[cell["met"]]
+        name = f"  {cell['operation']} {cell['kind']} {cell['class']}"
+        row = name, f"{cell['rows']:,}", *_errors(cell), goal + mark, *_inside(cell), percent(cell["borrowed"])
+        table.add_row(*row)
+    table.add_section()
+    words = "all", f"{told['predicted']:,}"
+    table.add_row(*words, *_errors(told), "", *_inside(told), percent(told["borrowed"]))
+    return table
+
+
+def libraries_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table("library, operation, kind")
+    for head in ("rows", "median", "p90", "bias", "in 90%", "in 50%"):
+        table.add_column(head, justify="right", no_wrap=True)
+    gpu = ""
+    for row in rows:
+        gpu = _heading(table, gpu, row["gpu"])
+        name = f"  {row['library']} {row['operation']} {row['kind']}"
+        table.add_row(name, f"{row['rows']:,}", *_errors(row), *_inside(row))
+    return table
+
+
+def _heading(table: Table, before: str, gpu: str) -> str:
+    """A line of its own for each GPU."""
+    if gpu != before:
+        table.add_row(Text(gpu, style="bold"))
+    return gpu
+
+
+def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table("farthest off")
+    table.add_column("shape", overflow="fold")
+    for head in ("measured us", "forecast us", "error %"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
+        words = Text(f"{row['gpu']} {row['operation']} {row['kind']}\n  {row['library']}")
+        table.add_row(words, row["shape"], *times, percent(row["error"], "+", 0))
+    return table
+
+
+def _refusals(told: dict[str, Any]) -> list[RenderableType]:
+    if not told["refusals"]:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("refused", justify="right")
+    table.add_column("because")
+    refusals = list(told["refusals"].items())
+    for reason, count in refusals[:MOST]:
+        table.add_row(f"{count:,}", reason)
+    if rest := [count for _, count in refusals[MOST:]]:
+        table.add_row(f"{sum(rest):,}", f"{len(rest):,} other reasons, which --json names")
+    return [Text(), table]
+
+
+def calibrated_page(told: dict[str, Any], out: Path) -> RenderableType:
+    """How every library fares with its own coefficients, and unseen."""
+    table = _table("hardware", "section", "library")
+    for head in ("rows", "median", "p90", "unseen:\nmedian", "\np90"):
+        table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
+    for one in told["calibrated"]:
+        for row in one["libraries"]:
+            errors = [percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
+            table.add_row(one["name"], row["section"], row["library"], f"{row['rows']:,}", *errors)
+    count = len(told["calibrated"])
+    parts: list[RenderableType] = [
+        Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold"),
+        Text(),
+        table,
+    ]
+    parts.append(Text("error %; unseen: fitted without the library, and priced as nobody's in particular", "dim"))
+    return Group(*parts)
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    return table
+
+
+def _errors(row: dict[str, Any]) -> list[str]:
+    return [percent(row["median"]), percent(row["p90"]), percent(row["bias"], "+")]
+
+
+def _inside(row: dict[str, Any]) -> list[str]:
+    return [percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
+
+
+def draw(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
+    """Draws figures into their files. Raises OSError where one cannot be written."""
+    if not files or not held:
+        return
+    from experiments.plots import calibration as plots
+
+    figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
+    for name, path in files.items():
+        path.parent.mkdir(exist_ok=True)
+        figures[name](held, ROOMS[kind].GOALS, path)
+
+
+# --------------------------------------------------------------------------------------- this machine
+
+
+def on_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
+    """Measures this machine, fits and writes: see validation.devices."""
+    from validation.calibration.device.calibrate import calibrate
+
+    return calibrate(kind, out, processes, progress)
+
+
+def device_page(told: dict[str, Any], out: Path) -> RenderableType:
+    """How far the fixed set lies from its own laws, the files, and how to use them."""
+    table = _table("measured and fitted")
+    for head in ("rows", "median", "p90"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in told["libraries"]:
+        table.add_row(
+            f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(percent, (one["median"], one["p90"]))
+        )
+    used = f"meshcast predict JOB --calibration {out}"
+    if told["device"]:
+        used += f", with cluster: {{gpu: {told['device']}, gpus: ...}}"
+    lines = [Text(), Text(f"written   {', '.join(told['files'])}"), Text(f"use       {used}")]
+    return Group(Text(told["title"], "bold"), table, *lines)

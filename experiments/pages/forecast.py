@@ -1,0 +1,307 @@
+"""The page that ``meshcast predict`` prints: what a person wants to know about one forecast, on one screen.
+
+Everything is readable without colour and at 100 columns; colours and bold only help.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.job.framework import load_framework
+from simulator.job.job import Job
+from simulator.report.report import CATEGORIES, Report
+
+WIDTH = 100
+"""Columns of a page where no terminal says otherwise; no page is wider than the next figure."""
+WIDEST = 110
+
+BAR = 26
+"""Characters of a bar that stands for the whole step."""
+
+PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
+"""Bars, lines and dots where the output's encoding has none."""
+
+STAGES = 8
+"""Rows of the memory table; of longer pipelines the ends and the fullest stage are shown."""
+
+AXES = {
+    "tp": "tensor communication (tp)",
+    "cp": "context communication (cp)",
+    "ep": "expert communication (ep)",
+    "dp": "data communication (dp)",
+    "pp": "pipeline communication (pp)",
+    "copy": "copies",
+}
+COMPUTE = {"gemm": "matrix products", "attention": "attention", "memory_bound": "memory-bound kernels"}
+HEADS = {"parameters": "params", "gradients": "grads"}
+COLOURS = {
+    "compute": "blue",
+    "exposed": "magenta",
+    "bubble": "yellow",
+    "optimizer": "cyan",
+    "host": "white",
+    "idle": "white",
+}
+
+
+def show(what: RenderableType) -> None:
+    """Prints as wide as the terminal, within reason; a pipe gets a fixed width and no spaces at the ends of lines."""
+    terminal = sys.stdout.isatty()
+    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST) if terminal else WIDTH
+    page = sys.stdout if terminal else io.StringIO()
+    Console(file=page, width=max(width, 60), highlight=False, markup=False, emoji=False).print(what)
+    if isinstance(page, io.StringIO):
+        text = "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            text = text.translate(PLAIN)
+        sys.stdout.write(text)
+
+
+def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -> RenderableType:
+    """The whole page. plots, trace: the files that were drawn and written."""
+    answer = report.to_dict()
+    parts: list[RenderableType] = [
+        title(report),
+        Text(),
+        headline(report, answer),
+        Text(),
+        times(answer),
+        Text(),
+        memory(report, answer),
+        Text(),
+        _field("limits", answer["limits"]),
+    ]
+    if noise := answer.get("noise"):
+        parts.append(_field("ranks", _ranks(noise)))
+    if told := answer.get("published"):
+        parts.append(_field("published", _beside(told)))
+    parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
+    parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
+    if len(plots) == 1:
+        parts.append(_field("timeline", f"drawn into {plots[0]}"))
+    elif plots:
+        parts.append(_field("figures", f"{', '.join(path.name for path in plots)} drawn into {plots[0].parent}"))
+    if trace:
+        parts.append(_field("trace", f"written into {trace}; ui.perfetto.dev shows it"))
+    return Group(*parts)
+
+
+# --------------------------------------------------------------------------------------------- words
+
+
+def seconds(value: float) -> str:
+    """Four figures, in the unit that suits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        if value * scale >= 1:
+            return f"{figures(value * scale)} {unit}"
+    return f"{figures(value * 1e6)} us"
+
+
+def figures(value: float) -> str:
+    """Four significant figures, with thousands separated."""
+    digits = next((d for d, below in ((3, 10.0), (2, 100.0), (1, 1000.0)) if abs(value) < below), 0)
+    return f"{value:,.{digits}f}"
+
+
+def plan_words(report: Report) -> list[str]:
+    """The plan in a few words: its axes, then its schemes."""
+    plan = report.play.plan
+    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
+    words = [f"{axes} = {plan.mesh.world} GPU{'s' if plan.mesh.world > 1 else ''}"]
+    for entry in plan.job.plan.schemes:
+        if entry.over and plan.mesh.size(entry.over) == 1:
+            continue
+        name = entry.use.partition("/")[2]
+        chunks = (entry.model_extra or {}).get("chunks", 1)
+        words.append(f"{name} with {chunks} chunks" if chunks != 1 else name)
+    return words
+
+
+def _count(value: float) -> str:
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= scale:
+            return f"{value / scale:,.4g} {unit}"
+    return f"{value:,.0f}"
+
+
+def _ranks(noise: dict[str, Any]) -> str:
+    """What unlike ranks make of the step."""
+    steps = len(noise["step_times_s"])
+    times = f"{seconds(noise['median_s'])} a step"
+    if steps > 1:
+        times = (
+            f"{seconds(noise['median_s'])} a step in the median of {steps}, {seconds(noise['p90_s'])} in nine of ten"
+        )
+    return (
+        f"with unlike ranks {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
+        f"kernels for {seconds(noise['its_kernels_s'])}, the mean rank for {seconds(noise['mean_kernels_s'])}"
+    )
+
+
+def _beside(told: dict[str, Any]) -> str:
+    """What was published, and how far off the forecast is."""
+    names = {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops_per_gpu": "TFLOP/s per GPU"}
+    if told["figure"] == "mfu":
+        words = f"an MFU of {told['published']:.1%}, forecast {told['forecast']:.1%}"
+    elif told["figure"] == "step_time_s":
+        words = f"{seconds(told['published'])} a step, forecast {seconds(told['forecast'])}"
+    else:
+        words = f"{figures(told['published'])} {names[told['figure']]}, forecast {figures(told['forecast'])}"
+    return f"{words}: the step is forecast {100 * told['error']:+.1f} % ({told['source']})"
+
+
+def _field(name: str, text: str, style: str = "bold") -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=9)
+    grid.add_column()
+    grid.add_row(Text(name, style=style), text)
+    return grid
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def title(report: Report) -> RenderableType:
+    """Model, cluster, plan, batch."""
+    job, shape = report.job, report.play.plan.shape
+    batch = job.batch
+    trained = f", {_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
+    name = f"{job.model.name} ({_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
+    passes = f"{shape.m} micro-batch{'' if shape.m == 1 else 'es'} of {batch.micro} in each replica"
+    return Group(
+        Text(name, style="bold"),
+        _field("cluster", str(job.cluster), "dim"),
+        _field("plan", ", ".join(plan_words(report)), "dim"),
+        _field("batch", f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {_program(job)}", "dim"),
+    )
+
+
+def _program(job: Job) -> str:
+    """The framework, and the number format where it is not the framework's own."""
+    own, told = load_framework(job.framework.name), job.precision.compute
+    return job.framework.name if told == (own.quantised or own.weights) else f"{job.framework.name} in {told}"
+
+
+def headline(report: Report, answer: dict[str, Any]) -> RenderableType:
+    """The figures that are quoted."""
+    low, high = answer["interval_90_s"]
+    rate, mfu, run = answer["tokens_per_s_per_gpu"], answer["mfu"], answer["run"]
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=9)
+    grid.add_column(style="bold", min_width=9)
+    grid.add_column()
+    grid.add_row("step", seconds(answer["step_time_s"]), f"90% interval {seconds(low)} to {seconds(high)}")
+    grid.add_row("tokens/s", figures(rate), f"per GPU; {figures(rate * report.job.cluster.gpus)} of the whole cluster")
+    grid.add_row(
+        "MFU", f"{mfu['palm']:.1%}", f"palm (attention in full); {mfu['causal']:.1%} causal (half of attention)"
+    )
+    grid.add_row("HFU", f"{answer['hfu']:.1%}", "what the GPUs execute, recomputation included")
+    if run["days"] is not None:
+        cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f}"
+        text = f"for {_count(report.job.run.tokens or 0)} tokens: {run['gpu_hours']:,.0f} GPU-hours{cost}"
+        grid.add_row("run", f"{figures(run['days'])} days", text)
+    return grid
+
+
+def times(answer: dict[str, Any]) -> RenderableType:
+    """Where the step goes: rows that add up to it, and what was hidden beside them."""
+    step, parts, hidden = answer["step_time_s"], answer["breakdown_s"], answer["hidden_s"]
+    rows: list[tuple[str, str, float, float]] = []
+    for kind, label in COMPUTE.items():
+        rows.append(("compute", label, parts["compute"][kind], 0.0))
+    for axis, label in AXES.items():
+        rows.append(("exposed", label, parts["exposed"][axis], hidden.get(axis, 0.0)))
+    for group, label in (
+        ("bubble", "pipeline bubble"),
+        ("optimizer", "optimizer"),
+        ("host", "host: data, logging, launch"),
+        ("idle", "idle"),
+    ):
+        rows.append((group, label, parts[group], 0.0))
+    rows = [row for row in rows if row[2] > 0 or row[3] > 0]
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=True)
+    table.add_column("time of the slowest stage", footer="step", min_width=37)
+    table.add_column("ms", justify="right", footer=f"{step * 1e3:,.1f}")
+    table.add_column("%", justify="right", footer="100.0")
+    table.add_column("", min_width=BAR)
+    table.add_column("hidden ms", justify="right")
+    before = ""
+    for group, label, took, beside in rows:
+        head = f"{group:<9}" if group in ("compute", "exposed") and group != before else " " * 9
+        before = group
+        name = f"{head} {label}" if group in ("compute", "exposed") else label
+        bar = Text(blocks(took / step, BAR), style=COLOURS[group])
+        table.add_row(
+            name, f"{took * 1e3:,.1f}", f"{took / step:.1%}"[:-1], bar, f"{beside * 1e3:,.1f}" if beside else ""
+        )
+    return table
+
+
+def blocks(share: float, width: int) -> str:
+    """A bar of eighths of a character; what is there is at least one eighth long."""
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]
+
+
+def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
+    """Whether it fits, and the peak of every stage by category."""
+    held = answer["memory"]
+    capacity, device = held["capacity_gib"], held["peak_device_gib"]
+    if answer["status"] == "fits":
+        verdict = Text(f"fits: {capacity - device:.1f} GiB of {capacity:.4g} GiB stay free", style="bold green")
+    else:
+        verdict = Text(
+            f"does not fit: {device - capacity:.1f} GiB more than the {capacity:.4g} GiB of a GPU", style="bold red"
+        )
+    sums = (
+        f"peak: {held['peak_allocated_gib']:.1f} GiB allocated, {held['peak_reserved_gib']:.1f} reserved "
+        f"by the allocator, {device:.1f} on the device"
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=9)
+    grid.add_column()
+    grid.add_row(Text("memory", style="bold"), verdict)
+    grid.add_row("", sums)
+
+    stages = held["stages"]
+    names = [name for name in CATEGORIES if any(round(stage["by"][name], 2) for stage in stages)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("GiB", no_wrap=True)
+    for name in names:
+        table.add_column(HEADS.get(name, name), justify="right", no_wrap=True)
+    table.add_column("allocated", justify="right", style="bold", no_wrap=True)
+    table.add_column(f"of {capacity:.4g} GiB", min_width=10)
+    before = -1
+    for number in shown(stages):
+        if number > before + 1:
+            table.add_row(f"... {number - before - 1} more")
+        before = number
+        stage = stages[number]
+        cells = [f"{stage['by'][name]:.2f}" if stage["by"][name] else "" for name in names]
+        share = stage["peak_allocated_gib"] / capacity
+        bar = Text(blocks(min(share, 1.0), 10) + (">" if share > 1 else ""), style="green" if share <= 1 else "red")
+        table.add_row(f"stage {stage['stage']}", *cells, f"{stage['peak_allocated_gib']:.2f}", bar)
+    return Group(grid, Text(), table)
+
+
+def shown(stages: Sequence[dict[str, Any]]) -> list[int]:
+    """The stages that get a row."""
+    count = len(stages)
+    if count <= STAGES:
+        return list(range(count))
+    worst = max(range(count), key=lambda n: stages[n]["peak_allocated_gib"])
+    return sorted({0, 1, 2, worst, count - 2, count - 1})

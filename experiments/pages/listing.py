@@ -1,0 +1,242 @@
+"""What can be named in a job: the rows and tables of ``meshcast list``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from hardware.errors import PlanError, nearest
+from hardware.units import GIB
+
+if TYPE_CHECKING:
+    from simulator.models.model import Model
+
+Row = dict[str, Any]
+
+
+def gpus() -> list[Row]:
+    """The catalog's GPUs, in SI units."""
+    import hardware
+
+    rows = []
+    for name in hardware.gpus():
+        gpu = hardware.load("gpus", name)
+        rows.append(
+            {
+                "name": name,
+                "title": gpu.title,
+                "architecture": gpu.architecture,
+                "memory_bytes": float(gpu.memory),
+                "memory_bytes_per_s": float(gpu.memory_bandwidth),
+                **{f"{key}_flop_per_s": _float(gpu.peak.get(key)) for key in ("fp16", "bf16", "fp8", "fp4")},
+                "scale_up": gpu.scale_up,
+                "host": gpu.host.name,
+                "usual_node": gpu.usual_node,
+            }
+        )
+    return rows
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def nodes() -> list[Row]:
+    """The catalog's nodes."""
+    import hardware
+
+    rows = []
+    for name in hardware.nodes():
+        node = hardware.load("nodes", name)
+        nics = node.nics
+        rows.append(
+            {
+                "name": name,
+                "title": node.title,
+                "gpu": node.gpu.name,
+                "gpus": int(node.gpus),
+                "scale_up": node.scale_up.link.name if node.scale_up else None,
+                "domain": node.domain,
+                "switched": node.scale_up.switched.value if node.scale_up else None,
+                "host": node.gpu.host.name,
+                "network": nics.link.name if nics else None,
+                "ports": int(nics.count) if nics else 0,
+                "network_bytes_per_s_per_gpu": nics.link.bandwidth * nics.count / node.gpus if nics else None,
+            }
+        )
+    return rows
+
+
+def clusters() -> list[Row]:
+    """The catalog's clusters, and the nodes of which any number makes one."""
+    import hardware
+
+    rows: list[Row] = []
+    for name in hardware.clusters():
+        cluster = hardware.load_cluster(name)
+        rows.append(
+            {
+                "name": name,
+                "title": cluster.title,
+                "node": cluster.node.name,
+                "nodes": cluster.nodes,
+                "gpus": cluster.gpus,
+            }
+        )
+    for name in hardware.nodes():
+        title = f"any number of {hardware.load('nodes', name).title or name}"
+        rows.append({"name": f"{name}:COUNT", "title": title, "node": name, "nodes": None, "gpus": None})
+    return rows
+
+
+def models() -> list[Row]:
+    """The presets."""
+    from simulator.models.load import load_model, presets
+
+    rows = []
+    for name in presets():
+        model = load_model(name)
+        rows.append(
+            {
+                "name": name,
+                "parameters": model.parameters,
+                "active_parameters": model.active_parameters,
+                "layers": model.layers,
+                "hidden": model.hidden,
+                "heads": model.heads,
+                "kv_heads": model.kv_heads,
+                "ffn": model.ffn,
+                "vocab": model.vocab,
+                "sequence": model.seq,
+                "blocks": ", ".join(_blocks(model)) or None,
+            }
+        )
+    return rows
+
+
+def _blocks(model: Model) -> list[str]:
+    """What a model has beside plain attention and MLPs, in the words of its fields."""
+    moe, found = model.moe, []
+    if moe:
+        shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
+        found.append(f"{moe.top_k} of {moe.experts} experts{shared}")
+    found += [f"{model.towers} towers of {model.tower_layers} layers"] if model.trunk else []
+    found += ["mla"] if model.mla else []
+    found += [f"window {model.window:,}"] if model.window else []
+    return found + ([f"mtp {model.mtp}"] if model.mtp else [])
+
+
+def schemes() -> list[Row]:
+    """Every scheme file, with the first sentence of its docstring."""
+    from simulator.ir import scheme
+
+    rows = []
+    for use in scheme.scheme_names():
+        kind = scheme.find_scheme(use)
+        family, _, name = use.partition("/")
+        path = Path(str(scheme.__file__)).parent / "schemes" / family / f"{name.replace('-', '_')}.py"
+        doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        idea = " ".join(doc.partition("\n\n")[0].split())
+        paper = getattr(kind, "paper", None)
+        rows.append(
+            {
+                "name": use,
+                "family": family,
+                "paper": paper.ref if paper else None,
+                "year": paper.year if paper else None,
+                "title": paper.title if paper else None,
+                "idea": idea.partition(". ")[0].rstrip("."),
+            }
+        )
+    return rows
+
+
+def frameworks() -> list[Row]:
+    """The frameworks whose habits are described."""
+    from simulator.job.framework import framework_names, load_framework
+
+    loaded = [load_framework(name) for name in framework_names()]
+    return [
+        {"name": each.name, "title": each.title, "attention": each.attention, "weights": each.weights}
+        for each in loaded
+    ]
+
+
+Cell = Callable[[Any], str]
+
+KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]]]] = {
+    "gpus": (
+        gpus,
+        {
+            "memory_bytes": ("memory GiB", lambda v: f"{v / GIB:,.4g}"),
+            "memory_bytes_per_s": ("TB/s", lambda v: f"{v / 1e12:.3g}"),
+            "bf16_flop_per_s": ("bf16 TFLOP/s", lambda v: f"{v / 1e12:,.4g}"),
+            "fp8_flop_per_s": ("fp8", lambda v: f"{v / 1e12:,.4g}"),
+            "scale_up": ("scale-up link", str),
+            "usual_node": ("usual node", str),
+        },
+    ),
+    "nodes": (
+        nodes,
+        {
+            "gpu": ("GPU", str),
+            "gpus": ("GPUs", str),
+            "scale_up": ("scale-up", str),
+            "domain": ("domain", str),
+            "network": ("network", str),
+            "network_bytes_per_s_per_gpu": ("Gb/s per GPU", lambda v: f"{v * 8 / 1e9:,.4g}"),
+        },
+    ),
+    "clusters": (
+        clusters,
+        {"title": ("", str), "node": ("node", str), "nodes": ("nodes", "{:,}".format), "gpus": ("GPUs", "{:,}".format)},
+    ),
+    "models": (
+        models,
+        {
+            "parameters": ("parameters", "{:,}".format),
+            "active_parameters": ("active", lambda v: f"{v / 1e9:,.4g} B"),
+            "layers": ("layers", str),
+            "hidden": ("hidden", "{:,}".format),
+            "heads": ("heads", str),
+            "blocks": ("blocks", str),
+        },
+    ),
+    # Of addresses the site is enough here; the whole one is in --json and docs/schemes.md.
+    "schemes": (
+        schemes,
+        {"paper": ("paper", lambda v: re.sub(r"^https://([^/]+)/.*", r"\1", v)), "idea": ("idea", str)},
+    ),
+    "frameworks": (frameworks, {"title": ("", str)}),
+}
+"""What can be listed: its rows, and the columns of its table beside the name."""
+
+
+def listing(kind: str) -> list[Row]:
+    """The rows of one kind.
+
+    Raises PlanError for a kind that does not exist.
+    """
+    if kind not in KINDS:
+        raise PlanError("KIND", "there is no such list", nearest(kind, KINDS), kind)
+    return KINDS[kind][0]()
+
+
+def table(kind: str, rows: Sequence[Row]) -> Table:
+    """The rows as a table of the telling columns."""
+    columns = KINDS[kind][1]
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    found.add_column("scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU"), style="bold", no_wrap=True)
+    for key, (head, _) in columns.items():
+        numeric = any(isinstance(row[key], int | float) for row in rows)
+        found.add_column(head, justify="right" if numeric else "left", no_wrap=key == "paper")
+    for row in rows:
+        cells = ["" if row[key] is None else cell(row[key]) for key, (_, cell) in columns.items()]
+        found.add_row(row["name"], *cells)
+    return found

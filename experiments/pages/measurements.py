@@ -1,0 +1,133 @@
+"""``meshcast validate kernels|stages|distributed`` of measurement files: what they do, and what they print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from experiments.pages.published import percent
+from hardware.errors import PlanError
+from hardware.units import GIB
+from validation.measurements import compare
+from validation.measurements.measurement import Measurement, read
+
+FIGURES = ("forecasts",)
+"""What is drawn."""
+
+MOST = 400
+"""Rows that are printed; all of them are in ``--json``."""
+
+
+def validated(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
+    """Rows of measurement files beside their forecasts, and a summary. Raises PlanError for files of another kind."""
+    files = []
+    for path in paths:
+        found = read(path)
+        if found.kind != kind:
+            rule = f"{kind} are asked for, and these are {found.kind}"
+            remedy = (
+                f"Write validate {found.kind}"
+                if found.kind != "calibration"
+                else "It is what a calibration was fitted to"
+            )
+            raise PlanError("--data", rule, remedy, str(path))
+        files.append((str(path), found))
+    rows = compare.answers(files)
+    told = compare.summary(rows) | {"files": [_head(name, one) for name, one in files]}
+    return {"rows": rows, "summary": told}
+
+
+def _head(name: str, found: Measurement) -> dict[str, Any]:
+    keys = ("title", "forecast_written", "measured", "calibration", "command")
+    return {"file": name, **{key: getattr(found, key) for key in keys}, "notes": list(found.notes)}
+
+
+def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
+    """Every row, then the errors of each forecast. brief: of kernels and collectives the errors alone."""
+    told, rows = answer["summary"], answer["rows"]
+    parts: list[RenderableType] = []
+    if brief:
+        kept = [row for row in rows if row["name"].partition(" ")[0] in ("step", "rank", "device")]
+        parts = [rows_table(kept, files=True)] if kept else [Text(", ".join(one["title"] for one in told["files"]))]
+    for head in () if brief else told["files"]:
+        own = [row for row in rows if row["file"] == head["file"]]
+        when = f"forecast {head['forecast_written']}, measured {head['measured'] or 'not yet'}"
+        parts += [Text(head["title"], "bold"), Text(f"{head['file']}: {when}", "dim")]
+        parts += [rows_table(own[:MOST]), *(Text(f"note      {note}", "dim") for note in head["notes"]), Text()]
+        if len(own) > MOST:
+            parts.append(Text(f"{len(own) - MOST:,} rows more with --json", "dim"))
+    parts.append(errors_table(told["forecasts"]))
+    noise = compare.share_of_noise(rows)
+    if not math.isnan(noise):
+        parts.append(Text(f"samples themselves scatter by {noise:.1%} (half the width of their middle 80 %)", "dim"))
+    return Group(*parts)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
+    """Measured, and each forecast with its error. files: grouped by them."""
+    table = table_of("measured thing")
+    by = [one for one in ("catalog", "calibration") if any(one in row["predicted"] for row in rows)]
+    table.add_column("measured", justify="right", no_wrap=True)
+    table.add_column("±", justify="right", no_wrap=True)
+    for one in by:
+        table.add_column(one, justify="right", no_wrap=True)
+        table.add_column("error", justify="right", no_wrap=True)
+    group = ""
+    for row in rows:
+        own = f"{Path(row['file']).stem}: {row['group']}" if files else row["group"]
+        if own != group:
+            group = own
+            table.add_section()
+            table.add_row(Text(group, "bold"))
+        cells = [f"  {row['name']}", amount(row["measured"], row["quantity"])]
+        cells.append(f"{row['spread']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
+        for one in by:
+            cells += [amount(row["predicted"].get(one), row["quantity"]), percent(row["error"].get(one), "+")]
+        table.add_row(*cells)
+    return table
+
+
+def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> Table:
+    """One line for each quantity and forecast."""
+    table = table_of("forecast of, by")
+    for head in ("rows", "median", "p90", "worst", "bias", "in 90%"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in forecasts:
+        figures = (percent(one[key]) for key in ("median", "p90", "worst"))
+        inside = "" if one["inside_90"] is None else percent(one["inside_90"], "", 0)
+        name = f"{one['quantity']}, {one['by']}"
+        table.add_row(name, f"{one['rows']:,}", *figures, percent(one["bias"], "+"), inside)
+    return table
+
+
+def amount(value: float | None, quantity: str) -> str:
+    """Seconds or bytes, in a unit that suits them."""
+    if value is None:
+        return ""
+    if quantity == "bytes":
+        return f"{value / GIB:.3f} GiB" if value >= GIB else f"{value / 2**20:.2f} MiB"
+    if value >= 1:
+        return f"{value:.3f} s"
+    return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
+
+
+def table_of(first: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def draw(answer: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+    """Writes the figures that are asked for. Raises OSError where one cannot be written."""
+    for path in files.values():
+        from experiments.plots import measurements
+
+        path.parent.mkdir(exist_ok=True)
+        measurements.draw(answer["rows"], path)

@@ -1,0 +1,161 @@
+"""Orders of pipelines for a person: the rank-by-step table in a terminal, and the file for torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hardware.errors import PlanError
+from simulator.bridges.torch_schedule import read, written
+from simulator.ir.scheme import find_scheme
+from simulator.program.timetable import Timetable
+from simulator.scheduling.schedule import MOVES, Action, Schedule, actions_of
+from validation.pipelines.cases import Case, Replay, replay
+
+COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red"}
+"""By kind of action; moves are grey."""
+
+WIDE = 100
+"""Columns of a page; a longer table goes on below."""
+
+
+def played(name: str, p: int | None, m: int | None, v: int | None) -> Replay:
+    """A schedule played in slots: each of a chunk's F, B and W takes one, both backward passes at once two.
+
+    name: of a schedule, or a CSV file, which says p, m and v itself.
+    """
+    told: dict[str, Any] = {"schedule": name, "p": p, "m": m}
+    if name.endswith(".csv"):
+        found = read(name)
+        told = {"schedule": "from-file", "path": name, "p": len(found.rows), "m": found.microbatches}
+        for option, wanted, given in (("--p", told["p"], p), ("--m", told["m"], m), ("--v", found.chunks, v)):
+            if given not in (None, wanted):
+                raise PlanError(option, f"{name} says that it is {wanted}", "Leave it out", given)
+    elif p is None or m is None:
+        option = "--p" if p is None else "--m"
+        rule = "a schedule exists for so many devices and micro-batches"
+        raise PlanError(option, rule, f"Write meshcast list schedule {name} --p 4 --m 8")
+    return replay(Case(**told, v=v or 1, t_f=1.0, t_b=1.0, t_w=1.0))
+
+
+def exported(name: str, p: int | None, m: int | None, v: int | None) -> str:
+    """The file of a schedule for torch.
+
+    Raises PlanError for what torch's file cannot say: several ways through the devices, a graph of stages, slices,
+    updates without a flush.
+    """
+    table = played(name, p, m, v).table
+    kind = None if name.endswith(".csv") else find_scheme(f"pipeline/{name}")
+    if kind is not None and issubclass(kind, Schedule) and not kind.flush:
+        raise PlanError("schedule", "torch runs the pipe empty at every step", "Export a schedule with a flush", name)
+    parts = [tuple(others) for others in table.before]
+    if parts != [(stage - 1,) if stage else () for stage in range(table.shape.stages)]:
+        rule = "in torch's file stages are one chain, from the first to the last"
+        raise PlanError("schedule", rule, "Export a schedule with one way through the devices", name)
+    return written(table.orders, name)
+
+
+# ------------------------------------------------------------------------------------------- the table
+
+
+def rows(run: Replay) -> list[list[dict[str, Any]]]:
+    """What every device does when, in slots."""
+    unit = _slot(run)
+    return [
+        [
+            {"action": str(action), "begin": begin / unit, "end": end / unit}
+            for action, begin, end in zip(actions_of(order), begins, ends, strict=True)
+        ]
+        for order, begins, ends in zip(run.table.orders, run.begin, run.end, strict=True)
+    ]
+
+
+def _slot(run: Replay) -> float:
+    """How long the shortest pass lasts."""
+    begins, ends = (list(chain.from_iterable(times)) for times in (run.begin, run.end))
+    lasts = (end - begin for begin, end in zip(begins, ends, strict=True))
+    return min((seconds for seconds in lasts if seconds > 0), default=1.0)
+
+
+def answer(name: str, run: Replay) -> dict[str, Any]:
+    """The table for programs."""
+    shape = run.table.shape
+    head = {"schedule": name, "p": shape.p, "m": shape.m, "v": shape.v, "slots": run.makespan / _slot(run)}
+    return {**head, "in_flight_b": run.in_flight("B"), "rows": rows(run)}
+
+
+def page(name: str, run: Replay) -> RenderableType:
+    """The table for a person: a row a device, a column a slot, in as many pieces as do not fit beside each other."""
+    shape, unit = run.table.shape, _slot(run)
+    lanes = [lane for device in range(shape.p) for lane in _lanes(run, device, unit)]
+    steps = max((at + length for _, cells in lanes for at, (length, _, _) in cells.items()), default=0)
+    width = 1 + max([len(str(steps)), *(-(-len(text) // length) for _, c in lanes for length, text, _ in c.values())])
+    head = max(len(title) for title, _ in lanes) + 2
+    fit = max(1, (WIDE - head) // width)
+    title = f"{Path(name).name}: {shape.p} devices, {shape.m} micro-batches, {shape.stages} stages"
+    lines = [Text(title, style="bold")]
+    for start in range(0, steps, fit):
+        numbers = "".join(f"{step:<{width}}" for step in range(start, min(start + fit, steps)))
+        lines += [Text(), Text(" " * head + numbers, style="dim", no_wrap=True)]
+        lines += [_line(title.ljust(head), cells, start, min(start + fit, steps), width) for title, cells in lanes]
+    busy = sum(run.busy) / len(run.busy)
+    held = " ".join(map(str, run.in_flight("B")))
+    lines += [
+        Text(),
+        Text(f"{run.makespan / unit:,.6g} slots, bubble {1 - busy / run.makespan:.1%}, chunks in flight {held}"),
+    ]
+    return Group(*lines)
+
+
+Cells = dict[int, tuple[int, str, str]]
+"""By the slot in which something begins: how many slots it takes, its text, its style."""
+
+
+def _lanes(run: Replay, device: int, unit: float) -> list[tuple[str, Cells]]:
+    """The passes of a device, and what it moves, if anything."""
+    table = run.table
+    several = table.stage_device.count(device) > 1
+    passes, moves = dict[int, tuple[int, str, str]](), defaultdict[int, list[str]](list)
+    actions = actions_of(table.orders[device])
+    for number, (action, begin, end) in enumerate(zip(actions, run.begin[device], run.end[device], strict=True)):
+        at, length = round(begin / unit), max(1, round((end - begin) / unit))
+        if action.kind in MOVES:
+            moves[at].append(str(action))
+        elif _slot_of(table, device, number).follows:
+            passes[at] = (length, f"{passes[at][1]}+{_spelt(action, several)}", "cyan")
+        else:
+            passes[at] = (length, _spelt(action, several), COLOURS[action.kind])
+    found = [(f"device {device}", passes)]
+    if moves:
+        found.append(("  moves", {at: (1, " ".join(words), "bright_black") for at, words in moves.items()}))
+    return found
+
+
+def _slot_of(table: Timetable, device: int, number: int) -> Any:
+    return table.slots[table.slot[table.starts[device] + number]]
+
+
+def _spelt(action: Action, several: bool) -> str:
+    """An action, without its stage where its device has only one."""
+    return str(action) if several else str(action).removeprefix(str(action.stage))
+
+
+def _line(title: str, cells: Cells, start: int, stop: int, width: int) -> Text:
+    """A row of the table, from one slot up to another: idle slots are empty, long passes go on in dots."""
+    line = Text(title, no_wrap=True)
+    at = start
+    for begin, (length, text, style) in sorted(cells.items()):
+        first, last = max(begin, start), min(begin + length, stop)
+        if first >= last:
+            continue
+        line.append(" " * (width * (first - at)))
+        said = text if begin >= start else ""
+        line.append(f"{said:·<{width * (last - first) - 1}}" if length > 1 else said.ljust(width - 1), style=style)
+        line.append(" ")
+        at = last
+    return line

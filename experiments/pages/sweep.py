@@ -1,0 +1,108 @@
+"""``meshcast sweep``: the bar while it works, and the table of what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from experiments.sweeps.run import Sweep, load_sweep, run
+from experiments.sweeps.store import parts_of
+
+REASONS = 10
+"""Reasons that the page shows."""
+
+
+def sweep(path: Path, out: Path, workers: int | None, restart: bool) -> tuple[Sweep, dict[str, Any]]:
+    """Runs the sweep of a file; when interrupted, says how it goes on."""
+    read = load_sweep(path)
+    watch = Watch()
+    try:
+        with ExitStack() as after:
+            after.callback(watch.bar.stop)
+            return read, run(read, out, workers=workers, restart=restart, watch=watch)
+    except KeyboardInterrupt:
+        kept = f"{watch.done:,} of {read.points:,} points are kept in {parts_of(out)}"
+        typer.echo(f"meshcast: interrupted, {kept}; the same command goes on from there", err=True)
+        raise
+
+
+class Rate(ProgressColumn):
+    """Points a second, of the last half minute."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f} points/s" if task.speed else "")
+
+
+class Watch:
+    """A bar on a terminal, from the first chunk on: with points done, their rate and the time that is left."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        columns = TextColumn("points"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn()
+        console = Console(stderr=True)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+
+    def __call__(self, done: int, points: int) -> None:
+        self.done = done
+        if not self.bar.task_ids:
+            self.bar.add_task("points", total=points, completed=done)
+            return
+        self.bar.start()  # after the workers: a process with threads is not forked
+        self.bar.update(self.bar.task_ids[0], completed=done)
+
+
+def page(read: Sweep, told: dict[str, Any]) -> RenderableType:
+    """Counts, the best plans, and why points are invalid."""
+    counts = [f"{told['status'][status]:,} {words}" for status, words in STATUSES.items()]
+    head = f"{told['points']:,} points: {', '.join(counts)}, {told['excluded']:,} left out by `where`"
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    if told["best"]:
+        parts.append(best(read, told["best"]))
+    if told["invalid"]:
+        parts.append(reasons(told["invalid"]))
+    return Group(*parts, Text(f"rows       {told['out']}"))
+
+
+STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
+
+
+def best(read: Sweep, rows: list[dict[str, Any]]) -> Table:
+    """The plans with the most tokens per second and GPU that fit."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("best", justify="right", style="bold")
+    for name in read.fields:
+        inside, _, last = name.rpartition(".")
+        head = f"{inside}.\n{last}" if inside else name
+        table.add_column(head, justify="right", overflow="fold", vertical="bottom")
+    for name in ("tokens/s/GPU", "step s", "MFU %", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    for place, row in enumerate(rows, 1):
+        words = (row[name] for name in read.fields)
+        changed = ["" if word is None else word if isinstance(word, str) else json.dumps(word) for word in words]
+        figures = f"{row['tokens_per_s_per_gpu']:,.1f}", f"{row['step_time_s']:,.4g}"
+        used = f"{100 * row['mfu_palm']:.1f}", f"{row['peak_device_gib']:,.1f}"
+        table.add_row(str(place), *changed, *figures, *used)
+    return table
+
+
+def reasons(found: list[dict[str, Any]]) -> Table:
+    """Why points are invalid, the most frequent first; of reasons that differ in numbers only, the first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("invalid", justify="right")
+    table.add_column("because (of alike ones, the first)")
+    for one in found[:REASONS]:
+        table.add_row(f"{one['count']:,}", one["reason"])
+    if len(found) > REASONS:
+        more = sum(one["count"] for one in found[REASONS:])
+        table.add_row(f"{more:,}", f"{len(found) - REASONS} more reasons, see the column `reason`")
+    return table

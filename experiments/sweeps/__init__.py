@@ -1,0 +1,1 @@
+"""Sweeps, scaling curves and files of many jobs: grids, workers, stored rows."""

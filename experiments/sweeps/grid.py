@@ -1,0 +1,447 @@
+"""The sweep file: a job, the fields of it that vary, and the points that this makes; read and checked.
+
+A point is a mapping of changes to the job: ``{"plan.tp": 8, "batch.micro": 1}``. Points are made one by one, by their
+index: a sweep of millions costs no memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from experiments.sweeps.expressions import Expression, parsed
+from hardware import load_cluster
+from hardware.errors import MeshcastError, PlanError, nearest
+from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validated
+from simulator.job.job import JobFile, LongPlan, ShortPlan, put
+from simulator.models.load import load_model
+
+MOST_POINTS = 10_000_000
+"""Of a sweep: days of work on a large machine; beyond it a range has slipped."""
+
+MOST_VALUES = 100_000
+"""Of one list."""
+
+MOST_CONSTRAINTS = 100
+
+LARGEST = 2**63 - 1
+"""Of whole numbers: what a column of the results holds."""
+
+DERIVED = ("gpus", "layers")
+"""Names beside the job's own fields; ``model.heads`` and other whole numbers of the model are known too."""
+
+Changes = dict[str, Any]
+"""Fields of a job and their values at one point."""
+
+MISSING = object()
+
+
+class SweepFile(Strict):
+    """The keys of a sweep file."""
+
+    job: Any
+    """A job, or the path of a job file from the sweep's folder."""
+    vary: dict[str, Any] = {}
+    """Fields and their values: a list, {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}. Their product."""
+    zipped: list[dict[str, list[Any]]] = Field(default=[], alias="zip")
+    """In each mapping the lists move together."""
+    listed: list[dict[str, Any]] | None = Field(default=None, alias="list")
+    """Changes that are made together, one mapping a point."""
+    where: list[str] = Field(default=[], max_length=MOST_CONSTRAINTS)
+    """Constraints; a point that breaks one is left out."""
+
+
+class Inline(BaseModel):
+    """A sweep file whose job stands in it."""
+
+    job: JobFile
+
+
+class Spot(NamedTuple):
+    """A place of the sweep file, for errors."""
+
+    document: Document
+    place: Place
+
+    def below(self, *more: int | str) -> Spot:
+        return Spot(self.document, (*self.place, *more))
+
+    @property
+    def name(self) -> str:
+        """``sweep.yaml:3 vary.plan.tp``."""
+        _, text, where = self.document
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.place).removeprefix(".")
+        return f"{where}:{line_of(text, self.place)} {path}" if text else f"{where}.{path}"
+
+    def wrong(self, rule: str, remedy: str, value: Any = None) -> PlanError:
+        return PlanError(self.name, rule, remedy, value)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that was read and checked: its points are the product of its axes, the last one moving fastest."""
+
+    job: dict[str, Any]
+    """As plain data, before any change."""
+    base: Path
+    """The folder that paths in the job start from."""
+    axes: tuple[tuple[Changes, ...], ...]
+    where: tuple[Expression, ...] = ()
+    name: str = "sweep"
+
+    @cached_property
+    def points(self) -> int:
+        """Their number, those that `where` leaves out included."""
+        return math.prod(map(len, self.axes))
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """All fields that vary, in the order of the file."""
+        return tuple(dict.fromkeys(name for axis in self.axes for changes in axis for name in changes))
+
+    def point(self, index: int) -> Changes:
+        """The changes of one point, in the order in which they are made: a field before those inside it."""
+        found: Changes = {}
+        for axis in reversed(self.axes):
+            index, at = divmod(index, len(axis))
+            found = {**axis[at], **found}
+        return {name: found[name] for name in self._outermost_first if name in found}
+
+    @cached_property
+    def _outermost_first(self) -> list[str]:
+        return sorted(self.fields, key=lambda name: name.count("."))
+
+    def values(self, name: str) -> Iterator[Any]:
+        """The values of one field."""
+        return (changes[name] for axis in self.axes for changes in axis if name in changes)
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None = None) -> Sweep:
+    """The sweep in a file (YAML or JSON) or a mapping.
+
+    base: the folder that paths in it start from; the file's own, or the current one, if not given.
+    Raises PlanError for the first thing that is wrong.
+    """
+    if isinstance(source, Mapping):
+        document, folder = Document(copy.deepcopy(dict(source)), "", "sweep"), Path(".")
+    elif isinstance(source, str | Path):
+        document, folder = read_yaml(Path(source), str(source), PlanError), Path(source).parent
+    else:
+        raise PlanError("sweep", "a sweep is the path of a file, or a mapping", "Name a YAML or JSON file", source)
+    if not isinstance(document.data, dict):
+        rule = "a sweep is a mapping of keys to values"
+        raise PlanError(document.where, rule, "Start with `job:` and `vary:`", document.data)
+    file = validated(SweepFile, document.data, document.where, PlanError, text=document.text)
+    top = Spot(document, ())
+    own, folder = _job(file.job, folder if base is None else Path(base), top.below("job"))
+    job: dict[str, Any] = own.data
+    taken: dict[str, Spot] = {}
+    axes = tuple(_axes(file, Sweep(job, folder, ()), top, taken))
+    sweep = Sweep(job, folder, axes, name=document.where)
+    if not sweep.fields:
+        raise top.wrong("nothing varies", "Give `vary` a field, like plan.tp: [1, 2, 4, 8]")
+    if sweep.points > MOST_POINTS:
+        sizes = " x ".join(f"{len(axis):,}" for axis in axes)
+        rule = f"{sizes} = {sweep.points:,} points, a sweep has at most {MOST_POINTS:,}"
+        raise top.wrong(rule, "Vary less at once, or in larger steps")
+    _check_job(sweep, own, taken, top.below("job"))
+    return Sweep(job, folder, axes, _constraints(file, sweep, top), document.where)
+
+
+def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path]:
+    """The job, and the folder that paths in it start from."""
+    if not isinstance(given, str):
+        document = spot.document._replace(data=given)
+    else:
+        try:
+            document = read_yaml(folder / given, str(folder / given), PlanError)
+        except MeshcastError as error:
+            raise error.at(spot.name) from None
+        folder = (folder / given).parent
+    if not isinstance(document.data, dict):
+        rule = "a job is a mapping of keys to values, or the path of a file"
+        raise spot.wrong(rule, "Name a job file, or start with `model:` and `cluster:`", document.data)
+    return document, folder
+
+
+def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> Iterator[tuple[Changes, ...]]:
+    """The axes of the grid: fields that vary alone, fields that move together, and the list.
+
+    taken: where each field varies; filled here.
+    """
+
+    def take(name: str, spot: Spot) -> None:
+        _check_field(name, spot)
+        if name in taken:
+            raise spot.wrong(f"{name} varies in {taken[name].name} already", "Keep one of the two")
+        taken[name] = spot
+
+    varying = [*file.vary, *(name for group in file.zipped for name in group)]
+    varying += [name for changes in file.listed or () for name in changes]
+    for name, given in file.vary.items():
+        spot = top.below("vary", name)
+        take(name, spot)
+        values = _values(given, spot, lambda one, spot: _number_of(one, bare, varying, spot))
+        yield tuple({name: value} for value in values)
+    for i, group in enumerate(file.zipped):
+        spot = top.below("zip", i)
+        for name, given in group.items():
+            take(name, spot.below(name))
+            _check_values(given, spot.below(name))
+        lengths = {name: len(given) for name, given in group.items()}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are none"
+            raise spot.wrong(f"lists that move together are equally long, but {told}", "Make them equally long")
+        yield tuple(dict(zip(group, together, strict=True)) for together in zip(*group.values(), strict=True))
+    if file.listed is not None:
+        spot = top.below("list")
+        for name in dict.fromkeys(name for changes in file.listed for name in changes):
+            take(name, spot)
+        _check_values(file.listed, spot)
+        yield tuple(file.listed)
+
+
+def _check_field(name: str, spot: Spot) -> None:
+    """Refuses what no job has; what is free (a model's fields, a framework's) is left to the job."""
+    keys = name.split(".")
+    if not all(keys):
+        raise spot.wrong("a field is written with dots between its keys", "For example plan.tp", name)
+    for i, key in enumerate(keys):
+        known = valid_keys(JobFile, tuple(keys[:i]))
+        if keys[:i] == ["plan"]:
+            known = [*ShortPlan.model_fields, *LongPlan.model_fields]
+        if known and key not in known:
+            raise spot.wrong("a job has no such field", nearest(key, known), name)
+
+
+def _check_job(sweep: Sweep, own: Document, taken: Mapping[str, Spot], spot: Spot) -> None:
+    """Refuses a job that is wrong whatever varies, and changes that it has no place for. own: the job as read."""
+    varying = {name.split(".")[0] for name in sweep.fields}
+    given = {name: None for name in ("model", "cluster") if name in varying} | sweep.job
+    if own.where == spot.document.where:
+        validated(Inline, {"job": given}, own.where, PlanError, text=own.text)
+    else:
+        validated(JobFile, given, own.where, PlanError, text=own.text)
+    try:
+        at(sweep.job, sweep.point(0))
+    except PlanError as error:
+        raise taken[error.where].wrong(error.rule, error.remedy, error.value) from None
+
+
+def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, ...]:
+    """The constraints, held against the first point so that a slip shows at once."""
+    names = Names(sweep.job, sweep.base)
+    first = sweep.point(0)
+    made = []
+    for i, text in enumerate(file.where):
+        spot = top.below("where", i)
+        expression = parsed(text, spot.name)
+        try:
+            for name in expression.names:
+                if names.find(name, first) is MISSING and name not in sweep.fields:
+                    known = [*sweep.fields, *DERIVED]
+                    raise spot.wrong(f"neither a field of the job nor known: {name}", nearest(name, known), text)
+            expression(names.at(first))
+        except MeshcastError as error:
+            if error.where == spot.name:  # otherwise the first point names no model or cluster, which its row will tell
+                raise
+        made.append(expression)
+    return tuple(made)
+
+
+# -------------------------------------------------------------------------------------------- values
+
+
+def _values(given: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[Any]:
+    """The values of a field that varies. number_of: the number that a name or number stands for."""
+    if isinstance(given, list):
+        _check_values(given, spot)
+        seen: set[str] = set()
+        for i, value in enumerate(given):
+            text = json.dumps(value, sort_keys=True)
+            if text in seen:
+                raise spot.below(i).wrong("the value is given twice", "Keep one of the two", value)
+            seen.add(text)
+        return given
+    if not (isinstance(given, dict) and len(given) == 1 and next(iter(given)) in _MAKERS):
+        remedy = "Write [1, 2, 4], {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}"
+        raise spot.wrong("values are a list, or one of " + ", ".join(_MAKERS), remedy, given)
+    ((kind, told),) = given.items()
+    return _MAKERS[kind](told, spot.below(kind), number_of)
+
+
+def _check_values(values: list[Any], spot: Spot) -> None:
+    if not values:
+        raise spot.wrong("there are no values", "Give one at least, or leave it out")
+    if len(values) > MOST_VALUES:
+        raise spot.wrong(f"{len(values):,} values, a list has at most {MOST_VALUES:,}", "Vary less at once")
+    for i, value in enumerate(values):
+        _check_plain(value, spot.below(i))
+
+
+def _check_plain(value: Any, spot: Spot) -> None:
+    """Refuses what JSON does not know, and numbers that no column holds."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise spot.wrong("keys must be text", "Put the key in quotes", key)
+            _check_plain(inner, spot.below(key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            _check_plain(inner, spot.below(i))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise spot.wrong("a number must be finite", "Write a plain number", value)
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise spot.wrong(f"a whole number is at most {LARGEST:,}", "Write a smaller number")
+    elif not isinstance(value, str | int | float | bool | None):
+        remedy = "Put it in quotes" if hasattr(value, "isoformat") else "Write numbers, words, true, false or null"
+        raise spot.wrong("a value is a number, a word, true, false, null, a list or a mapping", remedy, str(value))
+
+
+def _divisors(told: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[int]:
+    number = number_of(told, spot)
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
+
+
+def _powers(told: Any, spot: Spot, _: Any) -> Sequence[int]:
+    ends = _numbers(told, spot, (2,), "{powers: [1, 64]}")
+    if not all(isinstance(end, int) and 1 <= end <= LARGEST for end in ends):
+        raise spot.wrong("powers of two go from a whole number above 0 to another", "For example [1, 64]", told)
+    found = [2**k for k in range(64) if ends[0] <= 2**k <= ends[1]]
+    if not found:
+        raise spot.wrong(f"there is no power of two from {ends[0]} to {ends[1]}", "Write the smaller one first", told)
+    return found
+
+
+def _range(told: Any, spot: Spot, _: Any) -> Sequence[float]:
+    numbers = _numbers(told, spot, (2, 3), "{range: [1, 16, 1]}")
+    first, last, step = (Decimal(str(n)) for n in (*numbers, 1)[:3])  # as written: 0.1 + 0.2 is 0.3
+    if step <= 0 or last < first:
+        raise spot.wrong("a range goes up from the first number to the second", "For example [1, 16, 1]", told)
+    count = (last - first) / step + 1
+    if count >= MOST_VALUES + 1:
+        raise spot.wrong(f"more than {MOST_VALUES:,} values", "Write a larger step", told)
+    whole = all(isinstance(n, int) for n in numbers)
+    return [int(n) if whole else float(n) for n in (first + i * step for i in range(int(count)))]
+
+
+_MAKERS: dict[str, Callable[[Any, Spot, Callable[[Any, Spot], int]], Sequence[Any]]] = {
+    "divisors": _divisors,
+    "powers": _powers,
+    "range": _range,
+}
+
+
+def _numbers(told: Any, spot: Spot, lengths: tuple[int, ...], example: str) -> list[Any]:
+    """A list of so many finite numbers."""
+    good = isinstance(told, list) and len(told) in lengths
+    if not good or any(isinstance(n, bool) or not isinstance(n, int | float) for n in told):
+        raise spot.wrong(f"needs a list of {' or '.join(map(str, lengths))} numbers", f"Write {example}", told)
+    for i, number in enumerate(told):
+        _check_plain(number, spot.below(i))
+    return list(told)
+
+
+def _number_of(told: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
+    """A whole number above 0, as it is or as a name that stands for it."""
+    number = told
+    if isinstance(told, str):
+        roots = {"gpus": "cluster", "layers": "model"}.get(told, told)
+        owner = roots.split(".")[0] if roots.split(".")[0] in ("model", "cluster") else roots
+        moved = next((one for one in varying if _touches(one, owner)), None)
+        if moved is not None:
+            rule = f"{told} changes from point to point, as {moved} varies"
+            raise spot.wrong(rule, f"Give a number, and say the rest with `where`, like {told} % plan.tp == 0", told)
+        try:
+            number = Names(bare.job, bare.base).find(told, {})
+        except MeshcastError as error:
+            raise error.at(spot.name) from None
+        if number is MISSING:
+            raise spot.wrong("neither a field of the job nor known", f"Valid: a number, {', '.join(DERIVED)}", told)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 10**12:
+        raise spot.wrong("divisors are those of a whole number from 1 to 10^12", "For example {divisors: 64}", told)
+    return number
+
+
+def _touches(one: str, other: str) -> bool:
+    """Whether one of two fields is the other, or lies inside it."""
+    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
+
+
+# --------------------------------------------------------------------------------------- one point
+
+
+def at(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """The job of a point, as plain data. Raises PlanError for a change that it has no place for."""
+    made = copy.deepcopy(job)
+    for name, value in changes.items():
+        put(made, name, copy.deepcopy(value), name)
+    return made
+
+
+class Names:
+    """What names in a constraint stand for: fields of a point's job, and what follows from its model and cluster."""
+
+    def __init__(self, job: dict[str, Any], base: Path) -> None:
+        self.job, self.base = job, base
+        self._known: dict[str, Any] = {}
+
+    def at(self, changes: Changes) -> Callable[[str], Any]:
+        """Look-up of names at one point."""
+
+        def look(name: str) -> Any:
+            found = self.find(name, changes)
+            if found is MISSING:
+                raise ValueError(f"{name} is not set at this point. Set it in the job")
+            return found
+
+        return look
+
+    def find(self, name: str, changes: Changes) -> Any:
+        """The value of a name, or MISSING. Raises MeshcastError for a model or cluster that is wrong."""
+        if name in changes:
+            return changes[name]
+        keys = name.split(".")
+        for i in range(len(keys) - 1, 0, -1):
+            if (owner := ".".join(keys[:i])) in changes:
+                return self._inside(changes[owner], keys[i:], name, changes)
+        return self._inside(self.job, keys, name, changes)
+
+    def _inside(self, data: Any, keys: Sequence[str], name: str, changes: Changes) -> Any:
+        for key in keys:
+            data = data.get(key, MISSING) if isinstance(data, dict) else MISSING
+        return self._derived(name, changes) if data is MISSING else data
+
+    def _derived(self, name: str, changes: Changes) -> Any:
+        """What follows from the model or the cluster of a point."""
+        if name in ("gpus", "cluster.gpus"):
+            return self._part("cluster", changes).gpus
+        own = re.fullmatch(r"(?:model\.)?(\w+)", name)
+        if own is None or not (name == "layers" or name.startswith("model.")):
+            return MISSING
+        value = getattr(self._part("model", changes), own[1], MISSING)
+        return value if isinstance(value, int) else MISSING
+
+    def _part(self, key: str, changes: Changes) -> Any:
+        """The model or cluster at a point; equal ones are read once."""
+        own = {name: value for name, value in changes.items() if name.split(".")[0] == key}
+        same = json.dumps([key, own])
+        if same not in self._known:
+            spec = at({key: self.job.get(key)}, own)[key]
+            load = load_cluster if key == "cluster" else load_model
+            self._known[same] = load(spec, key, self.base)
+        return self._known[same]

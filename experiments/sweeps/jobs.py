@@ -1,0 +1,79 @@
+"""Many jobs from one file: ``predict --jobs``. One JSON object a line in, one a line out, in the same order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import MeshcastError, PlanError
+from simulator import load_job, simulate
+from simulator.engine.play import Engine
+from simulator.forecast.simulate import Workshop
+
+
+def answers(
+    lines: Iterable[str],
+    name: str,
+    base: Path,
+    changes: Sequence[str] = (),
+    engine: Engine = "matrices",
+    skip: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """The answer to every line that is not empty; a line that is wrong answers with its error.
+
+    name: what errors call the file. base: the folder that paths in jobs start from. changes: made in every job first.
+    engine, skip: see simulator.forecast.simulate.
+    """
+    workshop = Workshop()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where, told = f"{name}:{number}", dict[str, Any]()
+            try:
+                told = _parsed(line)
+                report = simulate(load_job(told, changes, base), engine, skip, workshop)
+                yield report.to_dict()
+            except MeshcastError as error:
+                known = told.get("id")
+                known = known if isinstance(known, str | int) else None
+                yield {"id": known, "line": number, "error": error.at(where).to_dict()}
+
+
+def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
+    """The same lines, with a bar on a terminal while they are asked for."""
+    if not (wanted and sys.stderr.isatty()):
+        yield from lines
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with path.open("rb") as file:
+        total = sum(1 for _ in file)
+    columns = TextColumn("jobs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield from bar.track(lines, total=total)
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        told = json.loads(line, object_pairs_hook=_once, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise PlanError("", f"not a job in JSON ({reason})", "Write one job as one JSON object a line") from None
+    if not isinstance(told, dict):
+        raise PlanError("", "a job is a mapping of keys to values", "Write one JSON object a line", told)
+    return told
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return found
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

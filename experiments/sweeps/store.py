@@ -1,0 +1,328 @@
+"""Where the rows of a sweep go: chunk by chunk into a folder of parts, in the end joined into one Parquet file.
+
+A part is complete or absent, whatever happens: it is written beside, flushed to the disk and renamed. Whoever resumes
+finds which chunks are kept; the joined file is the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import io
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from experiments.sweeps.grid import Sweep
+from hardware.errors import PlanError
+from simulator.program.categories import EXPOSED
+from simulator.report.report import product_version
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GROUP = 20_000
+"""Rows of a row group of the joined file."""
+
+BEST = 10
+"""Plans of the summary."""
+
+MOST_REASONS = 1_000
+"""Kinds of reasons that are told apart."""
+
+RUN = ("days", "gpu_hours", "cost")
+"""Columns of a job that says how long it runs."""
+
+FIGURES = (
+    *("step_time_s", "interval_low_s", "interval_high_s", "tokens_per_s_per_gpu", "mfu_palm", "mfu_causal", "hfu"),
+    *("peak_allocated_gib", "peak_device_gib", "capacity_gib"),
+    *("gemm_s", "attention_s", "memory_bound_s", *(f"exposed_{axis}_s" for axis in EXPOSED)),
+    *("bubble_s", "optimizer_s", "host_s", "idle_s"),
+)
+"""Columns of a forecast, numbers all; those after the memory add up to the step."""
+
+Row = dict[str, Any]
+
+
+def figures(answer: Mapping[str, Any]) -> Row:
+    """The columns of an answer of ``predict --json``."""
+    parts, memory, (low, high) = answer["breakdown_s"], answer["memory"], answer["interval_90_s"]
+    return {
+        "step_time_s": answer["step_time_s"],
+        "interval_low_s": low,
+        "interval_high_s": high,
+        "tokens_per_s_per_gpu": answer["tokens_per_s_per_gpu"],
+        "mfu_palm": answer["mfu"]["palm"],
+        "mfu_causal": answer["mfu"]["causal"],
+        "hfu": answer["hfu"],
+        **{name: memory[name] for name in ("peak_allocated_gib", "peak_device_gib", "capacity_gib")},
+        **{f"{kind}_s": seconds for kind, seconds in parts["compute"].items()},
+        **{f"exposed_{axis}_s": seconds for axis, seconds in parts["exposed"].items()},
+        **{f"{kind}_s": parts[kind] for kind in ("bubble", "optimizer", "host", "idle")},
+        **answer["run"],
+        "limits": answer["limits"],
+    }
+
+
+def fingerprint(sweep: Sweep, chunk: int) -> str:
+    """Of all that the rows follow from: the points, the job with the files it names, and this version of meshcast."""
+    told = [product_version(), chunk, sweep.job, sweep.axes, [constraint.text for constraint in sweep.where]]
+    found = hashlib.sha256(json.dumps(told).encode())
+    for word in sorted(set(_words([sweep.job, sweep.axes]))):
+        with suppress(OSError, ValueError):  # a word that is no path
+            path = sweep.base / word
+            found.update((path / "config.json" if path.is_dir() else path).read_bytes())
+    return found.hexdigest()
+
+
+def _words(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list | tuple):
+        for inner in data.values() if isinstance(data, dict) else data:
+            yield from _words(inner)
+
+
+class Store:
+    """The rows of one sweep on the disk. Raises PlanError where they cannot be kept, and says what was."""
+
+    def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False) -> None:
+        self.out, self.sweep, self.chunk = out, sweep, chunk
+        self.parts = parts_of(out)
+        self.chunks = -(-sweep.points // chunk)
+        self.mark = fingerprint(sweep, chunk)
+        self.kept: set[int] = set()
+        with self._writing():
+            self._open(restart)
+
+    @property
+    def points_kept(self) -> int:
+        """Points whose chunks are on the disk."""
+        if self.finished:
+            return self.sweep.points
+        last = self.chunks - 1
+        short = self.chunks * self.chunk - self.sweep.points if last in self.kept else 0
+        return len(self.kept) * self.chunk - short
+
+    def _open(self, restart: bool) -> None:
+        self.finished = False
+        if not self.out.parent.is_dir():
+            rule = f"there is no folder {self.out.parent}"
+            raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))
+        about = self.parts / "_sweep.json"
+        begun = _read_mark(about)
+        whole = self._mark_of_out()
+        if not restart:
+            for mark, path in ((begun, self.parts), (whole if begun is None else None, self.out)):
+                if mark not in (None, self.mark):
+                    rule = f"{path} holds rows of another sweep, or of another version of meshcast"
+                    raise PlanError("--out", rule, "Name another --out, or discard them with --restart")
+            self.finished = begun is None and whole is not None
+        if begun is None or restart:
+            self._clear()
+        if self.finished:
+            return
+        self.parts.mkdir(exist_ok=True)
+        self._lock()
+        self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.mark}).encode())
+        self.kept = {n for n in range(self.chunks) if self._part(n).exists()}
+
+    def _mark_of_out(self) -> str | None:
+        """The fingerprint of the joined file, None where there is none; refuses a file that is something else."""
+        if not self.out.exists():
+            return None
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            told = (pq.read_schema(self.out).metadata or {}).get(b"meshcast")
+        except pa.ArrowException:
+            told = None
+        if told is None:
+            raise PlanError("--out", f"{self.out} is there and no sweep's result", "Name another file")
+        return str(json.loads(told)["fingerprint"])
+
+    def _lock(self) -> None:
+        """Refuses a second process on the same parts; the system gives the lock back however a process ends."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            return
+        self._locked = (self.parts / "_lock").open("w")
+        try:
+            fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone: a forked worker has none
+        except (BlockingIOError, PermissionError):
+            rule = f"another process is at work on {self.out}"
+            raise PlanError("--out", rule, "Wait for it, or name another --out") from None
+        except OSError:  # a file system without locks
+            pass
+
+    # ------------------------------------------------------------------------------------ writing
+
+    def keep(self, number: int, rows: Sequence[Row]) -> None:
+        """Writes the rows of one chunk."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = {
+            name: [_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
+            for name, kind in zip(self._schema.names, self._schema.types, strict=True)
+        }
+        file = io.BytesIO()
+        pq.write_table(pa.table(columns, schema=self._schema), file)
+        with self._writing():
+            self._write(self._part(number), file.getbuffer())
+        self.kept.add(number)
+
+    def join(self) -> None:
+        """Makes the one file out of all parts, and removes them."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        write = self._replacing(self.out)
+        with self._writing(), write as file, pq.ParquetWriter(file, self._schema, compression="zstd") as writer:
+            tables: list[pa.Table] = []
+            for number in range(self.chunks):
+                tables.append(pq.read_table(self._part(number), partitioning=None, use_threads=False))
+                if sum(map(len, tables)) >= GROUP or number == self.chunks - 1:
+                    writer.write_table(pa.concat_tables(tables).combine_chunks())
+                    tables.clear()
+        self.finished = True
+        with suppress(OSError):  # what lies on is taken away next time
+            self._clear()
+
+    def _part(self, number: int) -> Path:
+        return self.parts / f"{number:07}.parquet"
+
+    def _write(self, path: Path, data: bytes | memoryview) -> None:
+        with self._replacing(path) as file:
+            file.write(data)
+
+    @contextmanager
+    def _replacing(self, path: Path) -> Iterator[IO[bytes]]:
+        """A file that takes the place of `path` when it is whole and on the disk."""
+        beside = self.parts / "_writing"
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        if hasattr(os, "O_DIRECTORY"):
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Tells what could not be written, and how many points are kept."""
+        try:
+            yield
+        except OSError as error:
+            rule = f"{self.out} cannot be written ({error.strerror or error})"
+            if self.kept:
+                rule += f"; {self.points_kept:,} of {self.sweep.points:,} points are kept in {self.parts}"
+            remedy = "Make room, or name a file in a folder that you may write to, and run it again"
+            raise PlanError("--out", rule, remedy) from None
+
+    def _clear(self) -> None:
+        """Removes the parts, the mark first: a folder without one holds nothing."""
+        if not self.parts.is_dir():
+            return
+        names = sorted(os.listdir(self.parts), key=lambda name: name != "_sweep.json")
+        for name in names:
+            if name in ("_sweep.json", "_lock", "_writing") or re.fullmatch(r"\d{7}\.parquet", name):
+                (self.parts / name).unlink()
+        with suppress(OSError):  # something of somebody else lies in it
+            self.parts.rmdir()
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """The columns: the point, what varies, and the answer."""
+        import pyarrow as pa
+
+        kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+        run = RUN if "run" in self.sweep.job or any(name.split(".")[0] == "run" for name in self.sweep.fields) else ()
+        columns = {
+            "index": pa.int64(),
+            **{name: kinds[_kind(self.sweep.values(name))] for name in self.sweep.fields},
+            "status": pa.string(),
+            "reason": pa.string(),
+            **dict.fromkeys((*FIGURES, *run), pa.float64()),
+            "limits": pa.string(),
+        }
+        about = {"version": product_version(), "fingerprint": self.mark, "job": self.sweep.job}
+        return pa.schema(list(columns.items()), {"meshcast": json.dumps(about)})
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def summary(self) -> dict[str, Any]:
+        """Counts by status, the best plans that fit, and why points are invalid; read from the joined file."""
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        shown = [*("index", *self.sweep.fields), "step_time_s", "tokens_per_s_per_gpu", "mfu_palm", "peak_device_gib"]
+        statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
+        best: list[Row] = []
+        with pq.ParquetFile(self.out) as file:
+            for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
+                statuses.update(_counted(batch["status"]))
+                for reason, count in _counted(batch["reason"].drop_null()).items():
+                    same = re.sub(r"\d[\d,.]*", "#", reason)  # numbers apart, one rule
+                    same = same if same in first or len(first) < MOST_REASONS else "other reasons"
+                    reasons[same] += count
+                    first.setdefault(same, reason if same != "other reasons" else same)
+                fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
+                order = [("tokens_per_s_per_gpu", "descending"), ("index", "ascending")]
+                found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
+                best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row["tokens_per_s_per_gpu"], row["index"]))
+            rows = file.metadata.num_rows
+        return {
+            "meshcast": product_version(),
+            "out": str(self.out),
+            "points": self.sweep.points,
+            "excluded": self.sweep.points - rows,
+            "rows": rows,
+            "status": {status: statuses[status] for status in ("fits", "does-not-fit", "invalid")},
+            "best": best,
+            "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
+        }
+
+
+def parts_of(out: Path) -> Path:
+    """The folder where the rows lie until all are there."""
+    return out.with_name(out.name + ".parts")
+
+
+def _read_mark(path: Path) -> str | None:
+    try:
+        return str(json.loads(path.read_bytes())["fingerprint"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, LookupError, TypeError):
+        return "unreadable"
+
+
+def _counted(column: Any) -> dict[str, int]:
+    return {one["values"]: one["counts"] for one in column.value_counts().to_pylist()}
+
+
+def _kind(values: Iterator[Any]) -> type:
+    """The narrowest kind of column that holds all values: truth, whole numbers, numbers, or text."""
+    kinds = {type(value) for value in values if value is not None}
+    for kind, admits in ((bool, {bool}), (int, {int}), (float, {int, float})):
+        if kinds and kinds <= admits:
+            return kind
+    return str
+
+
+def _cell(value: Any, text: bool) -> Any:
+    """A value as its column holds it: what is no word is written as JSON where others are."""
+    return value if not text or value is None or isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,180 @@
+"""Plays a program whose ops share links and multiprocessors, on SimPy.
+
+Ops run at a rate: 1 alone, less beside others.
+
+- Communication waits for its latency, then its bytes move, at the fair share (`simulator.engine.fair_share`) of the links of
+  its device, in both directions; a message takes those out of its sender and those into its receiver. A device stands
+  for all ranks of a stage: each has links of its own, and the groups of one stage communicate at the same time.
+- While communication runs, from launch to end, it keeps multiprocessors from kernels. A kernel takes
+
+      seconds (1 + c),   c = kept / (all - kept)
+
+  beside it if it needs them all (GEMMs, attention), and its seconds if it waits for memory.
+
+When an op comes or goes, only those are timed anew that share something with it, directly or through others: an op that
+never meets another takes its seconds alone. Rates are at most 1, so no step is shorter than without sharing; but faster
+links may make one longer, where what comes sooner stands in another's way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import simpy
+
+from simulator.costs.estimate import ALONE, TIERS, Use
+from simulator.engine.fair_share import fair
+from simulator.engine.longest_path import Times
+from simulator.engine.play import Uses
+from simulator.engine.simpy_engine import play as play_on
+from simulator.ir.ops import Communication
+from simulator.program.flatten import Flat
+
+Place = tuple[int, str, str]
+"""A device, a tier of its links, and the direction."""
+
+Known = tuple[Use, dict[Place, float]]
+"""What an op occupies, and its share of each link."""
+
+LEAST = 0.01
+"""Of the multiprocessors, what kernels keep however many communicate: one of a hundred or so."""
+
+
+def play(flat: Flat, uses: Sequence[Uses]) -> Times:
+    """The times of all ops. uses: on every device.
+
+    Raises ScheduleError when some wait for each other for ever.
+    """
+    return play_on(flat, lambda env: Traffic(env, flat, uses).run)
+
+
+class Running:
+    """An op that may be slowed: seconds alone that were `left` to run at `since`, and the timer that will end it."""
+
+    __slots__ = ("device", "done", "left", "links", "number", "rate", "since", "timer")
+
+    def __init__(self, number: int, device: int, left: float, links: dict[Place, float], done: simpy.Event) -> None:
+        self.number, self.device, self.left, self.links, self.done = number, device, left, links, done
+        self.rate = self.since = 0.0
+        self.timer: simpy.Event | None = None
+
+
+class Traffic:
+    """All ops that run at one moment, by their numbers.
+
+    flows: at every place, bytes that move. kernels: on every device, those that need multiprocessors. kept: on every
+    device, the share of these that communication keeps from them.
+    """
+
+    def __init__(self, env: simpy.Environment, flat: Flat, uses: Sequence[Uses]) -> None:
+        self.env, self.flat, self.uses = env, flat, uses
+        self.flows: dict[Place, dict[int, Running]] = defaultdict(dict)
+        self.kernels: dict[int, dict[int, Running]] = defaultdict(dict)
+        self.kept: dict[int, dict[int, float]] = defaultdict(dict)
+        self._receiver = {number: device for number, _, device in flat.sent}
+        self._known: dict[tuple[int, int, int], Known] = {}
+        self._shares: dict[tuple[int, ...], list[float]] = {}
+
+    def run(self, number: int) -> simpy.Event:
+        """Begins an op: the event happens at its end."""
+        device, seconds = self.flat.device[number], self.flat.seconds[number]
+        use, links = self._use(number, device)
+        if not links and not use.multiprocessors:
+            return self.env.timeout(seconds)
+        done = self.env.event()
+        if isinstance(self.flat.ops[number].work, Communication):
+            moving = min(use.moving, seconds) if links else 0.0
+            one = Running(number, device, moving, links, done)
+            if use.multiprocessors:
+                self.kept[device][number] = use.multiprocessors
+                self._pace_kernels(device)
+            latency = self.env.timeout(seconds - moving)
+            latency.callbacks.append(lambda _: self._move(one))
+        else:
+            one = Running(number, device, seconds, links, done)
+            self.kernels[device][number] = one
+            self._pace(one, self._given(device))
+        return done
+
+    def _use(self, number: int, device: int) -> Known:
+        op, receiver = self.flat.ops[number], self._receiver.get(number, device)
+        key = id(op), device, receiver
+        if key not in self._known:
+            ends = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
+            use = max(ends, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
+            shares = [(tier, share) for tier, share in zip(TIERS, use.links, strict=True) if share and use.moving]
+            links = {(device, tier, "out"): share for tier, share in shares}
+            self._known[key] = use, links | {(receiver, tier, "in"): share for tier, share in shares}
+        return self._known[key]
+
+    # ------------------------------------------------------------------------------------------ links
+
+    def _move(self, one: Running) -> None:
+        """After the latency bytes move."""
+        if not one.left:
+            self._end(one)
+            return
+        for place in one.links:
+            self.flows[place][one.number] = one
+        self._share([one])
+
+    def _share(self, flows: Iterable[Running]) -> None:
+        """Gives these flows, and all that share links with them directly or through others, their fair rates."""
+        seen = set[int]()
+        for first in flows:
+            if first.number in seen:
+                continue
+            seen.add(first.number)
+            met = [first]
+            for one in met:
+                for place in one.links:
+                    for number, other in self.flows[place].items():
+                        if number not in seen:
+                            seen.add(number)
+                            met.append(other)
+            for one, rate in zip(met, self._fair(met), strict=True):
+                self._pace(one, rate)
+
+    def _fair(self, met: list[Running]) -> list[float]:
+        if len(met) == 1:
+            return [1.0]
+        key = tuple(id(one.links) for one in met)
+        if key not in self._shares:
+            self._shares[key] = fair([one.links for one in met])
+        return self._shares[key]
+
+    # -------------------------------------------------------------------------------- multiprocessors
+
+    def _given(self, device: int) -> float:
+        """The share of the multiprocessors that communication leaves to kernels."""
+        return max(LEAST, 1.0 - sum(self.kept[device].values()))
+
+    def _pace_kernels(self, device: int) -> None:
+        for one in self.kernels[device].values():
+            self._pace(one, self._given(device))
+
+    # ------------------------------------------------------------------------------------------- time
+
+    def _pace(self, one: Running, rate: float) -> None:
+        """Lets an op go on at another rate."""
+        if rate == one.rate:
+            return
+        now = self.env.now
+        one.left = max(0.0, one.left - (now - one.since) * one.rate)
+        one.since, one.rate = now, rate
+        one.timer = timer = self.env.timeout(one.left / rate)
+        timer.callbacks.append(lambda _: self._end(one) if one.timer is timer else None)
+
+    def _end(self, one: Running) -> None:
+        """An op is done: others may go on faster."""
+        one.done.succeed()
+        self.kernels[one.device].pop(one.number, None)
+        near: dict[int, Running] = {}
+        for place in one.links:
+            self.flows[place].pop(one.number, None)
+            near |= self.flows[place]
+        if near:
+            self._share(near.values())
+        if self.kept[one.device].pop(one.number, None):
+            self._pace_kernels(one.device)

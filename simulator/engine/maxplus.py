@@ -1,0 +1,379 @@
+"""Blocks and tasks as (max,+) matrices: from when streams get free and input arrives to when they are free again.
+
+Where nothing is shared, an op begins at the latest of several times, each a time at which something became free plus
+a fixed sum: a row of a matrix over (max, +). A block's matrix comes from one sweep with a row instead of a number for
+each time; blocks in a row are products, equal ones powers. So a task is one small matrix, however many layers it has,
+and stays exact where its streams overlap with those of its neighbours.
+
+Coordinates: every stream, computation first; the host, if it takes time; what comes in (as a result: what goes out),
+for each of two passes where some are played together.
+Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from simulator.ir.ops import COMPUTE
+from simulator.program.block import COMING, Part
+from simulator.program.build import Program, Task
+from simulator.program.side_stream import Side
+
+NEVER = -np.inf
+"""The zero of (max,+): no path."""
+
+ALIKE = 1e-14
+"""Times that differ by no more than this part of themselves are one time, rounded differently."""
+
+T = TypeVar("T")
+
+Marks = tuple[tuple[int, ...], ...]
+"""Places in a block, several sets of them."""
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The (max,+) product: [..., i, k] of [..., i, j] and [..., j, k]."""
+    return np.maximum.reduce(a[..., None] + b[..., None, :, :], axis=-2)
+
+
+def ahead(late: np.ndarray, usual: np.ndarray) -> float:
+    """How far one coordinate must be ahead of another for its paths never to be the longer ones."""
+    real = late > NEVER
+    return float(np.max(late[real] - usual[real], initial=NEVER))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A block at its prices, in columns of coordinates. begin: a row for every op; out: a row for every coordinate."""
+
+    begin: np.ndarray
+    out: np.ndarray
+
+    @cached_property
+    def _alone(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Coordinates that depend on themselves alone (the host, an idle stream); those of them that others depend on;
+        how much they move; and the matrix of the others."""
+        finite = self.out > NEVER
+        own = (finite.sum(axis=1) == 1) & finite.diagonal()
+        rates = np.where(own, self.out.diagonal(), 0.0)
+        return own, own & (finite.sum(axis=0) > 1), rates, self.out[~own][:, ~own]
+
+    def orbit(self, state: np.ndarray, count: int) -> Orbit:
+        """What becomes of `state` (coordinates x columns) in so many copies.
+
+        Once all that moves in a column has moved by one amount, every further copy moves it by the same. A coordinate
+        that depends on itself alone may move less, as long as nothing waits for it.
+        """
+        found = [state]
+        own, active, rates, inner = self._alone
+        while len(found) <= count:
+            found.append(now := product(self.out, found[-1]))
+            if not 2 < len(found) <= count:
+                continue
+            with np.errstate(invalid="ignore"):
+                moved = (now - found[-2])[~own]  # not a number where nothing ever comes
+            top, low = np.fmax.reduce(moved), np.fmin.reduce(moved)
+            shift = np.where(np.isnan(top), 0.0, top)
+            if not (shift < np.inf).all() or (top - low > ALIKE * np.maximum.reduce(now, axis=None)).any():
+                continue
+            if active.any() and not (
+                np.array_equal(product(inner, found[-2][~own]), now[~own])
+                and ((rates[active, None] <= shift) | (now[active] == NEVER)).all()
+            ):
+                continue
+            return Orbit(np.array(found), np.where(own[:, None], rates[:, None], shift), count)
+        return Orbit(np.array(found), np.zeros_like(state), count)
+
+
+@dataclass(frozen=True)
+class Orbit:
+    """The states before and after `count` copies of a block: those in `states` [states, coordinates, columns], then
+    each by `moves` later than the one before."""
+
+    states: np.ndarray
+    moves: np.ndarray
+    count: int
+
+    @property
+    def repeats(self) -> int:
+        """Copies whose state is that of the last known one, but later."""
+        return self.count + 1 - len(self.states)
+
+    def of(self, count: int) -> Orbit:
+        """The same of another number of copies: any, or fewer where nothing repeats."""
+        return Orbit(self.states[: count + 1], self.moves, count)
+
+    @property
+    def last(self) -> np.ndarray:
+        return np.asarray(self.states[-1] + self.repeats * self.moves)
+
+    @property
+    def before(self) -> np.ndarray:
+        """The states before every copy [copies, coordinates, columns]."""
+        if not self.repeats:
+            return self.states[:-1]
+        steps = np.arange(1, self.repeats)[:, None, None]
+        return np.concatenate([self.states, self.states[-1] + steps * self.moves])
+
+
+class Walked(NamedTuple):
+    """When the ops of a part, or beside it, begin.
+
+    begin: [copies, ops, columns], for a side [ops, columns]; the last of the copies stands for `repeats` further ones,
+    each `shift` [columns] later than the one before. states: what the copies find [copies, coordinates, columns].
+    """
+
+    item: Part | Side
+    begin: np.ndarray
+    states: np.ndarray
+    repeats: int = 0
+    shift: np.ndarray | float = 0.0
+
+
+class Coordinates:
+    """The coordinates of a program's matrices, and the matrices; those of blocks are kept with the blocks."""
+
+    def __init__(self, program: Program) -> None:
+        tasks = {id(task): task for task in program.tasks}.values()
+        blocks = {id(part.block): part.block for task in tasks for part in task.parts}.values()
+        inside = set[str]().union(*(block.streams for block in blocks))
+        beside = {side.stream for task in tasks for side in (*task.ahead, *task.behind)}
+        self.streams = [COMPUTE, *sorted((inside | beside) - {COMPUTE})]
+        self.inside = [i for i, stream in enumerate(self.streams) if stream in inside and i]
+        """The streams, other than the computation's, that the blocks use."""
+        self.beside = [i for i, stream in enumerate(self.streams) if stream not in inside and i]
+        """Those that only ops beside the blocks use."""
+        self._own: dict[tuple[int, int, str], np.ndarray] = {}
+        self.at = {stream: i for i, stream in enumerate(self.streams)}
+        self.launch = program.host
+        self.host = len(self.streams) if program.host else None
+        self.port = len(self.streams) + bool(program.host)
+        self.ports = slice(self.port, self.port + max((task.ports for task in tasks), default=1))
+        self.size = self.ports.stop
+        self.key = tuple(self.streams), self.launch, self.size
+
+    def _once(self, part: Part, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """What is large, and made once for all copies of a part in this program."""
+        key = id(part.tables), part.count, what
+        if key not in self._own:
+            self._own[key] = make()
+        return self._own[key]
+
+    def _kept(self, part: Part, what: Hashable, make: Callable[[], T]) -> T:
+        """What is made once for a block at its prices, and stays with it."""
+        tables = part.tables
+        key = (self.key, what)
+        if key not in tables:
+            tables[key] = make()
+        return tables[key]  # type: ignore[return-value]
+
+    def table(self, part: Part) -> Table:
+        """The matrices of one copy of a part."""
+        return self._kept(part, "table", lambda: self._sweep(part, ()))
+
+    def _held(self, part: Part, marks: Marks) -> Table:
+        """The same with a column for each of `marks`: a time before which the ops at its places must not begin."""
+        table = self._kept(part, marks, lambda: self._sweep(part, marks))
+        return Table(table.begin[:, self.size :], table.out[:, self.size :])
+
+    def _powers(self, part: Part) -> Orbit:
+        """The matrices of no copy, of one, and so on to all."""
+        key = self.key, "powers"
+        known = part.tables.get(key)
+        if not isinstance(known, Orbit) or (known.count < part.count and not known.repeats):
+            identity = np.full((self.size, self.size), NEVER)
+            np.fill_diagonal(identity, 0.0)
+            known = part.tables[key] = self.table(part).orbit(identity, part.count)
+        return known.of(part.count)
+
+    def _orbit(self, part: Part, state: np.ndarray) -> Orbit:
+        """What becomes of `state` in all copies of a part."""
+        powers = self._powers(part)
+        moves = powers.moves[:, (state > NEVER).any(axis=1)]
+        if not powers.repeats or (moves == moves[:, :1]).all():
+            # All columns move alike, so every state does.
+            return Orbit(product(powers.states, state), np.repeat(moves[:, :1], state.shape[1], axis=1), part.count)
+        return self.table(part).orbit(state, part.count)
+
+    def power(self, part: Part) -> np.ndarray:
+        """The matrix of all copies of a part."""
+        return self._kept(part, ("power", part.count), lambda: self._powers(part).last)
+
+    def _ready(self, part: Part, marks: Marks) -> np.ndarray:
+        """When the ops at the places of each of `marks` have ended [copies, marks, coordinates]."""
+
+        def rows() -> np.ndarray:
+            rows = np.full((len(marks), self.size), NEVER)
+            ends = self.table(part).begin + part.lasting[:, None]
+            for row, places in zip(rows, marks, strict=True):
+                for place in places:
+                    if place == COMING:
+                        row[self.port] = 0.0
+                    else:
+                        np.maximum(row, ends[place], out=row)
+            return product(rows, self._powers(part).before)
+
+        return self._once(part, "ready", rows)
+
+    def _pushed(self, part: Part, marks: Marks) -> np.ndarray:
+        """What holding back the ops at the places of `marks` in each copy does to the state behind the last copy
+        [copies, coordinates, marks]."""
+        return self._once(part, "pushed", lambda: product(self._powers(part).before[::-1], self._held(part, marks).out))
+
+    def _sweep(self, part: Part, marks: Marks) -> Table:
+        block = part.block
+        width = self.size + len(marks)
+        now = np.full((self.size, width), NEVER)
+        np.fill_diagonal(now, 0.0)
+        begin, seen = np.full((2, len(block.ops), width), NEVER)
+        for i, places in enumerate(marks):
+            begin[[place for place in places if place != COMING], self.size + i] = 0.0
+        arrivals = now[self.ports].copy()
+        entries = [(at, set(port.entry)) for at, port in enumerate(block.ports)]
+        for i, op in enumerate(block.ops):
+            stream, row = self.at[op.stream], begin[i]
+            np.maximum(row, now[stream], out=row)
+            if self.host is not None and op.work is not None:
+                now[self.host] += self.launch
+                np.maximum(row, now[self.host], out=row)
+            for j in block.after[i]:
+                np.maximum(row, seen[j], out=row)
+            for at, entry in entries:
+                if i in entry:
+                    np.maximum(row, arrivals[at], out=row)
+            now[stream] = row + part.seconds[i]
+            seen[i] = now[stream] + part.latency[i]
+        for at, port in enumerate(block.ports):
+            out = now[self.port + at]
+            out[:] = arrivals[at] if port.through else NEVER
+            for j in port.exit:
+                np.maximum(out, seen[j], out=out)
+        return Table(begin, now)
+
+    # ------------------------------------------------------------------------------------------- tasks
+
+    def patient(self, task: Task) -> bool:
+        """Whether what comes in never matters if it comes before the computation is free."""
+        begins = [self.table(part).begin for part in task.parts[:1]]
+        return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
+
+    def issue(self, part: Part) -> float:
+        """How long the host takes to issue one copy of a part."""
+        return 0.0 if self.host is None else float(self.table(part).out[self.host, self.host])
+
+    def host_matters(self, part: Part, state: np.ndarray, host: float) -> bool:
+        """Whether some op of a copy that finds `state` (its host left out) waits for a host that begins at `host`."""
+        if self.host is None or host == NEVER:
+            return False
+        begin = self.table(part).begin
+        return bool((begin[:, self.host] + host > np.maximum.reduce(begin + state, axis=1)).any())
+
+    def matrix(self, task: Task) -> np.ndarray:
+        """The matrix of a whole task."""
+        state = np.full((self.size, self.size), NEVER)
+        np.fill_diagonal(state, 0.0)
+        if not (task.ahead or task.behind):
+            return reduce(lambda a, b: product(b, a), [self.power(part) for part in task.parts] or [state])
+        holding = self._releases(task, np.zeros(1))
+        ready: list[tuple[int, np.ndarray]] = []
+        for i, part in enumerate(task.parts):
+            marks = task.marks[i]
+            if task.behind and marks:
+                ready.append((i, product(self._ready(part, marks), state)))
+            state = product(self.power(part), state)
+            for stream, times in holding.items() if marks else ():
+                pushed = self._pushed(part, marks) + self._of_copies(task, i, times)[..., 0][:, None]
+                np.maximum(state[:, stream], pushed.max(axis=(0, 2)), out=state[:, stream])
+        for stream in holding:
+            state[stream, stream] += sum(side.ends[-1] for side in task.ahead if self.at[side.stream] == stream)
+        for stream, _, ends in self._behind(task, state, ready):
+            state[stream] = ends[-1]
+        return state
+
+    def _releases(self, task: Task, free: np.ndarray) -> dict[int, np.ndarray]:
+        """By stream, the time until which every parameter is held back [numbers, columns], if it is free at `free`."""
+        total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
+        found: dict[int, np.ndarray] = {}
+        at: dict[int, np.ndarray] = {}
+        for side in task.ahead:
+            stream = self.at[side.stream]
+            if stream not in found:
+                found[stream], at[stream] = np.full((total, len(free)), NEVER), free
+            seen = at[stream] + (side.ends + side.latency)[:, None]
+            found[stream][side.params] = np.repeat(seen, np.diff([*side.starts, len(side.params)]), axis=0)
+            at[stream] = at[stream] + side.ends[-1]
+        return found
+
+    def _of_copies(self, task: Task, part: int, values: np.ndarray) -> np.ndarray:
+        """Values by parameter number as [copy, parameter of the copy, ...], copies as they run."""
+        start, count, width = task.numbers[part], task.parts[part].count, len(task.marks[part])
+        own = values[start : start + count * width].reshape(count, width, *values.shape[1:])
+        return own if task.forward else own[::-1]
+
+    def _behind(
+        self, task: Task, state: np.ndarray, ready: list[tuple[int, np.ndarray]]
+    ) -> list[tuple[int, Side, np.ndarray]]:
+        """Streams, the ops behind the parts on them, and their ends [ops, columns]: each waits for its parameters."""
+        total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
+        complete = np.full((total, state.shape[1]), NEVER)
+        for part, times in ready:
+            self._of_copies(task, part, complete)[:] = times
+        found: list[tuple[int, Side, np.ndarray]] = []
+        free = dict(enumerate(state))
+        for side in task.behind:
+            stream = self.at[side.stream]
+            slack = np.maximum.reduceat(complete[side.params], side.starts, axis=0)
+            if side.after:
+                others, places = side.after
+                made = next(ends for _, one, ends in found if one is others) + others.latency[:, None]
+                slack = np.maximum(slack, np.where(places[:, None] < 0, NEVER, made[places]))
+            slack -= (side.ends - side.seconds)[:, None]
+            slack[0] = np.maximum(slack[0], free[stream])
+            ends = np.maximum.accumulate(slack, axis=0) + side.ends[:, None]
+            found.append((stream, side, ends))
+            free[stream] = ends[-1]
+        return found
+
+    def walk(self, task: Task, state: np.ndarray) -> Iterator[Walked]:
+        """Plays a task from `state` (coordinates x columns, each column a setting of its own)."""
+        free = {self.at[side.stream]: state[self.at[side.stream]] for side in task.ahead}
+        for side in task.ahead:
+            stream = self.at[side.stream]
+            yield Walked(side, free[stream] + (side.ends - side.seconds)[:, None], state)
+            free[stream] = free[stream] + side.ends[-1]
+        holding = [self._releases(task, state[stream]) for stream in free]
+        ready: list[tuple[int, np.ndarray]] = []
+        for i, part in enumerate(task.parts):
+            table = self.table(part)
+            if holding and task.marks[i]:
+                held = self._held(part, task.marks[i])
+                times = reduce(np.maximum, [self._of_copies(task, i, one) for by in holding for one in by.values()])
+                states = np.concatenate([state[None], product(held.out, times)])
+                for now, after in pairwise(states):
+                    np.maximum(product(table.out, now), after, out=after)
+                state = states[-1]
+                begin = np.maximum(product(table.begin, states[:-1]), product(held.begin, times))
+                yield Walked(part, begin, states[:-1])
+                continue
+            if task.behind and task.marks[i]:
+                ready.append((i, product(self._ready(part, task.marks[i]), state)))
+            orbit = self._orbit(part, state)
+            known, repeats = (orbit.states, orbit.repeats - 1) if orbit.repeats else (orbit.states[:-1], 0)
+            begin = product(table.begin, known)
+            if repeats and self.host is not None:
+                # An op that nothing else waits for may wait for the host less and less.
+                without = known[-1].copy()
+                without[self.host] = NEVER
+                if not np.array_equal(product(table.begin, without), begin[-1]):
+                    known, repeats = orbit.before, 0
+                    begin = product(table.begin, known)
+            yield Walked(part, begin, known, repeats, orbit.moves[0])
+            state = orbit.last
+        for _, side, ends in self._behind(task, state, ready) if task.behind else ():
+            yield Walked(side, ends - side.seconds[:, None], state)

@@ -1,0 +1,293 @@
+"""When something ran on a device, by axis: what the breakdown and the plots are made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.engine.longest_path import Times
+from simulator.engine.maxplus import ALIKE, NEVER, Coordinates, Walked
+from simulator.engine.task_player import Play, states
+from simulator.ir.ops import COMPUTE
+from simulator.program.block import Part
+from simulator.program.build import Program, Task
+from simulator.program.categories import EXPOSED, HOST, axis_of
+from simulator.program.flatten import Flat
+from simulator.program.side_stream import Side
+
+INSTANT = 1e-12
+"""Gaps that are no more than rounding [s]."""
+
+MOST_KEPT = 200
+"""States for which is kept what a copy of a part covers."""
+
+Spans = list[tuple[np.ndarray, np.ndarray]]
+"""Begins and ends of intervals, in any order."""
+
+Occupied = Mapping[str, Spans]
+"""When something ran on a device, by axis; computation under `COMPUTE`. With an axis may stand what is covered before
+it as well."""
+
+
+def measure(spans: Spans) -> float:
+    """The length of the union of intervals."""
+    begin, end = (np.concatenate([span[i].ravel() for span in spans]) for i in (0, 1))
+    order = np.argsort(begin)
+    begin, reached = begin[order], np.maximum.accumulate(end[order])
+    return float((reached[-1] - begin[0]) - np.maximum(begin[1:] - reached[:-1], 0.0).sum())
+
+
+def occupied_in(flat: Flat, times: Times, device: int) -> dict[str, Spans]:
+    """When each axis ran on `device`, from the times of all ops."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for (owner, _), queue in flat.queues.items():
+        if owner == device and queue:
+            numbers[axis_of(flat.ops[queue[0]])] += queue
+    numbers["pp"] += [number for number, _, receiver in flat.sent if receiver == device]
+    begin, end = np.array(times.begin), np.array(times.end) + np.array(flat.latency)
+    found = {axis: [(begin[own], end[own])] for axis, own in numbers.items() if own}
+    sent = {number for number, _, _ in flat.sent}
+    late = [number for number in times.unissued if flat.device[number] == device and number not in sent]
+    if late:
+        found[HOST] = [(np.array([times.unissued[number] for number in late]), begin[late])]
+    return found
+
+
+def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
+    """The same from the states before every action, without working out all ops.
+
+    Actions of one task that find the same state, up to a shift, run alike: each such situation is worked out once, and
+    what it covers is joined before it is repeated. Axes inside the tasks come with all that is covered before them.
+    """
+    table, found = program.timetable, defaultdict[str, Spans](list)
+    groups: dict[tuple[int, int], tuple[Task, list[int]]] = {}
+    for action in range(table.starts[device], table.starts[device + 1]):
+        task = program.tasks[table.slot[action]]
+        # What comes behind the parts does not change when they run.
+        key = id(task.parts), id(task) if task.ahead else 0
+        groups.setdefault(key, (task, []))[1].append(action)
+        if task.behind:
+            given = states(coordinates, task, play, [action])
+            # What comes behind may wait for what arrived, and for the host, where the parts do not.
+            given[coordinates.port] = play.arrival[action]
+            if action in play.full:
+                given[coordinates.ports, 0] = play.full[action][coordinates.ports]
+            if coordinates.host is not None:
+                given[coordinates.host] = play.host[action]
+            for item, begin, *_ in coordinates.walk(task, given):
+                if isinstance(item, Side):
+                    found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
+    present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
+    levels = [axis for axis in EXPOSED if axis in present]
+    if not levels or EXPOSED.index(levels[0]) > EXPOSED.index("dp"):
+        # What runs beside the parts (from there on) comes with nothing that is covered before it.
+        levels = [COMPUTE, *levels]
+    for task, actions in groups.values():
+        _situations(replace(task, behind=[]), coordinates, play, actions, levels, found)
+    sent, slots = np.array(play.sent), table.slot_array
+    for slot, send in enumerate(program.sends):
+        if send is not None and device in (send.work.source, send.work.target):
+            begin = sent[slots == slot]
+            found["pp"].append((begin, begin + send.seconds + send.latency))
+    for slot, sends in program.others.items():
+        actions = np.flatnonzero(slots == slot).tolist()
+        for turn, send in enumerate(sends):
+            if send is not None and device in (send.work.source, send.work.target):
+                begin = np.array([play.apart[table.extra[action][turn]] for action in actions])
+                found["pp"].append((begin, begin + send.seconds + send.latency))
+    for axis, spans in occupied_in(play.tail_ops, play.tail, device).items():
+        found[axis] += spans
+    return found
+
+
+def _situations(
+    task: Task,
+    coordinates: Coordinates,
+    play: Play,
+    actions: list[int],
+    levels: list[str],
+    found: dict[str, Spans],
+) -> None:
+    given = states(coordinates, task, play, actions)
+    if not task.ahead:
+        given[coordinates.beside] = NEVER
+    host = np.full(len(actions), NEVER)
+    if coordinates.host is not None:
+        host = np.array([play.host[action] for action in actions]) - given[0]
+    shift = given[0].copy()
+    given -= shift
+    chosen, which = _distinct(given)
+    for kind, column in enumerate(chosen.tolist()):
+        left = np.flatnonzero(which == kind)
+        while len(left):
+            # Where the host that is least ahead does not matter, none does.
+            latest = host[left].max()
+            covers, matters = _covers(task, coordinates, given[:, column], float(latest), levels)
+            alike = host[left] >= (latest - INSTANT if matters else NEVER)
+            times = shift[left[alike]]
+            for axis, begin, end in covers:
+                found[axis].append((begin[:, None] + times, end[:, None] + times))
+            left = left[~alike]
+
+
+Covers = list[tuple[str, np.ndarray, np.ndarray]]
+"""Axes, and begins and ends of intervals that are covered up to them."""
+
+
+def _covers(
+    task: Task, coordinates: Coordinates, state: np.ndarray, host: float, levels: list[str]
+) -> tuple[Covers, bool]:
+    """What is covered when a task finds `state`, its host at `host`; and whether the host matters."""
+    covers: Covers = []
+    if task.ahead:
+        # Ops ahead hold back others, each copy in its own way.
+        if coordinates.host is not None:
+            state = state.copy()
+            state[coordinates.host] = host
+        for walked in coordinates.walk(task, state[:, None]):
+            if isinstance(walked.item, Side):
+                begin = walked.begin[:, 0]
+                covers.append((axis_of(walked.item.ops[0]), begin, begin + walked.item.lasting))
+            else:
+                covers += _cover(walked, coordinates, levels)
+        return covers, coordinates.host is not None
+    mattered = False
+    for part in task.parts:
+        left, took = part.count, coordinates.issue(part)
+        while left:
+            matters = coordinates.host_matters(part, state, host)
+            mattered |= matters
+            if matters:
+                state = state.copy()
+                state[coordinates.host] = host
+            copy, now = _copy(part, coordinates, state, levels), state[0]
+            once = copy.steady is None or (not matters and copy.steady < took)
+            times, later = (1, 0.0) if once else (left, copy.steady or 0.0)
+            covers += [(axis, *_repeated(begin + now, end + now, times, later)) for axis, begin, end in copy.covers]
+            state = copy.after + now + (times - 1) * later
+            if coordinates.host is not None:
+                state[coordinates.host] = NEVER
+            host += times * took
+            left -= times
+    return covers, mattered
+
+
+class Copy(NamedTuple):
+    """One copy of a part that finds some state, in time since the computation is free.
+
+    after: the state behind it. steady: how much later that is, where it is the same state.
+    """
+
+    covers: Covers
+    after: np.ndarray
+    steady: float | None
+
+
+def _copy(part: Part, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
+    """Worked out once for equal states, and kept with the part: for the rounded state, whoever asks first."""
+    state = np.round(state - state[0], 13)
+    copies = part.tables.setdefault("copies", {})
+    assert isinstance(copies, dict)
+    key = coordinates.key, tuple(levels), state.tobytes()
+    known = copies.get(key)
+    if known is None:
+        if len(copies) >= MOST_KEPT:
+            copies.clear()
+        table = coordinates.table(part)
+        begin, after = (np.maximum.reduce(matrix + state, axis=1) for matrix in (table.begin, table.out))
+        covers = list(_cover(Walked(part, begin[None, :, None], state[None, :, None]), coordinates, levels))
+        real = after > NEVER
+        moved = after[real] - state[real] if np.array_equal(real, state > NEVER) else np.array([0.0, np.inf])
+        steady = float(moved[0]) if np.ptp(moved) <= ALIKE * after[real].max() else None
+        known = copies[key] = Copy(covers, after, steady)
+    assert isinstance(known, Copy)
+    return known
+
+
+def _repeated(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals again and again, each time so much later."""
+    if times == 1:
+        return begin, end
+    if len(begin) == 1 and end[0] - begin[0] >= later - INSTANT:
+        return begin, end + (times - 1) * later
+    steps = np.arange(times)[:, None] * later
+    return (begin + steps).ravel(), (end + steps).ravel()
+
+
+def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """What a part covers, up to each of `levels`, and how long it waits for the host."""
+    part, begin = walked.item, walked.begin[..., 0]
+    assert isinstance(part, Part)
+    end = begin + part.lasting
+    rows: list[int] = []
+    for axis in (COMPUTE, *EXPOSED):
+        rows = rows + part.block.by_axis.get(axis, [])
+        if axis in levels and rows:
+            joined = _joined(begin[:, rows].T, end[:, rows].T)
+            # The last copy stands for those that follow it.
+            steps = np.arange(1, walked.repeats + 1) * walked.shift
+            both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
+            starts, ends = _joined(*both)
+            yield axis, starts[:, 0], ends[:, 0]
+    if coordinates.host is not None and walked.states[0, coordinates.host, 0] > NEVER:
+        yield from _host_waits(walked, coordinates, end)
+
+
+def _host_waits(
+    walked: Walked, coordinates: Coordinates, end: np.ndarray
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """From when ops that begin as they are issued could have begun without the host."""
+    part, begin, states = walked.item, walked.begin[..., 0], walked.states[..., 0]
+    assert isinstance(part, Part) and coordinates.host is not None
+    block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
+    issued = states[:, coordinates.host, None] + coordinates.launch * launched
+    late = np.abs(begin - issued) <= INSTANT
+    some = np.asarray(late.any(axis=0)).tolist()
+    before: dict[str, int] = {}
+    for i, op in enumerate(block.ops):
+        if some[i] and op.work is not None:
+            copies = np.flatnonzero(late[:, i])
+            waits = [end[copies, j] for j in block.after[i]]
+            place = before.get(op.stream)
+            last = states[copies, coordinates.at[op.stream]] if place is None else end[copies, place]
+            arrival = [states[copies, coordinates.port + at] for at, port in enumerate(block.ports) if i in port.entry]
+            could = np.maximum.reduce([last, *waits, *arrival])
+            # What is not known is covered by what runs before.
+            could = np.where(could > NEVER, could, begin[copies, i])
+            yield HOST, could, begin[copies, i]
+        before[op.stream] = i
+
+
+def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which columns differ, by one of each kind; and for every column, its kind."""
+    if states.shape[1] == 1:
+        return np.zeros(1, int), np.zeros(1, int)
+    varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > INSTANT]
+    if not varied:
+        return np.zeros(1, int), np.zeros(states.shape[1], int)
+    # One row varies nearly always: when the input came.
+    keys = np.round(varied[0] if len(varied) == 1 else np.array(varied), 12)
+    _, chosen, which = np.unique(keys, axis=-1, return_index=True, return_inverse=True)
+    return chosen, which
+
+
+def _joined(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The union of intervals in each column, as few intervals; columns with fewer repeat their last one."""
+    order = np.argsort(begin, axis=0)
+    columns = np.arange(begin.shape[1])
+    begin, reached = begin[order, columns], end[order, columns]
+    np.maximum.accumulate(reached, axis=0, out=reached)
+    gap = begin[1:] > reached[:-1] + INSTANT
+    if not gap.any():
+        return begin[:1], reached[-1:]
+    most = int(gap.sum(axis=0).max()) + 1
+    begins, ends = np.repeat(reached[-1:], most, axis=0), np.repeat(reached[-1:], most, axis=0)
+    for column in columns:
+        breaks = np.flatnonzero(gap[:, column])
+        begins[: len(breaks) + 1, column] = begin[[0, *(breaks + 1)], column]
+        ends[: len(breaks), column] = reached[breaks, column]
+    return begins, ends

@@ -1,0 +1,164 @@
+"""A step rank by rank, where ranks are not alike: each runs its kernels at a pace of its own.
+
+A device of the pipeline stands for all ranks of its stage. Here each of its ops has one time for every rank: an array
+over the axes of the mesh that lie inside a stage. What ranks do together, a collective over some of these axes, begins
+for all when the last has come; messages of the pipeline go from a rank to the one at the same place of another stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.engine.play import alone
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange
+from simulator.program.build import Program
+from simulator.program.flatten import Flat, flatten
+from simulator.scheduling.schedule import KINDS, Action, Turn, actions_of
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the paces of ranks are drawn.
+
+    jitter: standard deviation of the logarithm of how long a rank's kernels take, for every rank and action anew.
+    stragglers: the share of ranks that are slow in every action, by the factor `slow`. seed: of all that is drawn.
+    """
+
+    jitter: float = 0.0
+    stragglers: float = 0.0
+    slow: float = 1.0
+    seed: int = 0
+
+    def always(self, shape: tuple[int, ...], devices: int) -> np.ndarray:
+        """Factors of the ranks that last through all steps [devices, *shape]."""
+        draw = np.random.default_rng([self.seed, 0])
+        return np.where(draw.random((devices, *shape)) < self.stragglers, self.slow, 1.0)
+
+    def once(self, shape: tuple[int, ...], step: int, action: Key) -> np.ndarray:
+        """Factors of the ranks in one action of one step, the same in whichever order actions are played."""
+        if not self.jitter:
+            return np.ones(shape)
+        drawn = np.random.default_rng([self.seed, 1 + step, *action]).standard_normal(shape)
+        return np.asarray(np.exp(self.jitter * drawn))
+
+
+@dataclass(frozen=True)
+class Unfolded:
+    """One step. span: from the begin of the first op to the end of the last, on whichever rank [s]. busy, waited: how
+    long each rank ran kernels of its own, and waited for others in collectives that it had come to [s]; arrays over
+    devices of the pipeline and the axes inside a stage."""
+
+    span: float
+    busy: np.ndarray
+    waited: np.ndarray
+
+
+Key = tuple[int, ...]
+"""An action by numbers: the draw of its paces depends on nothing else."""
+
+
+def unfold(
+    program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int = 0, flat: Flat | None = None
+) -> Unfolded:
+    """Plays one of the steps, each of which has paces of its own. pipeline: the pipeline's axis, if there is one. flat:
+    the program op by op, where that is known."""
+    axes, shape = _inside(mesh, pipeline)
+    flat = flat or flatten(program)
+    owner = _owners(program, flat)
+    last = _last_readers(flat)
+    always = pace.always(shape, program.devices)
+    queue: dict[int, int] = {}
+    for i, numbers in enumerate(flat.queues.values()):
+        queue.update(dict.fromkeys(numbers, i))
+    ready = [np.zeros(shape) for _ in flat.queues]
+    seen: dict[int, np.ndarray] = {}
+    clock = [0.0] * program.devices
+    busy, waited = np.zeros((2, *always.shape))
+    span, action, factor = 0.0, Key(), np.ones(shape)
+    rows = zip(flat.ops, flat.seconds, flat.latency, flat.issue, flat.after, flat.device, strict=True)
+    for number, (op, seconds, latency, issue, after, device) in enumerate(rows):
+        at = ready[queue[number]]
+        for other in after:
+            at = np.maximum(at, seen[other])
+        if issue:
+            clock[device] += issue
+            at = np.maximum(at, clock[device])
+        if joined := _over(op.work, axes):
+            come, at = at, np.broadcast_to(at.max(axis=joined, keepdims=True), shape)
+            waited[device] += at - come
+        if seconds and op.stream == COMPUTE and not isinstance(op.work, Communication):
+            if owner[number] != action:
+                action = owner[number]
+                factor = always[device] * pace.once(shape, step, action)
+            own = seconds * factor
+            busy[device] += own
+            end = at + own
+        else:
+            end = at + seconds
+        ready[queue[number]] = end
+        seen[number] = end + latency if latency else end
+        span = max(span, float(end.max()))
+        for other in last[number]:
+            del seen[other]
+    return Unfolded(span, busy, waited)
+
+
+def paced(program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int) -> Callable[[Turn], float]:
+    """How long the turns of a step last on the slowest rank of their stage, each as if it were alone [s]."""
+    _, shape = _inside(mesh, pipeline)
+    table = program.timetable
+    always = pace.always(shape, program.devices)
+    known: dict[int, float] = {}
+    slots = {action: slot for action, slot in zip(table.actions, table.slot, strict=True)}
+
+    def lasts(turn: Turn) -> float:
+        action = actions_of([turn])[0]
+        slot, device = slots[action], table.device(action.stage)
+        if slot not in known:
+            known[slot] = alone(program.tasks[slot], program.host)
+        return known[slot] * float((always[device] * pace.once(shape, step, _key(action))).max())
+
+    return lasts
+
+
+def _inside(mesh: Mesh, pipeline: str) -> tuple[list[str], tuple[int, ...]]:
+    """The axes inside a stage, and their sizes."""
+    axes = [axis for axis in mesh.axes if not pipeline or axis not in mesh.parts(pipeline)]
+    return axes, tuple(mesh.axes[axis] for axis in axes)
+
+
+def _key(action: Action) -> Key:
+    return action.stage, KINDS.index(action.kind), action.microbatch, action.slice
+
+
+def _over(work: object, axes: list[str]) -> tuple[int, ...]:
+    """Which of a stage's axes an op joins."""
+    joined = work.axes if isinstance(work, Collective | Exchange) else ()
+    return tuple(i for i, axis in enumerate(axes) if axis in joined)
+
+
+def _owners(program: Program, flat: Flat) -> list[Key]:
+    """The action that every op belongs to; an update goes by its device."""
+    found = [Key()] * len(flat.ops)
+    for action, first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
+        found[first:behind] = [_key(action)] * (behind - first)
+    for device, numbers in enumerate(flat.updates):
+        for number in numbers:
+            found[number] = (device,)
+    return found
+
+
+def _last_readers(flat: Flat) -> list[list[int]]:
+    """For every op those whose results nobody needs behind it: times of all ranks are not kept longer than that."""
+    reader = list(range(len(flat.ops)))
+    for number, after in enumerate(flat.after):
+        for other in after:
+            reader[other] = number
+    found: list[list[int]] = [[] for _ in flat.ops]
+    for number, at in enumerate(reader):
+        found[at].append(number)
+    return found

@@ -1,0 +1,116 @@
+"""Runs without a flush: how long one is played, which part of it repeats, and how long that takes.
+
+The pipe is filled once. Then every device does the same again and again, but the way in which devices wait for each
+other may take some updates to come round: between two devices a message and its answer belong to micro-batches up to p
+apart. So a window of some updates is looked for that all devices go through in one time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.engine.occupancy import Spans
+from simulator.program.build import Program
+from simulator.program.timetable import Timetable
+from simulator.scheduling.schedule import Shape
+
+LEAD = 4
+"""Micro-batches in front of the part that is measured, for each stage: by then the pipe is full and has settled."""
+
+CYCLE = 8
+"""Pipes full of micro-batches after which the way in which devices wait should have come round."""
+
+ALIKE = 1e-10
+"""Part of a run by which times may differ that are one time."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Part of a run, between the filling of the pipe and its end: updates that all devices go through in one time.
+
+    moments: ends of the updates of every device, from the first of the run on [devices, updates, s]. count: the last
+    updates of these that make the window. rows: the actions that lie in it, by device. steps: so many steps are in it.
+    """
+
+    moments: np.ndarray
+    count: int
+    rows: list[range]
+    steps: float
+
+    def sums(self, program: Program) -> np.ndarray:
+        """`Program.sums` over what runs in the window."""
+        slots = np.concatenate([program.timetable.slot_array[row.start : row.stop] for row in self.rows])
+        return program.sums_of(np.bincount(slots, minlength=len(program.tasks)))
+
+    def occupied(self, device: int, spans: Spans) -> Spans:
+        """What of the intervals of a device lies in the window, in time since its begin: shortened, as if the window
+        were one step."""
+        begin, end = self.begin[device], self.end[device]
+        found = [(first.clip(begin, end) - begin, last.clip(begin, end) - begin) for first, last in spans]
+        return [(first / self.steps, last / self.steps) for first, last in found]
+
+    @property
+    def begin(self) -> np.ndarray:
+        return np.asarray(self.moments[:, -1 - self.count])
+
+    @property
+    def end(self) -> np.ndarray:
+        return np.asarray(self.moments[:, -1])
+
+    @property
+    def seconds(self) -> float:
+        """How long a step lasts: what the device takes that all others wait for."""
+        return float((self.end - self.begin).max() / self.steps)
+
+    def first_steps(self, count: int) -> list[float]:
+        """How long each of the first steps of the run lasts: the first fills the pipe."""
+        updates = round(self.count / self.steps)
+        known = self.moments.max(axis=0)
+        last = len(known) - 1
+        ends = [0.0]
+        for update in range(updates - 1, count * updates, updates):
+            beyond = max(0, math.ceil((update - last) / self.count))
+            ends.append(float(known[update - beyond * self.count]) + beyond * self.seconds * self.steps)
+        return np.diff(ends).tolist()
+
+
+def long_enough(shape: Shape, every: int) -> Shape:
+    """A run with an update behind every so many micro-batches in which devices have come to repeat themselves."""
+    updates = math.ceil(LEAD * shape.stages / every) + 2 * most_updates(shape, every) - 1 + drained(shape, every)
+    return replace(shape, m=updates * every)
+
+
+def most_updates(shape: Shape, every: int) -> int:
+    """Within how many updates the way in which devices wait should come round: as many as there are stages, but fewer
+    where each takes many micro-batches, for then little is left of how one began."""
+    return min(shape.stages, math.ceil(CYCLE * shape.stages / every))
+
+
+def drained(shape: Shape, every: int) -> int:
+    """Updates at the end of a run that lack the forward passes of micro-batches behind them."""
+    return math.ceil(shape.stages / every)
+
+
+def cycle(moments: np.ndarray, most: int) -> int | None:
+    """After how many updates, up to `most`, all devices have moved on by the same time, so often as is known; None:
+    after none. moments: [devices, updates], 2 x most at least."""
+    for count in range(1, most + 1):
+        moved = (moments[:, count:] - moments[:, :-count])[:, -most:]
+        if np.ptp(moved) <= ALIKE * moments.max():
+            return count
+    return None
+
+
+def window(table: Timetable, done: Callable[[int], float], batch: int) -> Window:
+    """The window of a run. done: when an update has ended [s]. batch: micro-batches of a step."""
+    shape, every = table.shape, table.every
+    steady = len(table.updates[0]) - drained(shape, every)
+    moments = np.array([[done(action) for action in updates[:steady]] for updates in table.updates])
+    most = most_updates(shape, every)
+    count = cycle(moments, most) or most
+    rows = [range(updates[steady - 1 - count] + 1, updates[steady - 1] + 1) for updates in table.updates]
+    return Window(moments, count, rows, count * every / batch)

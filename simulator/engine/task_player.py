@@ -1,0 +1,403 @@
+"""Plays a program by the (max,+) matrices of its tasks: action by action, and over what is proven to repeat at once.
+
+A device is the times at which its streams are free. Most actions change two numbers of it only, for streams that
+never outlast the computation need no coordinate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.engine.longest_path import Times, sweep
+from simulator.engine.maxplus import NEVER, Coordinates, ahead, product
+from simulator.program.block import Part
+from simulator.program.build import Program, Task
+from simulator.program.flatten import Flat, flatten_updates
+from simulator.program.timetable import Rounds
+
+
+@dataclass(frozen=True)
+class Play:
+    """A step played by matrices: the state before every action, from which all else follows.
+
+    entry: when the computation's stream was free. second: a further stream that matters (its coordinate; or none), and
+    when it was free. arrival: when what the action waits for came. host: when the host began to issue it. full: all
+    coordinates, for the actions where more than these matter. sent: when its send began; apart: those of extra results.
+    tail: the updates, op by op. span: the last end [s].
+    """
+
+    entry: list[float]
+    second: tuple[int | None, list[float]]
+    arrival: list[float]
+    host: list[float]
+    full: dict[int, np.ndarray]
+    sent: list[float]
+    apart: dict[int, float]
+    tail: Times
+    tail_ops: Flat
+    span: float
+    skipped: int
+    """Actions whose times were not worked out one by one."""
+
+
+def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
+    """Plays a program action by action. skip: jump over rounds that are proven to repeat."""
+    return _Player(program, coordinates).run(skip)
+
+
+def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
+    """The state before each of `actions` of one task (coordinates x actions), without the host, and without an arrival
+    that cannot matter."""
+    found = np.full((coordinates.size, len(actions)), NEVER)
+    port, host = coordinates.port, coordinates.host
+    found[0] = [play.entry[action] for action in actions]
+    if play.second[0] is not None:
+        found[play.second[0]] = [play.second[1][action] for action in actions]
+    found[port] = [play.arrival[action] for action in actions]
+    for i, action in enumerate(actions):
+        if (given := play.full.get(action)) is not None:
+            found[:, i] = given
+    if host is not None:
+        found[host] = NEVER
+    if coordinates.patient(task):
+        rows = found[coordinates.ports]
+        rows[rows <= found[0]] = NEVER
+    return found
+
+
+Short = tuple[float, ...]
+"""A task in numbers: the lead that the computation must have over the host for the host not to matter; then from
+computation and arrival to computation and result; then, with a second stream, from it to these two, and to it from
+computation, arrival and itself."""
+
+
+class _Player:
+    def __init__(self, program: Program, coordinates: Coordinates) -> None:
+        self.program, self.axes, self.table = program, coordinates, program.timetable
+        count, size = len(self.table.slot), coordinates.size
+        matrices: dict[int, np.ndarray] = {}
+        for task in program.tasks:
+            if id(task) not in matrices:
+                matrices[id(task)] = coordinates.matrix(task)
+        self.matrices = [matrices[id(task)] for task in program.tasks]
+        used = {id(task): self._used(task) for task in {id(task): task for task in program.tasks}.values()}
+        self.used = [used[id(task)] for task in program.tasks]
+        self.computes = [0 in streams for streams in self.used]
+        follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
+        rest = [s for s in coordinates.inside if s not in follow]
+        self.second = rest[0] if len(rest) == 1 else None
+        self.plain = len(rest) <= 1
+        """Whether two streams at the most say all of a device."""
+        self.left_out = follow
+        short: dict[tuple[int, bool], Short | None] = {}
+        self.short = []
+        for i, (task, send) in enumerate(zip(program.tasks, program.sends, strict=True)):
+            key = id(task), send is not None
+            if key not in short:
+                short[key] = self._short(i)
+            self.short.append(short[key])
+        self.entry, self.beside, self.arrival, self.sent = ([NEVER] * count for _ in range(4))
+        self.result = [NEVER] * self.table.results
+        self.handed = [NEVER] * program.devices
+        """What the action that follows in a pair has made."""
+        self.follows = [slot.follows for slot in self.table.slots]
+        self.apart: dict[int, float] = {}
+        """When the sends of extra results began, by result."""
+        self.full: dict[int, np.ndarray] = {}
+        self.free = [0.0] * program.devices
+        self.free_second = [0.0 if self.second is not None else NEVER] * program.devices
+        self.uses_second = [self.second in used for used in self.used]
+        self.state = [np.zeros(size) for _ in range(program.devices)]
+        for state in self.state:
+            state[follow] = NEVER
+        self.ports = [0.0] * (2 * program.devices)
+        """When the outgoing streams of every device are free: forward, backward."""
+        self.seen = list(self.ports)
+        self.waiting = [NEVER] * program.devices
+        self.issue, self.host, self.hosted = self._host()
+        self.bound: set[int] = set()
+        """Actions that waited for the host."""
+
+    def _used(self, task: Task) -> list[int]:
+        inside = set[str]().union(*(part.block.streams for part in task.parts))
+        return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
+
+    def _host(self) -> tuple[list[float], list[float], list[float]]:
+        """By slot, how long the host takes to issue a task; when it begins with every action, for it never waits; and
+        when it has issued all of a device."""
+        each = np.zeros(len(self.program.tasks))
+        if self.axes.host is not None:
+            each += [matrix[self.axes.host, self.axes.host] for matrix in self.matrices]
+        tasks = each.tolist()
+        for slot, _ in self.program.sent:
+            each[slot] += self.axes.launch
+        bounds, took = self.table.starts, each[self.table.slot_array]
+        ends = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
+        begins = [np.concatenate([[0.0], end[:-1]]) for end in ends]
+        return tasks, np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
+
+    def _follows_everywhere(self, s: int) -> bool:
+        """Whether a stream inside the tasks never matters beside the computation's, so that it can be left out.
+
+        So it is if in no task an op begins later for such a stream that is free at some time than for a computation
+        that is free then (columns), and no task leaves the stream longer than the computation (rows): by induction the
+        stream is never free later than the computation when a task begins.
+        """
+        sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
+        if self.axes.streams[s] in {side.stream for side in sides}:
+            return False
+        distinct = {id(task.parts): task.parts for task in self.program.tasks}.values()
+        return all(self._follows(parts, s) for parts in distinct)
+
+    def _follows(self, parts: Sequence[Part], s: int) -> bool:
+        others = [i for i in range(self.axes.size) if i != s]
+        state = np.full((self.axes.size, self.axes.size), NEVER)
+        np.fill_diagonal(state, 0.0)
+        for part in parts:
+            table = self.axes.table(part)
+            begin = product(table.begin, state)
+            if (begin[:, s] > begin[:, 0]).any():
+                return False
+            if part.count > 1:
+                # From copy to copy it must hold as from task to task.
+                own, out = table.begin, table.out
+                late = (own[:, s] > own[:, 0]).any() or (out[others, s] > out[others, 0]).any()
+                if late or (out[s, others] > out[0, others]).any() or out[s, s] > out[0, 0]:
+                    return False
+                if (state[s, others] > state[0, others]).any() or state[s, s] > state[0, 0]:
+                    return False
+            state = product(self.axes.power(part), state)
+        late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
+        return not late and bool(state[s, s] <= state[0, 0])
+
+    def _short(self, slot: int) -> Short | None:
+        """A task in short; None where other streams matter."""
+        task, matrix, axes = self.program.tasks[slot], self.matrices[slot], self.axes
+        if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
+            return None
+        lead = NEVER
+        if axes.host is not None:
+            rows = [0, axes.port] if self.second is None else [0, axes.port, self.second]
+            lead = ahead(matrix[rows, axes.host], matrix[rows, 0])
+            if self.program.sends[slot] is not None:
+                lead = max(lead, matrix[axes.host, axes.host] + axes.launch - matrix[axes.port, 0])
+        s, (a, b) = self.second, (0, axes.port)
+        numbers = [matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b]]
+        if s is not None:
+            numbers += [matrix[a, s], matrix[b, s], matrix[s, a], matrix[s, b], matrix[s, s]]
+        return tuple(map(float, (lead, *numbers)))
+
+    def run(self, skip: bool) -> Play:
+        table = self.table
+        rounds = table.rounds if skip else None
+        skipped = 0
+        if rounds is None:
+            self.advance(table.sequence)
+        else:
+            skipped = self._in_rounds(rounds)
+        return self._finished(skipped)
+
+    def advance(self, actions: Sequence[int]) -> None:
+        """Plays `actions`, in an order in which each comes after what it needs."""
+        slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
+        short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
+        host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
+        overlap, second, beside, free_second = self.program.overlap_sends, self.second, self.beside, self.free_second
+        computes = self.computes
+        launch, also, extra, follows, seen = (
+            self.axes.launch,
+            self.table.also,
+            self.table.extra,
+            self.follows,
+            self.seen,
+        )
+        for action in actions:
+            device, kind = device_of[action], slot[action]
+            other = need[action]
+            come = result[other] if other >= 0 else NEVER
+            if action in also:
+                come = max(come, *(result[other] for other in also[action]))
+            now, wait = free[device], waiting[device]
+            if not overlap:
+                if wait > now:
+                    now = wait
+            entry[action], arrival[action] = now, come
+            if second is not None:
+                also_free = free_second[device]
+                if not overlap and self.uses_second[kind] and wait > also_free:
+                    also_free = wait
+                beside[action] = also_free
+            numbers = short[kind]
+            # Where nothing is computed, who comes next waits too.
+            waiting[device] = NEVER if computes[kind] else wait
+            if numbers is not None and now - host[action] >= numbers[0]:
+                a, b = now + numbers[1], come + numbers[2]
+                after = a if a > b else b
+                a, b = now + numbers[3], come + numbers[4]
+                made = a if a > b else b
+                if second is not None:
+                    after, made = max(after, also_free + numbers[5]), max(made, also_free + numbers[6])
+                    free_second[device] = max(now + numbers[7], come + numbers[8], also_free + numbers[9])
+                free[device] = after
+            elif follows[kind]:
+                made = self.handed[device]
+            else:
+                made = self._advance_fully(action, device, kind, now, come, wait)
+            send = sends[kind]
+            if send is None:
+                result[action] = made
+            else:
+                port = 2 * device + (send.stream == "pipeline-backward")
+                begin = ports[port] if ports[port] > made else made
+                if self.axes.host is not None and (issued := host[action] + self.issue[kind] + launch) > begin:
+                    begin = issued
+                    self.bound.add(action)
+                sent[action] = begin
+                ports[port] = end = begin + send.seconds
+                seen[port] = result[action] = end + send.latency
+                if not overlap:
+                    waiting[device] = max(waiting[device], seen[port])
+            if action in extra:
+                self._send_others(action, device, kind, made)
+
+    def _send_others(self, action: int, device: int, slot: int, made: float) -> None:
+        """Sends a result to all but the first who need it."""
+        issued = self.host[action] + self.issue[slot] if self.axes.host is not None else NEVER
+        issued += self.axes.launch if self.program.sends[slot] is not None else 0.0
+        for at, send in zip(self.table.extra[action], self.program.others[slot], strict=True):
+            self.result[at] = made
+            if send is not None:
+                issued += self.axes.launch
+                port = 2 * device + (send.stream == "pipeline-backward")
+                self.apart[at] = begin = max(self.ports[port], made, issued)
+                self.ports[port] = begin + send.seconds
+                self.seen[port] = self.result[at] = self.ports[port] + send.latency
+                if not self.program.overlap_sends:
+                    self.waiting[device] = max(self.waiting[device], self.seen[port])
+
+    def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float, wait: float) -> float:
+        axes, state = self.axes, self.state[device]
+        given = state.copy()
+        given[0] = now
+        used = self.used[slot]
+        given[used] = np.maximum(given[used], wait)
+        if axes.host is not None:
+            given[axes.host] = self.host[action]
+        given[axes.ports] = NEVER
+        given[axes.port] = come
+        if self.program.tasks[slot].ports > 1:
+            needs = (self.table.need[action + 1], *self.table.also.get(action + 1, ()))
+            given[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
+        given[self.left_out] = NEVER
+        if self.second is not None:
+            given[self.second] = self.beside[action]
+        self.full[action] = given
+        paths = self.matrices[slot] + given
+        out = np.maximum.reduce(paths, axis=1)
+        if axes.host is not None:
+            by_host = paths[:, axes.host] == out
+            by_host[axes.host] = False
+            if (by_host & (out > NEVER)).any():
+                self.bound.add(action)
+        self.free[device] = float(out[0])
+        kept = [i for i in used if i]
+        state[kept] = out[kept]
+        if self.second is not None:
+            self.free_second[device] = float(out[self.second])
+        self.handed[device] = float(out[axes.ports][-1])
+        return float(out[axes.port])
+
+    # ----------------------------------------------------------------------------------------- rounds
+
+    def _in_rounds(self, rounds: Rounds) -> int:
+        table = self.table
+        first = np.asarray(rounds.first)[np.asarray(table.device_of)]
+        sequence = np.asarray(table.sequence)
+        place = (sequence - first[sequence]) // rounds.length
+        self.advance(sequence[place < 0].tolist())
+        once = sequence[place == 0]
+        states = [self._moment(rounds, 0)]
+        done, skipped = 0, 0
+        while done < rounds.count:
+            self.advance((once + done * rounds.length).tolist())
+            done += 1
+            states.append(self._moment(rounds, done))
+            period, shift = (0, 0.0) if skipped else self._period(rounds, done, states)
+            if period and (times := (rounds.count - done) // period):
+                self._repeat(rounds, done, period, shift, times, states[-1] != states[-1 - period])
+                done += times * period
+                skipped = times * period * rounds.length * self.program.devices
+        self.advance(sequence[place >= rounds.count].tolist())
+        return skipped
+
+    def _moment(self, rounds: Rounds, done: int) -> np.ndarray:
+        """All times that the future depends on, after so many rounds."""
+        waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
+        streams = self.free, self.free_second, self.waiting, self.ports, np.concatenate(self.state), waiting
+        return np.concatenate([np.asarray(times, float) for times in streams])
+
+    def _period(self, rounds: Rounds, done: int, moments: Sequence[np.ndarray]) -> tuple[int, float]:
+        """After how many rounds everything that moves has moved by the same time, and by how much; 0: not yet.
+
+        What stands still is not used by the rounds. A host that was ahead stays ahead if it moves no more than the
+        rest; where it was waited for, it must move as much.
+        """
+        last = moments[-1]
+        for period in range(1, min(len(moments), self.program.devices + 1)):
+            before = moments[-1 - period]
+            moved = last != before
+            steps = last[moved] - before[moved]
+            if not len(steps) or not np.isfinite(steps).all() or np.ptp(steps) > 1e-12 * last[moved].max():
+                continue
+            shift, span = float(np.median(steps)), period * rounds.length
+            for begin in rounds.first:
+                end = begin + done * rounds.length
+                took = self.host[end] - self.host[end - span]
+                near = any(action in self.bound for action in range(end - span, end))
+                if took > shift * (1 + 1e-12) or (near and took < shift * (1 - 1e-12)):
+                    break
+            else:
+                return period, shift
+        return 0, 0.0
+
+    def _repeat(self, rounds: Rounds, done: int, period: int, shift: float, times: int, moved: np.ndarray) -> None:
+        """Writes down `times` repetitions of the last `period` rounds, and moves on to the end of them."""
+        span, whole = period * rounds.length, times * shift
+        for begin in rounds.first:
+            start = begin + done * rounds.length
+            for log in (self.entry, self.beside, self.arrival, self.result, self.sent):
+                block = np.asarray(log[start - span : start]) + shift * np.arange(1, times + 1)[:, None]
+                log[start : start + times * span] = block.ravel().tolist()
+            for action in range(start - span, start):
+                if (given := self.full.get(action)) is not None:
+                    for i in range(1, times + 1):
+                        self.full[action + i * span] = given + i * shift
+        devices = self.program.devices
+        move = moved * whole
+        self.free = (np.array(self.free) + move[:devices]).tolist()
+        self.free_second = (np.array(self.free_second) + move[devices : 2 * devices]).tolist()
+        self.waiting = (np.array(self.waiting) + move[2 * devices : 3 * devices]).tolist()
+        self.ports = (np.array(self.ports) + move[3 * devices : 5 * devices]).tolist()
+        self.seen = (np.array(self.seen) + move[3 * devices : 5 * devices]).tolist()
+        size = self.axes.size
+        for i, state in enumerate(self.state):
+            state += move[5 * devices + i * size : 5 * devices + (i + 1) * size]
+
+    def _finished(self, skipped: int) -> Play:
+        program, axes = self.program, self.axes
+        streams = len(axes.streams)
+        ends, begins = [], []
+        for device in range(program.devices):
+            own = [self.free[device], self.free_second[device], *self.state[device][1:streams]]
+            ends += own
+            begins.append(max(*own, *self.seen[2 * device : 2 * device + 2]))
+        flat = flatten_updates(program)
+        tail = sweep(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
+        span = float(max(*ends, *self.ports, tail.span))
+        second = self.second, self.beside
+        before = self.entry, second, self.arrival, self.host, self.full
+        return Play(*before, self.sent, self.apart, tail, flat, span, skipped)

@@ -1,0 +1,1 @@
+"""One job to one report."""

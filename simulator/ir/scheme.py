@@ -1,0 +1,254 @@
+"""What a parallelism scheme is, and how one is found.
+
+A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_``
+in the file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping
+all that is nested in it; `lower_stage`, around a whole stage), or, for a pipeline, an order of actions (see
+``simulator.scheduling.schedule``); and the closed forms that must come out under ideal costs (`laws`). It speaks of shapes,
+bytes, groups and order only, and never of seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from hardware.errors import PlanError, nearest
+from simulator.ir.mesh import Mesh
+from simulator.ir.modules import Leaf, Site, Stage
+from simulator.ir.ops import Chain, Fragment, Param
+
+FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
+SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}
+"""The word under which reports file the communication of a family."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an idea was published: arXiv number or DOI, title, year."""
+
+    ref: str
+    title: str
+    year: int
+
+
+@dataclass(frozen=True)
+class Law:
+    """A closed form: `quantity` (a name the contract suite can measure, see tests/contract) must equal `value`."""
+
+    quantity: str
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``.
+
+    divide: which dim an axis divides; ``b|h``: samples, and `h` of the tensors that have none (see `simulator.ir.layout`).
+    rest: which dim of the weights an axis cuts while nobody uses them: they are gathered before their use, and their
+    gradients scattered behind it.
+    """
+
+    divide: Mapping[str, str] = field(default_factory=dict)
+    rest: Mapping[str, str] = field(default_factory=dict)
+
+
+Inner = Callable[[Site], Fragment]
+Around = Callable[[Stage], Chain]
+
+
+class SchemeOptions(BaseModel):
+    """A scheme without knobs; schemes with some derive from this."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scheme:
+    """Base of all schemes.
+
+    claims: its axes, in the order its paper uses; over: their parts (see `Mesh`). mesh, habits: where it runs and the
+    framework's habits. beside: parts of other schemes' axes along which ranks hold the same weights and other tokens.
+    name: the plan's name of its file.
+    """
+
+    family: ClassVar[str]
+    role: ClassVar[str] = ""
+    """What only one scheme of a plan can be, in words for a person (``pipeline schedule``)."""
+    relies_on: ClassVar[tuple[str, ...]] = ()
+    """Roles without which a plan with it makes no sense."""
+    least_axes: ClassVar[int] = 0
+    most_axes: ClassVar[int | None] = None
+    """Axes that it claims at least and at most; None: any number."""
+    names_axes: ClassVar[tuple[str, ...]] = ()
+    """Options that name further axes of its own, claimed behind those that it is `over`."""
+    updates_weights: ClassVar[bool] = True
+    """Weights that rest cut are those that the optimizer updates, in its format; otherwise it has a copy of its own."""
+    name: ClassVar[str]
+    paper: ClassVar[Paper]
+    Options: ClassVar[type[SchemeOptions]] = SchemeOptions
+
+    def __init__(
+        self,
+        over: Sequence[str] = (),
+        options: SchemeOptions | None = None,
+        mesh: Mesh | None = None,
+        habits: Any = None,
+        beside: Sequence[str] = (),
+    ) -> None:
+        self.claims = tuple(over)
+        self.options: Any = options if options is not None else self.Options()
+        self.mesh = mesh if mesh is not None else Mesh({})
+        self.over = self.mesh.parts(self.claims)
+        self.habits = habits
+        self.beside = tuple(beside)
+
+    @classmethod
+    def axes(cls, over: Sequence[str], told: Mapping[str, Any]) -> tuple[str, ...]:
+        """All axes that a scheme of a plan claims: those it is `over`, and those that its options name."""
+        named = (told.get(option) for option in cls.names_axes)
+        return (*over, *(axis for axis in named if axis))
+
+    @property
+    def view(self) -> str:
+        """The view of the mesh that its axes belong to; empty for the mesh itself."""
+        return self.mesh.view_of(self.claims[0]) if self.claims else ""
+
+    def adapt(self, model: Any) -> Any:
+        """The model as the plan runs it."""
+        return model
+
+    def assumes(self, model: Any) -> Iterable[str]:
+        """What it takes for granted of a run, in words for a person."""
+        return ()
+
+    def accept(self, job: Any) -> None:
+        """Raises PlanError where the job has something that the scheme cannot do."""
+
+    def layouts(self, site: Leaf) -> str | Rule | None:
+        """Which dim my axes divide here; None: I leave this site whole."""
+        return None
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        """What happens here; ``inner(site)`` is everything nested in me."""
+        return inner(site)
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        """What happens around a whole stage; ``inner(stage)`` is the chain of its units, each lowered by itself."""
+        return inner(stage)
+
+    @property
+    def alike(self) -> Hashable:
+        """Equal for schemes under which a unit lowers to the same ops."""
+        parts = tuple(self.mesh.parts(axis) for axis in self.claims)
+        return self.use, parts, tuple(self.mesh.size(axis) for axis in self.over), self.options
+
+    def sums(self, param: Param) -> tuple[str, ...]:
+        """Axes over which I sum the gradient of `param`; what no scheme sums is summed at the update."""
+        return ()
+
+    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+        """Axes over which `state` (parameters, gradients, optimizer) of `param` is cut while it rests in memory."""
+        return ()
+
+    def elsewhere(self, state: str) -> bool:
+        """Whether `state` rests outside of the GPU's memory."""
+        return False
+
+    def secondary(self, param: Param) -> tuple[str, ...] | None:
+        """Axes over which a second copy of cut weights rests cut, in the format that they compute in; None: no copy."""
+        return None
+
+    def updates(self, param: Param) -> tuple[str, ...]:
+        """Axes over which ranks share the update of `param`, each with a part of it: by default those over which the
+        optimizer's states rest cut."""
+        return self.rests("optimizer", param)
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of my own on every rank that live through the whole step."""
+        return 0
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Axes along which ranks take steps of their own, and sum no gradients."""
+        return ()
+
+    @property
+    def period(self) -> int:
+        """How many steps come round for each in which its ops of a period (`Op.when`) run."""
+        return 1
+
+    def laws(self, setting: Any) -> Iterable[Law]:
+        """Closed forms that must hold at `setting` under ideal costs."""
+        return ()
+
+    @property
+    def use(self) -> str:
+        """Its name in a plan, ``family/name``."""
+        return f"{self.family}/{self.name}"
+
+
+class TensorScheme(Scheme):
+    family = "tensor"
+
+
+class SequenceScheme(Scheme):
+    family = "sequence"
+
+
+class MemoryScheme(Scheme):
+    family = "memory"
+    most_axes = 0
+
+
+def scheme_names() -> list[str]:
+    """Every ``family/name`` for which a file exists."""
+    root = Path(__file__).parents[1] / "schemes"
+    return [
+        f"{family}/{path.stem.replace('_', '-')}"
+        for family in FAMILIES
+        for path in sorted((root / family).glob("*.py"))
+        if path.stem != "__init__"
+    ]
+
+
+@cache
+def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
+    """The scheme class in the file that `use` (``family/name``) names.
+
+    Raises PlanError for a name without a file.
+    """
+    family, _, name = use.partition("/")
+    path = Path(__file__).parents[1] / "schemes" / family / f"{name.replace('-', '_')}.py"
+    if use not in scheme_names():
+        raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
+    module = _load(path, f"simulator.schemes.{family}.{path.stem}")
+    own = [
+        c
+        for _, c in inspect.getmembers(module, inspect.isclass)
+        if issubclass(c, Scheme) and c.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise PlanError(
+            where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use
+        )
+    own[0].name = name
+    return own[0]
+
+
+def _load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,1 @@
+"""From modules to ops: local sizes, collectives between layouts, and rewrites of lowered fragments."""

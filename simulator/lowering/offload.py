@@ -1,0 +1,133 @@
+"""What rests in the memory of the host: activations between the passes of a unit, states between two updates.
+
+Copies run beside the computation, away from the GPU on one stream and back on another. A unit's activations leave while
+the next one computes, which hands nothing on before they have left; they come back while the backward pass of the next
+one computes. So two units have theirs on the GPU at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.ir.modules import Update
+from simulator.ir.ops import Chain, Fragment, HostCopy, HostUpdate, Link, Memory, Op, Touch
+from simulator.lowering.rewrite import Rewrite
+
+OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
+"""Streams: copies away from the GPU, copies back, and the host's own work."""
+
+Saved = dict[str, int]
+"""What waits for a unit's backward pass: bytes by the keys of the touches."""
+
+
+def activations_away(chain: Chain, mark: str, to: str) -> Chain:
+    """`chain`, where what units with `mark` save for their backward pass rests on the host meanwhile.
+
+    The unit in front of the loss is needed again at once, and keeps its own. The last one of a stage leaves behind its
+    own pass, and comes back when its gradient is there.
+    """
+    made: list[Link] = []
+    coming: Saved = {}
+    for i, link in enumerate(chain.links):
+        after = chain.links[i + 1] if i + 1 < len(chain.links) and chain.links[i + 1].takes else None
+        own = _saved(link) if mark in link.marks else {}
+        last = {} if after and not after.gives else own
+        before = coming if link.takes else {}
+        # Copies differ in the one before them, and the last in what is behind it.
+        copies = [(1, before, own), (link.count - 2, own, own), (1, own, last)]
+        if link.count == 1 or not own:
+            copies = [(1, before, last), (link.count - 1, {}, {})] if before or own else [(link.count, {}, {})]
+        for place, (count, previous, mine) in enumerate(copies):
+            if count:
+                alone = after is None and place == len(copies) - 1
+                made.append(replace(link, fragment=_moved(link, mine, previous, alone, to), count=count))
+        coming = last
+    return Chain(made, chain.ahead, chain.behind)
+
+
+def _saved(link: Link) -> Saved:
+    """What a unit touches in both passes; not what others need meanwhile, and no states."""
+    fragment = link.fragment
+    forward, backward = set(map(id, fragment.forward)), set(map(id, fragment.backward))
+    others = {t.key for t in fragment.touches if t.stays or t.category in ("parameters", "gradients")}
+    others |= {link.keys[1] or "", *link.found, *link.left}
+    both = {t.key for t in fragment.touches if id(t.op) in forward} & {
+        t.key for t in fragment.touches if id(t.op) in backward
+    }
+    found: Saved = {}
+    for touch in fragment.touches:
+        if touch.key in both - others and touch.nbytes:
+            found[touch.key] = max(touch.nbytes, found.get(touch.key, 0))
+    return found
+
+
+def _moved(link: Link, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
+    """A unit whose `own` activations are away between its passes, and which has those of the `previous` one copied.
+    alone: nobody behind it copies its own."""
+    if not own and not previous:
+        return link.fragment
+    made = link.fragment.copy()
+    backward = set(map(id, made.backward))
+    made.touches = [replace(t, key=f"{t.key}~") if t.key in own and id(t.op) in backward else t for t in made.touches]
+    comes = [made.entry[link.takes]] if link.takes in made.entry else []
+    grads = [made.grad_entry[link.gives]] if link.gives in made.grad_entry else []
+    if own and alone:
+        result = made.exit[link.gives or ""]
+        made.forward.append(_copy(own, [result], "F", to))
+        back = _copy(own, grads, "B", to)
+        for touch in made.touches:
+            if id(touch.op) in backward and touch.key.removesuffix("~") in own:
+                touch.op.after.append(back)
+        made.backward.insert(0, back)
+    if previous:
+        for ops, waits, phase, gate, name in (
+            (made.forward, comes, "F", made.exit, link.gives),
+            (made.backward, grads, "B", made.grad_exit, link.takes),
+        ):
+            copy = _copy(previous, waits, phase, to)
+            ops.insert(0, copy)
+            if name in gate:
+                gate[name] = Op(f"{copy.name} of the one before", after=[gate[name], copy], phase=phase)
+            nbytes = sum(previous.values())
+            made.touches += [
+                Touch(f"{copy.name} {phase}", nbytes, op, op is copy, "activations") for op in (copy, ops[-1])
+            ]
+    for key, nbytes in own.items():
+        made.touches.append(Touch(key, nbytes, made.forward[-1]))
+        made.touches.append(Touch(f"{key}~", nbytes, made.backward[0], True, "activations"))
+    return made
+
+
+def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
+    """Activations to the host in a forward pass, and back in a backward pass."""
+    back = phase != "F"
+    name, stream = ("copy in", IN) if back else ("copy out", OUT)
+    return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
+
+
+def updated_on_host(site: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
+    """The update of states that rest on the host: gradients go there, the host's processors work, weights come back.
+
+    weights: bytes of an element of those that come back; none do where it is 0. to: where states rest; from disks they
+    are read into the host's memory, and written back, piece by piece. there: gradients rest there, too.
+    """
+    rewrite = Rewrite(fragment)
+    for op in fragment.forward:
+        if not isinstance(op.work, Memory):
+            continue
+        read, write = op.work.read, op.work.write
+        if op.work.what == "adam":
+            elements = round(read / site.read)
+            sent, back = elements * site.grad_bytes, elements * weights
+            disks = (read - sent, write - back) if to == "nvme" else (0, 0)
+            step = Op("adam on the host", HOST, HostUpdate(read, write, *disks), list(op.after), "U")
+            ops = [step]
+            if not there:
+                ops.insert(0, Op("copy gradients", OUT, HostCopy(sent), list(op.after), "U"))
+                step.after = ops[:1]
+            if weights:
+                ops.append(Op("copy weights", IN, HostCopy(back, True), [step], "U"))
+            rewrite.swap(op, ops)
+        elif there:
+            rewrite.swap(op, [Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)])
+    return rewrite.done()

@@ -1,0 +1,150 @@
+"""Rewriting what others have lowered: several ops in the place of one, each with a part of its work.
+
+A rewrite keeps what is done (the same FLOPs, the same bytes) and changes when: a collective and the kernels that read
+or make its buffer are cut into parts, so that one part moves while another is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, Touch, Transfer, Work
+
+
+def parts(work: Work, n: int) -> list[Work]:
+    """`work` in `n` like parts that add up to it: rows of a product, bytes of a kernel or of a buffer."""
+    return portions(work, (1,) * n)
+
+
+def portions(work: Work, sizes: Sequence[int]) -> list[Work]:
+    """The same in parts of these relative sizes."""
+    whole = sum(sizes)
+    if isinstance(work, Gemm):
+        found: list[Work] = []
+        for size in sizes:
+            groups = tuple((count, tokens * size / whole) for count, tokens in work.groups)
+            m, k = (work.m, work.k * size / whole) if work.layout == "nt" else (work.m * size / whole, work.k)
+            found.append(replace(work, m=m, k=k, groups=groups))
+        return found
+    if isinstance(work, Memory):
+        pairs = zip(_shares(work.read, sizes), _shares(work.write, sizes), strict=True)
+        return [replace(work, read=read, write=write) for read, write in pairs]
+    if isinstance(work, Exchange):
+        return [replace(work, tokens=tokens) for tokens in _shares(work.tokens, sizes)]
+    assert isinstance(work, Collective | Transfer), f"nothing says how to part {work}"
+    return [replace(work, nbytes=nbytes) for nbytes in _shares(work.nbytes, sizes)]
+
+
+def _shares(whole: int, sizes: Sequence[int]) -> list[int]:
+    """`whole` in parts of these relative sizes, each right to within one."""
+    ends = [whole * end // sum(sizes) for end in accumulate(sizes, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+class Rewrite:
+    """Ops that stand in for some of a fragment, which `done` changes in place."""
+
+    def __init__(self, fragment: Fragment) -> None:
+        self.fragment = fragment
+        self._ops: dict[Op, list[Op]] = {}
+        self._ends: dict[Op, list[Op]] = {}
+
+    def swap(self, op: Op, ops: Sequence[Op], ends: Sequence[Op] = ()) -> None:
+        """`ops` stand in for `op`, in its place of the issue order: none, where others do its work. What waited for it
+        waits for `ends`: the last of `ops` where none are named. Their own dependencies are stated with the ops of the
+        old fragment or of swaps."""
+        self._ops[op], self._ends[op] = list(ops), list(ends or ops[-1:])
+
+    def chunk(self, ops: Sequence[Op], n: int) -> list[list[Op]]:
+        """The chain `ops`, in issue order, in `n` parts, each of which waits for its part of the one before only.
+
+        What comes ahead of the first kernel is issued for all parts first; then one part after another. So a stream of
+        communication has all parts of a dispatch in front of those of a combine (PipeMoE, INFOCOM 2023).
+        """
+        made: dict[Op, list[Op]] = {}
+        for op in ops:
+            assert op.work is not None
+            made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in enumerate(parts(op.work, n))]
+            for i, part in enumerate(made[op]):
+                part.after = instead(op.after, {other: [made[other][i]] for other in made})
+            self.swap(op, made[op])
+        first = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
+        for issued in (self.fragment.forward, self.fragment.backward):
+            if ops[0] in issued:
+                ahead = [part for op in ops[:first] for part in made[op]]
+                rest = [made[op][i] for i in range(n) for op in ops[first:]]
+                self._reissue(issued, ops, first, ahead, rest)
+        return [made[op] for op in ops]
+
+    def _reissue(self, issued: list[Op], ops: Sequence[Op], first: int, ahead: list[Op], rest: list[Op]) -> None:
+        """Puts parts in their order, in the places of the first op of the chain and of its first kernel, or behind what
+        kernels wait for besides; in front of all that waits for kernels."""
+        waits = {other for op in ops[first:] for other in sources(op)} - set(ops)
+        place = max(issued.index(ops[first]), *(issued.index(op) + 1 for op in waits if op in issued), 0)
+        begin = sum(op not in ops for op in issued[: issued.index(ops[0])])
+        kept, behind, kernels = list[Op](), list[Op](), set(ops[first:])
+        for op in (op for op in issued[:place] if op not in ops):
+            (behind if sources(op) & {*kernels, *behind} else kept).append(op)
+        behind += [op for op in issued[place:] if op not in ops]
+        issued[:] = [*kept[:begin], *ahead, *kept[begin:], *rest, *behind]
+
+    def done(self) -> Fragment:
+        """The fragment, changed."""
+        frag = self.fragment
+        for issued in (frag.forward, frag.backward):
+            issued[:] = [one for op in issued for one in self._ops.get(op, [op])]
+        marks = [op for ends in (frag.entry, frag.exit, frag.grad_entry, frag.grad_exit) for op in ends.values()]
+        seen: set[Op] = set()
+        left = [*frag.forward, *frag.backward, *marks, *(op for one in frag.params for op in (one.ready, one.used))]
+        while left:
+            op = left.pop()
+            if op not in seen:
+                seen.add(op)
+                op.after = [end for other in op.after for end in self._ends.get(other, [other])]
+                left += op.after
+        for ends in (frag.exit, frag.grad_exit):
+            for name, op in ends.items():
+                ends[name] = self._end(op)
+        frag.params = [self._param(param) for param in frag.params]
+        frag.touches = [one for touch in frag.touches for one in self._touches(touch)]
+        return frag
+
+    def _end(self, op: Op) -> Op:
+        ends = self._ends.get(op, [op])
+        return ends[0] if len(ends) == 1 else Op(op.name, after=ends, phase=op.phase)
+
+    def _stand(self, op: Op) -> list[Op]:
+        """The ops that stand in for one, or do its work."""
+        return self._ops.get(op, [op]) or self._ends[op]
+
+    def _param(self, param: Param) -> Param:
+        return replace(param, ready=self._end(param.ready), used=self._stand(param.used)[0])
+
+    def _touches(self, touch: Touch) -> Iterable[Touch]:
+        """Memory that an op needs is there from the first to the last of those that stand in for it."""
+        ops = self._stand(touch.op)
+        ends = [replace(touch, op=ops[0])]
+        return ends if len(ops) == 1 else [*ends, replace(touch, op=ops[-1], made=False)]
+
+
+def sources(op: Op) -> set[Op]:
+    """The ops with work that an op waits for, through marks."""
+    found: set[Op] = set()
+    for other in op.after:
+        found |= {other} if other.work is not None else sources(other)
+    return found
+
+
+def instead(after: Iterable[Op], stand: Mapping[Op, Sequence[Op]]) -> list[Op]:
+    """Dependencies with others that `stand` in the place of some; marks that wait for these are looked through."""
+    found: list[Op] = []
+    for op in after:
+        if op in stand:
+            found += stand[op]
+        elif op.work is None and sources(op) & stand.keys():
+            found += instead(op.after, stand)
+        else:
+            found.append(op)
+    return found

@@ -1,0 +1,68 @@
+"""Weights that rest cut finer than they are used: whole for their leaf's passes, with their gradients scattered behind.
+
+The gathered weights are kept for the gradient of the input, or gathered again for it. Their own gradient is made in a
+tensor of its own, for it is a sum over ranks: it is scattered beside the kernels that follow, and what arrives is
+added to what was there by the reduction itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from simulator.ir.layout import moves
+from simulator.ir.modules import Leaf, Local
+from simulator.ir.ops import Collective, Fragment, Op, Touch
+from simulator.lowering.grad_accumulation import apart
+
+if TYPE_CHECKING:
+    from simulator.lowering.lower import Lowering
+
+
+def bring_together(
+    lowering: Lowering, leaf: Leaf, at: Local, frag: Fragment, inputs: list[Op], weights: list[Op]
+) -> None:
+    """Changes the passes of a leaf, whose backward ops are `inputs` and `weights`, where its weights rest cut finer.
+
+    All weights of the leaf move at once.
+    """
+    elements: dict[tuple[str, ...], int] = defaultdict(int)
+    finer = []
+    for weight in (*leaf.weights, *leaf.borrowed):
+        if steps := moves(weight, lowering.at_rest(leaf, weight), at.layout(weight), at.mesh):
+            finer.append(weight)
+            for step in steps:
+                elements[step.axes] += step.nbytes
+    if not finer:
+        return
+    nbytes = at.bytes(*finer)
+    gathers = [Collective("all_gather", n, axes) for axes, n in elements.items()]
+    scatters = [Collective("reduce_scatter", n, axes) for axes, n in reversed(elements.items())]
+    came, grads = list(frag.entry.values()), list(frag.grad_entry.values())
+
+    def lives(key: str, begin: Op, end: Op, category: str = "parameters") -> None:
+        frag.touches += [Touch(key, nbytes, begin, True, category), Touch(key, nbytes, end, False, category)]
+
+    ahead = lowering.chain(f"gather w{leaf.name}", gathers, came, "F", leaf.view)
+    frag.forward[0].after.append(ahead[-1])
+    frag.forward[:0] = ahead
+    kept = bool(inputs) and not lowering.regather
+    lives(f"whole w{leaf.name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
+    if inputs and not kept:
+        again = lowering.chain(f"regather w{leaf.name}", gathers, grads, "B", leaf.view)
+        inputs[0].after.append(again[-1])
+        frag.backward[:0] = again
+        lives(f"whole w{leaf.name} again", again[0], inputs[-1])
+    names = {weight.name for weight in finer}
+    for param in frag.params:
+        param.used = ahead[0] if param.name in names else param.used
+    if weights:
+        apart(weights, finer[0].dtype)
+        place = frag.backward.index(weights[0])
+        zeroed = lowering.chain(f"make {leaf.name}", leaf.aside(at), grads, "W")
+        frag.backward[place:place] = zeroed
+        behind = lowering.chain(f"scatter w{leaf.name}", scatters, weights[-1:], "W", leaf.view)
+        frag.backward += behind
+        lives(f"d:whole w{leaf.name}", (zeroed or weights)[0], behind[-1], "workspace")
+        for param in frag.params:
+            param.ready = behind[-1] if param.name in names else param.ready

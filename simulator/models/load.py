@@ -1,0 +1,192 @@
+"""Models: their shape (`model`), Hugging Face configs (`huggingface`), FLOP conventions (`flops`), presets.
+
+A model is described by the name of a preset, by a Hugging Face ``config.json`` (or a folder that holds one), by
+a YAML file of the fields of `Model`, or by these fields in the job itself; ``preset:`` next to other fields
+changes one of the former::
+
+    load_model("llama3-70b")
+    load_model("examples/llama3-70b/config.json")
+    load_model({"preset": "llama3-70b", "layers": 16})
+    load_model({"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}})
+    load_model({"layers": 24, "hidden": 2048, "heads": 16, "vocab": 51200, "seq": 2048})
+
+A new preset is a new file in ``presets/``: the fields of `Model` and ``source:``, the public text they are from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import ModelError, nearest
+from hardware.load import MAX_BYTES, Document, read_yaml
+from hardware.shared import shared
+from simulator.models.huggingface import from_config
+from simulator.models.model import Model, explained, place
+
+__all__ = ["ALIASES", "Model", "from_config", "load_model", "preset_source", "presets"]
+
+PRESETS = Path(__file__).parent / "presets"
+
+ALIASES = {
+    "gpt2": "gpt2-124m",
+    "gpt3": "gpt3-175b",
+    "megatron-175b": "gpt3-175b",
+    "megatron-530b": "megatron-529.6b",
+    "megatron-1t": "megatron-1008b",
+    "llama3.1-8b": "llama3-8b",
+    "llama3.1-70b": "llama3-70b",
+    "llama3.1-405b": "llama3-405b",
+    "llama-30b": "llama-33b",
+    "mt-nlg-530b": "megatron-529.6b",
+    "bloom": "bloom-176b",
+    "qwen2.5-0.5b": "qwen2-0.5b",
+    "qwen2.5-1.5b": "qwen2-1.5b",
+    "qwen2.5-7b": "qwen2-7b",
+    "qwen2.5-72b": "qwen2-72b",
+    "deepseek-r1": "deepseek-v3",
+}
+"""Other names of presets: releases that have the shapes of earlier ones. The default sequence stays theirs."""
+
+NESTING = 8
+"""Model files that may build on each other before we call it a circle."""
+
+
+@cache
+def presets() -> tuple[str, ...]:
+    """The names of all presets (without aliases), by family and then by size."""
+    return tuple(sorted((file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml")), key=_family_and_size))
+
+
+def preset_source(name: str) -> str:
+    """The public text that the shape of a preset is taken from."""
+    if name not in ALIASES and name not in presets():
+        raise ModelError("model", "no preset has this name", nearest(name, presets()), name)
+    return str(_preset(ALIASES.get(name, name))["source"])
+
+
+def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model:
+    """The model that `spec` describes; equal fields give the same object.
+
+    Args:
+        spec: a preset's name, a path (``config.json``, a folder that holds one, a YAML model file), a mapping of
+            fields, optionally on top of ``preset:`` (a name or a path); a `Model` is handed back as it is.
+        where: the place of `spec`, for error messages (``job.yaml:3 model``).
+        base: the folder that relative paths start from, that of the job file.
+
+    Raises:
+        ModelError: whatever is wrong with it.
+    """
+    if isinstance(spec, Model):
+        return spec
+    fields = _fields(spec, where, Path(base), 0)
+    fields.pop("source", None)
+    with explained(where):
+        return shared(Model, fields, lambda: Model.model_validate(fields))
+
+
+def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:
+    """The fields that `spec` sets, defaults left open so that changes on top still move them.
+
+    depth: how many files led here. text: the text of the last of them, if `spec` is its content.
+    """
+    if isinstance(spec, str):
+        if spec in ALIASES or spec in presets():
+            return dict(_preset(ALIASES.get(spec, spec)))
+        return _from_file(_find(spec, where, base), where, depth)
+    if not isinstance(spec, Mapping):
+        remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
+        raise ModelError(where, "this is no description of a model", remedy, spec)
+    if "preset" not in spec:
+        return dict(spec)
+    preset, where = spec["preset"], place(where, "preset", text)
+    if not isinstance(preset, str):
+        raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
+    below = _fields(preset, where, base, depth)
+    changes = {key: value for key, value in spec.items() if key != "preset"}
+    if changes:  # a changed model must not pass for the original in a report
+        below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
+    for key in "mla", "moe":  # of these one field can be changed too
+        if isinstance(below.get(key), Mapping) and isinstance(changes.get(key), Mapping):
+            changes[key] = {**below[key], **changes[key]}
+    return below | changes
+
+
+@cache
+def _preset(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = read_yaml(PRESETS / f"{name}.yaml", error=ModelError).data
+    return data
+
+
+def _find(spec: str, where: str, base: Path) -> Path:
+    """The file that `spec` names."""
+    try:
+        path = base / Path(spec).expanduser()
+        if spec and (path / "config.json").is_file():
+            return path / "config.json"
+        if path.is_file():
+            return path
+        folder = path.is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long for a file system, a zero byte, an unknown ~user
+        folder = False
+    if not ("/" in spec or spec.endswith((".json", ".yaml", ".yml"))):
+        raise ModelError(where, "no preset or file has this name", nearest(spec, [*presets(), *ALIASES]), spec)
+    rule = "this folder holds no config.json" if folder else f"no such file, looked for from {base.resolve()}"
+    raise ModelError(where, rule, "Give the path of a config.json or of a YAML model file", spec)
+
+
+def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
+    if depth >= NESTING:
+        raise ModelError(where, f"more than {NESTING} model files build on each other", "Break the circle", str(path))
+    if path.suffix == ".json":
+        data, text, _ = _read_json(path)
+        # Most configs are called config.json: the folder says more.
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
+    data, text, _ = read_yaml(path, error=ModelError)
+    if not isinstance(data, Mapping):
+        raise ModelError(str(path), "a model file holds a mapping", "Write `field: value` lines", data)
+    fields = {"name": path.stem} | _fields(data, str(path), path.parent, depth + 1, text)
+    fields.pop("source", None)
+    with explained(str(path), text):  # here already, so that a mistake is told with its file and line
+        Model.model_validate(fields)
+    return fields
+
+
+def _read_json(path: Path) -> Document:
+    """The content of a JSON file; a key given twice is a mistake, though JSON lets the last one win."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"longer than {MAX_BYTES:,} bytes")
+        text = path.read_text(encoding="utf-8-sig")
+        return Document(json.loads(text, object_pairs_hook=_once), text, str(path))
+    except OSError as error:
+        raise ModelError(str(path), f"cannot be read ({error.strerror})", "Give a readable file") from None
+    except RecursionError:
+        raise ModelError(str(path), "nested too deeply", "Give a Hugging Face config.json") from None
+    except UnicodeDecodeError:
+        raise ModelError(str(path), "not UTF-8 text", "Give a Hugging Face config.json") from None
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}"
+        raise ModelError(where, f"not valid JSON ({error.msg})", "Give a Hugging Face config.json") from None
+    except ValueError as error:
+        raise ModelError(str(path), f"not valid JSON ({error})", "Give a Hugging Face config.json") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return dict(pairs)
+
+
+def _family_and_size(name: str) -> tuple[str, float]:
+    # mpt-125m, llama3-8b, mixtral-8x7b, qwen3-30b-a3b (a3b: 3 B are active)
+    parts = re.fullmatch(r"(.+?)-(?:(\d+)x)?(\d+(?:\.\d+)?)([mb])(?:-a\d+b)?", name)
+    if not parts:
+        return name, 0.0
+    return parts[1], int(parts[2] or 1) * float(parts[3]) * {"m": 1e-3, "b": 1.0}[parts[4]]

@@ -1,0 +1,147 @@
+"""Which layers form a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from hardware.errors import PlanError
+from simulator.models.model import Model
+
+Partition = str | tuple[int, ...]
+
+WORDS = "even, ends-as-layers, by-cost, or a list of layers"
+
+
+class Weights(NamedTuple):
+    """What the parts of a model cost where a stage is, in any unit: the embedding, every layer, and all behind them."""
+
+    begin: float
+    layers: Sequence[float]
+    end: float
+
+
+Weigh = Callable[[], Sequence[Weights]]
+"""The weights on every stage, worked out when they are asked for."""
+
+
+def layers_of_graph(
+    partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, weigh: Weigh
+) -> list[int]:
+    """Layers of every virtual stage, where each tower of the model lies on a line of stages of its own, and the trunk
+    on one that joins these; or all on one stage.
+
+    before: for every stage those whose results it takes. use: the schedule whose stages these are.
+    Raises PlanError where the stages are not joined as the towers are, or the layers do not fit the stages.
+    """
+    begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
+    lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
+    if len(before) == 1 or model.towers == len(lines) == 1:
+        return layers_of_stages(partition, len(model.every_layer), len(before), weigh)
+    joined = [before[line.start] for line in lines] == [*[()] * model.towers, tuple(line[-1] for line in lines[:-1])]
+    if model.towers == 1 or not joined:
+        stages = "is a chain of stages" if len(lines) == 1 else f"joins {len(lines) - 1} branches of stages"
+        has = f"has {model.towers} towers" if model.towers > 1 else "is a chain of layers"
+        graph = f"pipeline/graphpipe with branches: {model.towers}, or one stage"
+        remedy = f"Use {graph if model.towers > 1 else 'pipeline/1f1b'}"
+        raise PlanError("plan.schemes", f"{use} {stages}, and {model.name} {has}", remedy, use)
+    counts = [*[model.tower_layers] * model.towers, model.layers]
+    if partition == "even":
+        for layers, line, whose in zip(counts, lines, [*["each tower"] * model.towers, "the trunk"], strict=True):
+            if layers % len(line):
+                rule = f"the {layers} layers of {whose} must divide evenly over its {len(line)} stages"
+                near = max(1, round(layers / len(line))) * len(line)
+                raise PlanError("plan.partition", rule, f"{near} layers would work, or a list of layers", partition)
+        return [layers // len(line) for layers, line in zip(counts, lines, strict=True) for _ in line]
+    if isinstance(partition, str):
+        rule = "stages of towers are divided evenly, or by a list"
+        raise PlanError("plan.partition", rule, "Use even, or a list of layers", partition)
+    found = [sum(partition[line.start : line.stop]) for line in lines]
+    if len(partition) != len(before) or found != counts or min(*partition[:-1], partition[-1] + 1) < 1:
+        whole = ", ".join(f"{layers} on {len(line)}" for layers, line in zip(counts, lines, strict=True))
+        rule = f"a list gives the layers of each stage, tower by tower and then of the trunk ({whole} stages)"
+        rule += ", and no stage but the last is without"
+        raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
+    return list(partition)
+
+
+def layers_of_stages(partition: Partition, layers: int, stages: int, weigh: Weigh = tuple) -> list[int]:
+    """Transformer layers of every virtual stage, first to last.
+
+    ``even``: the same number each. ``ends-as-layers``: embedding and output layer take one place each. ``by-cost``: so
+    that the stage that costs most costs least. A list says it outright.
+
+    Raises PlanError where the layers do not fit the stages.
+    """
+    if partition == "even":
+        if layers % stages:
+            near = max(1, round(layers / stages)) * stages
+            divisors = [n for n in range(1, layers + 1) if layers % n == 0]
+            below = max((n for n in divisors if n <= stages), default=1)
+            rule = f"{layers} layers must divide evenly over pp x chunks = {stages} stages"
+            ends = (layers + 2) % stages == 0 and stages > 1
+            remedy = f"{below} stages would work, or {near} layers, or a list of layers in plan.partition"
+            remedy += ", or by-cost" if layers + 2 >= stages else ""
+            remedy = f"partition: ends-as-layers would work; {remedy}" if ends else remedy
+            raise PlanError("plan.partition", rule, remedy, partition)
+        return [layers // stages] * stages
+    if partition == "ends-as-layers":
+        places = layers + 2
+        if stages < 2 or places % stages or places // stages < 1:
+            rule = f"{layers} layers and 2 ends must divide evenly over {stages} stages (at least 2)"
+            near = max(1, round(places / stages)) * stages - 2
+            remedy = f"{near} layers would work; or " if stages > 1 and near > 0 else ""
+            raise PlanError("plan.partition", rule, f"{remedy}use even, by-cost or a list of layers", partition)
+        each = places // stages
+        return [each - 1, *[each] * (stages - 2), each - 1]
+    if partition == "by-cost":
+        if layers + 2 < stages:
+            rule = f"with {layers} layers on {stages} stages one inside the pipeline would be without"
+            raise PlanError("plan.partition", rule, f"At most {layers + 2} stages would work", partition)
+        return balanced(weigh())
+    if isinstance(partition, str):
+        raise PlanError("plan.partition", "no such partition", f"Valid: {WORDS}", partition)
+    if len(partition) != stages or sum(partition) != layers or min(partition) < 0:
+        rule = f"a list gives the layers of each of the {stages} stages and sums to {layers}"
+        rule += f"; this one has {len(partition)} entries with the sum {sum(partition)}"
+        raise PlanError("plan.partition", rule, "Correct the list, or use even", list(partition))
+    if min(partition[1:-1], default=1) < 1:
+        rule = "a stage inside the pipeline has at least one layer"
+        raise PlanError("plan.partition", rule, "Use fewer stages, or another list", list(partition))
+    return list(partition)
+
+
+def balanced(weights: Sequence[Weights]) -> list[int]:
+    """Layers of every stage so that the largest of their costs is as small as it can be, and among such divisions their
+    squares sum to the least. weights: on every stage, for GPUs may differ from stage to stage.
+
+    Stages at the ends may be without a layer, for they have the embedding and the output layer.
+    """
+    stages, layers = len(weights), len(weights[0].layers)
+    costs = []
+    for stage, (begin, each, end) in enumerate(weights):
+        reached = np.array([0.0, *accumulate(each)])
+        cost = reached[None] - reached[:, None]  # of the layers from one (row) up to another (column)
+        cost += begin * (stage == 0) + end * (stage == stages - 1)
+        least = int(0 < stage < stages - 1)
+        cost[np.arange(layers + 1)[None] - np.arange(layers + 1)[:, None] < least] = np.inf
+        costs.append(cost)
+    worst = _best(costs, np.maximum)[0]
+    squares = [np.where(cost <= worst * (1 + 1e-12), cost, np.inf) ** 2 for cost in costs]
+    return _best(squares, np.add)[1]
+
+
+def _best(costs: Sequence[np.ndarray], joined: np.ufunc) -> tuple[float, list[int]]:
+    """The least cost of a division, and its layers by stage. joined: what the costs of two stages make together."""
+    reached, froms = costs[0][0], []
+    for cost in costs[1:]:
+        ways = joined(reached[:, None], cost)
+        froms.append(ways.argmin(axis=0))
+        reached = ways.min(axis=0)
+    ends = [len(reached) - 1]
+    for begin in reversed(froms):
+        ends.append(int(begin[ends[-1]]))
+    return float(reached[-1]), np.diff([0, *reversed(ends)]).tolist()

@@ -1,0 +1,289 @@
+"""Blocks: the ops of one pass through one unit, compiled, and what they become at their prices.
+
+Two passes that are played together are one block, in which each op is issued as soon as it can begin.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from simulator.ir.ops import Link, Op, Param, Work
+from simulator.program.categories import KINDS, axis_of, kind_of
+from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
+
+Price = Callable[[Work], tuple[float, float, float]]
+"""Seconds that an op occupies its stream, the spread of that, the further latency until others see its result."""
+
+Prices = Price | Sequence[Price]
+"""One for all devices of the pipeline, or one for each."""
+
+SUMS = ("seconds", "weighted", "lasting", "flops")
+"""What is summed over ops: seconds; seconds x spread; seconds and latency; FLOPs."""
+
+COMING = -1
+"""The place of what comes in."""
+
+FREE = (0.0, 0.0, 0.0)
+"""The price of a mark."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """How a pass meets others. entry: places that wait for what comes in. exit: places after which the result exists.
+    through: the result also waits for what comes in, beyond what `exit` says.
+    """
+
+    entry: tuple[int, ...] = ()
+    exit: tuple[int, ...] = ()
+    through: bool = True
+
+
+@dataclass(eq=False)
+class Block:
+    """Ops of one pass through one unit, in issue order; places are positions in `ops`.
+
+    after: places that each op waits for. ports: one, or one for each of two passes that are played together.
+    """
+
+    ops: list[Op]
+    after: list[tuple[int, ...]]
+    ports: tuple[Port, ...]
+    events: list[Event]
+    source: Op | None = None
+    """The mark of what comes in."""
+    tables: dict[Hashable, dict[Hashable, object]] = field(default_factory=dict, repr=False)
+    """What the engine has worked out about the block, by its prices."""
+    _marks: dict[bool, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _place(self) -> dict[int, tuple[int, ...]]:
+        return {id(op): (i,) for i, op in enumerate(self.ops)}
+
+    @cached_property
+    def memory(self) -> Profile:
+        """What one copy does to memory."""
+        return Profile.of(self.events)
+
+    @cached_property
+    def event_rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What happens to memory, in order: places of ops, whether at their end, and bytes by category."""
+        events = sorted(self.events, key=lambda event: event[:2])
+        rows = np.zeros((len(events), len(CATEGORIES)))
+        for row, (_, _, nbytes, category) in zip(rows, events, strict=True):
+            row[CATEGORIES.index(category)] = nbytes
+        places = np.array([max(place, 0) for place, *_ in events], int)
+        return places, np.array([at_end for _, at_end, *_ in events], bool), rows
+
+    @cached_property
+    def streams(self) -> frozenset[str]:
+        return frozenset(op.stream for op in self.ops)
+
+    @cached_property
+    def by_axis(self) -> dict[str, list[int]]:
+        """Places by the axis that the op's stream serves."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for i, op in enumerate(self.ops):
+            found[axis_of(op)].append(i)
+        return dict(found)
+
+    def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
+        """The places at which each parameter is first used or, backward, its gradient complete."""
+        if forward not in self._marks:
+            self._marks[forward] = tuple(self.behind(param.used if forward else param.ready) for param in params)
+        return self._marks[forward]
+
+    def behind(self, op: Op) -> tuple[int, ...]:
+        """The places that stand behind an op of this pass or a mark (`COMING`: what comes in does); an op of another
+        pass has none."""
+        if id(op) not in self._place:
+            found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
+            found |= {COMING} if op is self.source else set()
+            self._place[id(op)] = tuple(sorted(found))
+        return self._place[id(op)]
+
+
+@dataclass(eq=False)
+class Part:
+    """A block at its prices, `count` times in a row."""
+
+    block: Block
+    count: int
+    seconds: tuple[float, ...]
+    spread: tuple[float, ...]
+    latency: tuple[float, ...]
+    tables: dict[Hashable, object]
+    """What the engine has worked out about the block at these prices."""
+
+    @property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over the ops of one copy, by kind."""
+        found = self.tables.get("sums")
+        if found is None:
+            found = self.tables["sums"] = np.zeros((len(KINDS), len(SUMS)))
+            prices = zip(self.block.ops, self.seconds, self.spread, self.latency, strict=True)
+            for op, seconds, spread, latency in prices:
+                flops = op.work.flops if op.work is not None else 0.0
+                found[KINDS.index(kind_of(op))] += seconds, seconds * spread, seconds + latency, flops
+        assert isinstance(found, np.ndarray)
+        return found
+
+    @cached_property
+    def lasting(self) -> np.ndarray:
+        """From the begin of every op until others see its result [s]."""
+        return np.array(self.seconds) + np.array(self.latency)
+
+
+def priced(block: Block, count: int, price: Price) -> Part:
+    prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
+    seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
+    return Part(block, count, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
+
+
+PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
+"""The phases of the backward ops that an action of each kind runs."""
+
+
+def block_of(link: Link, kind: str, again: bool) -> Block:
+    """One pass of a link, compiled; kept with its fragment. again: what is made again has passes of its own."""
+    fragment = link.fragment
+    key = (kind, again)
+    if key not in fragment.compiled:
+        phases = PHASES.get(kind, "")
+        if again and kind != "R":
+            phases = phases.replace("R", "")
+        ops = fragment.forward if kind == "F" else [op for op in fragment.backward if op.phase in phases]
+        apart = kind in ("B", "W")
+        backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if apart else fragment.backward
+        entry, result = {
+            "F": (fragment.entry.get(link.takes or ""), fragment.exit.get(link.gives or "")),
+            "W": (None, None),
+            "R": (None, None),
+        }.get(kind, (fragment.grad_entry.get(link.gives or ""), fragment.grad_exit.get(link.takes or "")))
+        after, port = compiled(ops, entry, result)
+        if ("events", apart) not in fragment.compiled:
+            fragment.compiled["events", apart] = memory_events(fragment.touches, fragment.forward, backward, link)
+        events = block_events(ops, after, fragment.compiled["events", apart])  # type: ignore[arg-type]
+        fragment.compiled[key] = Block(list(ops), after, (port,), events, entry)
+    block = fragment.compiled[key]
+    assert isinstance(block, Block)
+    return block
+
+
+def compiled(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[list[tuple[int, ...]], Port]:
+    """Dependencies as places: what each op waits for, and how `entry` and `result` belong to them. Marks are replaced
+    by what they wait for."""
+    place = {id(op): i for i, op in enumerate(ops)}
+    found: dict[int, tuple[set[int], bool]] = {}
+
+    def sources(op: Op) -> tuple[set[int], bool]:
+        """Places that stand behind all that `op` waits for, and whether what comes in does too."""
+        if id(op) not in found:
+            places, outside = set[int](), False
+            for other in op.after:
+                if (at := place.get(id(other))) is not None:
+                    places.add(at)
+                elif other is entry:
+                    outside = True
+                elif other.work is None:
+                    more, too = sources(other)
+                    places |= more
+                    outside |= too
+            found[id(op)] = places, outside
+        return found[id(op)]
+
+    waits = [sources(op) for op in ops]
+    after = [tuple(sorted(places)) for places, _ in waits]
+    came = tuple(i for i, (_, outside) in enumerate(waits) if outside)
+    if result is None:
+        return after, Port(came, (), False)
+    places, outside = sources(Op("result", after=[result]))
+    return after, Port(came, tuple(sorted(places)), outside)
+
+
+Where = dict[int, tuple[int, ...]]
+"""Where the places of a block are in a longer one."""
+
+
+def joined(parts: Sequence[Part]) -> tuple[Part, list[list[Where]]]:
+    """All copies of parts as one copy of one part; and for every part and copy, where its places are then: what comes
+    in to one is what the one before has made."""
+    issued: list[tuple[Part, int]] = []
+    after: list[tuple[int, ...]] = []
+    entry, events = list[int](), list[Event]()
+    coming, through, where = tuple[int, ...](), True, list[list[Where]]()
+    for part in parts:
+        (port,) = part.block.ports
+        where.append([])
+        for _ in range(part.count):
+            start = len(issued)
+            where[-1].append({COMING: (*coming, *((COMING,) if through else ()))})
+            for place, others in enumerate(part.block.after):
+                own = tuple(start + other for other in others)
+                if place in port.entry:
+                    own += coming
+                    entry += [start + place] if through else []
+                issued.append((part, place))
+                after.append(tuple(sorted(set(own))))
+                where[-1][-1][place] = (start + place,)
+            coming = (*(coming if port.through else ()), *(start + place for place in port.exit))
+            through &= port.through
+            events += [(start + place, *event) for place, *event in part.block.events]  # type: ignore[misc]
+    ops = [part.block.ops[place] for part, place in issued]
+    block = Block(ops, after, (Port(tuple(entry), coming, through),), events)
+    seconds, spread, latency = (
+        tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "spread", "latency")
+    )
+    return Part(block, 1, seconds, spread, latency, {}), where
+
+
+def beside(one: Part, other: Part) -> tuple[Part, tuple[dict[int, int], dict[int, int]]]:
+    """Two passes played together, one copy of each: of the two next ops the one is issued that can begin sooner. And
+    for each of them, where its places are then."""
+    issued: list[tuple[int, int]] = []
+    free = dict[str, float]()
+    seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    where: tuple[dict[int, int], dict[int, int]] = ({COMING: COMING}, {COMING: COMING})
+    parts, at = (one, other), [0, 0]
+    while any(at[i] < len(parts[i].block.ops) for i in (0, 1)):
+        begins = [_begin(parts[i], at[i], free, seen[i]) for i in (0, 1)]
+        i = int(begins[1] < begins[0])
+        part, place = parts[i], at[i]
+        free[part.block.ops[place].stream] = begins[i] + part.seconds[place]
+        seen[i][place] = begins[i] + part.seconds[place] + part.latency[place]
+        where[i][place] = len(issued)
+        issued.append((i, place))
+        at[i] += 1
+    moved = [_moved(parts[i].block, where[i]) for i in (0, 1)]
+    block = Block(
+        [parts[i].block.ops[place] for i, place in issued],
+        [tuple(sorted(where[i][j] for j in parts[i].block.after[place])) for i, place in issued],
+        (moved[0].ports[0], moved[1].ports[0]),
+        [*moved[0].events, *moved[1].events],
+    )
+    seconds, spread, latency = (
+        tuple(getattr(parts[i], name)[place] for i, place in issued) for name in ("seconds", "spread", "latency")
+    )
+    return Part(block, 1, seconds, spread, latency, {}), where
+
+
+def _begin(part: Part, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
+    """When an op could begin; never, where there is none."""
+    if place == len(part.block.ops):
+        return np.inf
+    ready = (seen[j] for j in part.block.after[place])
+    return max(free.get(part.block.ops[place].stream, 0.0), *ready, 0.0)
+
+
+def _moved(block: Block, where: dict[int, int]) -> Block:
+    """The ports and events of a block whose ops stand elsewhere."""
+
+    def places(some: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(where[i] for i in some)
+
+    ports = tuple(Port(places(port.entry), places(port.exit), port.through) for port in block.ports)
+    return Block([], [], ports, [(where[place], *event) for place, *event in block.events])  # type: ignore[misc]

@@ -1,0 +1,442 @@
+"""The program of a step: what every device executes, as chains of compiled blocks.
+
+A fragment of a unit is compiled once per kind of pass into a *block* (ops in issue order, their dependencies). The
+blocks of a stage's units, each so many times, make a *task*; the timetable says which device runs which task when. One
+device stands for all ranks that execute the same thing. How a program is played is told in the other files here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from hardware.errors import ScheduleError
+from simulator.ir.ops import COMPUTE, Chain, Collective, Fragment, Op, Transfer
+from simulator.program.block import (
+    COMING,
+    SUMS,
+    Block,
+    Part,
+    Port,
+    Price,
+    Prices,
+    Where,
+    beside,
+    block_of,
+    compiled,
+    joined,
+    priced,
+)
+from simulator.program.categories import KINDS, kind_of
+from simulator.program.memory_profile import CATEGORIES, Profile
+from simulator.program.side_stream import Side, sides_of
+from simulator.program.timetable import Slot, Timetable
+from simulator.scheduling.schedule import MOVES
+
+MOVING = "pipeline-moves"
+"""The stream of activations that go to another device to rest there, and come back."""
+
+
+Flow = tuple[float, str]
+"""Bytes, and their category."""
+
+
+@dataclass(eq=False)
+class Task:
+    """All ops of one action: those beside it ahead of it, its parts one after another, those beside it behind it.
+
+    comes, goes: what comes in at its begin and goes out at its end, in bytes, and the category of memory that it is.
+    marks: for every part, the places at which each of its parameters is first used, or its gradient complete.
+    numbers: for every part, the number of the first parameter of its first copy. forward: whether copies run in the
+    order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
+    """
+
+    parts: list[Part]
+    ahead: list[Side]
+    behind: list[Side]
+    comes: tuple[Flow, ...] = ()
+    goes: tuple[Flow, ...] = ()
+    marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    forward: bool = True
+
+    @cached_property
+    def memory(self) -> Profile:
+        """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
+        parts = [(part.block.memory, part.count) for part in self.parts]
+        comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
+        goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
+        return Profile.chain([*comes, *parts, *goes])
+
+    @property
+    def ports(self) -> int:
+        """Passes that are played together."""
+        return max((len(part.block.ports) for part in self.parts), default=1)
+
+    def copy_of(self, part: int, copy: int) -> int:
+        """The number of the first parameter of a copy, counted as they run."""
+        place = copy if self.forward else self.parts[part].count - 1 - copy
+        return self.numbers[part] + place * len(self.marks[part])
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over all ops of one action, by kind."""
+        found = np.zeros((len(KINDS), len(SUMS)))
+        for part in self.parts:
+            found += part.count * part.sums
+        for side in (*self.ahead, *self.behind):
+            sums = side.seconds.sum(), side.seconds @ side.spread, side.lasting.sum(), 0.0
+            found[KINDS.index(kind_of(side.ops[0]))] += sums
+        return found
+
+    def counted(self) -> Iterator[tuple[Op, int]]:
+        """Every op, with how often it runs in one action."""
+        for part in self.parts:
+            yield from ((op, part.count) for op in part.block.ops)
+        for side in (*self.ahead, *self.behind):
+            yield from ((op, 1) for op in side.ops)
+
+
+@dataclass(eq=False)
+class Send:
+    """What carries the result of a slot's actions to another device."""
+
+    work: Transfer
+    stream: str
+    seconds: float
+    spread: float
+    latency: float
+
+
+@dataclass(eq=False)
+class Program:
+    """A step: tasks and sends by slot, the update of every device, and where devices meet in its collectives.
+
+    sends: of the result that has the action's number; others: of the extra ones (see `Timetable`). received: by slot,
+    bytes that come from another device.
+    overlap_sends: a device goes on while it sends; otherwise its next action waits for the send. host: seconds that
+    the host takes to issue one op. meetings: (device, place) of ops of the updates that begin together; the op in front
+    of each tells that its device has come.
+    """
+
+    timetable: Timetable
+    tasks: list[Task]
+    sends: list[Send | None]
+    received: list[int]
+    updates: list[Task]
+    meetings: list[list[tuple[int, int]]]
+    overlap_sends: bool = True
+    host: float = 0.0
+    others: dict[int, list[Send | None]] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        return self.timetable.shape.p
+
+    def device_of(self, slot: int) -> int:
+        return self.timetable.owner(self.timetable.slots[slot])
+
+    @cached_property
+    def sent(self) -> list[tuple[int, Send]]:
+        """Every send, with its slot."""
+        found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
+        return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
+
+    def turns(self) -> Iterator[tuple[Task, int]]:
+        """Every task of all devices, with the number of times that it runs."""
+        yield from zip(self.tasks, self.timetable.turns, strict=True)
+        yield from ((task, 1) for task in self.updates)
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over all ops of every device [devices, kinds, sums]; a message counts where it is sent and arrives."""
+        return self.sums_of(np.array(self.timetable.turns))
+
+    def sums_of(self, turns: np.ndarray) -> np.ndarray:
+        """The same where slots run so often."""
+        distinct = {id(task): task for task in (*self.tasks, *self.updates)}
+        index = {key: i for i, key in enumerate(distinct)}
+        times = np.zeros((self.devices, len(distinct)))
+        for number, task in enumerate(self.tasks):
+            times[self.device_of(number), index[id(task)]] += turns[number]
+        for device, task in enumerate(self.updates):
+            times[device, index[id(task)]] += 1
+        found = np.tensordot(times, np.array([task.sums for task in distinct.values()]), 1)
+        if self.sent:
+            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in self.sent])
+            message *= turns[[i for i, _ in self.sent], None]
+            for end in ([s.work.source for _, s in self.sent], [s.work.target for _, s in self.sent]):
+                np.add.at(found[:, KINDS.index("pp")], end, message)
+        return found
+
+
+Chains = Sequence[Chain | Sequence[Chain]]
+"""What every virtual stage lowers to; where sequences are cut, one for each slice."""
+
+
+def one_of(stage: Chain | Sequence[Chain]) -> Chain:
+    """The chain of a stage, or of its first slice: all slices pass the same units and weights."""
+    return stage if isinstance(stage, Chain) else stage[0]
+
+
+def build(
+    timetable: Timetable,
+    stages: Chains,
+    price: Prices,
+    axis: str = "pp",
+    overlap_sends: bool = True,
+    updates: Sequence[Fragment] = (),
+    host: float = 0.0,
+) -> Program:
+    """The program of a step. axis: the pipeline's. updates: per device, where the timetable says or behind all else."""
+    prices = [price] * timetable.shape.p if callable(price) else price
+    maker = _Builder(timetable, stages, prices, axis, updates, host)
+    tails, meetings = _updates(() if timetable.every else updates, prices, axis if timetable.shape.p > 1 else None)
+    return Program(
+        timetable,
+        [maker.task(slot) for slot in timetable.slots],
+        [maker.sends(slot)[0] for slot in timetable.slots],
+        [maker.received(slot) for slot in timetable.slots],
+        tails,
+        meetings,
+        overlap_sends,
+        host,
+        {i: maker.sends(slot)[1:] for i, slot in enumerate(timetable.slots) if len(timetable.gives_to(slot)) > 1},
+    )
+
+
+class _Builder:
+    """Tasks and messages by slot; what is equal is made once."""
+
+    def __init__(
+        self,
+        timetable: Timetable,
+        stages: Chains,
+        prices: Sequence[Price],
+        axis: str,
+        updates: Sequence[Fragment] = (),
+        host: float = 0.0,
+    ) -> None:
+        self.host = host
+        self.timetable, self.stages, self.prices, self.axis = timetable, stages, prices, axis
+        self.updates = updates
+        # Devices whose prices are equal share their tasks.
+        self.alike = [prices.index(price) for price in prices]
+        self.again = any(slot.kind == "R" for slot in timetable.slots)
+        self._tasks: dict[Hashable, Task] = {}
+        self._parts: dict[int, dict[tuple[int, str], Part]] = defaultdict(dict)
+        self._whole: dict[int, tuple[Part, list[list[Where]]]] = {}
+        self._together: dict[tuple[int, int], tuple[Part, tuple[dict[int, int], dict[int, int]]]] = {}
+        self._sends: dict[Hashable, list[Send | None]] = {}
+
+    def chain(self, stage: int, part: int) -> Chain:
+        found = self.stages[stage]
+        return found if isinstance(found, Chain) else found[part]
+
+    def task(self, slot: Slot) -> Task:
+        if slot.follows:
+            return self._tasks.setdefault("follows", Task([], [], []))
+        if slot.kind in MOVES:
+            return self._move(slot)
+        if slot.partner is None:
+            return self._alone(slot)
+        one, other = self._alone(slot), self._alone(slot.partner)
+        if (key := (id(one), id(other))) not in self._tasks:
+            self._tasks[key] = self._pair(one, other)
+        return self._tasks[key]
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def sends(self, slot: Slot) -> list[Send | None]:
+        """What carries the result of a slot's actions to each stage that needs it; None where that is not far."""
+        key = slot.stage, slot.kind, slot.slice
+        if key not in self._sends:
+            self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
+        return self._sends[key]
+
+    def _send(self, slot: Slot, receiver: int) -> Send | None:
+        if not self.timetable.elsewhere(slot.stage, receiver):
+            return None
+        forward, chain = slot.kind == "F", self.chain(slot.stage, slot.slice)
+        stream = "pipeline-forward" if forward else "pipeline-backward"
+        # What comes back to one of several that were joined is its own share.
+        nbytes = chain.links[-1].nbytes if forward else self.chain(receiver, slot.slice).links[-1].nbytes
+        work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
+        # What goes from one kind of GPU to another is as slow as the slower one.
+        prices = [self.prices[end](work) for end in (work.source, work.target)]
+        return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]))
+
+    def received(self, slot: Slot) -> int:
+        """The bytes that a slot's actions receive from other devices."""
+        far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+        givers = far if slot.kind == "F" else [slot.stage] * len(far)
+        return sum(self.chain(stage, slot.slice).links[-1].nbytes for stage in givers)
+
+    # ------------------------------------------------------------------------------------------- tasks
+
+    def _update(self, device: int) -> Task:
+        """The update of a device between two of its passes, with all its streams for itself: it begins when what runs
+        on them is done, and they go on when it is. What is exchanged with other devices goes as it comes: nobody waits.
+        """
+        fragment, price = self.updates[device], self.alike[device]
+        own = [one_of(chain) for i, chain in enumerate(self.stages) if self.timetable.device(i) == device]
+        streams = {COMPUTE} | {op.stream for op in fragment.forward}
+        for chain in own:
+            streams |= {op.stream for link in chain.links for op in (*link.fragment.forward, *link.fragment.backward)}
+            streams |= {op.stream for side in (*chain.ahead, *chain.behind) for op in side.ops}
+        key = id(fragment), price, tuple(sorted(streams - {COMPUTE}))
+        if key not in self._tasks:
+            begin, made = _everywhere("begin", key[-1], []), dict[int, Op]()
+            for op in fragment.forward:
+                after = [made.get(id(other), other) for other in op.after]
+                made[id(op)] = Op(op.name, op.stream, op.work, after or begin, op.phase)
+            ops = [*begin, *made.values()]
+            ops += _everywhere("end", key[-1], list(ops))
+            block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
+            self._tasks[key] = Task([priced(block, 1, self.prices[price])], [], [])
+        return self._tasks[key]
+
+    def _alone(self, slot: Slot) -> Task:
+        if slot.kind == "O":
+            return self._update(self.timetable.device(slot.stage))
+        chain = self.chain(slot.stage, slot.slice)
+        completes = slot.kind in ("BW", "W") and slot.last
+        first = slot.first and slot.kind == "F"
+        price = self.alike[self.timetable.device(slot.stage)]
+        key = (id(chain), slot.kind, price, bool(chain.ahead) and first, bool(chain.behind) and completes)
+        if key not in self._tasks:
+            plain = self._tasks.get((*key[:3], False, False))
+            plain = plain or task_of(chain, slot.kind, self.prices[price], self.again, self._parts[price])
+            ahead = sides_of(chain.ahead, plain, self.prices[price], self.host) if key[3] else []
+            behind = sides_of(chain.behind, plain, self.prices[price], self.host) if key[4] else []
+            self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
+        return self._tasks[key]
+
+    def _move(self, slot: Slot) -> Task:
+        """One of the four actions of a move: who evicts or gives back sends what the forward pass has saved; who keeps
+        or loads makes room for it, where what it sent itself has arrived.
+
+        Each begins when its device has come to its place in the order. Before it sends more, a device waits until what
+        it sent before has arrived.
+        """
+        key = "move", slot.stage, slot.slice, slot.kind, slot.keeper
+        if key not in self._tasks:
+            saved = self._alone(Slot(slot.stage, "F", False, False, slot.slice)).memory.net
+            flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
+            here, ready = Op("here"), Op("ready", MOVING)
+            if takes := slot.kind in ("K", "L"):
+                block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
+            else:
+                ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == "E" else -1]
+                work = Transfer(round(sum(nbytes for nbytes, _ in flows)), self.axis, *ends)
+                send = Op("evict" if slot.kind == "E" else "give back", MOVING, work, phase="B")
+                ops = [ready, here, send, Op("arrived", MOVING)]
+                block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
+            part = priced(block, 1, self.prices[self.timetable.owner(slot)])
+            self._tasks[key] = Task([part], [], [], flows if takes else (), () if takes else flows)
+        return self._tasks[key]
+
+    def _pair(self, one: Task, other: Task) -> Task:
+        """Two tasks at once, all of their copies side by side.
+
+        Raises ScheduleError where both have ops beside them: whose parameters count is not clear then.
+        """
+        if (one.ahead or one.behind) and (other.ahead or other.behind):
+            rule = "the first forward pass of a stage and the last backward pass of another are one pair"
+            raise ScheduleError("pipeline", rule, "Use more micro-batches")
+        made = Task([], one.ahead + other.ahead, one.behind + other.behind, one.comes + other.comes)
+        made.goes = one.goes + other.goes
+        (first, _), (second, _) = both = self._joined(one), self._joined(other)
+        if (key := (id(first), id(second))) not in self._together:
+            self._together[key] = beside(first, second)
+        part, where = self._together[key]
+        i = int(bool(other.ahead or other.behind))
+        counting, copies = (one, other)[i], both[i][1]
+        marks: dict[int, tuple[int, ...]] = {}
+        for number, (each, own) in enumerate(zip(counting.marks, copies, strict=True)):
+            for copy, places in enumerate(own):
+                for at, some in enumerate(each, counting.copy_of(number, copy)):
+                    # What a pass waits for before it begins is no place of the pair.
+                    marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != COMING)
+        made.parts, made.numbers, made.marks = [part], [0], [tuple(marks[at] for at in range(len(marks)))]
+        return made
+
+    def _joined(self, task: Task) -> tuple[Part, list[list[Where]]]:
+        key = id(task.parts)
+        if key not in self._whole:
+            self._whole[key] = joined(task.parts)
+        return self._whole[key]
+
+
+def task_of(
+    chain: Chain, kind: str, price: Price, again: bool = True, known: dict[tuple[int, str], Part] | None = None
+) -> Task:
+    """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
+    parts = known if known is not None else {}
+    forward = kind == "F"
+    starts = np.cumsum([0, *(link.count * len(link.fragment.params) for link in chain.links)]).tolist()
+    links = list(zip(chain.links, starts, strict=False))
+    task = Task([], [], [], forward=forward)
+    for link, start in links if forward else reversed(links):
+        block = block_of(link, kind, again)
+        key = id(link.fragment), kind
+        if key not in parts:
+            parts[key] = priced(block, link.count, price)
+        part = parts[key]
+        task.parts.append(part if part.count == link.count else replace(part, count=link.count))
+        task.marks.append(block.marks(link.fragment.params, forward))
+        task.numbers.append(start)
+    first, last = chain.links[0], chain.links[-1]
+    ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
+    category = "activations" if forward else "workspace"
+    comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
+    task.comes, task.goes = ((comes, category),) if comes else (), ((goes, category),) if goes else ()
+    return task
+
+
+def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
+    """Marks that bring the computation and other streams to one moment."""
+    first = Op(f"update {what}", COMPUTE, None, after, "U")
+    return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
+
+
+def _updates(
+    updates: Sequence[Fragment], prices: Sequence[Price], axis: str | None
+) -> tuple[list[Task], list[list[tuple[int, int]]]]:
+    """The update of every device, with a mark in front of each collective over the pipeline's axis.
+
+    The mark stays in the stream: its end is the moment at which this device has come.
+    """
+    tasks: list[Task] = []
+    made: dict[tuple[int, int], tuple[Task, list[tuple[Collective, int, int]]]] = {}
+    meetings: dict[tuple[Collective, int], list[tuple[int, int]]] = defaultdict(list)
+    for device, fragment in enumerate(updates):
+        key = id(fragment), prices.index(prices[device])
+        if key not in made:
+            made[key] = _update(fragment, prices[device], axis)
+        task, met = made[key]
+        tasks.append(task)
+        for work, turn, place in met:
+            meetings[work, turn].append((device, place))
+    return tasks, list(meetings.values())
+
+
+def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, list[tuple[Collective, int, int]]]:
+    """An update, and its collectives over `axis`: each with its turn among equal ones and its place."""
+    ops: list[Op] = []
+    own: dict[int, Op] = {}
+    met: list[tuple[Collective, int, int]] = []
+    for op in fragment.forward:
+        after = [own.get(id(other), other) for other in op.after]
+        if isinstance(op.work, Collective) and axis is not None and axis in op.work.axes:
+            ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
+            after = ops[-1:]
+            met.append((op.work, sum(work == op.work for work, _, _ in met), len(ops)))
+        ops.append(Op(op.name, op.stream, op.work, after, op.phase))
+        own[id(op)] = ops[-1]
+    block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
+    return Task([priced(block, 1, price)], [], []), met

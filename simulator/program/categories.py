@@ -1,0 +1,33 @@
+"""What an op's time is filed under: the parts of the breakdown."""
+
+from __future__ import annotations
+
+from simulator.ir.ops import COMPUTE, Attention, Gemm, Op
+from simulator.ir.scheme import SHORT
+
+EXPOSED = ("tp", "cp", "ep", "dp", "pp", "copy")
+"""Communication by axis. Where two run at once without computation beside them, the time counts for the first."""
+
+COMPUTING = ("gemm", "attention", "memory_bound", "optimizer")
+
+
+def axis_of(op: Op) -> str:
+    """The axis that an op's stream serves, or `COMPUTE`."""
+    return op.stream if op.stream == COMPUTE else SHORT[op.stream.partition("-")[0]]
+
+
+def kind_of(op: Op) -> str:
+    """The part of the breakdown that an op's time belongs to."""
+    if op.stream != COMPUTE:
+        return axis_of(op)
+    if op.phase == "U":
+        return "optimizer"
+    if isinstance(op.work, Gemm):
+        return "gemm"
+    return "attention" if isinstance(op.work, Attention) else "memory_bound"
+
+
+KINDS = (*COMPUTING, *EXPOSED)
+
+HOST = "host"
+"""Waiting for the host to issue an op."""

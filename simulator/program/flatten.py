@@ -1,0 +1,215 @@
+"""A program op by op: one entry for every op of every action, in an order in which each comes after all it waits for.
+
+This is what SimPy and the longest-path sweep play, and what a trace shows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hardware.errors import PlanError
+from simulator.ir.ops import COMPUTE, Op
+from simulator.program.block import COMING
+from simulator.program.build import Program, Send, Task
+from simulator.program.side_stream import Side
+
+MAX_OPS = 20_000_000
+"""Most ops that are held one by one: some 10 GiB, a minute or two."""
+
+
+@dataclass
+class Flat:
+    """Flat lists over op instances.
+
+    issue: seconds that the host takes to issue an op. queues: instances by device and stream, in issue order. first,
+    behind: the first instance of every action of the timetable, and the one behind its last. updates: the instances of
+    every device's update. sent: (instance, sender, receiver) of every send.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    latency: list[float] = field(default_factory=list)
+    issue: list[float] = field(default_factory=list)
+    after: list[tuple[int, ...]] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+    queues: dict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    first: list[int] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
+    updates: list[list[int]] = field(default_factory=list)
+    sent: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, op: Op, seconds: float, latency: float, issue: float, after: tuple[int, ...], device: int) -> int:
+        self.ops.append(op)
+        self.seconds.append(seconds)
+        self.latency.append(latency)
+        self.issue.append(issue)
+        self.after.append(after)
+        self.device.append(device)
+        self.queues[device, op.stream].append(len(self.ops) - 1)
+        return len(self.ops) - 1
+
+
+@dataclass
+class FlatTask:
+    """A task's ops in issue order: (op, seconds, latency, issue, after) with places; and for each port what waits for
+    what comes in, the places after which the result exists, and whether it waits for what comes in besides."""
+
+    ops: list[tuple[Op, float, float, float, tuple[int, ...]]]
+    outside: list[frozenset[int]]
+    result: list[tuple[int, ...]]
+    through: list[bool]
+
+
+def flatten_task(task: Task, host: float) -> FlatTask:
+    """All copies of all parts one after another; ops beside them take no time of the host."""
+    ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
+    outside: list[list[int]] = [[] for _ in range(task.ports)]
+    held: dict[int, list[int]] = defaultdict(list)
+    for side in task.ahead:
+        for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
+            held[number].append(len(ops) + owner)
+        ops += [
+            (op, s, w, 0.0, ()) for op, s, w in zip(side.ops, side.seconds.tolist(), side.latency.tolist(), strict=True)
+        ]
+    ready: dict[int, tuple[int, ...]] = {}
+    coming: list[tuple[int, ...]] = [()] * task.ports
+    through = [True] * task.ports
+    for number, part in enumerate(task.parts):
+        block, marks = part.block, task.marks[number] if task.marks else ()
+        for copy in range(part.count):
+            start, first = len(ops), task.copy_of(number, copy) if marks else 0
+            waits: dict[int, list[int]] = defaultdict(list)
+            for i, places in enumerate(marks):
+                ready[first + i] = tuple(start + j for j in places if j != COMING)
+                if COMING in places:
+                    ready[first + i] += (*coming[0], *((COMING,) if through[0] else ()))
+                for place in places:
+                    waits[place] += held.get(first + i, ())
+            for i, op in enumerate(block.ops):
+                after = (*(start + j for j in block.after[i]), *waits.get(i, ()))
+                for at, port in enumerate(block.ports):
+                    if i in port.entry:
+                        after += coming[at]
+                        if through[at]:
+                            outside[at].append(len(ops))
+                ops.append((op, part.seconds[i], part.latency[i], host if op.work is not None else 0.0, after))
+            for at, port in enumerate(block.ports):
+                coming[at] = (*(coming[at] if port.through else ()), *(start + j for j in port.exit))
+                through[at] &= port.through
+    begins: dict[int, int] = {}
+    for side in task.behind:
+        begins[id(side)] = len(ops)
+        waits_for: list[set[int]] = [set() for _ in side.ops]
+        if side.after:
+            start = begins[id(side.after[0])]
+            for waits_of, place in zip(waits_for, side.after[1].tolist(), strict=True):
+                waits_of |= {start + place} if place >= 0 else set()
+        for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
+            waits_for[owner].update(ready[number])
+        rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits_for, strict=True)
+        outside[0] += [len(ops) + i for i, places in enumerate(waits_for) if COMING in places]
+        ops += [(op, s, w, 0.0, tuple(sorted(places - {COMING}))) for op, s, w, places in rows]
+    return FlatTask(ops, [frozenset(places) for places in outside], coming, through)
+
+
+def _owners(side: Side) -> list[int]:
+    """For each of a side's parameters, the op that it belongs to."""
+    lengths = np.diff([*side.starts, len(side.params)])
+    return np.repeat(np.arange(len(lengths)), lengths).tolist()
+
+
+def flatten(program: Program) -> Flat:
+    """The whole step, op by op.
+
+    Raises PlanError for a step of more than `MAX_OPS` ops.
+    """
+    count = sum(turns * sum(times for _, times in task.counted()) for task, turns in program.turns())
+    if count > MAX_OPS:
+        rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
+        raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")
+    table, flat = program.timetable, Flat()
+    tasks = {id(task): flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
+    flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
+    result: list[tuple[int, ...]] = [()] * table.results
+    waiting: list[tuple[int, ...]] = [()] * program.devices
+    handed: dict[int, tuple[int, ...]] = {}
+
+    def send(action: int, at: int, one: Send | None, made: tuple[int, ...]) -> None:
+        device, slot = table.device_of[action], table.slots[table.slot[action]]
+        result[at] = made
+        if one is not None:
+            phase = "F" if slot.kind == "F" else "B"
+            op = Op(f"send {table.actions[action]}", one.stream, one.work, [], phase)
+            number = flat.add(op, one.seconds, one.latency, program.host, made, device)
+            flat.sent.append((number, device, one.work.target))
+            result[at] = (number,)
+            if not program.overlap_sends:
+                waiting[device] += (number,)
+
+    def came(action: int) -> tuple[int, ...]:
+        needs = (table.need[action], *table.also.get(action, ()))
+        return tuple(number for need in needs if need >= 0 for number in result[need])
+
+    for action in table.sequence:
+        device, slot = table.device_of[action], table.slot[action]
+        task = tasks[id(program.tasks[slot])]
+        received = [came(action + i) for i in range(len(task.result))]
+        start = flat.first[action] = len(flat.ops)
+        for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
+            waits = tuple(start + j for j in after)
+            for port, outside in zip(received, task.outside, strict=True):
+                if i in outside:
+                    waits += port
+            if not after:
+                waits += waiting[device]
+            flat.add(op, seconds, latency, issue, waits, device)
+        flat.behind[action] = len(flat.ops)
+        if table.slots[slot].follows:
+            made = handed.pop(action)
+        else:
+            # Where nothing is computed, who comes next waits too.
+            waiting[device] = () if any(op.stream == COMPUTE for op, *_ in task.ops) else waiting[device]
+            both = [
+                (*(port if through else ()), *(start + j for j in places))
+                for port, through, places in zip(received, task.through, task.result, strict=True)
+            ]
+            made, handed[action + 1] = both[0], both[-1]
+        send(action, action, program.sends[slot], made)
+        for at, one in zip(table.extra.get(action, ()), program.others.get(slot, ()), strict=False):
+            send(action, at, one, made)
+    _updates(program, flat, tasks, waiting)
+    return flat
+
+
+def flatten_updates(program: Program) -> Flat:
+    """The updates alone."""
+    flat = Flat()
+    tasks = {id(task): flatten_task(task, program.host) for task in program.updates}
+    _updates(program, flat, tasks, [()] * program.devices)
+    return flat
+
+
+def _updates(program: Program, flat: Flat, tasks: dict[int, FlatTask], waiting: list[tuple[int, ...]]) -> None:
+    """The updates: each begins when its device is done, op by op, and waits at every meeting until all have come."""
+    members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
+    tails = [
+        (*waiting[d], *(queue[-1] for (owner, _), queue in flat.queues.items() if owner == d))
+        for d in range(program.devices)
+    ]
+    flat.updates = [[] for _ in program.updates]
+    moved = True
+    while moved:
+        moved = False
+        for device, task in enumerate(program.updates):
+            done, ops = flat.updates[device], tasks[id(task)].ops
+            while len(done) < len(ops):
+                others = members.get((device, len(done)), ())
+                if any(len(flat.updates[d]) <= i for d, i in others):
+                    break
+                op, seconds, latency, issue, after = ops[len(done)]
+                waits = (*(done[j] for j in after), *(flat.updates[d][i] for d, i in others))
+                done.append(flat.add(op, seconds, latency, issue, waits or tails[device], device))
+                moved = True

@@ -1,0 +1,487 @@
+"""The timetable of a schedule: who does what in which order, checked, with the dependencies between devices.
+
+Everything is a flat array over actions, device by device. An action's *slot* says which task it runs: stage, kind, and
+whether it is the first or the last of its kind there. Of a pair the forward pass leads, and the backward pass, the next
+action, follows: both are played in the leader's turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from hardware.errors import ScheduleError
+from simulator.scheduling.schedule import (
+    KINDS,
+    MOVES,
+    Action,
+    Durations,
+    Pair,
+    Schedule,
+    Shape,
+    Turn,
+    actions_of,
+    table,
+    with_updates,
+)
+
+F, BW, B, W, R, O, E, K, G, L = range(len(KINDS))
+
+
+class Slot(NamedTuple):
+    """What actions of one task have in common.
+
+    last: of the backward passes that complete gradients of weights there, or of its kind. Both count from one update to
+    the next. partner: what is played with it, where it leads a pair. follows: whether it is played with the action
+    before. keeper: of a move, the device that keeps what is moved.
+    """
+
+    stage: int
+    kind: str
+    first: bool
+    last: bool
+    slice: int = 0
+    partner: Slot | None = None
+    follows: bool = False
+    keeper: int = -1
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """`count` rounds of `length` actions a device, the same in each but for the micro-batches.
+
+    first: the number of every device's first action of the first round. All that a round needs lies in it or before it.
+    waiting: results made before the first round and needed in it or later; each round leaves the same, `length` on.
+    """
+
+    first: list[int]
+    length: int
+    count: int
+    waiting: list[int]
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Actions numbered device by device, in the order of each device.
+
+    starts: number of the first action of every device, and the end. slot: index into `slots`. need: the result that an
+    action needs from another stage, or -1; also: further ones. A result has its action's number; where several stages
+    need it, each of the others gets one of its own, numbered on from the last action: extra. sequence: all actions so
+    that each comes after what it needs. before, after: the stages that a stage takes from and gives to. every: of a
+    schedule without a flush, the micro-batches of an update, which is an action then; else 0.
+    """
+
+    shape: Shape
+    orders: list[list[Turn]]
+    starts: list[int]
+    slots: list[Slot]
+    slot: list[int]
+    need: list[int]
+    sequence: list[int]
+    stage_device: list[int]
+    before: list[tuple[int, ...]]
+    after: list[tuple[int, ...]]
+    also: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    extra: dict[int, range] = field(default_factory=dict)
+    every: int = 0
+
+    @cached_property
+    def slot_array(self) -> np.ndarray:
+        return np.asarray(self.slot)
+
+    @cached_property
+    def turns(self) -> list[int]:
+        """How often every slot runs."""
+        return np.bincount(self.slot_array, minlength=len(self.slots)).tolist()
+
+    @cached_property
+    def actions(self) -> list[Action]:
+        """All actions, device by device."""
+        return [action for order in self.orders for action in actions_of(order)]
+
+    @cached_property
+    def device_of(self) -> list[int]:
+        """The device of every action."""
+        return [d for d in range(self.shape.p) for _ in range(self.starts[d], self.starts[d + 1])]
+
+    @cached_property
+    def rounds(self) -> Rounds | None:
+        """The part of the timetable that repeats, if there is one."""
+        plain = not (self.also or self.extra or any(slot.follows for slot in self.slots))
+        return _rounds(self) if plain else None
+
+    @cached_property
+    def updates(self) -> list[list[int]]:
+        """The numbers of every device's updates, where these are actions."""
+        which = np.array([slot.kind == "O" for slot in self.slots], bool)[self.slot_array]
+        return [(begin + np.flatnonzero(which[begin:end])).tolist() for begin, end in itertools.pairwise(self.starts)]
+
+    @property
+    def results(self) -> int:
+        """The number of results."""
+        return len(self.slot) + sum(map(len, self.extra.values()))
+
+    def device(self, stage: int) -> int:
+        return self.stage_device[stage]
+
+    def owner(self, slot: Slot) -> int:
+        """The device that runs a slot's actions."""
+        return slot.keeper if slot.kind in ("K", "G") else self.stage_device[slot.stage]
+
+    def takes_from(self, slot: Slot) -> tuple[int, ...]:
+        """The stages whose results a slot's actions need."""
+        return _by_kind(slot, self.before, self.after)
+
+    def gives_to(self, slot: Slot) -> tuple[int, ...]:
+        """The stages that need the results of a slot's actions."""
+        return _by_kind(slot, self.after, self.before)
+
+    def elsewhere(self, stage: int, other: int) -> bool:
+        """Whether two stages lie on two devices."""
+        return self.stage_device[stage] != self.stage_device[other]
+
+
+def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if slot.kind == "F":
+        return forward[slot.stage]
+    return backward[slot.stage] if slot.kind in ("BW", "B") else ()
+
+
+def timetable(
+    schedule: Schedule,
+    shape: Shape,
+    lasting: Durations | None = None,
+    every: int = 0,
+    orders: Sequence[Sequence[Turn]] | None = None,
+) -> Timetable:
+    """The timetable of `schedule`. lasting: how long passes last, for schedules that weigh it. every: micro-batches
+    behind which every device updates its weights, where that is part of it. orders: what devices did in place of what
+    they were told.
+
+    Raises PlanError for a shape that it does not have, and ScheduleError, with the rank-by-step table, for an order
+    that lacks or repeats an action or in which actions wait for each other.
+    """
+    schedule.check(shape)
+    stated = schedule.orders(shape, lasting) if orders is None else orders
+    return _Maker(schedule, shape, [list(order) for order in stated], every).made()
+
+
+class _Maker:
+    """Checks orders and works out who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
+
+    def __init__(self, schedule: Schedule, shape: Shape, stated: list[list[Turn]], every: int) -> None:
+        self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
+        self.orders = orders = [with_updates(order, every) for order in stated] if every else stated
+        self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
+        self.before = [tuple(schedule.before(shape, stage)) for stage in range(shape.stages)]
+        self.after: list[tuple[int, ...]] = [()] * shape.stages
+        for stage, others in enumerate(self.before):
+            for other in others:
+                self.after[other] = (*self.after[other], stage)
+        flat = [actions_of(order) for order in orders]
+        self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
+        self.count = self.starts[-1]
+        columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
+        code = {kind: i for i, kind in enumerate(KINDS)}
+        self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
+        self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
+        microbatch = np.array(columns[2], int)
+        self.unit = microbatch * shape.slices + self.slice
+        self.owner = np.repeat(np.arange(shape.p), np.diff(self.starts))
+        ranges = [schedule.microbatches(shape, stage) for stage in range(shape.stages)]
+        ok = (self.kind >= 0) & (self.stage >= 0) & (self.stage < shape.stages)
+        ok &= (self.slice >= 0) & (self.slice < shape.slices)
+        if ok.all():
+            low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
+            ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
+            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (K, G))
+        if not ok.all():
+            raise self._incomplete()
+        self.where = np.full((shape.stages, len(KINDS), shape.m * shape.slices), -1)
+        self.where[self.stage, self.kind, self.unit] = np.arange(self.count)
+        there = self.where >= 0
+        passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
+        for stage, some in enumerate(ranges):
+            passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
+        whole = (there[:, F] == passing) & ((there[:, BW] ^ there[:, B]) == passing) & (there[:, W] == there[:, B])
+        updates = shape.p * shape.m // every if every else 0
+        if not whole.all() or there.sum() != self.count or there[:, O].sum() != updates:
+            raise self._incomplete()
+        self._check_moves()
+        self.leads = self._leads()
+
+    def _leads(self) -> np.ndarray:
+        """Which actions lead a pair."""
+        found = np.zeros(self.count + 1, bool)
+        for order, at, end in zip(self.orders, self.starts, self.starts[1:], strict=False):
+            if end - at > len(order):
+                for turn in order:
+                    found[at] = isinstance(turn, Pair)
+                    at += 2 if isinstance(turn, Pair) else 1
+        return found[:-1]
+
+    def made(self) -> Timetable:
+        need, also, extra, sources = self._needs()
+        self._need_moves(need, also, sources)
+        slots, slot = self._slots()
+        sequence = self._sequence(sources)
+        return Timetable(
+            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.before, self.after,
+            also, extra, self.every,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ needs
+
+    @cached_property
+    def _back(self) -> np.ndarray:
+        """The action that makes the gradient of a stage's input [stage, unit]."""
+        return np.where(self.where[:, BW] >= 0, self.where[:, BW], self.where[:, B])
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """The action on another stage that must have been done: where there are several, the first."""
+        need = np.full(self.count, -1)
+        gradient = (self.kind == BW) | (self.kind == B)
+        for mask, tables, made in (
+            (self.kind == F, self.before, self.where[:, F]),
+            (gradient, self.after, self._back),
+        ):
+            first = np.array([others[0] if others else -1 for others in tables])[self.stage]
+            need = np.where(mask & (first >= 0), made[first, self.unit], need)
+        return need.tolist()
+
+    def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
+        """Needed results, further ones, numbers of extra results; and the further actions that must have been done."""
+        need, also, extra = list(self._first), dict[int, tuple[int, ...]](), dict[int, range]()
+        more: dict[int, tuple[int, ...]] = {}
+        if all(len(others) <= 1 for others in (*self.before, *self.after)):
+            return need, also, extra, more
+        total = self.count
+        ways = {F: (self.before, self.after, self.where[:, F])}
+        ways |= dict.fromkeys((BW, B), (self.after, self.before, self._back))
+        every = enumerate(zip(self.kind.tolist(), self.stage.tolist(), strict=True))
+        passes = [(i, kind, stage) for i, (kind, stage) in every if kind in ways]
+        for i, kind, stage in passes:
+            if (others := len(ways[kind][1][stage])) > 1:
+                extra[i] = range(total, total + others - 1)
+                total += others - 1
+        for i, kind, stage in passes:
+            takes, gives, made = ways[kind]
+            found = []
+            for other in takes[stage]:
+                at, turn = int(made[other, self.unit[i]]), gives[other].index(stage)
+                found.append(extra[at][turn - 1] if turn else at)
+                more[i] = (*more.get(i, ()), at)
+            if found:
+                need[i], also[i] = found[0], tuple(found[1:])
+        return need, {i: others for i, others in also.items() if others}, extra, more
+
+    def _check_moves(self) -> None:
+        """What goes to another device comes back, and all the while one device keeps it."""
+        there = self.where[:, [E, K, G, L]]
+        some, whole = (there >= 0).any(axis=1), (there >= 0).all(axis=1)
+        kept, given = self.owner[there[:, 1]], self.owner[there[:, 2]]
+        wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
+        if len(wrong):
+            stage, unit = wrong[0].tolist()
+            moves = [Action(stage, kind, *divmod(unit, self.shape.slices)) for kind in MOVES]
+            rule = f"of a move all four actions stand in the orders, {moves[1]} and {moves[2]} on another device"
+            raise ScheduleError(self.schedule.use, rule, f"Order:\n{table(self.orders, {})}")
+
+    def _need_moves(self, need: list[int], also: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
+        """Adds what moves need: a device evicts to one that keeps; that one gives back what has come, to one that
+        loads; and the backward pass waits for it."""
+        for evict in np.flatnonzero(self.kind == E).tolist():
+            stage, unit = self.stage[evict], self.unit[evict]
+            keep, give, load = self.where[stage, [K, G, L], unit].tolist()
+            back = int(self._back[stage, unit])
+            need[evict], more[evict] = keep, (keep,)
+            need[give], also[give], more[give] = evict, (load,), (evict, load)
+            more[back] = (*more.get(back, (need[back],)), give)
+            if need[back] < 0:
+                need[back] = give
+            else:
+                also[back] = (*also.get(back, ()), give)
+
+    def _own(self) -> np.ndarray:
+        """Of what an action needs on its own stage the last; -1: nothing."""
+        there, kind, stage, unit, count = self.where, self.kind, self.stage, self.unit, self.shape.slices
+        forward, again = there[stage, F, unit], there[stage, R, unit]
+        known = [-1, there[stage, B, unit], forward, there[stage, E, unit]]
+        own = np.select([(kind == F) | (kind == K), kind == W, kind == R, kind == L], known, np.maximum(forward, again))
+        if count > 1:
+            # Keys and values of the slices before are there; gradients of keys and values of those behind.
+            previous = np.where(self.slice > 0, there[stage, F, unit - 1], -1)
+            behind = np.where(self.slice < count - 1, self._back[stage, (unit + 1) % self._back.shape[1]], -1)
+            own = np.maximum(own, np.select([kind == F, (kind == BW) | (kind == B)], [previous, behind], -1))
+        return own
+
+    def _sequence(self, more: dict[int, tuple[int, ...]]) -> list[int]:
+        need = self._first
+        waits = self._own().tolist()
+        for lead in np.flatnonzero(self.leads).tolist():
+            # Both passes of a pair begin in one turn.
+            also = more.get(lead + 1, (need[lead + 1],))
+            more[lead] = (*more.get(lead, ()), *also, waits[lead + 1])
+        done = bytearray(self.count + 1)
+        done[-1] = 1  # nothing is needed: number -1
+        sequence: list[int] = []
+        at, ends = self.starts[:-1], self.starts[1:]
+        moved = True
+        while moved:
+            moved = False
+            for device, end in enumerate(ends):
+                i = begin = at[device]
+                while i < end and done[need[i]] and done[waits[i]]:
+                    if i in more and not all(done[j] for j in more[i]):
+                        break
+                    done[i] = 1
+                    i += 1
+                if i > begin:
+                    sequence.extend(range(begin, i))
+                    at[device] = i
+                    moved = True
+        if len(sequence) < self.count:
+            stuck = {d: self._turn(d, at[d]) for d in range(self.shape.p) if at[d] < ends[d]}
+            raise ScheduleError(
+                self.schedule.use,
+                "the order stands still: the marked actions wait for each other",
+                f"Order:\n{table(self.orders, stuck)}",
+            )
+        return sequence
+
+    def _turn(self, device: int, action: int) -> int:
+        """The turn of a device in which an action is played."""
+        led = self.leads[self.starts[device] : action]
+        return action - self.starts[device] - int(led.sum())
+
+    # ------------------------------------------------------------------------------------------ slots
+
+    def _slots(self) -> tuple[list[Slot], list[int]]:
+        numbers, kind = np.arange(self.count), self.kind
+        # Gradients of weights are complete with the last pass of either kind that makes them.
+        merged = np.where(kind == W, BW, kind)
+        turn = self.stage * len(KINDS) + merged
+        if self.every:
+            done = np.cumsum(kind == O) - (kind == O)
+            done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
+            turn += done * self.shape.stages * len(KINDS)
+        first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
+        # Of what is written twice to one place, the last stays.
+        first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
+        first, last = first_of[turn] == numbers, last_of[turn] == numbers
+        code = (((self.stage * len(KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
+        follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
+        partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
+        keeper = np.where(kind >= E, self.owner[self.where[self.stage, K, self.unit]], -1)
+        # All that tells slots apart, in one number.
+        code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
+        _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
+
+        def told(i: int) -> Slot:
+            plain = int(self.stage[i]), KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
+            return Slot(*plain, told(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
+
+        return [told(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+
+    def _incomplete(self) -> ScheduleError:
+        """What is wrong with orders in which not every pass stands exactly once, on the device of its stage."""
+        schedule, shape = self.schedule, self.shape
+        counts = Counter(action for order in self.stated for action in actions_of(order))
+        for device, order in enumerate(self.stated):
+            passes = [
+                [
+                    [Action(stage, kind, microbatch, part) for kind in kinds]
+                    for microbatch in schedule.microbatches(shape, stage)
+                    for part in range(shape.slices)
+                    for kinds in (("F",), ("BW",), ("B", "W"), ("R",))
+                ]
+                for stage in range(shape.stages)
+                if self.devices[stage] == device
+            ]
+            wrong = _wrong([way for one in passes for way in one], actions_of(order), counts)
+            if wrong:
+                break
+        return ScheduleError(
+            f"{schedule.use} on device {device}",
+            f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
+            f"Order:\n{table(self.stated, {device: len(order)})}",
+        )
+
+
+def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Counter[Action]) -> list[Action]:
+    """Actions that are missing, stand more than once, or have no place on a device. groups: in fours for every pass: a
+    forward pass, a backward pass at once, one in two parts, a forward pass again."""
+    found = []
+    for forward, both, parts, again in zip(*[iter(groups)] * 4, strict=True):
+        split = any(counts[action] for action in parts)
+        wanted = [*forward, *(parts if split else both)]
+        found += [action for action in wanted if counts[action] != 1]
+        found += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
+    own = {action for group in groups for action in group}
+    for action in order:
+        move = action.kind in MOVES and counts[action] == 1 and action._replace(kind="F") in counts
+        found += [] if move or action in own else [action]
+    return found
+
+
+def _rounds(table: Timetable) -> Rounds | None:
+    """Looks for rounds of an update, or of one, p, or p v micro-batches: actions, slots and needs repeat one later.
+
+    A round begins where every device has done what the last action of some micro-batch needs, so nothing in an earlier
+    round needs anything in it.
+    """
+    shape = table.shape
+    need, slot = np.asarray(table.need), table.slot_array
+    bounds = table.starts
+    per_microbatch = (bounds[1] - bounds[0]) // shape.m
+    lengths = [per_microbatch * step for step in (1, shape.p, shape.p * shape.v)]
+    if table.every:
+        lengths.insert(0, (bounds[1] - bounds[0]) * table.every // shape.m)
+    for length in dict.fromkeys(lengths):
+        if length * 3 > bounds[1] - bounds[0]:
+            continue
+        same = slot[length:] == slot[:-length]
+        same &= np.where(need[:-length] >= 0, need[:-length] + length, -1) == need[length:]
+        spans = []
+        for begin, end in itertools.pairwise(bounds):
+            # The longest run of actions that stand again one round later.
+            breaks = np.flatnonzero(~same[begin : end - length])
+            edges = np.concatenate([[-1], breaks, [end - length - begin]])
+            widest = int(np.argmax(np.diff(edges)))
+            spans.append((begin + int(edges[widest]) + 1, begin + int(edges[widest + 1]) + length))
+        if any(stop - start < 2 * length for start, stop in spans):
+            continue
+        # What the last action of a round on device 0 needs, near and far, is a border that no need crosses.
+        reached = table.starts[:-1]
+        for at in range(spans[0][0], spans[0][0] + length):
+            _reach(table, at, reached)
+            if all(begin >= start for begin, (start, _) in zip(reached, spans, strict=True)):
+                count = min((stop - begin) // length for begin, (_, stop) in zip(reached, spans, strict=True))
+                if count < 2:
+                    break
+                made = np.concatenate([np.arange(b, r) for b, r in zip(bounds[:-1], reached, strict=True)])
+                later = np.ones(len(need), bool)
+                later[made] = False
+                wanted = np.unique(need[later & (need >= 0)])
+                return Rounds(list(reached), length, count, wanted[~later[wanted]].tolist())
+    return None
+
+
+def _reach(table: Timetable, action: int, reached: list[int]) -> None:
+    """Moves `reached`, for every device the number behind its last action that counts, to hold all that `action` needs,
+    near and far, and itself."""
+    left = [action]
+    while left:
+        at = left.pop()
+        device = table.device_of[at]
+        if at >= reached[device]:
+            left += [need for need in table.need[reached[device] : at + 1] if need >= 0]
+            reached[device] = at + 1

@@ -1,0 +1,165 @@
+"""All schemes as one page for people: idea, paper, options, what is modelled and the laws that are tested.
+
+``python -m simulator.report.scheme_page docs/schemes.md`` writes it (``make docs-schemes``). Everything on it stands in the
+schemes' own files: docstrings, options with the sentences below them, and the `Law` calls as they are written.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from simulator.ir.scheme import FAMILIES, Paper, Scheme, find_scheme, scheme_names
+
+HEAD = """# Schemes
+
+Made by `make docs-schemes` from the files in `simulator/schemes/`; do not edit it. A plan names a scheme as
+`family/name`, says which axes of the mesh it is `over`, and gives its options as further keys of the same entry
+([the job file](job.md)). The *laws* of a scheme are closed forms that its lowered program must obey exactly when costs
+are ideal; `tests/contract` asks them of every file at many settings. Formulas are written as in the file, with the
+letters of its paper: the docstring above them says what they are.
+"""
+
+TITLES = {
+    "pipeline": "Pipeline schedules",
+    "tensor": "Tensor parallelism",
+    "sequence": "Sequence and context parallelism",
+    "expert": "Expert parallelism",
+    "data": "Data parallelism and sharded states",
+    "memory": "Memory: recomputation and offloading",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    names = scheme_names()
+    parts = [HEAD, "| scheme | paper | idea |\n| --- | --- | --- |"]
+    parts[-1] += "".join(
+        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {idea(use)} |" for use in names
+    )
+    for family in FAMILIES:
+        parts.append(f"\n## {TITLES[family]}\n")
+        parts += [_scheme(use) for use in names if use.startswith(f"{family}/")]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def anchor(use: str) -> str:
+    """The address of a scheme on the page, as GitHub makes it of a heading."""
+    return use.replace("/", "")
+
+
+def idea(use: str) -> str:
+    """The first sentence of a scheme's docstring."""
+    first = " ".join(docstring(use).partition("\n\n")[0].split())
+    return first.partition(". ")[0].rstrip(".").replace("|", "\\|")
+
+
+def docstring(use: str) -> str:
+    """What a scheme's file says about it."""
+    return ast.get_docstring(tree(use)) or ""
+
+
+def tree(use: str) -> ast.Module:
+    """A scheme's file, parsed."""
+    return ast.parse(Path(inspect.getfile(find_scheme(use))).read_text("utf-8"))
+
+
+def laws(use: str) -> Iterator[tuple[str, str, str]]:
+    """Quantity, place and formula of every law as the file writes them; one that holds in several cases comes again."""
+    meant = _Meant(tree(use))
+    for node in ast.walk(meant.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Law":
+            quantity, formula, where = (*node.args, *(k.value for k in node.keywords))
+            yield *(ast.literal_eval(part) for part in (quantity, where)), ast.unparse(meant.visit(formula))
+
+
+class _Meant(ast.NodeTransformer):
+    """Puts what was worked out before in the place of its name; letters of the setting stay."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+        self._values = {
+            target.id: node.value
+            for node in assigned
+            for target in node.targets
+            if isinstance(target, ast.Name) and isinstance(node.value, ast.BinOp)
+        }
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self._values.get(node.id)
+        return self.visit(value) if value is not None else node
+
+
+def _scheme(use: str) -> str:
+    kind = find_scheme(use)
+    idea_first, _, rest = docstring(use).partition("\n\n")
+    modelled, _, _ = rest.partition("References:")
+    parts = [f"### {use}\n", " ".join(idea_first.split()), "", _paper(kind.paper), "", _body(modelled)]
+    if told := list(_options(kind)):
+        parts += ["| option | default | what it says |\n| --- | --- | --- |", *told, ""]
+    if found := dict.fromkeys(laws(use)):
+        parts += ["| law | formula | where |\n| --- | --- | --- |"]
+        parts += [f"| {quantity} | `{_cell(formula)}` | {_cell(where)} |" for quantity, where, formula in found]
+    return "\n".join([*parts, ""])
+
+
+def _body(text: str) -> str:
+    """Paragraphs as they are; indented ones are drawings."""
+    made = []
+    for paragraph in text.strip("\n").split("\n\n"):
+        if paragraph.strip():
+            drawing = all(line.startswith("  ") for line in paragraph.splitlines() if line.strip())
+            made.append(f"```text\n{paragraph}\n```\n" if drawing else f"{paragraph.strip()}\n")
+    return "\n".join(made)
+
+
+def _options(kind: type[Scheme]) -> Iterator[str]:
+    """A row for each option of a scheme."""
+    said = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
+    for name, field in kind.Options.model_fields.items():
+        yield f"| `{name}` | {_default(field)} | {_cell(said.get(name, ''))} |"
+
+
+def _sentences(base: type) -> Iterator[tuple[str, str]]:
+    """The fields of a class with the sentences below them."""
+    if base.__module__.partition(".")[0] != "simulator":
+        return
+    file = ast.parse(Path(inspect.getfile(base)).read_text("utf-8"))
+    body = next(node.body for node in ast.walk(file) if isinstance(node, ast.ClassDef) and node.name == base.__name__)
+    for node, below in pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
+            assert isinstance(below.value, ast.Constant)
+            yield node.target.id, " ".join(str(below.value.value).split())
+
+
+def _default(field: FieldInfo) -> str:
+    return "needed" if field.default is PydanticUndefined else f"`{_cell(str(field.default))}`"
+
+
+def _paper(paper: Paper) -> str:
+    return f"{paper.title}, {paper.year}, {_link(paper)}."
+
+
+def _link(paper: Paper) -> str:
+    kind, _, number = paper.ref.partition(":")
+    if kind == "arXiv":
+        return f"[arXiv {number}](https://arxiv.org/abs/{number})"
+    if kind == "doi":
+        return f"[doi {number}](https://doi.org/{number})"
+    return f"<{paper.ref}>"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), "utf-8")

@@ -1,0 +1,1 @@
+"""Pipeline schedules: their base class, and the machinery that several schedules share."""

@@ -1,0 +1,168 @@
+"""Data parallelism: what all schemes whose ranks run the same layers on different samples have in common.
+
+A data scheme divides samples everywhere, so the gradient of every weight is a partial sum over its axes. It
+reduces them in buckets, in the order in which the backward pass of the last micro-batch completes them, and says
+which states rest cut over its axes. A bucket is the framework's habit: ``max(bucket.elements,
+bucket.elements_per_rank x ranks)`` elements, or one for all without overlap.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from simulator.ir.modules import Leaf, Site, Stage, Update
+from simulator.ir.ops import BYTES, Beside, Chain, Collective, Fragment, Op, Param
+from simulator.ir.scheme import Around, Inner, Scheme
+
+Of = Callable[[Param], tuple[tuple[str, ...], int]]
+"""Over which axes something of a parameter meets, and its elements; over none where nothing does."""
+
+Make = Callable[[tuple[str, ...], int], Op]
+"""What brings so many elements together over axes."""
+
+
+class DataScheme(Scheme):
+    """Base of the data schemes: the whole statement of one is which states it shards."""
+
+    family = "data"
+    role = "data scheme"
+    shards: ClassVar[tuple[str, ...]] = ()
+    """States that rest cut: optimizer, gradients, parameters."""
+
+    def layouts(self, site: Leaf) -> str | None:
+        return "b" if site.has("b") else None
+
+    @property
+    def copies(self) -> int:
+        """Ranks that hold the same weights, where no view says otherwise."""
+        return self.mesh.size((*self.over, *self.beside))
+
+    def sums(self, param: Param) -> tuple[str, ...]:
+        """Along my axes and those beside them ranks have the same weights; in a view along all of other tokens."""
+        mine = {*self.over, *self.beside}
+        return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
+
+    @cached_property
+    def replicas(self) -> tuple[str, ...]:
+        """The axes that my options name: along them states rest as copies, also those that rest cut over the others."""
+        named = (getattr(self.options, option) for option in self.names_axes)
+        return self.mesh.parts(axis for axis in named if axis)
+
+    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+        return tuple(axis for axis in self.sums(param) if axis not in self.replicas) if state in self.shards else ()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients leave in buckets while others are made; else all at once, when they all are."""
+        return bool(self.habits.overlap.dp)
+
+    def late(self, param: Param) -> tuple[str, ...]:
+        """Axes over which the gradient is summed once a step, behind the last micro-batch, and not in every one."""
+        return () if "gradients" in self.shards else self.sums(param)
+
+    def returns(self, param: Param) -> tuple[str, ...]:
+        """Axes over which updated shards of weights that rest whole come together before they are used again."""
+        return () if self.rests("parameters", param) else self.updates(param)
+
+    def _reduced(self, param: Param) -> tuple[tuple[str, ...], int]:
+        """Where a gradient is summed behind the last micro-batch, and the elements of it that rest until then."""
+        return self.late(param), param.size // self.mesh.size(self.rests("gradients", param))
+
+    def _returned(self, param: Param) -> tuple[tuple[str, ...], int]:
+        return self.returns(param), param.size
+
+    @property
+    def alike(self) -> Hashable:
+        """A rank does the same work beside any number of others: only along which axes there are some matters."""
+        return self.use, self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.options
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
+        chain = inner(stage)
+        if self.overlaps:
+            reduce: Make = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
+            gather: Make = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
+            chain.behind += self._in_buckets(chain, self._reduced, reduce, backward=True)
+            # Each bucket of weights is gathered in front of its first use in the first micro-batch.
+            chain.ahead += self._in_buckets(chain, self._returned, gather, backward=False)
+        return chain
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        """Without overlap all is reduced, and gathered again, around the update."""
+        fragment = inner(site)
+        if isinstance(site, Update) and not self.overlaps:
+            sums = [self.reduce(axes, n, "U", "every") for axes, n in together(site.params, self._reduced)]
+            for op in fragment.forward:
+                op.after += sums
+            gathers = []
+            for axes, elements in together(site.params, self._returned):
+                gathers.append(self.gather(axes, elements, "U", "every"))
+                gathers[-1].after.append(fragment.forward[-1])
+            fragment.forward = [*sums, *fragment.forward, *gathers]
+        return fragment
+
+    def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+        """A sum of gradients, to the shards that the optimizer updates; among replicas of shards, of all of each."""
+        copies = set(axes) <= set(self.replicas)
+        operation = "reduce_scatter" if "optimizer" in self.shards and not copies else "all_reduce"
+        work = Collective(operation, elements * BYTES[self.habits.gradients], axes)
+        return Op("reduce grads", "data-replicas" if copies else "data", work, [], phase, when)
+
+    def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+        work = Collective("all_gather", elements * BYTES[self.habits.weights], axes)
+        return Op("gather params", "data", work, [], phase, when)
+
+    def _in_buckets(self, chain: Chain, of: Of, make: Make, backward: bool) -> Iterable[Beside]:
+        """An op a bucket, of parameters that meet over the same axes, in the order in which they begin."""
+        limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.copies)
+        found = [of(param) if param.trained else ((), 0) for param, _ in chain.params()]
+        axes_of = [axes for axes, _ in found]
+        sets = list(dict.fromkeys(axes_of))
+        summed = chain.of_params([sets.index(axes) for axes in axes_of])
+        size = chain.of_params([elements for _, elements in found])
+        buckets: list[tuple[np.ndarray, Op]] = []
+        for i, axes in enumerate(sets):
+            if axes:
+                numbers = np.flatnonzero(summed == i)[:: -1 if backward else 1]
+                held = np.cumsum(size[numbers])
+                starts, sizes = _filled(held, limit)
+                ops = {elements: make(axes, elements) for elements in set(sizes)}
+                if len(sets) == 1:
+                    yield Beside([ops[elements] for elements in sizes], numbers, starts)
+                    return
+                buckets += zip(np.split(numbers, starts[1:]), (ops[elements] for elements in sizes), strict=True)
+        if buckets:
+            # Backward a bucket begins with its last gradient, forward it is there for its first weight.
+            buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
+            lengths = [len(numbers) for numbers, _ in buckets]
+            starts = np.cumsum([0, *lengths[:-1]])
+            yield Beside([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
+
+
+def together(params: Iterable[tuple[Param, int]], of: Of) -> Iterable[tuple[tuple[str, ...], int]]:
+    """The elements of all parameters that meet over the same axes."""
+    whole: dict[tuple[str, ...], int] = defaultdict(int)
+    for param, count in params:
+        axes, elements = of(param)
+        if axes:
+            whole[axes] += count * elements
+    return whole.items()
+
+
+def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
+    """Where buckets start, and how much is in each: the parameter that fills a bucket closes it.
+
+    held: elements of all parameters up to each one.
+    """
+    before = np.concatenate([[0], held[:-1]])
+    follows = (np.searchsorted(held, before + limit) + 1).tolist()
+    starts, start = [], 0
+    while start < len(held):
+        starts.append(start)
+        start = follows[start]
+    return np.array(starts), np.diff([*before[starts], held[-1]]).tolist()

@@ -1,0 +1,393 @@
+"""Sharded weights, unit by unit: whole while a unit computes, and cut while they rest.
+
+A unit is a transformer layer, the embedding, or the output layer with its loss. Of every unit `in_units` says when its
+weights are gathered, how long they live, and when its gradients leave; a scheme says how both move (`ShardedScheme`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import ClassVar
+
+from simulator.ir.modules import Stage
+from simulator.ir.ops import BYTES, COMPUTE, Chain, Fragment, Link, Memory, Op, Touch
+from simulator.ir.scheme import Around
+from simulator.schemes.data.shared.data_parallel import DataScheme
+
+
+@dataclass
+class Brought:
+    """How weights of a unit come together: ops one after another; what the unit does with them before it computes; and
+    the bytes that have come by then, where that is not the whole weights."""
+
+    ops: list[Op]
+    unpack: list[Op] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class ShardedScheme(DataScheme):
+    """Base of the data schemes whose gradients leave unit by unit, and whose weights come so where they rest cut.
+
+    How far ahead weights are gathered, and how weights and gradients move, is what such schemes differ in: `depth`,
+    `bring` and `scatter`. The axis along which ranks are nearest is the last one that it is `over`.
+    """
+
+    shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
+
+    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+        return super().lower_stage(stage, lambda part: in_units(self, grouped(inner(part), self.unit)))
+
+    @property
+    def unit(self) -> int:
+        """Layers of one unit, where as many of one kind stand in a row."""
+        return 1
+
+    def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
+        """What comes together once a step stands beside the units, on a stream that none of them uses."""
+        op = super().gather(axes, elements, phase, when)
+        return replace(op, stream="data-returns") if when == "first" else op
+
+    def depth(self, forward: bool, sizes: Sequence[int]) -> int:
+        """How many of the following units are gathered while one computes. sizes: elements of that one, and of those
+        that follow in this pass."""
+        return int(self.habits.overlap.dp)
+
+    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
+        """Gathers weights that are cut over `axes`. elements: of the whole weights."""
+        return Brought([self.gather(axes, elements, "F" if forward else "B", "every")])
+
+    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        """Sums the gradients of every micro-batch over `axes`, ops one after another: over those that they rest cut
+        over, then the shards over those along which these are copies."""
+        cut, copies = self.parted(axes)
+        ops = [self.reduce(cut, elements, "W", "every")] if cut else []
+        if copies:
+            ops.append(self.reduce(copies, elements // self.mesh.size(cut), "W", "every"))
+        return ops
+
+    def parted(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Those along which states rest cut, and those along which there are copies of the shards."""
+        cut = tuple(axis for axis in axes if axis not in self.replicas)
+        return cut, tuple(axis for axis in axes if axis in self.replicas)
+
+    @cached_property
+    def within(self) -> tuple[str, ...]:
+        """The axes of the nearest ranks that hold the same weights: the last that it is over, and those beside it."""
+        claimed = [axis for axis in self.claims if not set(self.mesh.parts(axis)) & set(self.replicas)]
+        return (*self.mesh.parts(claimed[-1:]), *self.beside)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a pass of a unit gathers: elements by the axes that they are cut over. live: elements that take memory of
+    their own meanwhile; those that also rest whole take none."""
+
+    groups: tuple[tuple[tuple[str, ...], int], ...] = ()
+    live: int = 0
+
+    @property
+    def elements(self) -> int:
+        return sum(elements for _, elements in self.groups)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the ranks of a scheme share of a unit: weights, for both passes; the elements of its gradients by the axes
+    over which they are summed, and those of them that do not rest whole."""
+
+    forward: Weights
+    backward: Weights
+    gradients: tuple[tuple[tuple[str, ...], int], ...]
+    leaving: int
+
+    def __bool__(self) -> bool:
+        return bool(self.forward.groups or self.gradients)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What a pass of a unit gathers when it begins, each with how many units later it is used; and what has been
+    gathered before for the units that follow, the next one first."""
+
+    now: tuple[tuple[int, Weights], ...]
+    before: tuple[Weights, ...]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a unit does for itself and its neighbours. sent: elements of the following unit's gradients, which are still
+    on their way in its backward pass."""
+
+    forward: Fetch
+    backward: Fetch
+    sent: int
+
+
+def grouped(chain: Chain, layers: int) -> Chain:
+    """`chain` whose links hold so many copies of one at a time, and what is left over by itself."""
+    if layers == 1:
+        return chain
+    links: list[Link] = []
+    for link in chain.links:
+        whole, rest = divmod(link.count, layers)
+        links += [_several(link, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
+    return Chain(links, chain.ahead, chain.behind)
+
+
+def _several(link: Link, n: int, count: int) -> Link:
+    """`count` times `n` copies of a link, one after another in one fragment."""
+    if n == 1:
+        return replace(link, count=count)
+    copies = [link.fragment.copy() for _ in range(n)]
+    takes, gives = link.takes or "", link.gives or ""
+    for one, other in pairwise(copies):
+        other.entry[takes].after.append(one.exit[gives])
+        if takes in other.grad_exit:
+            one.grad_entry[gives].after.append(other.grad_exit[takes])
+
+    def key(old: str, i: int) -> str:
+        """Copies meet in what one gives and the next one takes."""
+        back, (come, go) = old.removeprefix("d:"), link.keys
+        at = {come: i, go: i + 1}.get(back)
+        if at is None:
+            return f"{old} of {i}"
+        return old if at in (0, n) else f"{old.removesuffix(back)}between {at}"
+
+    fragment = Fragment(
+        [op for one in copies for op in one.forward],
+        [op for one in reversed(copies) for op in one.backward],
+        copies[0].entry,
+        copies[-1].exit,
+        copies[-1].grad_entry,
+        copies[0].grad_exit,
+        [param for one in copies for param in one.params],
+        [name for one in copies for name in one.borrowed],
+        [replace(touch, key=key(touch.key, i)) for i, one in enumerate(copies) for touch in one.touches],
+    )
+    found, left = (tuple(key(old, i) for i in range(n) for old in keys) for keys in (link.found, link.left))
+    return replace(link, fragment=fragment, count=count, found=found, left=left)
+
+
+def in_units(scheme: ShardedScheme, chain: Chain) -> Chain:
+    """`chain` with every unit's weights gathered before its passes and its gradients scattered behind.
+
+    A unit's weights are gathered while those before it compute, `scheme.depth` of them, else while nobody does: that is
+    the limit of gathers that nobody has used yet. An embedding whose table is that of the output layer, too, stays
+    whole between its passes, as does the gradient from the output layer's on (both belong to the root unit of FSDP,
+    which is not freed behind its forward pass).
+    """
+    links = chain.links
+    held = [_held(scheme, link) for link in links]
+    if not any(held):
+        return chain
+    shared = links[0].takes is None and bool(held[0]) and any(link.fragment.borrowed for link in links[1:])
+    if shared:
+        held[0] = replace(held[0], backward=Weights())
+    # Behind a unit that takes nothing from the one before, as an embedding does, a new row of neighbours begins.
+    rows: list[list[int]] = []
+    for i, link in enumerate(links):
+        if i == 0 or link.takes is None:
+            rows.append([])
+        rows[-1] += [i] * link.count
+    turns = [(i, turn) for row in rows for i, turn in zip(row, _turns(scheme, [held[i] for i in row]), strict=True)]
+    made: list[Link] = []
+    # Copies differ in what they do for their neighbours: mostly the first, those between, the last.
+    for (i, turn), alike in groupby(turns):
+        stays = shared and i == 0
+        fragment = _whole(scheme, links[i], held[i], turn, stays)
+        whole = replace(links[i], fragment=fragment, count=len(list(alike)))
+        table = [_table(axes) for axes, _ in held[0].gradients]
+        if shared and fragment.borrowed:
+            whole = _lends(scheme, whole, held[0])
+        made.append(replace(whole, found=(*whole.found, *table)) if stays else whole)
+    return Chain(made, chain.ahead, chain.behind)
+
+
+def _held(scheme: ShardedScheme, link: Link) -> Held:
+    forward, backward, gradients = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
+    live = leaving = 0
+    for param in link.fragment.params:
+        if axes := scheme.rests("parameters", param):
+            forward[axes] += param.size
+            second = scheme.secondary(param)
+            live += param.size if second != () else 0
+            backward[axes if second is None else second] += param.size
+        if param.trained and (axes := scheme.sums(param)):
+            gradients[axes] += param.size
+            leaving += param.size if scheme.rests("gradients", param) else 0
+    backward.pop((), None)
+    groups = Weights(tuple(forward.items()), live), Weights(tuple(backward.items()), live)
+    if not link.fragment.backward:  # nothing below is trained
+        return Held(groups[0], Weights(), (), 0)
+    return Held(*groups, tuple(gradients.items()), leaving)
+
+
+def _turns(scheme: ShardedScheme, row: list[Held]) -> list[Turn]:
+    forward = _fetched(scheme, [one.forward for one in row], True)
+    backward = _fetched(scheme, [one.backward for one in row[::-1]], False)[::-1]
+    sent = [*(one.leaving for one in row[1:]), 0]
+    return [Turn(*each) for each in zip(forward, backward, sent, strict=True)]
+
+
+def _fetched(scheme: ShardedScheme, row: list[Weights], forward: bool) -> list[Fetch]:
+    """For units in the order of a pass."""
+    sizes = [one.elements for one in row]
+    found, reached = [], 0
+    for place in range(len(row)):
+        begin = max(reached, place)
+        before = row[place + 1 : begin]
+        reached = max(begin, min(place + 1 + scheme.depth(forward, sizes[place:]), len(row)))
+        found.append(Fetch(tuple((at - place, row[at]) for at in range(begin, reached)), tuple(before)))
+    return found
+
+
+def _table(axes: tuple[str, ...]) -> str:
+    """The key of the gradients of a unit whose table others use too."""
+    return f"gradients of the table {axes}"
+
+
+def _lends(scheme: ShardedScheme, link: Link, table: Held) -> Link:
+    """A unit that makes a first part of the gradients of a table, which are given back where the table is."""
+    first = next((op for op in link.fragment.backward if op.phase == "W"), link.fragment.backward[-1])
+    for axes, elements in table.gradients:
+        nbytes = elements * BYTES[scheme.habits.gradients]
+        link.fragment.touches.append(Touch(_table(axes), nbytes, first, True, "gradients"))
+    return replace(link, left=(*link.left, *(_table(axes) for axes, _ in table.gradients)))
+
+
+def _whole(scheme: ShardedScheme, link: Link, own: Held, turn: Turn, stays: bool) -> Fragment:
+    """A unit with what it gathers and scatters. stays: its weights are whole between its passes, too."""
+    made = link.fragment.copy()
+    _pass(scheme, link, made, own.forward, turn.forward, True, stays)
+    if made.backward:
+        # A table that stays has come already.
+        weights = replace(own.forward, groups=()) if stays else own.backward
+        _pass(scheme, link, made, weights, turn.backward, False, stays)
+        # The gradients of the unit whose backward pass came before are still on their way.
+        nbytes, ends = turn.sent * BYTES[scheme.habits.gradients], (made.backward[0], made.backward[-1])
+        made.touches += _lives("gradients of the following", nbytes, *ends, "gradients")
+        for axes, elements in own.gradients:
+            _scatters(scheme, made, axes, elements, stays)
+    return made
+
+
+def _pass(
+    scheme: ShardedScheme, link: Link, made: Fragment, own: Weights, fetch: Fetch, forward: bool, stays: bool
+) -> None:
+    """One pass of a unit with what it gathers: its own weights, where nobody has before, and those of later units.
+
+    Who waits for its result waits for the next unit's weights, too.
+    """
+    ops, phase = (made.forward, "F") if forward else (made.backward, "B")
+    entry, takes = (made.entry, link.takes) if forward else (made.grad_entry, link.gives)
+    gate, gives = (made.exit, link.gives) if forward else (made.grad_exit, link.takes)
+    came = [entry[takes]] if takes in entry else []
+    kernels, first, last = [op for op in ops if op.stream == COMPUTE], ops[0], ops[-1]
+    mine = _brought(scheme, own, forward)
+    front, behind, arrived = list[Op](), list[Op](), dict[int, list[Op]]()
+    for later, weights in fetch.now:
+        found = _brought(scheme, weights, forward) if later else mine
+        # Where nothing comes in, the loss begins the backward pass.
+        begins = bool(later) and not forward and not came
+        for one in found:
+            one.ops[0].after += (front or ops)[:1] if begins else came
+        gathers = [op for one in found for op in one.ops]
+        (behind if begins and not front else front).extend(gathers)
+        arrived[later] = [one.ops[-1] for one in found]
+        if later and gathers:
+            made.touches += _lives(f"weights {phase} {later}", _coming(scheme, weights, found), gathers[0], last)
+    for later, weights in enumerate(fetch.before, 1):
+        nbytes = _coming(scheme, weights, _brought(scheme, weights, forward))
+        made.touches += _lives(f"weights {phase} {later}", nbytes, first, last)
+    here = arrived.get(0, [])
+    # What moves weights on before a kernel reads them waits for them, too.
+    used = {param.used for param in made.params} if forward else set()
+    for op in (op for op in ops if op.stream == COMPUTE or op in used):
+        op.after += here
+    key, begin = "weights" if stays else f"weights {phase}", (front if here else ops)[0]
+    made.touches += _lives(key, own.live * BYTES[scheme.habits.weights], begin, last)
+    marks, waits = _passed_on(len(fetch.before), arrived, phase)
+    if gives in gate and waits:
+        gate[gives] = Op("gather params of the next", after=[gate[gives], *waits], phase=phase)
+    ops[:] = [*front, *marks, *ops[:1], *behind, *ops[1:]]
+    unpack = [op for one in mine for op in one.unpack]
+    nbytes = sum(one.nbytes for one in mine)
+    if not unpack and mine and scheme.habits.gathers_apart:
+        nbytes = own.elements * BYTES[scheme.habits.weights]
+        unpack = [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=phase)]
+    for op in unpack:
+        op.after += [*came, *here]
+    place = ops.index(kernels[0]) if kernels else len(ops)
+    ops[place:place] = unpack
+    if nbytes:
+        made.touches += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
+
+
+def _brought(scheme: ShardedScheme, weights: Weights, forward: bool) -> list[Brought]:
+    found = [scheme.bring(axes, elements, forward) for axes, elements in weights.groups]
+    for one in found:
+        _in_turn(one.ops)
+    return found
+
+
+def _coming(scheme: ShardedScheme, weights: Weights, found: list[Brought]) -> float:
+    """Bytes of weights on their way to a later unit."""
+    return sum(one.nbytes for one in found) or weights.live * BYTES[scheme.habits.weights]
+
+
+def _in_turn(ops: list[Op]) -> None:
+    """Each op waits for the one before."""
+    for one, other in pairwise(ops):
+        other.after.append(one)
+
+
+def _passed_on(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[list[Op], list[Op]]:
+    """Marks that tell later units when their weights have come, and what the next unit waits for.
+
+    Units meet in their results alone, so news of weights for the unit after the next goes from unit to unit on a stream
+    of its own, those for one further on another, and so on; every unit hands them on to the stream before.
+    """
+
+    def mark(stream: int, after: list[Op]) -> Op:
+        name = "data-forward" if phase == "F" else "data-backward"
+        return Op("weights arrived", f"{name}-{stream}", None, after, phase)
+
+    marks = [mark(1, [])] if before else []
+    waits = marks[:1] or arrived.get(1, [])
+    for stream in range(1, before):
+        marks.append(mark(stream + 1, []))
+        marks.append(mark(stream, marks[-1:]))
+    marks += [mark(later - 1, ops) for later, ops in arrived.items() if later > 1 and ops]
+    return marks, waits
+
+
+def _scatters(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:
+    """Sums gradients behind the backward pass; whole ones that rest cut live until they have left."""
+    params = [param for param in made.params if param.trained and scheme.sums(param) == axes]
+    ready = [param.ready for param in params]
+    ops = scheme.scatter(axes, elements)
+    if not ops:
+        return
+    _in_turn(ops)
+    if scheme.rests("gradients", params[0]):
+        nbytes = elements * BYTES[scheme.habits.gradients]
+        begin = next((op for op in made.backward if op.phase == "W"), made.backward[-1])
+        if scheme.habits.gathers_apart:
+            packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
+            made.touches += _lives(f"packed {axes}", nbytes, packed, ops[0], "buffers")
+            made.backward.append(packed)
+            ready = [packed]
+        key = _table(axes) if stays else f"gradients {axes}"
+        made.touches += _lives(key, nbytes, begin, ops[0], "gradients")
+    ops[0].after += ready
+    made.backward += ops
+    for param in params:
+        param.ready = ops[-1]
+
+
+def _lives(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[Touch]:
+    return [Touch(key, round(nbytes), op, op is begin, category) for op in (begin, end)]

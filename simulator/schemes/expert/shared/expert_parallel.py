@@ -1,0 +1,152 @@
+"""What all expert schemes have in common: where experts lie, their capacity, and routing that is not even.
+
+Leaves, layouts and the collectives between them know even routing only. `ExpertScheme.lower` then tells the works of a
+layer with experts which rank has most to do: works go on to state the mean over ranks, which is what adds up, and take
+the `pace` of the most laden rank, and its groups (see `simulator.ir.ops.paced`). The one device that stands for all ranks
+also holds as many tokens as that one: its memory is what must suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from simulator.ir.layout import Dim, Tensor
+from simulator.ir.modules import Leaf, MoE, Site
+from simulator.ir.moe_operators import EXPERTS, Permute
+from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, Touch
+from simulator.ir.routing import Spread, Told
+from simulator.ir.scheme import Inner, Rule, Scheme, SchemeOptions, find_scheme
+
+TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
+"""Where tokens set out for their experts."""
+
+Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)]
+
+
+class ExpertScheme(Scheme):
+    """Its axes are those of the view of the experts: the one that spreads them, then, if there is one, the one that
+    divides each of them."""
+
+    family = "expert"
+    role = "expert scheme"
+    most_axes = 2
+    usual: ClassVar[float | None] = None
+    """Capacity of experts that are spread, where neither the plan nor the model says one."""
+
+    class Options(SchemeOptions):
+        capacity: Capacity | None = None
+        """Places of every expert, in tokens x top_k / experts, all sent and computed, filled or not; what finds none is
+        dropped. null: the model's own; dropless where it has none."""
+        routing: Told = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
+        """Who is chosen how often: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
+
+    _spread: Spread | None = None
+    """Of the layer that is being lowered."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the experts are spread over."""
+        return self.mesh.size(self.claims[:1])
+
+    def capacity(self, moe: Any) -> float | None:
+        """The capacity of experts under this scheme."""
+        own: float | None = self.options.capacity
+        if own is None:
+            own = moe.capacity
+        return self.usual if own is None and self.ranks > 1 else own
+
+    def adapt(self, model: Any) -> Any:
+        if model.moe is None:
+            return model
+        return model.model_copy(update={"moe": model.moe.model_copy(update={"capacity": self.capacity(model.moe)})})
+
+    def assumes(self, model: Any) -> Iterable[str]:
+        if model.moe is not None:
+            routing = self.options.routing
+            yield str(routing)
+            if dropped := routing.over(self.ranks, model.moe.experts, model.moe.capacity).dropped:
+                yield f"{dropped:.1%} of the choices of an expert find no place there and are dropped"
+
+    def accept(self, job: Any) -> None:
+        if job.model.moe is not None and job.model.moe.experts % self.ranks == 0:
+            where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
+            self.options.routing.fits(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
+
+    def of_same_tokens(self, job: Any) -> list[str]:
+        """The axes that experts are spread over, as far as no other scheme of the plan divides tokens along them."""
+        divided: set[str] = set()
+        for entry in job.plan.schemes:
+            kind, told = find_scheme(entry.use), entry.model_extra or {}
+            if kind.family not in ("pipeline", "expert"):
+                other = kind(kind.axes(entry.over, told), kind.Options(**told), self.mesh, self.habits)
+                rule = other.layouts(TOKENS)
+                dims = dict.fromkeys(other.over, rule) if isinstance(rule, str) else rule.divide if rule else {}
+                divided |= {part for part, dim in dims.items() if dim in ("b", "s")}
+        mine = self.mesh.parts(self.claims[:1])
+        return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
+
+    def layouts(self, site: Leaf) -> Rule:
+        dims = zip(self.claims, ("e", "f"), strict=False)
+        return Rule({part: dim for axis, dim in dims if site.has(dim) for part in self.mesh.parts(axis)})
+
+    def spread(self, site: MoE) -> Spread:
+        """How the tokens of a layer lie on the ranks that hold its experts."""
+        found: Spread = self.options.routing.over(self.ranks, site.experts, site.capacity)
+        return found
+
+    def lower(self, site: Site, inner: Inner) -> Fragment:
+        if isinstance(site, MoE):
+            spread = self.spread(site)
+            if spread.even:
+                return inner(site)
+            self._spread = spread
+            try:
+                return exchanged(inner(site), self, spread)
+            finally:
+                self._spread = None
+        if self._spread is not None and isinstance(site, Leaf) and site.view == EXPERTS:
+            return laden(inner(site), self._spread)
+        return inner(site)
+
+
+def exchanges(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
+    """The collectives of a layer along the axis that spreads its experts, forward and backward, in issue order."""
+    parts = set(scheme.mesh.parts(scheme.claims[:1]))
+    ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == scheme.family]
+    return [op for op in ops if isinstance(op.work, Collective) and parts >= set(op.work.axes)]
+
+
+def exchanged(fragment: Fragment, scheme: ExpertScheme, spread: Spread) -> Fragment:
+    """A layer whose collectives carry what leaves a rank in the mean, at the pace of who sends or receives most. Among
+    ranks that divide experts go the tokens of these: the most laden are those of the most laden experts."""
+    across = set(exchanges(fragment, scheme))
+    for op in (*fragment.forward, *fragment.backward):
+        if isinstance(op.work, Collective) and op.stream == scheme.family:
+            if op in across:
+                op.work = replace(op.work, nbytes=round(spread.remote * op.work.nbytes), pace=spread.exchange)
+            else:
+                op.work = replace(op.work, pace=max(spread.of_ranks))
+    return fragment
+
+
+def laden(fragment: Fragment, spread: Spread) -> Fragment:
+    """A leaf at the experts as its most laden rank does it."""
+    for op in (*fragment.forward, *fragment.backward):
+        if isinstance(op.work, Gemm):
+            ((_, mean),) = op.work.groups
+            groups = tuple((1, share * mean) for share in spread.groups if share)
+            op.work = replace(op.work, groups=groups, pace=spread.laden)
+        elif isinstance(op.work, Memory) and op.phase != "W":
+            # Those of phase W are of weights.
+            op.work = replace(op.work, pace=spread.laden)
+    fragment.touches = [widened(touch, spread.laden) for touch in fragment.touches]
+    return fragment
+
+
+def widened(touch: Touch, pace: float) -> Touch:
+    """Memory of tokens, in some layout, where there are more of them; the rest is of weights."""
+    return replace(touch, nbytes=round(pace * touch.nbytes)) if "@" in touch.key else touch

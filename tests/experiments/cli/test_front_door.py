@@ -1,0 +1,110 @@
+"""The first minutes with meshcast: a first job, its schema, completion of the shell, a tidy help."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from experiments.cli.app import app
+from experiments.schema import KINDS, schema
+from hardware.load import read_yaml
+from simulator.job.job import Batch, JobFile, RunLength, ShortPlan
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_first_job_is_answered(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    result = run("init", path)
+    assert result.exit_code == 0 and f"meshcast predict {path}" in result.stdout
+    answer = json.loads(run("predict", path, "--json").stdout)
+    assert answer["status"] == "fits" and answer["id"] == "first-job"
+    assert run("init", "-").stdout == path.read_text("utf-8")
+
+
+def test_the_first_job_teaches_every_key_in_a_line() -> None:
+    lines = run("init", "-").stdout.splitlines()
+    assert max(map(len, lines)) <= 120
+    taught = set()
+    for line in lines:
+        key = re.match(r" *(?:# )?(\w+):", line)
+        if key and (told := line.strip().removeprefix("# ").partition(" # ")[2]):
+            assert len(told) > 8, line
+            taught.add(key[1])
+    keys = {*JobFile.model_fields, *ShortPlan.model_fields, *RunLength.model_fields, "global", *Batch.model_fields}
+    assert keys - {"total"} - taught <= {"batch"}
+
+
+def test_what_the_first_job_hides_is_valid_too(tmp_path: Path) -> None:
+    text = run("init", "-").stdout
+    hidden = [line.strip().removeprefix("# ") for line in text.splitlines() if re.match(r" *# \w+:", line)]
+    assert len(hidden) >= 9
+    for line in hidden:
+        told = read_yaml(line).data
+        job = {"model": "mixtral-8x7b", "cluster": "dgx-h100:2"}
+        job |= told if told.keys() <= JobFile.model_fields.keys() else {"plan": {"tp": 4, "pp": 2, **told}}
+        (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
+        assert run("predict", tmp_path / "job.json").exit_code == 0, line
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("mine", "utf-8")
+    result = run("init", path)
+    assert result.exit_code == 2 and result.stdout == "" and "--force" in result.stderr
+    assert path.read_text("utf-8") == "mine"
+    assert run("init", path, "--force").exit_code == 0
+    assert path.read_text("utf-8").startswith("# A job")
+
+
+@pytest.mark.parametrize("place", ["absent/job.yaml", "."])
+def test_a_job_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+    result = run("init", tmp_path / place)
+    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_is_printed(kind: str) -> None:
+    result = run("schema", kind)
+    assert result.exit_code == 0 and json.loads(result.stdout) == schema(kind)
+
+
+def test_the_schema_of_jobs_comes_first_and_others_are_refused() -> None:
+    assert run("schema").stdout == run("schema", "job").stdout
+    result = run("schema", "jbo")
+    assert result.exit_code == 2 and result.stdout == "" and "Did you mean 'job'" in result.stderr
+
+
+def test_help_fits_a_screen() -> None:
+    help_ = run("--help").stdout
+    assert "schema" in help_ and "init" in help_ and len(help_.splitlines()) <= 50
+
+
+def asked(**told: str) -> str:
+    """What meshcast tells a shell that asks in these words."""
+    code = "import sys; sys.argv = ['meshcast']; from experiments.cli import main; main()"
+    env = {**os.environ, **told}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env).stdout
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --com")])
+def test_the_shells_script_is_printed(shell: str, word: str) -> None:
+    script = asked(_MESHCAST_COMPLETE=f"source_{shell}")
+    assert word in script and f"_MESHCAST_COMPLETE=complete_{shell}" in script
+
+
+@pytest.mark.parametrize(("line", "found"), [("meshcast pre", "predict"), ("meshcast predict --str", "--strict")])
+def test_the_shell_completes(line: str, found: str) -> None:
+    told = asked(_MESHCAST_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))
+    assert told.split() == [found]

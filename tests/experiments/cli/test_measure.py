@@ -1,0 +1,110 @@
+"""``meshcast measure``, ``import``, and ``validate`` of what they write: mistakes end in one message."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.cli.test_app import run
+from validation.measurements.measurement import Machine, Measurement, Row, Value
+
+JOB = """
+model: gpt2-124m
+cluster: {gpu: cpu-core, gpus: 2}
+framework: reference
+precision: fp32
+plan: {tp: 2}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB, "utf-8")
+    return path
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    forecasts = {"catalog": Value(value=1.1, low=1.0, high=1.3)}
+    rows = [
+        Row(name="step", group="tp 2", forecasts=forecasts, samples=(1.0, 1.0, 1.1)),
+        Row(
+            name="rank 0 peak allocated",
+            group="tp 2",
+            quantity="bytes",
+            samples=(3e9,),
+            forecasts={"catalog": Value(value=3.1e9, low=3.1e9, high=3.1e9)},
+        ),
+    ]
+    one = Measurement(
+        kind="distributed",
+        title="gpt2",
+        machine=Machine(device="cpu", name="a processor"),
+        versions={},
+        command="",
+        forecast_written="then",
+        measured="now",
+        rows=tuple(rows),
+    )
+    return one.write(tmp_path / "steps.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("kernel", "JOB"), "Did you mean 'kernels'"),
+        (("kernels", "JOB", "--steps", "3"), "kernels take no such option"),
+        (("distributed", "JOB", "--tp", "2"), "distributed take no such option"),
+        (("campaign", "JOB", "--device", "cpu"), "names its device"),
+        (("kernels", "absent.yaml", "--device", "cpu"), "absent.yaml"),
+    ],
+)
+def test_mistakes_of_measure(job: Path, words: tuple[str, ...], said: str) -> None:
+    pytest.importorskip("torch")
+    result = run("measure", *(str(job) if word == "JOB" else word for word in words))
+    assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
+
+
+def test_without_torch_it_says_what_to_install(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.cli.validate.find_spec", lambda name: None)
+    for words in (("measure", "kernels", job), ("calibrate", "--device", "cpu", "--out", job.parent / "mine")):
+        result = run(*words)
+        assert result.exit_code == 2 and "torch is not installed" in result.stderr
+
+
+def test_a_measurement_is_held_against_its_forecast(measured: Path, tmp_path: Path) -> None:
+    result = run("validate", "distributed", measured, "--json", "--plot", tmp_path / "m.png")
+    answer = json.loads(result.stdout)
+    assert answer["rows"][0]["error"]["catalog"] == pytest.approx(0.1) and (tmp_path / "m.png").stat().st_size > 5000
+    page = run("validate", "distributed", measured).stdout
+    assert "rank 0 peak allocated" in page and "+10.0" in page
+
+
+def test_files_of_another_kind_are_called_by_their_name(measured: Path, tmp_path: Path) -> None:
+    result = run("validate", "stages", measured)
+    assert result.exit_code == 2 and "these are distributed" in result.stderr
+    assert run("validate", "stages").exit_code == 2
+    table = tmp_path / "t.csv"
+    table.write_text("a,b\n1,2\n", "utf-8")
+    assert "held apart" in run("validate", "kernels", measured, table).stderr
+    assert "takes no such option" in run("validate", "distributed", measured, "--jobs", "2").stderr
+
+
+def test_a_log_is_imported_and_forecast(job: Path, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    line = " iteration {}/ 100 | consumed samples: 8 | elapsed time per iteration (ms): {} | global batch size: 1 |\n"
+    log.write_text("".join(line.format(i, 500.0 + i) for i in range(1, 9)), "utf-8")
+    out = tmp_path / "steps.json"
+    result = run("import", "megatron-log", log, "--job", job, "--out", out, "--skip", "2")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(out.read_text("utf-8"))
+    assert len(found["rows"][0]["samples"]) == 6 and found["rows"][0]["forecasts"]["catalog"]["value"] > 0
+    assert "Did you mean" in run("import", "megatron-logs", log).stderr
+    assert "take no such option" in run("import", "megatron-log", log, "--rank", "1").stderr
+
+
+def test_a_calibration_of_this_machine_takes_no_tables(tmp_path: Path) -> None:
+    result = run("calibrate", "kernels", "--device", "cpu", "--out", tmp_path / "mine")
+    assert result.exit_code == 2 and "calibrated by what it measures itself" in result.stderr
+    assert "needed without --device" in run("calibrate", "--out", tmp_path / "mine").stderr

@@ -1,0 +1,125 @@
+"""``meshcast list schedule`` and ``meshcast export schedule``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from experiments.pages.schedules import page, played
+from tests.experiments.cli.test_app import answer, run
+
+TABLE = """\
+1f1b: 2 devices, 3 micro-batches, 2 stages
+
+          0  1  2  3  4  5  6  7  8  9  10 11
+device 0  F0 F1       BW0·· F2 BW1··    BW2··
+device 1     F0 BW0·· F1 BW1·· F2 BW2··
+
+12 slots, bubble 25.0%, chunks in flight 2 1
+"""
+
+
+def test_the_table_of_a_schedule() -> None:
+    found = run("list", "schedule", "1f1b", "--p", 2, "--m", 3)
+    assert found.exit_code == 0 and found.stdout == TABLE
+
+
+def test_several_stages_are_told_apart_and_pairs_stand_together() -> None:
+    interleaved = run("list", "schedule", "interleaved-1f1b", "--p", 2, "--m", 4, "--v", 2).stdout
+    assert "device 1      1F0 1F1 3F0 3BW0··· 3F1 3BW1··· 1F2 1BW0···" in interleaved
+    assert "0F3+7BW5" in run("list", "schedule", "dualpipe", "--p", 4, "--m", 8).stdout
+
+
+def test_moves_have_a_row_of_their_own() -> None:
+    lines = run("list", "schedule", "bpipe", "--p", 4, "--m", 8).stdout.splitlines()
+    moves = [line.split() for line in lines if line.startswith("  moves")]
+    assert moves[0][:4] == ["moves", "0E1", "0E2", "0L1"]
+    assert moves[1][:4] == ["moves", "0K1", "0K2", "0G1"]
+
+
+def test_a_long_table_goes_on_below() -> None:
+    found = run("list", "schedule", "gpipe", "--p", 3, "--m", 40)
+    lines = found.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    numbers = [line.split() for line in lines if line.startswith("   ")]
+    heads = [[int(word) for word in words] for words in numbers]
+    assert [slot for head in heads for slot in head] == list(range(3 * 42)), "every slot stands once"
+    assert sum(line.startswith("device 0") for line in lines) == len(heads) > 2
+
+
+def test_every_kind_has_its_colour() -> None:
+    run_ = played("zb-h1", 2, 3, None)
+    console = Console(file=None, record=True, width=120, force_terminal=True, quiet=True)
+    console.print(page("zb-h1", run_))
+    styles: dict[str, set[str]] = {}
+    for line in page("zb-h1", run_).renderables:  # type: ignore[attr-defined]
+        assert isinstance(line, Text)
+        for span in line.spans:
+            word = line.plain[span.start : span.end].strip().strip("·")
+            if word[:1] in ("F", "B", "W"):
+                styles.setdefault(word[0], set()).add(str(span.style))
+    assert styles == {"F": {"blue"}, "B": {"green"}, "W": {"yellow"}}
+
+
+def test_the_table_for_programs() -> None:
+    found = answer("list", "schedule", "zb-h1", "--p", 4, "--m", 8, "--json")
+    assert (found["slots"], found["in_flight_b"]) == (27, [4, 3, 2, 1])
+    assert found["rows"][3][:3] == [
+        {"action": "3F0", "begin": 3, "end": 4},
+        {"action": "3B0", "begin": 4, "end": 5},
+        {"action": "3F1", "begin": 5, "end": 6},
+    ]
+
+
+def test_a_file_is_shown_and_written_again(tmp_path: Path) -> None:
+    file = tmp_path / "order.csv"
+    found = run("export", "schedule", "1f1b", "--p", 2, "--m", 3, "--out", file)
+    assert found.exit_code == 0 and f"wrote {file}" in found.stderr and found.stdout == ""
+    assert file.read_bytes() == b"0F0,0F1,0B0,0F2,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n"
+    shown = run("list", "schedule", file)
+    assert shown.stdout.splitlines()[1:] == TABLE.splitlines()[1:]
+    assert shown.stdout.startswith(f"{file.name}: 2 devices, 3 micro-batches, 2 stages")
+    assert run("export", "schedule", file).stdout_bytes == file.read_bytes()
+
+
+def test_an_order_that_stands_still_is_shown_where_it_does(tmp_path: Path) -> None:
+    file = tmp_path / "stuck.csv"
+    file.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    found = run("list", "schedule", file)
+    assert found.exit_code == 2 and found.stdout == ""
+    assert "the marked actions wait for each other" in found.stderr
+    assert "  device 0: 0F0 >0BW0< 0F1 0BW1\n  device 1: 1F0 >1F1< 1BW0 1BW1" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("list", "schedule"), "NAME: a schedule has a name"),
+        (("list", "schedule", "1f1b"), "--p: a schedule exists for so many devices"),
+        (("list", "schedule", "1f1b", "--p", 4), "--m: a schedule exists"),
+        (("list", "schedule", "1f2b", "--p", 4, "--m", 8), "Did you mean 'pipeline/1f1b'"),
+        (("list", "schedule", "1f1b", "--p", 4, "--m", 8, "--v", 2), "has one chunk a device"),
+        (("list", "schedule", "none.csv"), "none.csv: it cannot be read"),
+        (("list", "gpus", "h100-sxm"), "NAME is 'h100-sxm': gpus are listed as a whole"),
+        (("list", "gpus", "--p", 4), "--p is 4"),
+        (("export", "job"), "nothing of this name is exported. Valid: schedule"),
+        (("export", "schedule", "bpipe", "--p", 4, "--m", 8), "no word for an action"),
+        (("export", "schedule", "1f1b", "--p", 2, "--m", 2, "--out", "/nowhere/order.csv"), "--out"),
+    ],
+)
+def test_mistakes_end_in_one_message(words: tuple[Any, ...], told: str) -> None:
+    found = run(*words)
+    assert found.exit_code == 2 and found.stdout == ""
+    assert told in found.stderr and found.stderr.count("\n") == 1
+
+
+def test_a_file_says_its_own_shape(tmp_path: Path) -> None:
+    file = tmp_path / "order.csv"
+    run("export", "schedule", "gpipe", "--p", 2, "--m", 2, "--out", file)
+    assert run("list", "schedule", file, "--p", 2, "--m", 2).exit_code == 0
+    wrong = run("list", "schedule", file, "--m", 3)
+    assert wrong.exit_code == 2 and "--m is 3" in wrong.stderr and "says that it is 2" in wrong.stderr

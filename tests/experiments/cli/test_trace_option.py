@@ -1,0 +1,63 @@
+"""`meshcast predict --trace`: the file is written and named on the page; what cannot be written is told at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from experiments.cli import app as cli
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: gpt2-124m\ncluster: dgx-h100:1\nplan: {tp: 2, pp: 2}\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.JSON"])
+def test_a_trace_is_written(job: Path, name: str) -> None:
+    path = job.parent / name
+    result = run("predict", job, "--trace", path)
+    assert result.exit_code == 0, result.output
+    assert name in result.stdout and "ui.perfetto.dev" in result.stdout
+    text = gzip.decompress(path.read_bytes()) if name.endswith("gz") else path.read_bytes()
+    assert json.loads(text)["traceEvents"]
+
+
+def test_json_stays_json(job: Path) -> None:
+    result = run("predict", job, "--json", "--trace", job.parent / "a.json")
+    assert json.loads(result.stdout)["status"] == "fits" and (job.parent / "a.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "absent/a.json", "folder.json"])
+def test_a_trace_that_cannot_be_written(job: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job.parent / "folder.json").mkdir()
+    # It is told before the work: nothing is forecast.
+    monkeypatch.setattr("simulator.simulate", None)
+    result = run("predict", job, "--trace", job.parent / name)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1 and "--trace" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--trace", "--plot"])
+def test_a_file_that_may_not_be_written(job: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda _, mode, **__: mode != os.W_OK)
+    result = run("predict", job, option, job.parent / ("a.json" if option == "--trace" else "a.png"))
+    assert result.exit_code == 2 and "permission denied" in result.stderr and option in result.stderr
+
+
+def test_the_job_is_not_overwritten(tmp_path: Path) -> None:
+    job = tmp_path / "job.json"
+    job.write_text('{"model": "gpt2-124m", "cluster": "dgx-h100:1"}', "utf-8")
+    result = run("predict", job, "--trace", tmp_path / "." / "job.json")
+    assert result.exit_code == 2 and "it is the job" in result.stderr and job.stat().st_size < 100

@@ -1,0 +1,154 @@
+"""``meshcast validate published``, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from typer.testing import CliRunner, Result
+
+from experiments.cli import app as cli
+from experiments.plots import published as plots
+from experiments.plots import style
+from validation.published import answer as module
+from validation.published.rows import shipped
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli.app, ["validate", "published", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    result = run("--json", "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_without_data_the_shipped_tables_are_run(answer: dict[str, Any]) -> None:
+    assert [row["id"] for row in answer["rows"]] == [each.id for each in shipped()]
+    told = answer["summary"]
+    assert told["predicted"] == told["compared"] == 21 and told["refused"] == 0
+    for key in ("median", "mean", "p90", "bias", "inside_interval", "baseline", "memory", "refusals"):
+        assert told[key] is not None
+    for group in ("by_source", "by_gpu", "by_class", "by_stack"):
+        assert sum(of["rows"] for of in told[group].values()) == 21
+
+
+def test_the_page_names_every_group_and_the_naive_forecast(answer: dict[str, Any]) -> None:
+    result = run()
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 100 and "…" not in result.stdout
+    for words in ("21 published runs", "korthikanti", "smith", "a100-sxm-80", "megatron-lm-2021", "naive", "blind"):
+        assert words in result.stdout
+    shown = next(line for line in lines if line.startswith(" all")).split()
+    assert float(shown[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)
+
+
+def test_groups_without_a_run_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("not json\n", "utf-8")
+    shown = run(tmp_path / "bad.jsonl").stdout
+    assert shown.startswith("1 published run: ") and "by source" not in shown and "None" not in shown
+
+
+def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text('{"id": "x-1", "spec": {"class": "dense", "stack": "nemo"}}\nnot json\n', "utf-8")
+    two.write_text('{"id": "y-1", "spec": {"class": "hybrid-ssm", "stack": "nemo"}}\n', "utf-8")
+    for words in (("--data", one, "--data", two), ("--data", one, two)):
+        rows = json.loads(run(*words, "--json").stdout)["rows"]
+        assert [row["id"] for row in rows] == ["x-1", None, "y-1"]
+        assert "one.jsonl:2" in rows[1]["reason"] and "state-space" in rows[2]["reason"]
+    page = run("--data", one, two)
+    assert page.exit_code == 0 and "3 refused" in page.stdout and "state-space" in page.stdout
+
+
+def test_mistakes_end_in_one_message(tmp_path: Path) -> None:
+    for words in (("--data", tmp_path / "absent"), ("--jobs", 0), ("--plot", tmp_path / "a.txt")):
+        result = run(*words)
+        assert result.exit_code == 2 and result.stdout == "" and "Traceback" not in result.output
+    pipeline = CliRunner().invoke(cli.app, ["validate", "pipeline", "--jobs", "2"])
+    assert pipeline.exit_code == 2 and "--jobs" in pipeline.stderr
+
+
+def test_an_interrupted_run_prints_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = module.answer, []
+
+    def stop(*words: Any) -> Any:
+        if len(seen) == module.CHUNK + 1:
+            raise KeyboardInterrupt
+        seen.append(words)
+        return real(*words)
+
+    monkeypatch.setattr(module, "answer", stop)
+    result = run("--jobs", 1, "--json")
+    assert result.exit_code == 130
+    assert len(json.loads(result.stdout)["rows"]) == module.CHUNK
+    assert f"{len(shipped()) - module.CHUNK} runs are not answered" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------- figures
+
+
+def styled(dots: list[plots.Dot]) -> Figure:
+    with matplotlib.rc_context(style.RC):
+        figure = plots.against(dots, "Step time", "s", 30)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
+    assert run("--plot", f"{tmp_path}/out/").exit_code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["step-time.png"], "no paper prints its memory"
+    some = shipped()[0]
+    read = {"id": "one-1", "spec": some.spec.model_dump(by_alias=True), "measured": {"peak_memory_gib": 40.0}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(read), "utf-8")
+    assert run("--data", tmp_path / "runs.jsonl", "--plot", f"{tmp_path}/both/").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["memory.png", "step-time.png"]
+    assert run("--plot", tmp_path / "alone.svg").exit_code == 0
+    again = (tmp_path / "alone.svg").read_bytes()
+    assert run("--plot", tmp_path / "alone.svg", "--jobs", 2).exit_code == 0
+    assert (tmp_path / "alone.svg").read_bytes() == again
+
+
+def test_dots_stand_where_the_answers_say(answer: dict[str, Any]) -> None:
+    dots = plots.times(answer["rows"])
+    assert [dot.predicted for dot in dots] == [row["predicted"]["step_time_s"] for row in answer["rows"]]
+    assert [dot.measured for dot in dots] == pytest.approx([row["measured"]["step_time_s"] for row in answer["rows"]])
+    figure = styled(dots)
+    drawn = sorted(point for group in figure.axes[0].collections for point in _offsets(group))
+    expected = sorted((dot.measured, dot.predicted) for dot in dots)
+    assert [x for x, _ in drawn] == pytest.approx([x for x, _ in expected])
+    assert [y for _, y in drawn] == pytest.approx([y for _, y in expected])
+    shown = " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+    assert "21 of 30 runs" in shown and "korthikanti" in shown
+
+
+def test_many_sources_stay_apart_and_far_ones_stay_on_the_paper() -> None:
+    dots = [plots.Dot(f"source {i}", 10.0**i, 10.0**i * (0.01 if i else 100), 1.0, 1e9) for i in range(17)]
+    looks = plots._looks(dots)
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == 17
+    figure = styled(dots)
+    low, high = figure.axes[1].get_ylim()
+    assert 1 / high == pytest.approx(low) and high <= plots.FARTHEST
+    edges = figure.bbox
+    for text in (*figure.texts, *(label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label))):
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= edges.x1 and box.y1 <= edges.y1, text.get_text()
+
+
+def test_nothing_to_draw_is_said() -> None:
+    shown = " ".join(text.get_text() for text in styled([]).findobj(matplotlib.text.Text))
+    assert "None of the 30 runs" in shown
+
+
+def _offsets(group: Any) -> list[tuple[float, float]]:
+    kind = type(group).__name__
+    return [(float(x), float(y)) for x, y in group.get_offsets()] if kind == "PathCollection" else []

@@ -1,0 +1,377 @@
+"""``meshcast validate kernels|collectives`` and ``calibrate``: every row answered in its place, mistakes in a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from experiments.cli.app import app
+from experiments.pages import calibration as measured
+from hardware.errors import MeshcastError
+from tests.experiments.pages.tables import KIND, ROWS, put
+from validation.calibration.kernels import tables as kernels
+
+ODD = ["", "nan", "-1", "0", "abc", "inf", "1e300", "1e-300", "1e400", "9" * 30, "1.5", "1", "3", "7", "131072", "True"]
+ODD += ["H100", "mi300x", "v100", "h100-nvl", "fp8", "nvfp4", "BF16", "fp4", "power_law_400", "p2p", "1_000", "é", '"']
+ODD += [
+    "RoCE 0x0G",
+    "9999999x9999999999G InfiniBand",
+    "EFA " + "9" * 400 + "G per GPU",
+    "Slingshot 3.2.1 Tb/s per node",
+]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def answer(kind: str, *files: Path) -> dict:
+    result = run("validate", kind, "--json", *files)
+    assert result.exit_code == 0, result.output
+
+    def never(name: str) -> None:
+        raise AssertionError(f"{name} is no number of JSON")
+
+    return json.loads(result.stdout, parse_constant=never)
+
+
+def sound(told: dict, count: int) -> None:
+    """One answer for each row, in order, and sums that are right."""
+    rows, summary = told["rows"], told["summary"]
+    assert [row["line"] for row in rows] == list(range(1, count + 1))
+    for row in rows:
+        if row["status"] == "predicted":
+            low, high = row["interval_90_us"]
+            assert 0 < low <= row["predicted_us"] <= high and row["measured_us"] > 0 and row["reason"] is None
+        else:
+            assert row["status"] == "refused" and row["reason"] and row["predicted_us"] is None
+    predicted = sum(row["status"] == "predicted" for row in rows)
+    assert (summary["rows"], summary["predicted"], summary["refused"]) == (count, predicted, count - predicted)
+    assert summary["impossible"] == 0 and sum(summary["refusals"].values()) == count - predicted
+    json.dumps(told, allow_nan=False)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A small table of products."""
+    return put(tmp_path / "gemm.csv", ROWS["gemm"])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_format_is_forecast(tmp_path, name):
+    told = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name]))
+    sound(told, len(ROWS[name]))
+    assert told["summary"]["refused"] == 0
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_order_and_further_columns_do_not_count(tmp_path, name):
+    rows = [row | {"v": "x", "qk": "", "shared": "yes", "index": 3, "library_version": "1"} for row in ROWS[name]]
+    plain = answer(KIND[name], put(tmp_path / "a.csv", ROWS[name]))
+    turned = answer(KIND[name], put(tmp_path / "b.csv", rows[::-1], reversed(rows[0])))
+    sound(turned, len(rows))
+    for one, other in zip(plain["rows"], reversed(turned["rows"]), strict=True):
+        assert one["predicted_us"] == pytest.approx(other["predicted_us"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [(name, "source") for name in ROWS] + [("collectives", "algo"), ("calls", "sms"), ("calls", "nodes")],
+)
+def test_columns_that_a_table_may_lack(tmp_path, name, column):
+    kept = [each for each in ROWS[name][0] if each != column]
+    told = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name], kept))
+    sound(told, len(ROWS[name]))
+    assert told["summary"]["refused"] == 0
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "h20", "a100-sxm-40", "v100", "H100", "gb300", "h100_pcie"])
+@pytest.mark.parametrize("name", ["gemm", "attention", "experts", "calls", "elementwise", "collectives"])
+def test_gpus_that_no_table_has(tmp_path, name, gpu):
+    told, _ = measured.validated(KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None)
+    sound(told, len(ROWS[name]))
+    if gpu in ("mi300x", "h20", "H100"):
+        assert told["summary"]["predicted"] > 0
+
+
+def test_odd_rows_are_refused_with_what_is_wrong_in_them(tmp_path):
+    good = ROWS["gemm"][0]
+    changes = {
+        "m": ("many", "1e300", "inf", "1_000", "-4", ""),
+        "time_us": ("0", "-1", "nan", "soon"),
+        "gpu": ("abacus", ""),
+        "dtype": ("fp3", "fp4"),
+    }
+    odd = [good | {name: value} for name, values in changes.items() for value in values]
+    odd.append(good | {"gpu": "a100", "dtype": "fp8"})
+    told = answer("kernels", put(tmp_path / "odd.csv", [good, *odd, good]))
+    sound(told, len(odd) + 2)
+    assert [row["status"] == "predicted" for row in told["rows"]] == [True, *[False] * len(odd), True]
+    reasons = " / ".join(row["reason"] or "" for row in told["rows"])
+    for word in ("m is 'many'", "1e+300", "'inf'", "'1_000'", "m is missing", "'soon'", "abacus", "gpu is missing"):
+        assert word in reasons
+    assert "other reasons" not in run("validate", "kernels", tmp_path / "odd.csv").output
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("attention", {"heads": 6}, "cannot share"),
+        ("attention", {"head_dim": 0}, "width of heads"),
+        ("grouped", {"groups": 0}, "groups = 0"),
+        ("experts", {"ep": 256}, "cannot be divided evenly"),
+        ("experts", {"topk": 129}, "more than 128 experts"),
+        ("experts", {"num_experts": 10**9}, "above 4096"),
+        ("experts", {"distribution": "power_law_300"}, "not known"),
+        ("calls", {"topk": 300}, "do not go together"),
+        ("calls", {"op": "prepare", "gpu": "v100"}, "has a section prepare"),
+        ("calls", {"nodes": "two"}, "'two'"),
+        ("streams", {"TBps": -1}, "-1"),
+        ("elementwise", {"bytes_read": -5}, "-5"),
+        ("collectives", {"gpus": 10**9}, "above 131072"),
+        ("collectives", {"interconnect": "carrier pigeons", "gpus": 16, "nodes": 2}, "not stated"),
+    ],
+)
+def test_shapes_that_cannot_be(tmp_path, name, change, words):
+    told = answer(KIND[name], put(tmp_path / "a.csv", [ROWS[name][0] | change, ROWS[name][0]]))
+    sound(told, 2)
+    assert words in told["rows"][0]["reason"] and told["rows"][1]["status"] == "predicted"
+
+
+def test_rows_of_several_formats_in_one_table(tmp_path):
+    names = ("gemm", "attention", "training", "experts", "elementwise", "calls", "passes", "grouped")
+    rows = [row for some in zip(*(ROWS[name][:2] for name in names), strict=True) for row in some]
+    columns = dict.fromkeys(column for row in rows for column in row)
+    told = answer("kernels", put(tmp_path / "mixed.csv", rows, columns))
+    sound(told, len(rows))
+    assert told["summary"]["refused"] == 0
+    for name in names:
+        alone = answer("kernels", put(tmp_path / "alone.csv", ROWS[name][:2]))["rows"]
+        mixed = [told["rows"][names.index(name) + len(names) * at]["predicted_us"] for at in range(2)]
+        assert mixed == pytest.approx([row["predicted_us"] for row in alone], rel=1e-9)
+
+
+def test_how_files_are_written_does_not_count(tmp_path, table):
+    text = table.read_text()
+    (tmp_path / "crlf.csv").write_bytes(text.replace("\n", "\r\n").encode())
+    (tmp_path / "bom.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "empty-lines.csv").write_text(text.replace("\n", "\n\n"))
+    (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "packed.csv").write_bytes(gzip.compress(text.encode()))
+    files = [table, *sorted(set(tmp_path.iterdir()) - {table})]
+    told = answer("kernels", *files)
+    parts = [[row | {"file": ""} for row in told["rows"] if row["file"] == str(file)] for file in files]
+    assert len(files) == 6 and all(part == parts[0] for part in parts)
+    assert [row["file"] for row in told["rows"]] == [str(file) for file in files for _ in ROWS["gemm"]]
+    assert run("validate", "kernels", "--json", *files).stdout == run("validate", "kernels", "--json", *files).stdout
+
+
+def test_rows_of_too_many_or_too_few_fields_keep_their_place(table):
+    table.write_text(table.read_text() + "h100,bfloat16\nh100,bfloat16,1,2,3,4,AIC,more,still\n")
+    rows = answer("kernels", table)["rows"]
+    assert [row["status"] for row in rows[-3:]] == ["predicted", "refused", "refused"]
+    assert rows[-2]["reason"] == "m is missing" and rows[-1]["reason"] == "the row has 9 fields, the header 7"
+
+
+def test_a_table_without_rows_has_no_answers(table, tmp_path):
+    table.write_text(table.read_text().splitlines()[0])
+    told = answer("kernels", table)
+    assert told["rows"] == [] and told["summary"]["rows"] == 0 and told["summary"]["median"] is None
+    result = run("validate", "kernels", table, "--plot", tmp_path / "a.png")
+    assert result.exit_code == 0 and "nothing is drawn" in result.output and not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b"", "it is empty"),
+        (b"\n\n", "it is empty"),
+        (b"\x00\xff\xfe\x80", "not UTF-8"),
+        (b"a,b\n1,2\n", "no format"),
+        (b"gpu;dtype;m;n;k;time_us\n", "separated by semicolons"),
+        (b"gpu,dtype,m,n,k\nh100,bf16,1,2,3\n", "add time_us"),
+        (b"gpu,dtype,m,m,n,k,time_us\n", "given twice"),
+        (b'gpu,dtype,m,n,k,time_us\n"h100,bf16,1,2,3,4\n', "line 2"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_files_that_are_no_tables(tmp_path, content, words, as_json):
+    path = tmp_path / "odd.csv"
+    if content is not None:
+        path.write_bytes(content)
+    result = run("validate", "kernels", path, *["--json"] * as_json)
+    assert result.exit_code == 2 and words in result.output
+    assert "Traceback" not in result.output
+    if as_json:
+        assert json.loads(result.stdout)["error"]["value"] == str(path)
+
+
+@pytest.mark.parametrize("cut", [3, 40, -9])
+def test_a_damaged_archive_is_told(tmp_path, table, cut):
+    packed = gzip.compress(table.read_bytes())
+    path = tmp_path / "cut.csv.gz"
+    for content in (packed[:cut], packed[:20] + b"\xff" * 12 + packed[32:]):
+        path.write_bytes(content)
+        result = run("validate", "kernels", path)
+        assert result.exit_code == 2 and "cannot be read" in result.output
+
+
+def test_a_folder_and_a_table_of_the_other_kind(tmp_path, table):
+    assert "directory" in run("validate", "kernels", tmp_path).output.lower()
+    result = run("validate", "collectives", table)
+    assert result.exit_code == 2 and "Write kernels in place of collectives" in result.output.replace("\n", " ")
+
+
+def test_figures(tmp_path, table):
+    for place in ("a.png", "a.svg", "folder/"):
+        assert run("validate", "kernels", table, "--plot", f"{tmp_path}/{place}").exit_code == 0
+    for file in ("a.png", "a.svg", "folder/errors.png", "folder/ratios.png"):
+        assert (tmp_path / file).stat().st_size > 1000
+    for place in ("a.pdf", "no/a.png", "gemm.csv/"):
+        assert run("validate", "kernels", table, "--plot", f"{tmp_path}/{place}").exit_code == 2
+
+
+# ---------------------------------------------------------------------------------------- calibrations
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """Streams of two GPUs, and their calibrations."""
+    folder = tmp_path_factory.mktemp("fitted")
+    rows = [row | {"gpu": gpu, "TBps": 1.5 + 0.01 * i} for gpu in ("h100", "a100") for i in range(4) for row in STREAMS]
+    file = put(folder / "streams.csv", rows)
+    result = run("calibrate", "kernels", file, "--out", folder / "out", "--json")
+    assert result.exit_code == 0, result.output
+    return file, folder / "out", json.loads(result.stdout)
+
+
+STREAMS = ROWS["streams"]
+
+
+def test_calibrations_are_written_and_used(fitted):
+    file, out, told = fitted
+    assert [one["name"] for one in told["calibrated"]] == ["a100-sxm-80", "h100-sxm"] and told["missing"] == []
+    assert sorted(path.name for path in out.iterdir()) == ["a100-sxm-80.yaml", "h100-sxm.yaml"]
+    own, _ = measured.validated("kernels", [file], out)
+    assert own["summary"]["median"] < 0.03 < measured.validated("kernels", [file], None)[0]["summary"]["median"]
+
+
+def test_two_libraries_are_fitted_each_without_the_other(tmp_path):
+    rows = [row | {"source": source} for source in ("BabelStream", "vidur") for row in STREAMS * 4]
+    told = measured.calibrated("kernels", [put(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
+    libraries = told["calibrated"][0]["libraries"]
+    assert len(libraries) == 2 and all(one["blind_median"] is not None for one in libraries)
+
+
+def test_what_cannot_be_calibrated(tmp_path, table, fitted):
+    file = fitted[0]
+    (tmp_path / "plain").write_text("")
+    for words, said in (
+        ([table, "--out", tmp_path / "out"], "no library has 10 rows"),
+        ([file, "--out", tmp_path / "out", "--only", "h100"], "Did you mean 'h100-sxm'"),
+        ([file, "--out", tmp_path / "plain"], "it is no folder"),
+        ([file, "--out", tmp_path / "a" / "b"], "there is no folder"),
+        (["--out", tmp_path / "out"], "need tables"),
+    ):
+        result = run("calibrate", "kernels", *words)
+        assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
+    assert not (tmp_path / "out").exists()
+    assert run("calibrate", "kernels", file, "--out", tmp_path / "one", "--only", "h100-sxm").exit_code == 0
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["h100-sxm.yaml"]
+
+
+def test_an_interrupt_leaves_whole_files(tmp_path, fitted, monkeypatch):
+    file, out, _ = fitted
+
+    def stopped(tables, name, leave_out):
+        if name == "h100-sxm":
+            raise KeyboardInterrupt
+        return fit(tables, name, leave_out)
+
+    fit = kernels.calibrate
+    monkeypatch.setattr(kernels, "calibrate", stopped)
+    result = run("calibrate", "kernels", file, "--out", tmp_path / "out")
+    assert result.exit_code == 130 and "not fitted: h100-sxm" in result.output
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a100-sxm-80.yaml"]
+    assert (tmp_path / "out" / "a100-sxm-80.yaml").read_bytes() == (out / "a100-sxm-80.yaml").read_bytes()
+
+
+GOOD = "common: {coefficients: {}}, libraries: {}, unnamed: {bf16: {spread: 0.1, spread_short: 0.1}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gemm: [", "not valid YAML"),
+        ("[]", "must be a mapping"),
+        ("gemm: 3", "must be a mapping"),
+        ("gemm: {}", "gemm.common"),
+        ("gem: {" + GOOD + "}", "Did you mean 'gemm'"),
+        ("gemm: {" + GOOD.replace("{bf16: {spread: 0.1, spread_short: 0.1}}", "{}") + "}", "unnamed"),
+        ("gemm: {" + GOOD.replace("0.1}}", "-1}}") + "}", "unnamed.bf16.spread_short"),
+        ("gemm: {" + GOOD.replace("coefficients: {}", "coefficients: {depth: {value: .nan}}") + "}", "depth.value"),
+        (
+            "gemm: {" + GOOD.replace("coefficients: {}", "coefficients: {dept: {value: 1}}") + "}",
+            "Did you mean 'depth'",
+        ),
+        ("gemm: {" + GOOD.replace("libraries: {}", "libraries: {mine: {coefficients: {}}}") + "}", "libraries.mine"),
+    ],
+)
+def test_broken_calibrations(tmp_path, table, text, words):
+    (tmp_path / "h100-sxm.yaml").write_text(text)
+    result = run("validate", "kernels", table, "--calibration", tmp_path)
+    said = " ".join(result.output.split())
+    assert result.exit_code == 2 and words in said and "h100-sxm.yaml" in said
+
+
+def test_folders_of_calibrations(tmp_path, table):
+    for folder, words in ((tmp_path / "no", "no such folder"), (tmp_path, "no calibration (*.yaml)")):
+        assert words in " ".join(run("validate", "kernels", table, "--calibration", folder).output.split())
+    (tmp_path / "h100.yaml").write_text("")
+    assert "'h100-sxm'" in run("validate", "kernels", table, "--calibration", tmp_path).output
+    (tmp_path / "h100.yaml").rename(tmp_path / "h100-sxm.yaml")
+    assert run("validate", "kernels", table, "--calibration", tmp_path).exit_code == 0
+
+
+def test_a_calibration_of_rings_alone_hides_no_other_law(tmp_path):
+    """Links have three laws: those that no file of the folder holds come from meshcast."""
+    spreads = "{any: {spread: 0.1, spread_short: 0.1}}"
+    for name in ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie"):
+        text = f"ring: {{common: {{coefficients: {{}}}}, libraries: {{}}, unnamed: {spreads}}}"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    told, _ = measured.validated("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
+    assert told["summary"]["refused"] == 0
+
+
+# ---------------------------------------------------------------------------------------- anything else
+
+
+@st.composite
+def corrupted(draw):
+    """A format, and its rows in any number with some cells changed."""
+    name = draw(st.sampled_from(sorted(ROWS)))
+    rows = [dict(row) for row in draw(st.lists(st.sampled_from(ROWS[name]), min_size=1, max_size=4))]
+    for _ in range(draw(st.integers(0, 4))):
+        row, cell = draw(st.integers(0, len(rows) - 1)), draw(st.sampled_from(sorted(rows[0])))
+        rows[row][cell] = draw(st.sampled_from(ODD) | st.text(max_size=4))
+    return name, rows, draw(st.permutations(sorted(rows[0])))
+
+
+@settings(max_examples=150)
+@given(corrupted())
+def test_corrupted_tables_are_answered_row_by_row(tmp_path_factory, case):
+    name, rows, columns = case
+    path = put(tmp_path_factory.getbasetemp() / "corrupted.csv", rows, columns)
+    try:
+        told, _ = measured.validated(KIND[name], [path], None)
+    except MeshcastError as error:  # a file that is no text, or quotes that never end
+        assert "cannot be read" in str(error)
+        return
+    sound(told, len(rows))

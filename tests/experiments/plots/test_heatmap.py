@@ -1,0 +1,106 @@
+"""Sweeps as heatmaps, and why a cell is blank."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.plots import heatmap
+from experiments.sweeps import selection as plotting
+from experiments.sweeps.grid import load_sweep
+from experiments.sweeps.run import run
+from hardware.errors import PlanError
+
+SWEEP: dict[str, Any] = {
+    "job": {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 16, "sequence": 8192}},
+    "vary": {"plan.tp": [1, 2, 3, 8], "plan.pp": [1, 2, 4], "batch.micro": [1, 2]},
+    "where": ["plan.tp * plan.pp <= 8"],
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sweep") / "results.parquet"
+    run(load_sweep(SWEEP), out, workers=1)
+    return out
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    row = {"index": 0, "plan.tp": 1, "plan.pp": 1, "batch.micro": 1, "status": "fits", "reason": None}
+    return {
+        **row,
+        "tokens_per_s_per_gpu": 100.0,
+        "step_time_s": 1.0,
+        "peak_device_gib": 50.0,
+        "capacity_gib": 80.0,
+    } | changes
+
+
+def test_a_cell_holds_the_best_plan_that_fits() -> None:
+    rows = [
+        told(),
+        told(**{"batch.micro": 2, "tokens_per_s_per_gpu": 120.0, "step_time_s": 0.9}),
+        told(**{"batch.micro": 4, "tokens_per_s_per_gpu": 150.0, "step_time_s": 0.7, "status": "does-not-fit"}),
+    ]
+    (cell,) = heatmap.cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu").values()
+    assert cell.best == rows[1] and cell.note == ""
+    (cell,) = heatmap.cells(rows, "plan.tp", "plan.pp", "step_time_s").values()
+    assert cell.best == rows[1], "less is better"
+
+
+def test_a_blank_cell_says_why() -> None:
+    large = told(**{"plan.tp": 2, "status": "does-not-fit", "peak_device_gib": 90.0})
+    wrong = told(**{"plan.tp": 4, "status": "invalid", "reason": "PlanError plan.tp: no", "tokens_per_s_per_gpu": None})
+    found = heatmap.cells([told(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+    assert [found[tp, 1].note for tp in (1, 2, 4)] == ["", "too large", "invalid"]
+    assert heatmap.reasons(found, 2, 1) == ["needs 90.0 GiB of 80.0"]
+    assert heatmap.reasons(found, 4, 1) == ["2 x PlanError plan.tp: no"]
+    assert heatmap.reasons(found, 1, 1) == []
+    assert "no plan of these" in heatmap.reasons(found, 8, 1)[0]
+
+
+@pytest.mark.parametrize(
+    "words", [("plan.zz", "plan.pp", "step_time_s"), ("plan.tp", "x", "step_time_s"), ("plan.tp", "plan.pp", "limits")]
+)
+def test_what_the_sweep_does_not_have_is_told(words: tuple[str, str, str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        heatmap.cells([told()], *words)
+    assert caught.value.where in ("--x", "--y", "--value") and caught.value.remedy
+
+
+def test_a_real_sweep(results: Path, tmp_path: Path) -> None:
+    rows = plotting.rows_of(results)
+    assert plotting.fields(rows) == ["plan.tp", "plan.pp", "batch.micro"]
+    assert plotting.axes(rows, None, None) == ("plan.tp", "plan.pp")
+    assert plotting.axes(rows, None, "batch.micro") == ("plan.tp", "batch.micro")
+    found = heatmap.cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+    assert (8, 2) not in found, "left out"
+    assert found[3, 1].best is None and "divide" in heatmap.reasons(found, 3, 1)[0]
+    best = max((row for row in rows if row["status"] == "fits"), key=lambda row: row["tokens_per_s_per_gpu"])
+    assert found[best["plan.tp"], best["plan.pp"]].best == best
+    files = [tmp_path / f"{i}.svg" for i in range(2)]
+    for file in files:
+        heatmap.draw(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu", "A sweep", ["some plans"], file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_command(results: Path, tmp_path: Path) -> None:
+    out = tmp_path / "map.png"
+    done = CliRunner().invoke(app, ["plot", str(results), "--out", str(out), "--why", "3,1"])
+    assert done.exit_code == 0 and out.read_bytes().startswith(b"\x89PNG") and "must divide" in done.stdout
+    text = tmp_path / "results.json"
+    text.write_text(json.dumps(SWEEP), "utf-8")
+    for words, message in (
+        ([str(results)], "--out FILE"),
+        ([str(text), "--out", str(out)], "not a Parquet file"),
+        ([str(tmp_path), "--out", str(out)], "it is a folder"),
+        ([str(tmp_path / "none"), "--out", str(out)], "no such file"),
+        ([str(results), "--why", "3"], "it names a value"),
+        ([str(results), "--why", "3,9"], "no plan.pp of 9"),
+        ([str(results), "--out", str(tmp_path / "map.txt")], ".png or .svg"),
+    ):
+        done = CliRunner().invoke(app, ["plot", *words])
+        assert done.exit_code == 2 and message in done.stderr, words

@@ -1,0 +1,93 @@
+"""The timeline shows what was played: every action once, its bars in its own time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulator import simulate
+from simulator.scheduling.schedule import Pair, actions_of
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    return simulate(
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100:2",
+            "batch": {"global": 8, "sequence": 4096},
+            "plan": {"tp": 8, "pp": 2, "chunks": 2, "recompute": "full"},
+        }
+    )
+
+
+def rows(report: Any) -> list[Any]:
+    from experiments.plots.timeline import row_of
+
+    times = report.play.step.times
+    return [row_of(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
+
+
+def test_every_action_has_one_bar(report: Any) -> None:
+    for row in rows(report):
+        bars = [(s, k, m) for s, k, m in zip(row.stage, row.kind, row.microbatch, strict=True) if k != "O"]
+        actions = [action[:3] for action in report.play.program.timetable.orders[row.device]]
+        assert bars == actions
+
+
+def test_bars_follow_each_other_within_the_step(report: Any) -> None:
+    for row in rows(report):
+        assert (row.begin[1:] >= row.end[:-1] - 1e-12).all()
+        assert row.begin[0] >= 0 and row.end[-1] <= report.play.step.span * (1 + 1e-12)
+
+
+def test_the_passes_of_a_pair_share_one_bar() -> None:
+    plan = {"pp": 2, "tp": 8, "schedule": "dualpipe"}
+    report = simulate(
+        {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 8, "sequence": 4096}, "plan": plan}
+    )
+    for row, order in zip(rows(report), report.play.program.timetable.orders, strict=True):
+        bars = [(s, k, m) for s, k, m in zip(row.stage, row.kind, row.microbatch, strict=True) if k != "O"]
+        assert bars == [action[:3] for action in actions_of(order)]
+        height = row.part[:, 1] - row.part[:, 0]
+        paired = np.flatnonzero(height < 1)
+        assert len(paired) == 2 * sum(isinstance(turn, Pair) for turn in order) > 0
+        assert (row.begin[paired[::2]] == row.begin[paired[1::2]]).all() and (height[paired] == 0.5).all()
+        assert {row.kind[i] for i in paired[::2]} == {"F"}
+        busy = float(((row.end - row.begin) * height).sum())
+        assert busy <= report.play.step.span
+
+
+def test_recomputation_lies_within_backward_bars(report: Any) -> None:
+    for row in rows(report):
+        assert len(row.again)
+        for begin, end in row.again:
+            inside = (row.begin <= begin) & (end <= row.end)
+            assert [row.kind[i] for i in np.flatnonzero(inside)] == ["BW"]
+
+
+def test_busy_shares_keep_the_total() -> None:
+    from experiments.plots.timeline import busy
+
+    edges = np.linspace(0, 10, 41)
+    share = busy([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
+    assert share.max() <= 1 and share.min() >= 0
+    assert float((share * np.diff(edges)).sum()) == pytest.approx(5.8)
+
+
+def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
+    from experiments.plots.timeline import windows
+
+    span = report.play.step.span
+    assert [panel.numbers for panel in windows(rows(report), span, 4)] == [True]
+    assert [panel.letter for panel in windows(rows(report), 20 * span, 4)] == ["", "a", "b"]
+
+
+def test_shades_can_be_told_apart_and_written_on() -> None:
+    from experiments.plots import style
+
+    tones = style.shades(style.BLUE, 5)
+    assert len(set(tones)) == 5 and tones == sorted(tones)
+    assert style.ink_on(tones[0]) == "white" and style.ink_on(tones[-1]) == "black"

@@ -1,0 +1,53 @@
+"""What the tests of sweeps share: small sweeps, and executors of several kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from experiments.sweeps.grid import Names
+from experiments.sweeps.run import Sweep, load_sweep
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB: dict[str, Any] = {
+    "model": "gpt2-124m",
+    "cluster": "dgx-h100:2",
+    "batch": {"global": 64, "sequence": 1024},
+}
+GRID: dict[str, Any] = {
+    "job": JOB,
+    "vary": {"plan.tp": [1, 2, 3, 4], "plan.pp": [1, 2], "batch.micro": [1, 2], "plan.recompute": ["none", "full"]},
+    "where": ["plan.tp * plan.pp <= 4"],
+}
+"""32 points: 8 left out, 4 with a tp that 16 GPUs do not allow."""
+
+
+class Lazy:
+    """An executor that has a map and nothing else."""
+
+    map = staticmethod(map)
+
+
+class Whole:
+    """An executor whose map answers when all is done, as multiprocessing's pools do."""
+
+    def map(self, work: Any, tasks: Any) -> list[Any]:
+        return [work(task) for task in list(tasks)]
+
+
+def sweep(**keys: Any) -> Sweep:
+    return load_sweep({"job": JOB, **keys})
+
+
+def points(of: Sweep) -> list[dict[str, Any]]:
+    return [of.point(index) for index in range(of.points)]
+
+
+def kept(of: Sweep) -> list[dict[str, Any]]:
+    """The points that break no constraint."""
+    names = Names(of.job, of.base)
+    return [point for point in points(of) if all(holds(names.at(point)) for holds in of.where)]
+
+
+def values(told: Any, **job: Any) -> list[Any]:
+    return [point["plan.tp"] for point in points(load_sweep({"job": {**JOB, **job}, "vary": {"plan.tp": told}}))]

@@ -1,0 +1,189 @@
+"""``predict --jobs``: every line is answered, in order, as it would be alone."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.sweeps.jobs import answers
+from simulator import simulate
+
+JOBS: list[dict[str, Any]] = [
+    {"id": "a", "model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 16}, "plan": {"tp": 4, "pp": 2}},
+    {"id": 2, "model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 16}, "plan": {"tp": 8}},
+    {"model": "llama3-8b", "cluster": "dgx-a100:2", "batch": {"global": 32}, "plan": {"tp": 4, "pp": 2}},
+    {"model": "gpt2", "cluster": "dgx-h100:1", "batch": {"global": 64}, "plan": {"tp": 2, "pp": 2, "chunks": 3}},
+]
+
+
+def lines(jobs: list[Any]) -> list[str]:
+    return [job if isinstance(job, str) else json.dumps(job) for job in jobs]
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["predict", *words])
+
+
+def test_jobs_that_share_a_workshop_are_answered_as_alone() -> None:
+    # Twice each, and the other way round, so that everything that can be shared is.
+    for order in (JOBS, [*JOBS, *JOBS], JOBS[::-1]):
+        found = list(answers(lines(order), "jobs.jsonl", Path(".")))
+        assert found == [simulate(job).to_dict() for job in order]
+
+
+def test_plans_that_use_other_axes_share_nothing_that_differs() -> None:
+    """Gradients are summed over the axes that are larger than one, whichever they are."""
+    jobs = [
+        {
+            "model": "llama3-8b",
+            "cluster": "dgx-h100:2",
+            "batch": {"global": 64, "sequence": 2048},
+            "plan": {
+                "mesh": {"replicate": replicate, "shard": 16 // replicate},
+                "schemes": [{"use": use, "over": ["replicate", "shard"]}],
+            },
+        }
+        for use in ("data/ddp", "data/zero-1")
+        for replicate in (1, 2, 16)
+    ]
+    alone = {json.dumps(job): simulate(job).to_dict() for job in jobs}
+    for order in permutations(jobs[:3]), permutations(jobs[3:]):
+        for some in order:
+            assert list(answers(lines(list(some)), "jobs", Path("."))) == [alone[json.dumps(job)] for job in some]
+
+
+def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
+    """Spread, divided or copied over the same ranks: equal sizes of other axes."""
+    model = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32}
+    moe = {"experts": 8, "top_k": 2, "expert_ffn": 64}
+    jobs = [
+        {
+            "model": {**model, "moe": moe},
+            "cluster": "dgx-h100:1",
+            "batch": {"global": 16},
+            "plan": {"tp": tp, "ep": ep, "etp": etp},
+        }
+        for tp in (1, 2)
+        for ep, etp in ((8, 1), (1, 8), (4, 2), (2, 4), (2, 2), (1, 1))
+    ]
+    for order in (jobs, jobs[::-1]):
+        assert list(answers(lines(order), "jobs", Path("."))) == [simulate(job).to_dict() for job in order]
+
+
+def test_a_plan_has_one_data_scheme() -> None:
+    schemes = [{"use": "data/ddp", "over": "a"}, {"use": "data/fsdp", "over": "b"}]
+    plan = {"mesh": {"a": 2, "b": 4}, "schemes": schemes}
+    (told,) = answers(lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path("."))
+    assert told["error"]["rule"] == "a plan has one data scheme"
+
+
+def test_what_was_answered_before_changes_no_bit() -> None:
+    """Micro-batches of other plans leave states behind that differ from ours by rounding."""
+    plans = [{"tp": tp, "pp": pp, "recompute": kind} for tp in (2, 8) for pp in (2, 4) for kind in ("none", "full")]
+    jobs = [
+        {"model": "llama3-8b", "cluster": "dgx-h100:8", "batch": {"global": batch}, "plan": plan}
+        for batch in (64, 192)
+        for plan in plans
+    ]
+    assert list(answers(lines(jobs), "jobs", Path("."))) == [simulate(job).to_dict() for job in jobs]
+
+
+def test_no_accepted_value_ends_the_run() -> None:
+    settings: list[dict[str, Any]] = [
+        {"spread": 3},
+        {"spread": 500},
+        {"launch_s": 1},
+        {"launch_s": 1e300},
+        {"rates": {"kernel": 1e-3}},
+        {"rates": {"kernel": 1e-300}},
+        {"bucket": {"elements": 1e-9, "elements_per_rank": 0}},
+        {"step_overhead_s": 1e308},
+    ]
+    jobs = [{**JOBS[1], "framework": {"name": "megatron-core", "set": one}} for one in settings]
+    jobs += [{**JOBS[1], "run": {"tokens": 1e308, "price_per_gpu_hour": 1e308}}]
+    found = list(answers(lines(jobs), "jobs", Path(".")))
+    assert ["error" in answer for answer in found] == [False, True, False, True, False, True, False, True, True]
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "words"),
+    [
+        ({**JOBS[0], "plan": {"tp": 7}}, "jobs.jsonl:2 plan.tp", "divide"),
+        ({**JOBS[0], "model": "llama4"}, "jobs.jsonl:2 model", "no preset"),
+        ({**JOBS[0], "batch": {"globl": 4}}, "jobs.jsonl:2", "globl"),
+        ("{", "jobs.jsonl:2", "JSON"),
+        ("[1]", "jobs.jsonl:2", "mapping"),
+        ('{"model": NaN}', "jobs.jsonl:2", "NaN"),
+        ('{"model": "gpt2", "model": "gpt2"}', "jobs.jsonl:2", "twice"),
+        ("[" * 100_000, "jobs.jsonl:2", "nested too deeply"),
+    ],
+)
+def test_a_bad_line_answers_with_its_error(line: Any, where: str, words: str) -> None:
+    first, bad, last = answers(lines([JOBS[0], line, JOBS[1]]), "jobs.jsonl", Path("."))
+    assert first["id"] == "a" and last["id"] == 2 and first["status"] == last["status"] == "fits"
+    assert set(bad) == {"id", "line", "error"} and bad["line"] == 2
+    assert bad["id"] == (line.get("id") if isinstance(line, dict) else None)
+    error = bad["error"]
+    assert error["where"].startswith(where) and error["remedy"]
+    assert words in json.dumps(error)
+
+
+def test_empty_lines_are_no_jobs_but_count(tmp_path: Path) -> None:
+    (bad,) = answers(["", "  \n", "{}"], "jobs.jsonl", tmp_path)
+    assert bad["line"] == 3 and bad["error"]["where"].startswith("jobs.jsonl:3")
+
+
+def test_paths_start_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("{preset: gpt2, layers: 2}")
+    job = {**JOBS[1], "model": "small.yaml", "plan": {}}
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(job))
+    result = run("--jobs", str(tmp_path / "jobs.jsonl"))
+    assert result.exit_code == 0 and json.loads(result.stdout)["step_time_s"] > 0
+
+
+def test_answers_go_into_a_file_line_by_line(tmp_path: Path) -> None:
+    given, out = tmp_path / "jobs.jsonl", tmp_path / "answers.jsonl"
+    given.write_text("\n".join(lines([*JOBS, {"id": "bad"}])) + "\n")
+    result = run("--jobs", str(given), "--out", str(out), "--set", "batch.micro=2")
+    assert result.exit_code == 0 and result.stdout == ""
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [answer["id"] for answer in found] == ["a", 2, None, None, "bad"]
+    assert [answer.get("status") for answer in found] == ["fits"] * 4 + [None]
+    assert all(answer["job"]["batch"]["micro"] == 2 for answer in found[:4])
+
+
+def test_strict_tells_by_the_exit_code_that_a_plan_does_not_fit(tmp_path: Path) -> None:
+    given = tmp_path / "jobs.jsonl"
+    given.write_text(json.dumps({"model": "llama3-70b", "cluster": "dgx-h100:1", "batch": {"global": 8}}))
+    assert run("--jobs", str(given)).exit_code == 0
+    assert run("--jobs", str(given), "--strict").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--jobs", "none.jsonl"], "no such file"),
+        (["--jobs", "none.jsonl", "--out", "jobs.jsonl"], "no such file"),
+        (["--jobs", "."], "it is a folder"),
+        (["--jobs", "jobs.jsonl", "--engine", "fast"], "no such engine"),
+        (["job.yaml", "--jobs", "jobs.jsonl"], "Leave them out"),
+        (["--jobs", "jobs.jsonl", "--plot", "a.png"], "Leave them out"),
+        (["--jobs", "jobs.jsonl", "--out", "jobs.jsonl"], "cannot be written"),
+        (["--jobs", "jobs.jsonl", "--out", "nowhere/out.jsonl"], "no folder"),
+        (["job.yaml", "--out", "out.jsonl"], "--jobs FILE"),
+        ([], "--jobs FILE"),
+    ],
+)
+def test_words_that_do_not_go_together(tmp_path: Path, monkeypatch: Any, words: list[str], told: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(JOBS[0]))
+    result = run(*words)
+    assert result.exit_code == 2 and told in result.stderr
+    assert json.loads((tmp_path / "jobs.jsonl").read_text()) == JOBS[0]

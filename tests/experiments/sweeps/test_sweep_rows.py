@@ -1,0 +1,248 @@
+"""The rows of a sweep: what they hold, and that they are the same however they were made."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from experiments.sweeps import run as sweeps
+from experiments.sweeps import store as stored
+from experiments.sweeps.run import load_sweep, run
+from experiments.sweeps.store import parts_of
+from hardware.errors import MeshcastError, PlanError
+from simulator import simulate
+from tests.experiments.sweeps.sweeps import GRID, JOB, Lazy, Whole, kept, sweep
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+def test_rows_are_the_answers_of_predict(reference: Path) -> None:
+    of = load_sweep(GRID)
+    rows = pq.read_table(reference).to_pylist()
+    assert [row["index"] for row in rows] == [i for i in range(32) if of.point(i) in kept(of)]
+    assert {row["status"] for row in rows} == {"fits", "invalid"}
+    for row in rows:
+        point = of.point(row["index"])
+        assert {name: row[name] for name in of.fields} == point
+        plan = {key: point[f"plan.{key}"] for key in ("tp", "pp", "recompute")}
+        job = {**JOB, "batch": {**JOB["batch"], "micro": point["batch.micro"]}, "plan": plan}
+        if row["status"] == "invalid":
+            with pytest.raises(MeshcastError) as refused:
+                simulate(job)
+            assert row["reason"] == f"PlanError {refused.value.where}: {refused.value.rule}"
+            assert row["step_time_s"] is None and row["limits"] is None
+            continue
+        told = simulate(job).to_dict()
+        assert row["step_time_s"] == told["step_time_s"] and row["hfu"] == told["hfu"]
+        assert [row["interval_low_s"], row["interval_high_s"]] == told["interval_90_s"]
+        assert row["peak_device_gib"] == told["memory"]["peak_device_gib"] and row["limits"] == told["limits"]
+        parts = stored.FIGURES[stored.FIGURES.index("gemm_s") :]
+        assert sum(row[part] for part in parts) == pytest.approx(row["step_time_s"], rel=1e-9)
+        assert row["exposed_dp_s"] == told["breakdown_s"]["exposed"]["dp"] and row["reason"] is None
+
+
+def test_what_does_not_fit_is_a_row_with_all_its_figures(tmp_path: Path) -> None:
+    of = load_sweep({"job": {"model": "llama3-70b", "cluster": "dgx-h100:1"}, "vary": {"plan.tp": [8]}})
+    told = run(of, tmp_path / "out.parquet", Lazy())
+    (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert row["status"] == "does-not-fit" and row["peak_device_gib"] > row["capacity_gib"]
+    assert told["status"] == {"fits": 0, "does-not-fit": 1, "invalid": 0} and told["best"] == []
+
+
+def test_columns_have_the_kind_of_their_values(tmp_path: Path) -> None:
+    of = sweep(
+        vary={
+            "plan.sequence_parallel": [True],
+            "run.tokens": [1, 2.5e12],
+            "plan.dp": [None, 16],
+            "model": ["gpt2-124m", {"preset": "gpt2-355m"}],
+        },
+        list=[{"plan.recompute": "full"}, {"batch.micro": 2}],
+    )
+    told = run(of, tmp_path / "out.parquet", Lazy())
+    table = pq.read_table(tmp_path / "out.parquet")
+    kinds = [str(table.schema.field(name).type) for name in of.fields]
+    assert kinds == ["bool", "double", "int64", "string", "string", "int64"]
+    assert set(table["model"].to_pylist()) == {"gpt2-124m", '{"preset": "gpt2-355m"}'}
+    assert table["plan.recompute"].to_pylist()[:2] == ["full", None]
+    assert table["run.tokens"].to_pylist()[0] == 1.0 and table["days"].to_pylist()[-1] > 0
+    assert told["status"]["fits"] == 16
+    frame = pandas.read_parquet(tmp_path / "out.parquet")
+    assert len(frame) == 16 and frame["step_time_s"].min() > 0
+
+
+def test_a_point_that_a_constraint_cannot_tell_is_a_row_with_the_reason(tmp_path: Path) -> None:
+    of = sweep(vary={"plan.tp": [2, 1]}, where=["8 % (plan.tp - 1) == 0"])
+    told = run(of, tmp_path / "out.parquet", Lazy())
+    assert told["status"]["invalid"] == 1 and "sweep.where[0]: integer modulo by zero" in told["invalid"][0]["reason"]
+
+
+def test_a_model_that_is_unknown_costs_its_points_only(tmp_path: Path) -> None:
+    of = sweep(vary={"model": ["no-model", "gpt2-124m"]}, where=["layers == 12"])
+    told = run(of, tmp_path / "out.parquet", Lazy())
+    assert told["status"] == {"fits": 1, "does-not-fit": 0, "invalid": 1}
+    assert told["invalid"][0]["reason"].startswith("ModelError model: no preset")
+
+
+def test_a_defect_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(job: Any, **_: Any) -> Any:
+        if job.batch.micro == 2:
+            raise ZeroDivisionError("oh")
+        return simulate(job)
+
+    monkeypatch.setattr(sweeps, "simulate", failing)
+    told = run(sweep(vary={"batch.micro": [1, 2, 4]}), tmp_path / "out.parquet", Lazy())
+    assert told["status"]["fits"] == 2
+    assert told["invalid"] == [{"count": 1, "reason": "meshcast failed: ZeroDivisionError: oh"}]
+
+
+def test_the_summary(reference: Path, small_chunks: None) -> None:
+    told = run(load_sweep(GRID), reference)
+    assert told["points"] == 32 and told["excluded"] == 8 and told["rows"] == 24
+    assert told["status"] == {"fits": 20, "does-not-fit": 0, "invalid": 4}
+    rows = [row for row in pq.read_table(reference).to_pylist() if row["status"] == "fits"]
+    rows.sort(key=lambda row: (-row["tokens_per_s_per_gpu"], row["index"]))
+    assert [row["index"] for row in told["best"]] == [row["index"] for row in rows[:10]]
+    assert [one["count"] for one in told["invalid"]] == [4]
+    assert "tp x pp = 3 x 1 = 3 must divide the 16 GPUs" in told["invalid"][0]["reason"]
+
+
+def test_reasons_that_differ_in_numbers_only_are_one(tmp_path: Path) -> None:
+    told = run(sweep(vary={"plan.tp": [3, 5, 7, 1]}), tmp_path / "out.parquet", Lazy())
+    assert [one["count"] for one in told["invalid"]] == [3]
+    assert told["invalid"][0]["reason"].startswith("PlanError plan.tp: tp x pp = 3 x 1 = 3")
+
+
+# ----------------------------------------------------------------------------------- the same bytes
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_gives_the_same_bytes(
+    workers: int, reference: Path, small_chunks: None, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    out = tmp_path / "rows.parquet"
+    run(load_sweep(GRID), out, workers=workers, watch=lambda done, points: seen.append(done))
+    assert out.read_bytes() == reference.read_bytes()
+    assert seen == list(range(0, 33, 4)) and not parts_of(out).exists()
+
+
+@pytest.mark.parametrize("executor", [Lazy(), Whole(), ThreadPoolExecutor(3)], ids=["lazy", "whole", "threads"])
+@pytest.mark.parametrize("window", [1, 3, 128])
+def test_anything_with_a_map_may_work(
+    executor: Any, window: int, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "WINDOW", window)
+    run(load_sweep(GRID), tmp_path / "rows.parquet", executor)
+    assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
+    if isinstance(executor, Executor):
+        assert executor.submit(int, "3").result() == 3  # left as it was
+
+
+class Stopping:
+    """An executor that is interrupted after so many chunks."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def map(self, work: Any, tasks: Any) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if number == self.after:
+                raise KeyboardInterrupt
+            yield work(task)
+
+
+def test_what_is_kept_is_not_forecast_again(
+    reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.parquet"
+    for after, done in ((0, 0), (3, 3), (1, 4), (0, 4)):
+        with pytest.raises(KeyboardInterrupt):
+            run(load_sweep(GRID), out, Stopping(after))
+        assert not out.exists() and len(list(parts_of(out).glob("*.parquet"))) == done
+    frame = pandas.read_parquet(parts_of(out))  # what is there may be read
+    assert len(frame) == len(pq.read_table(reference).to_pandas().query("index < 16"))
+    asked: list[int] = []
+
+    class Counting(Lazy):
+        def map(self, work: Any, tasks: Any) -> Any:  # type: ignore[override]
+            tasks = list(tasks)
+            asked.extend(task.start for task in tasks)
+            return map(work, tasks)
+
+    run(load_sweep(GRID), out, Counting())
+    assert asked == [16, 20, 24, 28]
+    assert out.read_bytes() == reference.read_bytes()
+    monkeypatch.setattr(sweeps, "answered", None)  # what is finished asks nobody
+    assert run(load_sweep(GRID), out)["rows"] == 24
+
+
+def test_another_sweep_is_refused_and_restart_discards_it(small_chunks: None, tmp_path: Path) -> None:
+    out = tmp_path / "rows.parquet"
+    other = load_sweep({**GRID, "where": ["plan.tp * plan.pp <= 3"]})
+    with pytest.raises(KeyboardInterrupt):
+        run(load_sweep(GRID), out, Stopping(3))
+    with pytest.raises(PlanError, match=r"rows\.parquet\.parts.*another sweep.*--restart"):
+        run(other, out, Lazy())
+    told = run(other, out, Lazy(), restart=True)
+    assert told["rows"] == len(pq.read_table(out)) == 16
+    with pytest.raises(PlanError, match="another sweep"):
+        run(load_sweep(GRID), out, Lazy())
+    whole = out.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        run(load_sweep(GRID), out, Stopping(3), restart=True)
+    assert out.read_bytes() == whole  # until the new rows are there
+    assert run(load_sweep(GRID), out, Lazy())["rows"] == 24
+
+
+def test_a_file_that_the_job_names_belongs_to_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text("{preset: gpt2-124m, layers: 2}")
+    told = {"job": {**JOB, "model": "model.yaml"}, "vary": {"batch.micro": [1, 2]}}
+    run(load_sweep(told, tmp_path), tmp_path / "out.parquet", Lazy())
+    assert run(load_sweep(told, tmp_path), tmp_path / "out.parquet")["rows"] == 2
+    (tmp_path / "model.yaml").write_text("{preset: gpt2-124m, layers: 4}")
+    with pytest.raises(PlanError, match="another sweep"):
+        run(load_sweep(told, tmp_path), tmp_path / "out.parquet", Lazy())
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_is_no_sweep_is_never_replaced(tmp_path: Path, restart: bool) -> None:
+    for name, content in (("notes.txt", b"mine"), ("own.parquet", b"")):
+        out = tmp_path / name
+        if content:
+            out.write_bytes(content)
+        else:
+            pq.write_table(pa.table({"a": [1]}), out)
+        before = out.read_bytes()
+        with pytest.raises(PlanError, match="no sweep's result"):
+            run(sweep(vary={"plan.tp": [1]}), out, Lazy(), restart=restart)
+        assert out.read_bytes() == before
+
+
+def test_what_others_keep_beside_the_parts_stays(tmp_path: Path) -> None:
+    parts_of(tmp_path / "out.parquet").mkdir()
+    note = parts_of(tmp_path / "out.parquet") / "note.txt"
+    note.write_text("mine")
+    run(sweep(vary={"plan.tp": [1]}), tmp_path / "out.parquet", Lazy())
+    assert note.read_text() == "mine" and [path.name for path in note.parent.iterdir()] == ["note.txt"]
+
+
+def test_millions_of_points_take_little_memory(tmp_path: Path) -> None:
+    of = sweep(
+        vary={"run.tokens": {"range": [1, 10_000]}, "plan.tp": [1, 2], "batch.micro": [1, 2]},
+        where=["run.tokens == 7", "plan.tp == 1"],
+    )
+    tracemalloc.start()
+    told = run(of, tmp_path / "out.parquet", Lazy())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert told["points"] == 40_000 and told["rows"] == 2
+    assert peak < 40e6

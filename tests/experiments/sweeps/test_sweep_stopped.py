@@ -1,0 +1,188 @@
+"""Sweeps that are stopped: killed, interrupted, out of room; they go on where they were."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.sweeps import run as sweeps
+from experiments.sweeps import store as stored
+from experiments.sweeps.run import Sweep, load_sweep, run
+from hardware.errors import PlanError
+from tests.experiments.cli.samples import unprivileged
+from tests.experiments.sweeps.sweeps import GRID, ROOT, Lazy
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are stopped by signals of POSIX")
+
+
+# --------------------------------------------------------------------------- what stops a real process
+
+KILLED = """\
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell are told to ignore it
+import sys
+from experiments import sweep
+sweep.CHUNK = 4
+from experiments.cli import main
+main()
+"""
+
+
+SLOW = """\
+import time
+from experiments.sweeps.store import Store
+keep = Store.keep
+def kept(*told):
+    keep(*told)
+    time.sleep(0.5)
+Store.keep = kept
+"""
+"""So much time after every part that nobody is too late to stop it."""
+
+
+def process(folder: Path, *words: str, slow: bool = False) -> subprocess.Popen[bytes]:
+    (folder / "sweep.json").write_text(json.dumps(GRID))
+    script = SLOW * slow + KILLED
+    command = [sys.executable, "-c", script, "sweep", str(folder / "sweep.json"), "--out", str(folder / "rows.parquet")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([*command, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(folder: Path, parts: int, at_work: subprocess.Popen[bytes]) -> None:
+    """Until so many parts are there, or the process has ended."""
+    while at_work.poll() is None and len(list(folder.glob("rows.parquet.parts/0*"))) < parts:
+        time.sleep(0.001)
+
+
+def killed_and_resumed(seed: int, folder: Path) -> bytes:
+    moments = random.Random(seed)
+    for _ in range(moments.choice((1, 1, 2))):
+        at_work = process(folder, "--workers", str(moments.choice((1, 2))))
+        wait_for(folder, moments.randrange(9), at_work)
+        time.sleep(moments.random() * 0.1)
+        at_work.send_signal(signal.SIGKILL)
+        at_work.communicate()
+    last = process(folder, "--workers", "2")
+    _, told = last.communicate(timeout=300)
+    assert last.returncode == 0, told
+    assert sorted(path.name for path in folder.iterdir()) == ["rows.parquet", "sweep.json"]
+    return (folder / "rows.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 25))])
+def test_killed_at_any_moment_it_goes_on(seed: int, reference: Path, tmp_path: Path) -> None:
+    # The name of the sweep's file is in no row: what a file and what a mapping says is the same sweep.
+    assert killed_and_resumed(seed, tmp_path) == reference.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes in /proc")
+def test_no_worker_outlives_its_killed_parent(tmp_path: Path) -> None:
+    at_work = process(tmp_path, "--workers", "2", slow=True)
+    wait_for(tmp_path, 1, at_work)
+    workers = Path(f"/proc/{at_work.pid}/task/{at_work.pid}/children").read_text().split()
+    at_work.kill()
+    at_work.communicate()
+    for _ in range(1000):
+        if not any(_alive(worker) for worker in workers):
+            break
+        time.sleep(0.01)
+    assert len(workers) == 2 and not any(_alive(worker) for worker in workers)
+
+
+def _alive(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_ctrl_c_says_how_to_go_on(reference: Path, tmp_path: Path) -> None:
+    at_work = process(tmp_path, "--workers", "2", slow=True)
+    wait_for(tmp_path, 2, at_work)
+    at_work.send_signal(signal.SIGINT)
+    _, told = at_work.communicate(timeout=300)
+    assert at_work.returncode == 130
+    assert told.decode().startswith("meshcast: interrupted, ") and "the same command goes on" in told.decode()
+    assert len(told.splitlines()) == 1 and not (tmp_path / "rows.parquet").exists()
+    assert process(tmp_path).wait(timeout=300) == 0
+    assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
+
+
+def test_two_processes_do_not_write_the_same_file(reference: Path, tmp_path: Path) -> None:
+    first = process(tmp_path, "--workers", "1")
+    wait_for(tmp_path, 1, first)
+    second = process(tmp_path, "--workers", "1")
+    _, told = second.communicate(timeout=300)
+    assert first.wait(timeout=300) == 0
+    # Whichever came late: refused while the other was at work, or answered from what it had made.
+    assert second.returncode in (0, 2) and (second.returncode == 0 or b"another process" in told)
+    assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
+
+
+@pytest.mark.parametrize(("flushes", "kept"), [(1, ""), (3, ""), (5, "; 4 of 32 "), (18, "; 32 of 32 ")])
+def test_a_full_disk_ends_in_one_message_and_keeps_the_rows(
+    flushes: int, kept: str, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sweep.json").write_text(json.dumps(GRID))
+    out = tmp_path / "rows.parquet"
+    room, flush = [flushes], os.fsync
+
+    def fsync(file: int) -> None:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(file)
+
+    monkeypatch.setattr(stored.os, "fsync", fsync)
+    words = ["sweep", str(tmp_path / "sweep.json"), "--out", str(out), "--workers", "1"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert f"cannot be written (No space left on device){kept}" in result.stderr
+    assert ("points are kept" in result.stderr) == bool(kept) and not out.exists()
+    room[0] = 1000
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert out.read_bytes() == reference.read_bytes()
+
+
+def test_a_folder_that_is_read_only_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = load_sweep(GRID)
+    run(of, tmp_path / "others.parquet", Lazy())  # writable so far, and by then all that it takes is imported
+    tmp_path.chmod(0o500)
+    monkeypatch.setattr(sweeps, "answered", None)
+    with unprivileged(), pytest.raises(PlanError, match="Permission denied"):
+        run(of, tmp_path / "rows.parquet", Lazy())
+
+
+def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "answered", None)
+    for out in (tmp_path / "none" / "rows.parquet", tmp_path):
+        with pytest.raises(PlanError, match=r"--out"):
+            run(load_sweep(GRID), out, Lazy())
+
+
+class Dying:
+    """What ends the process of whoever unpacks it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+def test_a_worker_that_dies_ends_in_one_message(small_chunks: None, tmp_path: Path) -> None:
+    of = load_sweep(GRID)
+    deadly = Sweep({**of.job, "id": Dying()}, of.base, of.axes, of.where)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "fingerprint", lambda *_: "same")
+        with pytest.raises(PlanError, match="a worker has died"):
+            run(deadly, tmp_path / "rows.parquet", workers=2)

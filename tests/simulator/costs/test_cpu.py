@@ -1,0 +1,96 @@
+"""Kernels on cores, and collectives among processes: more work is never faster, peaks are never beaten."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import load
+from hardware.errors import CatalogError
+from hardware.inline import ByGPU, Inter
+from hardware.topology import reach
+from simulator.costs.calibration.calibration import law_of, link_law
+from simulator.costs.collectives import collective, p2p
+from simulator.costs.collectives.links import Laws, Links
+from simulator.costs.costs import Costs
+from simulator.costs.kernels import cpu
+from simulator.costs.kernels.sections import SECTIONS, section_of
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Attention, Collective, Gemm, Memory
+
+CORE = load("gpus", "cpu-core")
+SIZE = st.integers(1, 4096)
+KINDS = [*cpu.RATE_OF, "residual", "rope", "add", "zero-grad"]
+
+
+def price(work):
+    name = section_of(work, CORE)
+    return SECTIONS[name].price(work, CORE, law_of(CORE, name)[0], 1.0)
+
+
+@given(SIZE, SIZE, SIZE, st.sampled_from(["tn", "nn", "nt"]))
+def test_products_keep_to_the_peak_and_grow(m: int, n: int, k: int, layout: str) -> None:
+    work, more = (
+        Gemm(m, n, k, 1, "fp32", layout, out_dtype="fp32"),
+        Gemm(2 * m, n, k, 1, "fp32", layout, out_dtype="fp32"),
+    )
+    assert price(more).seconds >= price(work).seconds >= work.flops / CORE.peak["fp32"]
+
+
+@given(SIZE, st.integers(1, 16), st.booleans())
+def test_attention_keeps_to_the_peak(positions: int, heads: int, backward: bool) -> None:
+    work = Attention(1, positions, positions, heads, heads, 64, 64, 0.5, backward, "fp32")
+    assert price(work).seconds >= work.flops / CORE.peak["fp32"]
+
+
+@pytest.mark.parametrize("what", KINDS)
+@given(size=st.integers(64, 10**9), backward=st.booleans())
+def test_other_kernels_grow_with_their_bytes(what: str, size: int, backward: bool) -> None:
+    work, more = Memory(what, size, size, backward), Memory(what, 2 * size, 2 * size, backward)
+    assert price(more).seconds > price(work).seconds > 0
+
+
+def test_laws_work_on_arrays() -> None:
+    sizes = np.array([64.0, 256.0, 1024.0])
+    law = law_of(CORE, "cpu-gemm")[0]
+    many, _ = cpu.gemm_seconds(Gemm(sizes, sizes, sizes, dtype="fp32"), CORE, law)  # type: ignore[arg-type]
+    each = [cpu.gemm_seconds(Gemm(n, n, n, dtype="fp32"), CORE, law)[0] for n in (64, 256, 1024)]
+    assert many.tolist() == pytest.approx(each)
+    found, _ = cpu.memory_seconds(Memory("rms-norm", sizes, sizes), CORE, law_of(CORE, "cpu-memory")[0])  # type: ignore[arg-type]
+    assert found.shape == sizes.shape and (np.diff(found) > 0).all()
+
+
+def test_experts_are_called_one_by_one() -> None:
+    law = law_of(CORE, "cpu-gemm")[0]
+    alone = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32"), CORE, law)
+    apart = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32", groups=((8, 64),)), CORE, law)
+    assert apart[1] == 8 * alone[1] and apart[0] - apart[1] == pytest.approx(alone[0] - alone[1])
+
+
+def links(members: int) -> tuple[Links, object]:
+    told = ByGPU(gpu=CORE, gpus=members, gpus_per_node=members, scale_up_domain=1, inter=Inter(kind="none"))
+    cluster = told.cluster()
+    law = link_law(cluster.host)[0]
+    return Links(cluster, Laws(law, law, None)), reach(cluster, list(range(members)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+@pytest.mark.parametrize("members", [2, 3, 8])
+def test_processes_talk_longer_the_more_they_say(operation: str, members: int) -> None:
+    tiers, group = links(members)
+    times = [collective.price(Collective(operation, n, ("x",)), group, tiers).seconds for n in (10**3, 10**6, 10**8)]  # type: ignore[arg-type]
+    assert 0 < times[0] < times[1] < times[2]
+    assert collective.multiprocessors(Collective(operation, 10**6, ("x",)), group, tiers) == 0  # type: ignore[arg-type]
+
+
+def test_messages_have_a_latency() -> None:
+    tiers, group = links(2)
+    small, large = (p2p.price(n, group, tiers) for n in (10, 10**8))  # type: ignore[arg-type]
+    assert small.latency == large.latency > 0 and large.seconds > 1e3 * small.seconds
+
+
+def test_a_core_borrows_nothing_from_gpus() -> None:
+    cluster = links(2)[0].cluster
+    assert Costs(cluster, Mesh({"dp": 2})).assumed == ()
+    with pytest.raises(CatalogError, match="no calibration has a section"):
+        law_of(CORE, "cpu-gemm", without="cpu-core")

@@ -1,0 +1,209 @@
+"""Dispatch and combination of tokens: how many bytes go where, the law's shape and bounds, and measured calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import load
+from simulator.costs.coefficients import coefficients
+from simulator.costs.collectives import dispatch
+from simulator.costs.collectives.dispatch import Dispatch, DispatchLaw
+from simulator.costs.estimate import NOTHING
+from validation.calibration.fit import fit
+from validation.calibration.kernels import dispatch as reader
+
+H100 = load("gpus", "h100-sxm")
+LINK, PORT = reader.links("h100-sxm")
+LAW = DispatchLaw(**{name: one.start for name, one in coefficients(DispatchLaw).items()}, spread=0.1, spread_short=0.2)
+V3 = Dispatch("dispatch", 4096, 7168, 8, 256, 8, 1, "fp8")
+
+
+def drawn(experts, ranks, topk, nodes=1, most=4):
+    """Targets and nodes of a token, counted over many random ones."""
+    rng, targets, reached = np.random.default_rng(0), [], []
+    for _ in range(4000):
+        groups = rng.choice(nodes, min(most, nodes), replace=False)
+        own = np.concatenate([np.arange(g * experts // nodes, (g + 1) * experts // nodes) for g in groups])
+        chosen = rng.choice(own, topk, replace=False)
+        targets.append(len(set(chosen * ranks // experts)))
+        reached.append(len(set(chosen * nodes // experts)))
+    return np.mean(targets), np.mean(reached)
+
+
+@pytest.mark.parametrize(
+    ("experts", "ranks", "topk", "nodes"),
+    [(256, 8, 8, 1), (8, 8, 2, 1), (16, 8, 1, 1), (512, 8, 22, 1), (256, 16, 8, 2), (256, 64, 8, 8)],
+)
+def test_a_token_goes_once_to_each_rank_and_node(experts, ranks, topk, nodes):
+    work = replace(V3, experts=experts, ranks=ranks, topk=topk, nodes=nodes)
+    targets, reached = drawn(experts, ranks, topk, nodes)
+    assert work.targets == pytest.approx(targets, rel=0.02)
+    assert work.reached == pytest.approx(reached, rel=0.02)
+
+
+def test_what_goes_over_which_links():
+    once, often = replace(V3, ranks=32, nodes=4), replace(V3, ranks=32, nodes=4, once=False)
+    assert V3.out == 0
+    assert once.up == pytest.approx(V3.tokens * V3.token * once.targets * 7 / 8)
+    assert once.out == pytest.approx(V3.tokens * V3.token * once.reached * 3 / 4)
+    assert often.out == pytest.approx(V3.tokens * V3.token * 8 * 3 / 4)
+    assert often.up == pytest.approx(V3.tokens * V3.token * 8 * 1 / 4 * 7 / 8)
+    assert replace(V3, even=True).targets == 8
+    assert replace(V3, even=True, ranks=4).targets == 4
+
+
+def test_few_coefficients():
+    owners = [one.of for one in coefficients(DispatchLaw).values()]
+    assert owners.count("gpu") <= 12
+    assert owners.count("library") <= 4
+
+
+works = st.builds(
+    Dispatch,
+    st.sampled_from(["dispatch", "combine"]),
+    st.integers(1, 2**17),
+    st.sampled_from([512, 7168]),
+    st.integers(1, 8),
+    st.sampled_from([64, 256]),
+    st.sampled_from([8, 16, 64]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from(sorted(dispatch.WIDTH)),
+    st.integers(1, 132),
+    st.booleans(),
+)
+
+
+@given(works, st.floats(1.1, 3.0))
+def test_nothing_beats_the_links_and_more_takes_longer(work, factor):
+    greedy = replace(LAW, nvlink=0.95, nic=0.98, rate=80.0, source=0.05, handling=10.0)
+    price = dispatch.price(work, H100, LINK, PORT, greedy)
+    assert price.seconds >= max(work.up / LINK.bandwidth, work.out / PORT.bandwidth)
+    for field in ("tokens", "hidden"):
+        more = replace(work, **{field: int(getattr(work, field) * factor) + 1})
+        assert dispatch.price(more, H100, LINK, PORT, greedy).seconds > price.seconds
+    fewer = replace(work, sms=work.sms + 1)
+    assert dispatch.price(fewer, H100, LINK, PORT, greedy).seconds < price.seconds
+
+
+def test_no_tokens_take_no_time():
+    assert dispatch.price(replace(V3, tokens=0), H100, LINK, PORT, LAW) == NOTHING
+
+
+def test_one_token_is_latency():
+    seconds, latency = dispatch.seconds(replace(V3, tokens=1), H100, LINK, PORT, LAW)
+    assert seconds == pytest.approx(latency, rel=0.02)
+    assert latency == pytest.approx(LAW.latency + 3 * LAW.step)
+    across = dispatch.seconds(replace(V3, tokens=1, ranks=16, nodes=2), H100, LINK, PORT, LAW)[1]
+    assert across == pytest.approx(latency + LAW.hop / 2)
+
+
+def test_many_calls_as_one():
+    rng = np.random.default_rng(0)
+    tokens, topk, experts = rng.integers(1, 9999, 50), rng.integers(1, 9, 50), rng.choice([16, 64, 256], 50)
+    for once in (True, False):
+        for ranks, nodes in ((8, 1), (16, 2)):
+            shape = {"ranks": ranks, "nodes": nodes, "once": once}
+            work = replace(V3, tokens=tokens, topk=topk, experts=experts, **shape)
+            many = dispatch.seconds(work, H100, LINK, PORT, LAW)[0]
+            for at, value in enumerate(many):
+                one = replace(V3, tokens=int(tokens[at]), topk=int(topk[at]), experts=int(experts[at]), **shape)
+                assert dispatch.seconds(one, H100, LINK, PORT, LAW)[0] == pytest.approx(value)
+
+
+# ------------------------------------------------------------------------------------------ measurements
+
+
+def rows(**changed):
+    one = {"gpu": "h100", "library": "deepep_normal", "op": "dispatch", "gpus": 8, "nodes": 1, "tokens_per_rank": 4096}
+    two = {"hidden": 7168, "topk": 8, "num_experts": 256, "sms": 20, "dtype": "fp8", "time_us": 300.0, "source": "AIC"}
+    return one | two | changed
+
+
+def test_reading_a_table():
+    some = [
+        rows(),
+        rows(library="deepep_ll", sms=np.nan, op="combine", dtype="bf16"),
+        rows(library="trtllm_NVLinkTwoSided", op="combine_low_precision", dtype="nvfp4", nodes=np.nan),
+        rows(library="trtllm_NVLinkTwoSided", op="prepare", dtype="nvfp4", nodes=np.nan),
+        rows(library="my own", op="combine"),
+        rows(gpus=64, nodes=8, source="AIC (identical table filed under h100)"),
+    ]
+    samples, refused = reader.read(pd.DataFrame(some))
+    assert not refused
+    assert [(s.operation, s.kind, s.library) for s in samples] == [
+        ("dispatch", "dispatch", "deepep"),
+        ("combine", "combine", "deepep-low-latency"),
+        ("combine", "combine_low_precision", "tensorrt-llm-two-sided-fp4"),
+        ("prepare", "prepare", "tensorrt-llm-two-sided"),
+        ("combine", "combine", ""),
+        ("dispatch", "dispatch", ""),
+    ]
+    works = [s.parts[0] for s in samples]
+    assert [w.dtype for w in works] == ["fp8", "bf16", "fp4", "fp4", "bf16", "fp8"]
+    assert [w.sms.tolist() for w in works] == [[20], [128], [20], [20], [20], [20]]
+    assert [w.once for w in works] == [True, False, True, True, True, True]
+    assert works[3].token.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"gpu": "abacus"}, "GPU abacus"),
+        ({"op": "prayer"}, "operation prayer"),
+        ({"dtype": "int3"}, "format int3"),
+        ({"hidden": 0}, "hidden"),
+        ({"tokens_per_rank": 1.5}, "tokens_per_rank"),
+        ({"topk": np.inf}, "topk"),
+        ({"time_us": "soon"}, "time_us"),
+        ({"time_us": -1.0}, "time_us"),
+        ({"gpus": 1}, "go together"),
+        ({"nodes": 3}, "go together"),
+        ({"topk": 512}, "go together"),
+    ],
+)
+def test_strange_rows_are_refused(changed, reason):
+    samples, refused = reader.read(pd.DataFrame([rows(**changed), rows()]))
+    assert list(refused) == [0]
+    assert reason in refused[0]
+    assert [s.index.tolist() for s in samples] == [[1]]
+
+
+def fitted(shared, gpu, operation):
+    samples = reader.read(pd.read_csv(Path(shared) / "data" / "moe_alltoall.csv.gz"))[0]
+    own = [s for s in samples if (s.gpu, s.operation) == (gpu, operation) and s.library]
+    on = load("gpus", gpu), *reader.links(gpu)
+    found = fit(DispatchLaw, own, lambda sample, law: dispatch.seconds(sample.parts[0], *on, law)[0], most=1500)
+    return own, found, on
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm", "b200-sxm", "gb200"])
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_calls_against_measurements(shared, gpu, operation):
+    own, found, on = fitted(shared, gpu, operation)
+    for library in {s.library for s in own}:
+        law = found.law(DispatchLaw, library)
+        some = [s for s in own if s.library == library]
+        errors = np.concatenate([np.abs(dispatch.seconds(s.parts[0], *on, law)[0] / s.seconds - 1) for s in some])
+        assert np.median(errors) <= 0.12, library
+        assert np.quantile(errors, 0.9) <= 0.30, library
+
+
+def test_published_rates_of_other_clusters(shared):
+    """DeepEP's own figures on H800, bytes of the bottleneck per second, by the law of H200."""
+    gpu, (link, port) = load("gpus", "h800-sxm"), reader.links("h800-sxm")
+    figures = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
+    for operation, dtype, column in (("dispatch", "fp8", 0), ("combine", "bf16", 1)):
+        _, found, _ = fitted(shared, "h200-sxm", operation)
+        law = found.law(DispatchLaw, "deepep")
+        for ranks, told in figures.items():
+            work = replace(V3, operation=operation, dtype=dtype, ranks=ranks, nodes=ranks // 8, sms=20)
+            copies = work.targets if ranks == 8 else work.reached
+            rate = work.tokens * work.token * copies / dispatch.seconds(work, gpu, link, port, law)[0]
+            assert rate == pytest.approx(told[column] * 1e9, rel=0.27), (operation, ranks)

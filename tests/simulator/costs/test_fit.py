@@ -1,0 +1,113 @@
+"""Fits find what made the data, whatever else is in it, and never leave their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from simulator.costs.coefficients import ceil, coefficient, coefficients, higher, lower, spread
+from validation.calibration.fit import fit
+from validation.calibration.write import section, spreads, text
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """seconds = size / (rate share) + launch"""
+
+    rate: float = coefficient("items a second", 1.0, 1e9, 1e3)
+    bend: float = coefficient("more at the end", 0.0, 1.0, 0.5)
+    other: float = coefficient("of work that nobody measured", 0.0, 1.0, 0.5)
+    share: float = coefficient("of the rate", 0.1, 1.0, 0.9, "library")
+    launch: float = coefficient("before the first item [s]", 1e-7, 1e-2, 1e-5, "library")
+    spread: float = 0.0
+    spread_short: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    library: str
+    size: np.ndarray
+    seconds: np.ndarray
+
+
+def line(rows, law):
+    return rows.size / (law.rate * law.share) * (1 + law.bend) + law.launch
+
+
+def made(library, share, launch, noise=0.0, seed=1, count=400):
+    draw = np.random.default_rng(seed)
+    size = 10 ** draw.uniform(0, 6, count)
+    law = Line(rate=1e6, bend=0.0, other=0.0, share=share, launch=launch)
+    exact = line(Rows(library, size, size), law)
+    return Rows(library, size, exact * np.exp(noise * draw.standard_normal(count)))
+
+
+def test_finds_what_made_the_data():
+    rows = [made("slow", 0.4, 3e-4), made("fast", 0.8, 5e-5)]
+    found = fit(Line, rows, line, held={"rate": 1e6, "bend": 0.0})
+    assert found.libraries["slow"]["share"] == pytest.approx(0.4, rel=1e-3)
+    assert found.libraries["fast"]["share"] == pytest.approx(0.8, rel=1e-3)
+    assert found.libraries["slow"]["launch"] == pytest.approx(3e-4, rel=1e-3)
+    assert found.libraries["fast"]["launch"] == pytest.approx(5e-5, rel=1e-3)
+
+
+def test_outliers_hardly_move_it():
+    rows = made("one", 0.5, 1e-4, noise=0.03)
+    rows.seconds[::10] *= 5
+    found = fit(Line, [rows], line, held={"rate": 1e6, "bend": 0.0})
+    assert found.libraries["one"]["share"] == pytest.approx(0.5, rel=0.03)
+    assert found.libraries["one"]["launch"] == pytest.approx(1e-4, rel=0.03)
+
+
+def test_stays_within_bounds_and_says_how_sure_it_is():
+    rows = made("one", 0.5, 1e-6, noise=0.02)  # long rows only: nothing tells the launch
+    keep = rows.size > 1e4
+    found = fit(Line, [Rows("one", rows.size[keep], rows.seconds[keep])], line, held={"rate": 1e6, "bend": 0.0})
+    known = coefficients(Line)
+    for name, value in found.libraries["one"].items():
+        if name in known:
+            assert known[name].low <= value <= known[name].high
+    assert found.library_errors["one"]["share"] < 0.05
+    assert found.library_errors["one"]["launch"] > 0.2
+
+
+def test_the_same_rows_give_the_same_fit():
+    rows = [made("a", 0.4, 3e-4, 0.1), made("b", 0.8, 5e-5, 0.1, seed=2)]
+    assert fit(Line, rows, line) == fit(Line, rows, line)
+
+
+def test_spreads_hold_nine_of_ten_rows():
+    draw = np.random.default_rng(3)
+    seconds = 10 ** draw.uniform(-6, -2, 4000)
+    launch = np.full(4000, 1e-6)
+    share = launch / seconds
+    measured = seconds * np.exp((0.05 + 0.25 * share) * draw.standard_normal(4000))
+    told = spreads(seconds, measured, launch)
+    law = Line(1.0, 0.0, 0.0, 1.0, 0.0, **told)
+    far = np.abs(np.log(measured / seconds)) / (1.645 * spread(law, seconds, launch))
+    for some in (share > 0.3, share < 0.3):
+        assert np.mean(far[some] <= 1) == pytest.approx(0.9, abs=0.025)
+
+
+def test_what_is_not_measured_is_left_out():
+    rows = made("one", 0.5, 1e-6, noise=0.02)
+    keep = rows.size > 1e5
+    found = fit(Line, [Rows("one", rows.size[keep], rows.seconds[keep])], line, held={"rate": 1e6, "bend": 0.0})
+    told = {"spread": 0.1, "spread_short": 0.2}
+    data = section(Line, found, {"one": told}, {"bf16": told}, {"one": 7}, {"one": "bf16"}, {"one": "a paper"})
+    library = data["libraries"]["one"]
+    assert (
+        set(library["coefficients"]) == {"share", "launch"} and library["rows"] == 7 and library["source"] == "a paper"
+    )
+    assert library["coefficients"]["share"]["meaning"] == "of the rate"
+    assert data["common"]["coefficients"] == {} and data["unnamed"] == {"bf16": told}
+    assert "share: {value: " in text("A thing", {"line": data})
+
+
+def test_numbers_and_arrays_alike():
+    one, other = np.array([1.0, 5.0]), np.array([2.0, 3.0])
+    assert lower(one, other).tolist() == [lower(1.0, 2.0), lower(5.0, 3.0)]
+    assert higher(one, 2.0).tolist() == [higher(1.0, 2.0), higher(5.0, 2.0)]
+    assert ceil(7, 2) == 4 and ceil(8, 2) == 4 and ceil(np.array([7, 8]), 2).tolist() == [4, 4]

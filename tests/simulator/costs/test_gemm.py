@@ -1,0 +1,200 @@
+"""The law of matrix products: what it must keep to whatever its coefficients are, and the reader of their tables."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import load
+from hardware.errors import CatalogError
+from simulator.costs.coefficients import coefficients
+from simulator.costs.estimate import NOTHING
+from simulator.costs.kernels.gemm import GemmLaw, price, seconds
+from simulator.costs.kernels.roofline import least, together, waves
+from simulator.ir.ops import Gemm, Memory
+from validation.calibration.fit import fit
+from validation.calibration.kernels import gemm as reader
+
+LAW = GemmLaw(**{name: c.start for name, c in coefficients(GemmLaw).items()}, spread=0.05, spread_short=0.2)
+GPU = load("gpus", "h100-sxm")
+
+size = st.integers(1, 20_000)
+products = st.builds(
+    Gemm,
+    m=size,
+    n=size,
+    k=size,
+    batch=st.integers(1, 64),
+    dtype=st.sampled_from(["bf16", "fp16", "fp8"]),
+    layout=st.sampled_from(["tn", "nn", "nt"]),
+    accumulate=st.booleans(),
+    out_dtype=st.sampled_from(["bf16", "fp32"]),
+)
+
+
+def test_few_coefficients_with_a_start_within_their_bounds():
+    known = coefficients(GemmLaw).values()
+    assert sum(c.of == "gpu" for c in known) <= 12 and sum(c.of == "library" for c in known) <= 4
+    assert all(c.low <= c.start <= c.high and c.meaning for c in known)
+
+
+@given(work=products)
+def test_no_product_beats_the_hardware(work):
+    assert price(work, GPU, LAW, speed=100.0).seconds >= least(GPU, work.flops, work.dtype, work.bytes)
+
+
+@given(work=products, dim=st.sampled_from(["m", "n", "k", "batch"]))
+def test_twice_the_product_takes_longer(work, dim):
+    more = replace(work, **{dim: getattr(work, dim) * 2})
+    # A partly filled wave is paid for in part, so the price may fall by that much, and by no more.
+    assert seconds(more, GPU, LAW)[0] >= 0.95 * seconds(work, GPU, LAW)[0]
+
+
+def test_many_at_once_are_priced_as_one_by_one():
+    draw = np.random.default_rng(0)
+    m, n, k = (np.floor(2 ** draw.uniform(0, 15, 100_000)) for _ in range(3))
+    many = Gemm(m, n, k, np.ones_like(m), layout="nt", accumulate=True, out_dtype="fp32")
+    all_of_them = seconds(many, GPU, LAW)[0]
+    for at in range(200):
+        one = replace(many, m=int(m[at]), n=int(n[at]), k=int(k[at]), batch=1)
+        assert seconds(one, GPU, LAW)[0] == pytest.approx(all_of_them[at], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "rounding", "busy"),
+    [(9, 1.0, 0.75), (18, 1.0, 0.9), (9 * 2, 1.0, 0.9), (9, 0.0, 1.0)],
+    ids=["tiles of 128 x 128", "tiles of 128 x 64", "k split in two", "Stream-K"],
+)
+def test_waves_give_the_ceilings_of_stream_k(tiles, rounding, busy):
+    """Osama et al., arXiv 2301.03598: m = n = 384, k = 128 on a GPU of four multiprocessors."""
+    assert tiles / 4 / waves(tiles, 4, rounding) == busy
+
+
+def test_a_last_wave_costs_a_whole_one_only_where_rounded():
+    full, more = Gemm(132 * 256, 128, 4096), Gemm(133 * 256, 128, 4096)
+    stiff, smooth = (replace(LAW, rounding=r, fixup=1.0) for r in (1.0, 0.0))
+    assert seconds(more, GPU, stiff)[0] > 1.05 * seconds(full, GPU, stiff)[0]
+    assert seconds(more, GPU, smooth)[0] < 1.01 * seconds(full, GPU, smooth)[0]
+
+
+def test_a_long_k_is_split_where_tiles_are_few():
+    long = Gemm(128, 128, 65536)
+    assert seconds(long, GPU, LAW)[0] < 0.2 * seconds(long, GPU, replace(LAW, fixup=1.0))[0]
+
+
+def test_long_products_meet_the_power_limit():
+    free = replace(LAW, sustained=1.0)
+    short, long = Gemm(2048, 2048, 2048), Gemm(32768, 16384, 16384)
+    assert seconds(short, GPU, LAW)[0] == seconds(short, GPU, free)[0]
+    assert seconds(long, GPU, LAW)[0] / seconds(long, GPU, free)[0] == pytest.approx(1 / LAW.sustained, rel=0.02)
+
+
+def test_a_warm_activation_is_read_from_the_cache():
+    thin = Gemm(8192, 32, 1024)
+    warm, cold = (seconds(thin, GPU, replace(LAW, between=b))[0] for b in (0.5, 20.0))
+    assert warm < 0.9 * cold
+
+
+def test_layouts_differ_by_their_rates():
+    forward, inputs, weights = (seconds(Gemm(8192, 8192, 8192, layout=x), GPU, LAW)[0] for x in ("tn", "nn", "nt"))
+    assert forward < inputs < weights
+
+
+def test_two_limits_add_up_or_hide_each_other():
+    assert together(3.0, 4.0, 1.0) == 7.0 and together(3.0, 4.0, 50.0) == pytest.approx(4.0, rel=1e-3)
+
+
+def test_nothing_to_multiply_takes_no_time():
+    assert price(Gemm(0, 8, 8), GPU, LAW) == NOTHING
+
+
+def test_a_format_that_the_gpu_lacks_is_refused():
+    with pytest.raises(CatalogError, match="fp8"):
+        price(Gemm(8, 8, 8, dtype="fp8"), load("gpus", "a100-sxm-80"), LAW)
+
+
+def table(**columns):
+    """Rows of a table; what is not given is that of a plain product."""
+    rows = max((len(v) for v in columns.values() if isinstance(v, list)), default=1)
+    plain = {"gpu": "h100", "dtype": "bfloat16", "m": 4096, "n": 2048, "k": 1024, "time_us": 50.0}
+    return pd.DataFrame({**plain, "source": "AIC sglang 1", **columns}, index=range(rows))
+
+
+def test_samples_are_rows_of_one_library_and_format():
+    rows = table(dtype=["bfloat16", "float16", "fp8", "fp8_block", "fp8"], source=["AIC trtllm 1"] * 4 + ["a new one"])
+    samples, refused = reader.read(rows)
+    assert not refused
+    assert [(s.library, s.kind, s.parts[-1].dtype) for s in samples] == [
+        ("tensorrt-llm", "bf16", "bf16"),
+        ("tensorrt-llm", "bf16", "fp16"),
+        ("tensorrt-llm-fp8", "fp8", "fp8"),
+        ("tensorrt-llm-fp8-block", "fp8-block", "fp8"),
+        ("", "fp8", "fp8"),
+    ]
+    assert all(
+        s.seconds == pytest.approx(50e-6) and s.classes["all"].all() and s.classes["large"].all() for s in samples
+    )
+
+
+def test_quantising_is_a_part_of_rows_that_hold_it():
+    rows = table(dtype=["fp8"] * 3, source=["AIC trtllm 1", "AIC sglang 1", "Azure cuBLASLt"])
+    parts = [sample.parts for sample in reader.read(rows)[0]]
+    assert [[getattr(part, "what", "") for part in one] for one in parts] == [
+        ["amax", "cast", "gemm"],
+        ["cast", "gemm"],
+        ["gemm"],
+    ]
+    cast = parts[1][0]
+    assert isinstance(cast, Memory) and (cast.read, cast.write) == (4 * 4096 * 1024, 4096 * 1024)
+
+
+def test_layouts_of_training_are_read():
+    rows = table(batch=2, layout=["TN", "NT"], accumulate=["False", True], out_dtype=["bf16", "float32"])
+    samples, refused = reader.read(rows)
+    assert not refused and [s.kind for s in samples] == ["training"] * 2
+    products = [s.parts[0] for s in samples]
+    assert [(p.layout, p.accumulate, p.out_dtype) for p in products] == [("tn", False, "bf16"), ("nt", True, "fp32")]
+    assert products[1].flops == 2 * 2 * 4096 * 2048 * 1024
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "word"),
+    [
+        ("gpu", "abacus", "abacus"),
+        ("gpu", None, "not known"),
+        ("dtype", "int3", "int3"),
+        ("m", 0, "m must"),
+        ("n", 1.5, "n must"),
+        ("k", "many", "k must"),
+        ("time_us", -1, "time"),
+        ("time_us", "inf", "time"),
+        ("layout", "tt", "layout"),
+        ("accumulate", "perhaps", "accumulate"),
+        ("out_dtype", "int3", "int3"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused_with_a_reason(column, value, word):
+    rows = table(batch=1, layout="TN", accumulate=False, out_dtype="bf16")
+    samples, refused = reader.read(pd.concat([rows, rows.assign(**{column: value})]))
+    assert list(refused) == [1] and word in refused[1]
+    assert [list(s.index) for s in samples] == [[0]]
+
+
+def test_a_gpu_without_the_format_is_refused():
+    assert "a100 has no peak rate in fp8" in reader.read(table(gpu="a100", dtype="fp8"))[1][0]
+
+
+def test_layouts_of_training_agree_with_a_fit_of_few_coefficients(shared):
+    samples, refused = reader.read(pd.read_csv(shared / "data" / "gemm_train_layouts.csv.gz"))
+    assert not refused
+    samples = [sample for sample in samples if sample.gpu == "a100-pcie-80"]
+    gpu = load("gpus", "a100-pcie-80")
+    found = fit(GemmLaw, samples, lambda sample, law: seconds(sample.parts[0], gpu, law)[0])
+    law = found.law(GemmLaw, "transformer-engine")
+    errors = np.concatenate(
+        [np.abs(seconds(s.parts[0], gpu, law)[0] / s.seconds - 1)[s.classes["large"]] for s in samples]
+    )
+    assert len(errors) > 100 and np.median(errors) < 0.03 and np.quantile(errors, 0.9) < 0.1

@@ -1,0 +1,276 @@
+"""Grouped products and expert blocks: limits of the law, routings by hand, readers of tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hardware import load
+from simulator.costs.coefficients import coefficients
+from simulator.costs.kernels.grouped import GroupedLaw, price, seconds
+from simulator.ir.ops import Gemm
+from validation.calibration.kernels import experts, routing
+
+H100 = load("gpus", "h100-sxm")
+LAW = GroupedLaw(0.9, 30.0, 0.9, 6e-6, 0.8, 7.0, 1e-7, 1e-9, 0.1, 0.3)
+
+
+def equal(groups: int, rows: int, n: int = 4096, k: int = 7168, **rest: object) -> Gemm:
+    return Gemm(rows, n, k, groups, groups=((groups, rows),), **rest)  # type: ignore[arg-type]
+
+
+def uneven(sizes: list[int], n: int = 4096, k: int = 7168) -> Gemm:
+    return Gemm(sum(sizes) / len(sizes), n, k, len(sizes), groups=tuple((1, size) for size in sizes))
+
+
+def test_few_coefficients() -> None:
+    owners = [c.of for c in coefficients(GroupedLaw).values()]
+    assert owners.count("gpu") <= 12 and owners.count("library") <= 4
+
+
+def test_work_of_uneven_groups() -> None:
+    work = uneven([100, 300, 800])
+    assert work.flops == pytest.approx(2 * 1200 * 4096 * 7168)
+    assert work.bytes == pytest.approx(2 * (1200 * (7168 + 4096) + 3 * 7168 * 4096))
+    assert hash(work) == hash(uneven([100, 300, 800])) and work != uneven([100, 400, 700])
+
+
+def test_work_of_uneven_weight_gradients() -> None:
+    work = Gemm(
+        4096, 7168, 400, 3, layout="nt", accumulate=True, out_dtype="fp32", groups=((1, 100), (1, 300), (1, 800))
+    )
+    assert work.flops == pytest.approx(2 * 1200 * 4096 * 7168)
+    assert work.bytes == pytest.approx(2 * 1200 * (4096 + 7168) + 3 * 4096 * 7168 * 4 * 2)
+
+
+def test_large_groups_run_at_the_rate() -> None:
+    # 8 x 8192 rows: tiles fill all waves but the last one, and rows and parameters move in a fraction of the time.
+    work = equal(8, 8192)
+    assert price(work, H100, LAW).seconds == pytest.approx(work.flops / (0.8 * 989e12), rel=0.05)
+
+
+def test_few_rows_read_all_parameters() -> None:
+    work = equal(256, 4)
+    floor = 256 * 4096 * 7168 * 2 / 3.35e12
+    assert floor / 0.9 < price(work, H100, LAW).seconds < 1.15 * floor / 0.9
+    # Half of the experts without a row: half of the parameters stay where they are.
+    half = price(equal(128, 8), H100, LAW).seconds
+    assert half == pytest.approx(price(work, H100, LAW).seconds / 2, rel=0.1)
+
+
+def test_uneven_groups_take_longer() -> None:
+    even = price(uneven([512] * 16), H100, LAW).seconds
+    # As many rows, but the last tile of each group is nearly empty.
+    assert price(uneven([513] * 15 + [497]), H100, LAW).seconds > 1.1 * even
+    assert price(uneven([8192 - 15] + [1] * 15), H100, LAW).seconds > even
+
+
+def test_nothing_beats_the_bound() -> None:
+    fast = GroupedLaw(1.0, 0.1, 1.2, 1e-7, 1.0, 200.0, 1e-9, 1e-12)
+    for work in (equal(8, 8192), equal(256, 1), equal(8, 8192, dtype="fp8")):
+        bound = max(work.flops / H100.peak[work.dtype], work.bytes / H100.memory_bandwidth)  # type: ignore[index]
+        assert price(work, H100, fast).seconds >= bound
+
+
+def test_launches_and_speed() -> None:
+    work = equal(64, 16, 64, 64)
+    taken, launch = seconds(work, H100, LAW)
+    assert launch == pytest.approx(6e-6 + 64e-7) and launch < taken < 1.3 * launch
+    assert price(work, H100, LAW).spread == pytest.approx(0.1 + 0.2 * launch / taken)
+    big = equal(8, 8192)
+    assert seconds(big, H100, LAW, 0.5)[0] == pytest.approx(2 * seconds(big, H100, LAW)[0], rel=0.05)
+    assert price(equal(8, 0), H100, LAW).seconds == 0
+
+
+def test_weight_gradients_are_slower_and_write_all() -> None:
+    forward = equal(8, 8192)
+    gradient = Gemm(4096, 7168, 8192, 8, layout="nt", groups=((8, 8192),))
+    ratio = price(gradient, H100, LAW).seconds / price(forward, H100, LAW).seconds
+    assert ratio == pytest.approx(1 / 0.9, rel=0.03)
+    few = Gemm(4096, 7168, 4, 256, layout="nt", accumulate=True, out_dtype="fp32", groups=((256, 4),))
+    assert price(few, H100, LAW).seconds > 256 * 4096 * 7168 * 8 / 3.35e12
+
+
+@pytest.mark.parametrize("field", list(coefficients(GroupedLaw)))
+def test_every_coefficient_counts(field: str) -> None:
+    works = [equal(8, 8192), equal(256, 4), equal(8, 64), Gemm(4096, 7168, 8192, 8, layout="nt", groups=((8, 8192),))]
+    other = replace(LAW, **{field: getattr(LAW, field) * 1.1})
+    assert any(seconds(work, H100, other)[0] != seconds(work, H100, LAW)[0] for work in works)
+
+
+def test_many_products_at_once() -> None:
+    works = [uneven([100, 300, 800]), uneven([512] * 16), equal(256, 4), uneven([4096, 16])]
+    counts, sizes = np.zeros((2, 16, len(works)))
+    for at, work in enumerate(works):
+        for i, (count, size) in enumerate(work.groups):
+            counts[i, at], sizes[i, at] = count, size
+    m, batch = (np.array([getattr(work, name) for work in works], float) for name in ("m", "batch"))
+    many, launch = seconds(Gemm(m, 4096, 7168, batch, groups=((counts, sizes),)), H100, LAW)  # type: ignore[arg-type]
+    one = [seconds(work, H100, LAW) for work in works]
+    assert many == pytest.approx([taken for taken, _ in one]) and launch == pytest.approx([own for _, own in one])
+
+
+# ------------------------------------------------------------------------------------------------ routing
+
+
+def test_balanced_routing() -> None:
+    assert routing.balanced(4096, 8, 256, 8) == pytest.approx([128.0] * 32)
+    # One token goes to experts 0, 16, 32, ...: one of the first rank's 16.
+    assert routing.balanced(1, 8, 128, 8).tolist() == [1.0] + [0.0] * 15
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.01, 1.2])
+def test_power_law_routing(exponent: float) -> None:
+    whole = routing.power_law(4096, 8, 128, 1, exponent)
+    assert whole.sum() == pytest.approx(4096 * 8, rel=1e-3) and whole[0] <= 4096
+    assert (np.diff(whole) <= 0).all() and len(whole) == 128
+    fullest = routing.power_law(4096, 8, 128, 16, exponent)
+    assert 1.5 * 2048 < fullest.sum() < 8 * 4096 and len(fullest) == 8
+
+
+def test_power_law_by_hand() -> None:
+    # 2 experts of 2: both get every token, however popular they are.
+    assert routing.power_law(1000, 2, 2, 1, 1.2) == pytest.approx([1000, 1000], rel=0.01)
+    # Steeper laws have a fuller rank.
+    loads = [routing.power_law(8192, 8, 256, 32, a).sum() for a in (1.01, 1.2)]
+    assert loads[0] < loads[1]
+
+
+def test_zipf_routing() -> None:
+    flat = routing.zipf(4096, 8, 64, 4, 0.0)
+    assert flat == pytest.approx([512.0] * 16)
+    assert routing.loads("zipf_1.0", 4096, 8, 64, 4).sum() > flat.sum()
+
+
+def test_routing_is_always_the_same() -> None:
+    first = routing.power_law(2048, 8, 64, 4, 1.2)
+    routing.power_law.cache_clear()
+    assert (routing.power_law(2048, 8, 64, 4, 1.2) == first).all()
+
+
+def test_histograms_keep_rows() -> None:
+    loads = routing.power_law(16384, 8, 256, 8, 1.2)
+    found = routing.histogram(loads, 8)
+    assert len(found) <= 8 and sum(count for count, _ in found) == (loads >= 0.5).sum()
+    assert sum(count * size for count, size in found) == pytest.approx(loads.sum(), rel=1e-3)
+    assert routing.histogram(routing.balanced(4096, 8, 256, 8)) == ((32.0, 128.0),)
+    assert routing.histogram(np.zeros(4)) == ()
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+BLOCK = {
+    "gpu": "h100",
+    "dtype": "bfloat16",
+    "num_tokens": 8192,
+    "hidden": 4096,
+    "inter": 1536,
+    "topk": 8,
+    "num_experts": 128,
+    "tp": 2,
+    "ep": 4,
+    "distribution": "balanced",
+    "gated": 1,
+    "time_us": 500.0,
+    "source": "AIC trtllm 1.3.0rc20 (moe_torch_flow_cutlass)",
+}
+
+
+def test_an_expert_block() -> None:
+    (sample,), refused = experts.read(pd.DataFrame([BLOCK]))
+    assert not refused and (sample.operation, sample.gpu, sample.library) == ("grouped", "h100-sxm", "cutlass")
+    assert sample.kind == "experts-bf16" and sample.classes["tuned-4k"].tolist() == [True]
+    up, down = (part for part in sample.parts if isinstance(part, Gemm))
+    # 8192 x 8 / 4 = 16,384 rows of 32 experts; three matrices of 4096 x 768.
+    assert up.flops + down.flops == pytest.approx(2 * 16384 * 3 * 4096 * 768)
+    assert (up.batch, up.m, up.n, up.k) == (32, 512, 1536, 4096) and (down.n, down.k) == (4096, 768)
+
+
+def test_kinds_and_classes() -> None:
+    rows = [
+        BLOCK | {"dtype": "fp8", "num_tokens": 4095},
+        BLOCK | {"dtype": "fp8_block", "source": "AIC sglang 0.5.14 (sglang_fused_moe_triton)"},
+        BLOCK | {"source": "something new", "gated": 0},
+    ]
+    samples, refused = experts.read(pd.DataFrame(rows))
+    assert not refused
+    assert [s.kind for s in samples] == ["experts-fp8", "experts-fp8-block", "experts-bf16"]
+    assert [s.library for s in samples] == ["cutlass-fp8", "triton-fp8-block", ""]
+    assert [s.classes["tuned-4k"].item() for s in samples] == [False, False, True]
+    assert samples[2].parts[0].n == 768  # type: ignore[union-attr]
+
+
+def test_kernels_tuned_for_another_model() -> None:
+    other = BLOCK | {"inter": 768, "num_experts": 64}  # as wide without tp, as many experts a rank with half the ranks
+    rows = [BLOCK, other | {"tp": 1, "ep": 2}, BLOCK | {"tp": 1}, BLOCK | {"dtype": "fp8_block"}]
+    samples, _ = experts.read(pd.DataFrame(rows))
+    assert samples[0].classes["tuned-4k"].all()
+    assert samples[0].classes["own-4k"].tolist() == [False, False, True]
+    assert samples[1].classes["own-4k"].tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "h999"}, "GPU"),
+        ({"gpu": "a100", "dtype": "fp8"}, "peak"),
+        ({"dtype": "nvfp4"}, "format"),
+        ({"num_tokens": "many"}, "num_tokens"),
+        ({"hidden": -1}, "hidden"),
+        ({"topk": 129}, "topk"),
+        ({"ep": 3}, "evenly"),
+        ({"gated": 2}, "gated"),
+        ({"distribution": "lumpy"}, "lumpy"),
+        ({"time_us": 0}, "time_us"),
+        ({"source": None, "time_us": float("nan")}, "time_us"),
+    ],
+)
+def test_odd_rows_are_refused(change: dict[str, object], reason: str) -> None:
+    samples, refused = experts.read(pd.DataFrame([BLOCK | change, BLOCK], index=[7, 9]))
+    assert list(refused) == [0] and reason in refused[0]
+    assert [sample.index.tolist() for sample in samples] == [[1]]
+
+
+PRODUCT = {
+    "gpu": "b200",
+    "dtype": "bf16",
+    "groups": 40,
+    "m_per_group": 616,
+    "n": 3072,
+    "k": 5120,
+    "pass": "fwd",
+    "accumulate": False,
+    "out_dtype": "bf16",
+    "time_us": 746.0,
+    "source": "SimuMax configs/system/b200_bf16_ceperm.json",
+}
+
+
+def test_grouped_products() -> None:
+    gradient = PRODUCT | {"pass": "wgrad", "accumulate": True}
+    samples, refused = experts.read(pd.DataFrame([PRODUCT, PRODUCT | {"pass": "dgrad"}, gradient, gradient]))
+    works = [sample.parts[0] for sample in samples]
+    assert not refused and all(isinstance(work, Gemm) and work.groups for work in works)
+    assert {work.flops.item() for work in works} == {2.0 * 40 * 616 * 3072 * 5120}  # type: ignore[attr-defined]
+    told = [(work.layout, work.accumulate, work.out_dtype) for work in works]  # type: ignore[union-attr]
+    # The same gradient comes with main gradients in fp32, then in bf16.
+    assert told == [("tn", False, "bf16"), ("nn", False, "bf16"), ("nt", True, "fp32"), ("nt", True, "bf16")]
+    assert {sample.library for sample in samples} == {"transformer-engine"} and {s.kind for s in samples} == {"grouped"}
+
+
+def test_odd_products_are_refused() -> None:
+    rows = [PRODUCT | {"pass": "sideways"}, PRODUCT | {"out_dtype": "int3"}, PRODUCT | {"groups": 0.5}]
+    samples, refused = experts.read(pd.DataFrame(rows))
+    assert not samples and sorted(refused) == [0, 1, 2]
+
+
+def test_whole_tables(shared: Path) -> None:
+    for name in ("moe_h100", "moe_b200", "grouped_gemm_train"):
+        table = pd.read_csv(shared / "data" / f"{name}.csv.gz")
+        samples, refused = experts.read(table)
+        assert not refused and sum(len(sample.index) for sample in samples) == len(table)
+        assert all(sample.library for sample in samples)

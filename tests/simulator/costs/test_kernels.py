@@ -1,0 +1,153 @@
+"""Kernels: never faster than the hardware, near what is known, and cheap to price."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import gpus, load, load_cluster
+from hardware.errors import CatalogError, PlanError
+from simulator.costs.costs import RATES, Costs, IdealCosts
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer
+
+RATE = {"dgx-a100": 312e12, "dgx-h100": 989e12}
+
+
+def costs_of(node="dgx-h100", rates=None):
+    cluster = load_cluster(f"{node}:1")
+    return Costs(cluster, Mesh({"tp": cluster.gpus}), rates, alone=True)
+
+
+COSTS = {node: costs_of(node) for node in RATE}
+FAST = {node: costs_of(node, {"kernel": 50.0, "attention": 50.0, "memory_bound": 0.01}) for node in RATE}
+
+size = st.integers(1, 20_000)
+gemms = st.builds(
+    Gemm,
+    m=size,
+    n=size,
+    k=size,
+    batch=st.integers(1, 64),
+    dtype=st.sampled_from(["bf16", "fp16", "tf32", "fp32"]),
+    layout=st.sampled_from(["tn", "nn", "nt"]),
+    accumulate=st.booleans(),
+    out_dtype=st.sampled_from(["bf16", "fp32"]),
+)
+attentions = st.builds(
+    Attention,
+    batch=st.integers(1, 64),
+    q=size,
+    kv=size,
+    heads=st.integers(1, 128),
+    kv_heads=st.just(1),
+    qk_dim=st.integers(16, 256),
+    v_dim=st.integers(16, 256),
+    share=st.floats(0.01, 1),
+    backward=st.booleans(),
+)
+memories = st.builds(Memory, what=st.just("norm"), read=st.integers(0, 10**11), write=st.integers(0, 10**11))
+
+
+@pytest.mark.parametrize("pricing", [COSTS, FAST], ids=["calibrated", "with impossible rates"])
+@pytest.mark.parametrize("node", RATE)
+@given(work=st.one_of(gemms, attentions, memories))
+def test_no_kernel_beats_the_hardware(node, pricing, work):
+    costs = pricing[node]
+    gpu = costs.cluster.gpu
+    bound = work.bytes / gpu.memory_bandwidth
+    if work.flops:
+        bound = max(bound, work.flops / gpu.peak[work.dtype])
+    assert costs.estimate(work).seconds >= bound * (1 - 1e-12)
+
+
+@given(work=gemms, factor=st.integers(2, 4), dim=st.sampled_from(["m", "n", "k", "batch"]))
+def test_twice_the_product_takes_longer(work, factor, dim):
+    more = replace(work, **{dim: getattr(work, dim) * factor})
+    # A partly filled wave is paid for in part, so the price may fall by that much, and by no more.
+    assert COSTS["dgx-a100"].estimate(more).seconds >= 0.93 * COSTS["dgx-a100"].estimate(work).seconds
+
+
+@given(work=memories, more=st.integers(0, 10**9))
+def test_more_traffic_takes_longer(work, more):
+    costs = COSTS["dgx-h100"]
+    assert costs.estimate(Memory("norm", work.read + more, work.write)).seconds >= costs.estimate(work).seconds
+
+
+@pytest.mark.parametrize(("node", "low", "high"), [("dgx-a100", 0.7, 0.9), ("dgx-h100", 0.65, 0.9)])
+def test_a_large_product_reaches_the_known_share_of_the_peak(node, low, high):
+    work = Gemm(8192, 8192, 8192)
+    assert low <= work.flops / COSTS[node].estimate(work).seconds / RATE[node] <= high
+
+
+@pytest.mark.parametrize(("node", "low", "high"), [("dgx-a100", 0.5, 0.68), ("dgx-h100", 0.5, 0.68)])
+def test_long_attention_reaches_the_known_share_of_the_peak(node, low, high):
+    forward = Attention(1, 8192, 8192, 32, 8, 128, 128)
+    rate = forward.flops / COSTS[node].estimate(forward).seconds / RATE[node]
+    assert low <= rate <= high
+    backward = Attention(1, 8192, 8192, 32, 8, 128, 128, backward=True)
+    assert 0.75 <= backward.flops / COSTS[node].estimate(backward).seconds / RATE[node] / rate <= 1.0
+
+
+def test_the_weight_gradient_is_the_slow_layout():
+    costs = COSTS["dgx-h100"]
+    assert costs.estimate(Gemm(4096, 4096, 4096, layout="nt")).seconds > costs.estimate(Gemm(4096, 4096, 4096)).seconds
+
+
+def test_fp8_halves_a_large_product_at_most():
+    costs = COSTS["dgx-h100"]
+    ratio = costs.estimate(Gemm(8192, 8192, 8192)).seconds / costs.estimate(Gemm(8192, 8192, 8192, dtype="fp8")).seconds
+    assert 1.5 < ratio < 2.0
+
+
+def test_a_format_that_the_gpu_lacks_is_refused():
+    with pytest.raises(CatalogError, match="fp8"):
+        COSTS["dgx-a100"].estimate(Gemm(128, 128, 128, dtype="fp8"))
+
+
+@pytest.mark.parametrize("work", [Gemm(0, 8, 8), Attention(0, 8, 8, 1, 1, 64, 64), Memory("add", 0, 0)])
+def test_no_work_takes_no_time(work):
+    assert COSTS["dgx-h100"].estimate(work).seconds == 0
+
+
+def test_rates_of_a_framework():
+    work, attention, memory = Gemm(8192, 8192, 8192), Attention(1, 8192, 8192, 32, 8, 128, 128), Memory("add", 10**9, 0)
+    plain, slow = COSTS["dgx-h100"], costs_of(rates=dict(kernel=0.8, attention=0.5, memory_bound=2.0))
+    assert slow.estimate(work).seconds / plain.estimate(work).seconds == pytest.approx(1 / 0.8, rel=0.02)
+    assert slow.estimate(attention).seconds / plain.estimate(attention).seconds == pytest.approx(1 / 0.4, rel=0.02)
+    assert slow.estimate(memory).seconds / plain.estimate(memory).seconds == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize("rates", [{"kernels": 1.0}, {"kernel": 0.0}, {"memory_bound": -1.0}, {"kernel": float("nan")}])
+def test_a_wrong_rate_is_refused(rates):
+    with pytest.raises(PlanError, match=r"framework\.set\.rates"):
+        costs_of(rates=rates)
+
+
+@pytest.mark.parametrize("name", [name for name in gpus() if load("gpus", name).architecture != "cpu"])
+def test_every_gpu_of_the_catalog_can_be_priced(name):
+    gpu = load("gpus", name)
+    costs = Costs(load_cluster(dict(gpu=name, gpus=1, gpus_per_node=1)), Mesh({"tp": 1}))
+    seconds = costs.estimate(Gemm(8192, 8192, 8192, dtype="fp16")).seconds
+    assert 1 < seconds * gpu.peak["fp16"] / (2 * 8192**3) < 2.3  # half of the peak on L40S and Blackwell
+    if "bf16" not in gpu.peak:
+        with pytest.raises(CatalogError, match="Use one of fp32, fp16"):
+            costs.estimate(Gemm(64, 64, 64, dtype="bf16"))
+
+
+def test_equal_work_is_priced_once():
+    costs = costs_of()
+    assert costs.estimate(Gemm(64, 64, 64)) is costs.estimate(Gemm(64, 64, 64))
+
+
+def test_ideal_costs():
+    ideal = IdealCosts(flops=2.0, communication=4.0)
+    assert ideal.estimate(Gemm(1, 2, 3)).seconds == 6
+    assert ideal.estimate(Memory("add", 100, 100)).seconds == 0
+    assert ideal.estimate(Transfer(8, "pp", 0, 1)) == (2, 0, 0)
+    assert ideal.estimate(Collective("all_reduce", 8, ("dp",))).seconds == 4
+    gather, scatter = Collective("all_gather", 8, ("dp",)), Collective("reduce_scatter", 8, ("dp",))
+    assert ideal.estimate(gather).seconds + ideal.estimate(scatter).seconds == 4
+    assert IdealCosts().estimate(Collective("all_gather", 8, ("dp",))).seconds == 0
+    assert set(RATES) == {"kernel", "attention", "memory_bound", "communication"}

@@ -1,0 +1,63 @@
+"""The machines of published runs: each can be told by its GPUs, and priced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardware import load_cluster, reach
+from simulator.costs.costs import Costs
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Collective, Transfer
+
+KEYS = ("gpu", "gpus", "gpus_per_node", "scale_up_domain")
+
+
+def machines(shared: Path) -> list[dict[str, Any]]:
+    """The different machines of the published runs, in the words of an inline cluster."""
+    with (shared / "data" / "published_runs.jsonl").open() as file:
+        specs = [json.loads(line)["spec"] for line in file]
+    found = [{**{key: spec[key] for key in KEYS}, "inter": dict(spec["inter"])} for spec in specs]
+    for one in found:
+        del one["inter"]["stated"]
+    return list({json.dumps(one): one for one in found}.values())
+
+
+def test_every_machine_of_the_published_runs_can_be_told_and_priced(shared: Path) -> None:
+    told = machines(shared)
+    assert len(told) > 100 and len({one["gpu"] for one in told}) > 15
+    for one in told:
+        cluster = load_cluster(one)
+        assert cluster.gpus == one["gpus"] and cluster.gpus_per_node == one["gpus_per_node"], one
+        nulls = {"scale_up_domain": one["scale_up_domain"], **{f"inter.{key}": v for key, v in one["inter"].items()}}
+        needed = one["inter"]["kind"] != "none" and cluster.scale_out.bandwidth > 0
+        filled = [key for key, value in nulls.items() if value is None and (needed or not key.startswith("inter"))]
+        assert [line.partition(":")[0] for line in cluster.assumed] == [f"cluster.{key}" for key in filled], one
+        costs = Costs(cluster, Mesh({"dp": cluster.gpus}))
+        spread = reach(cluster, range(cluster.gpus))
+        assert spread.members == cluster.gpus and spread.islands.number == -(-cluster.gpus // cluster.island)
+        if cluster.gpus > 1:
+            whole = costs.estimate(Collective("all_reduce", 2**28, ("dp",)))
+            pair = costs.estimate(Collective("all_reduce", 2**28, ("dp",), (0, 1)))
+            message = costs.estimate(Transfer(2**28, "dp", 0, 1))
+            assert message.seconds > 0 and pair.seconds > 0 and 0 < whole.seconds < 1.0, one
+
+
+@pytest.mark.parametrize(
+    ("told", "kinds"),
+    [
+        ({"gpu": "l40s", "gpus": 64, "gpus_per_node": 4, "scale_up_domain": 1}, ("none", "pcie4", "roce-200")),
+        (
+            {"gpu": "h200-nvl", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 4},
+            ("nvlink4-bridge-4", "pcie5", "none"),
+        ),
+        ({"gpu": "gb300", "gpus": 144, "gpus_per_node": 4}, ("nvlink5", "nvlink-c2c", "infiniband-xdr")),
+        ({"gpu": "a100-pcie-80", "gpus": 8, "gpus_per_node": 8}, ("none", "pcie4", "none")),
+    ],
+)
+def test_some_machines(told: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    cluster = load_cluster(told)
+    assert (cluster.scale_up.kind, cluster.host.kind, cluster.scale_out.kind) == kinds

@@ -1,0 +1,229 @@
+"""Kernels bound by memory, and copies: the law's shape, its bounds, and measured ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import load
+from simulator.costs.coefficients import coefficients
+from simulator.costs.estimate import NOTHING
+from simulator.costs.kernels import copy, memory
+from simulator.costs.kernels.memory import MemoryLaw
+from simulator.ir.ops import Memory
+from validation.calibration.fit import fit
+from validation.calibration.kernels import elementwise
+
+KINDS = (
+    *("norm", "residual", "activation", "gelu", "rope", "embedding", "softmax", "dropout", "cross-entropy", "add"),
+    *("concat", "cast", "router", "permute", "grad-norm", "adam", "zero-grad", "amax"),
+)
+H100 = load("gpus", "h100-sxm")
+MIDDLE = MemoryLaw(**{name: one.start for name, one in coefficients(MemoryLaw).items()}, spread=0.1, spread_short=0.3)
+FUSED = memory.fused(MIDDLE)
+
+sizes = st.integers(0, 2**36)
+
+
+def test_few_coefficients():
+    owners = [one.of for one in coefficients(MemoryLaw).values()]
+    assert owners.count("gpu") <= 12
+    assert owners.count("library") <= 4
+
+
+@given(st.sampled_from(KINDS), sizes, sizes, st.sampled_from(["a100-sxm-80", "b300-sxm", "mi300x"]), st.floats(0.5, 4))
+def test_nothing_beats_memory(what, read, write, gpu, traffic):
+    work, on = Memory(what, read, write), load("gpus", gpu)
+    for law in (MIDDLE, FUSED, replace(MIDDLE, hot=1.0)):
+        assert memory.price(work, on, law, traffic).seconds >= work.bytes / on.memory_bandwidth
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 2**34), st.floats(1.01, 4))
+def test_more_bytes_take_longer(what, nbytes, factor):
+    few, many = (memory.seconds(Memory(what, n, n), H100, MIDDLE)[0] for n in (nbytes, int(nbytes * factor) + 1))
+    assert many > few
+
+
+def test_no_bytes_take_no_time():
+    assert memory.price(Memory("adam", 0, 0), H100, MIDDLE) == NOTHING
+
+
+def test_many_kernels_as_one():
+    rng = np.random.default_rng(0)
+    read, write = (np.exp(rng.uniform(0, 24, 300)) for _ in range(2))
+    for what in KINDS:
+        many, launch = memory.seconds(Memory(what, read, write), H100, MIDDLE)
+        one = [memory.seconds(Memory(what, r, w), H100, MIDDLE) for r, w in zip(read, write, strict=True)]
+        assert many == pytest.approx([seconds for seconds, _ in one], rel=1e-12)
+        assert {launch} == {own for _, own in one}
+
+
+def test_launch_is_all_that_a_tiny_kernel_takes():
+    seconds, launch = memory.seconds(Memory("activation", 64, 32), H100, MIDDLE)
+    assert seconds == pytest.approx(launch, rel=0.01) == pytest.approx(MIDDLE.launch)
+    estimate = memory.price(Memory("activation", 64, 32), H100, MIDDLE)
+    assert estimate.spread == pytest.approx(MIDDLE.spread_short, rel=0.02)
+
+
+def test_fused_kernels_are_streams():
+    for gpu in ("a100-sxm-80", "h200-sxm", "b200-sxm"):
+        on = load("gpus", gpu)
+        for what in set(KINDS) - {"amax", "embedding"}:
+            seconds, _ = memory.seconds(Memory(what, 2**30, 2**30), on, FUSED)
+            stream = (2.0 + FUSED.writes) * 2**30 / (FUSED.stream * on.memory_bandwidth)
+            assert seconds == pytest.approx(stream + FUSED.launch), (gpu, what)
+
+
+def test_a_hot_loop_is_faster_until_it_leaves_the_l2():
+    hot, cold = (replace(FUSED, hot=share) for share in (1.0, 0.0))
+
+    def ratio(nbytes):
+        return (
+            memory.seconds(Memory("add", nbytes, 0), H100, hot)[0]
+            / memory.seconds(Memory("add", nbytes, 0), H100, cold)[0]
+        )
+
+    assert ratio(H100.l2 // 3) < 0.9
+    assert ratio(8 * H100.l2) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_residual_addition_finds_what_was_just_written():
+    for sizes in ((2**26, 2**25), (2**28, 2**27)):
+        add, residual = (
+            memory.seconds(Memory(what, *sizes), H100, replace(FUSED, hot=1.0))[0] for what in ("add", "residual")
+        )
+        assert 0.8 * add < residual < add
+    assert memory.seconds(Memory("residual", 2**26, 0), H100, FUSED) == memory.seconds(
+        Memory("add", 2**26, 0), H100, FUSED
+    )
+
+
+def test_traffic_multiplies_work_and_not_launches():
+    work = Memory("residual", 2**28, 2**27)
+    once, twice = (memory.price(work, H100, FUSED, traffic).seconds for traffic in (1.0, 2.0))
+    assert twice - FUSED.launch == pytest.approx(2 * (once - FUSED.launch))
+
+
+@pytest.mark.parametrize(("link", "rate"), [("pcie5", 55.2e9), ("pcie4", 26.3e9)])
+def test_copies_to_the_host(link, rate):
+    assert 2**30 / copy.price(2**30, load("links", link)).seconds == pytest.approx(rate, rel=0.03)
+
+
+def test_small_copies_are_latency():
+    link = load("links", "pcie5")
+    assert copy.seconds(1, link) == pytest.approx(copy.ISSUE + link.latency, rel=1e-3)
+    assert copy.price(0, link) == NOTHING
+
+
+# ------------------------------------------------------------------------------------------ measurements
+
+
+def rows(**changed):
+    one = {
+        "gpu": "h100",
+        "op": "norm",
+        "bytes_read": 2e6,
+        "bytes_written": 2e6,
+        "time_us": 5.0,
+        "source": "vidur mlp.csv",
+    }
+    return one | changed
+
+
+def test_reading_a_table():
+    table = pd.DataFrame([rows(), rows(op="gelu", bytes_read=2e7), rows(source="my notes"), rows(gpu="a100")])
+    samples, refused = elementwise.read(table)
+    assert not refused
+    assert [(s.gpu, s.kind, s.library, s.index.tolist()) for s in samples] == [
+        ("h100-sxm", "norm", "vllm", [0]),
+        ("h100-sxm", "gelu", "vllm", [1]),
+        ("h100-sxm", "norm", "", [2]),
+        ("a100-sxm-80", "norm", "vllm", [3]),
+    ]
+    assert [s.classes["large"].tolist() for s in samples] == [[False], [True], [False], [False]]
+    assert samples[0].seconds == pytest.approx([5e-6])
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"gpu": "abacus"}, "GPU abacus"),
+        ({"gpu": np.nan}, "GPU nan"),
+        ({"op": "prayer"}, "operation prayer"),
+        ({"bytes_read": -1}, "bytes"),
+        ({"bytes_read": 0, "bytes_written": 0}, "bytes"),
+        ({"bytes_written": np.inf}, "bytes"),
+        ({"time_us": 0.0}, "time_us"),
+        ({"time_us": "soon"}, "time_us"),
+    ],
+)
+def test_strange_rows_are_refused(changed, reason):
+    samples, refused = elementwise.read(pd.DataFrame([rows(**changed), rows()]))
+    assert list(refused) == [0]
+    assert reason in refused[0]
+    assert [s.index.tolist() for s in samples] == [[1]]
+
+
+def test_streams_are_read_by_their_rate():
+    table = pd.DataFrame(
+        [
+            {"gpu": "h200", "op": "triad", "TBps": 4.0, "source": "BabelStream"},
+            {"gpu": "h200", "op": "nstream", "TBps": 4.0, "source": "BabelStream"},
+            {"gpu": "h200", "op": "dot", "TBps": 0.0, "source": "BabelStream"},
+        ]
+    )
+    (sample,), refused = elementwise.read(table)
+    assert sorted(refused) == [1, 2]
+    assert sample.library == "babelstream"
+    assert sample.seconds == pytest.approx([3 * elementwise.ARRAY / 4e12])
+
+
+def test_an_empty_table():
+    assert elementwise.read(pd.DataFrame(columns=sorted(elementwise.KERNELS))) == ([], {})
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm-80", "h100-sxm"])
+def test_large_kernels_against_measurements(shared, gpu):
+    samples = [
+        s for s in elementwise.read(pd.read_csv(Path(shared) / "data" / "elementwise.csv.gz"))[0] if s.gpu == gpu
+    ]
+    on = load("gpus", gpu)
+    found = fit(MemoryLaw, samples, lambda sample, law: memory.seconds(sample.parts[0], on, law)[0])
+    for sample in samples:
+        if "large" in sample.classes:
+            some = sample.classes["large"]
+            forecast = memory.seconds(sample.parts[0], on, found.law(MemoryLaw, sample.library))[0]
+            errors = np.abs(forecast / sample.seconds - 1)[some]
+            assert np.median(errors) <= 0.12, sample.kind
+            assert np.quantile(errors, 0.9) <= 0.30, sample.kind
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm-80", "h100-sxm", "h200-sxm"])
+def test_streams_against_measurements(shared, gpu):
+    samples = elementwise.read(pd.read_csv(Path(shared) / "data" / "memory_stream.csv"))[0]
+    for sample in samples:
+        if sample.gpu == gpu:
+            forecast = memory.seconds(sample.parts[0], load("gpus", gpu), FUSED)[0]
+            assert forecast == pytest.approx(sample.seconds, rel=0.10)
+
+
+def test_streams_follow_from_other_kernels(shared):
+    """BabelStream on A100 and H100 from the kernels of vLLM and TensorRT-LLM alone."""
+    data = Path(shared) / "data"
+    kernels, streams = (elementwise.read(pd.read_csv(data / f))[0] for f in ("elementwise.csv.gz", "memory_stream.csv"))
+    for gpu in ("a100-sxm-80", "h100-sxm"):
+        on = load("gpus", gpu)
+        found = fit(
+            MemoryLaw,
+            [s for s in kernels if s.gpu == gpu],
+            lambda sample, law, on=on: memory.seconds(sample.parts[0], on, law)[0],
+        )
+        law = memory.fused(found.law(MemoryLaw, "vllm"))
+        for sample in (s for s in streams if s.gpu == gpu):
+            assert memory.seconds(sample.parts[0], on, law)[0] == pytest.approx(sample.seconds, rel=0.06)

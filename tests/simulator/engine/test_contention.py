@@ -1,0 +1,437 @@
+"""Ops that share links and multiprocessors: cases worked out by hand, and what holds of whole jobs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware import load_cluster
+from simulator import simulate
+from simulator.costs.costs import Costs
+from simulator.costs.estimate import ALONE, FULL, Use
+from simulator.engine import contention as shared
+from simulator.engine import simpy_engine
+from simulator.engine.contention import LEAST, Running, Traffic
+from simulator.engine.longest_path import Times
+from simulator.forecast.simulate import programmed
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from simulator.program.flatten import Flat, flatten
+from tests.contract.played import Ideal
+from tests.strategies import jobs
+
+# ------------------------------------------------------------------------------------- cases by hand
+
+NETWORK, UP = (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)
+
+
+class Case:
+    """A handful of ops, each with what it occupies."""
+
+    def __init__(self) -> None:
+        self.flat = Flat()
+        self.uses: dict[Work, Use] = {}
+
+    def add(self, work: Work, stream: str, seconds: float, use: Use, after: Sequence[int] = (), device: int = 0) -> int:
+        self.uses[work] = use
+        number = self.flat.add(Op("op", stream, work), seconds, 0.0, 0.0, tuple(after), device)
+        if isinstance(work, Transfer):
+            self.flat.sent.append((number, device, work.target))
+        return number
+
+    def collective(self, seconds: float, links: tuple[float, float, float] = NETWORK, **more: Any) -> int:
+        """On a stream of its own. moving: seconds in which bytes move, all if not given. kept: multiprocessors."""
+        number = len(self.flat.ops)
+        use = Use(more.pop("moving", seconds), links, more.pop("kept", 0.0))
+        return self.add(Collective("all_reduce", number + 1, ("x",)), f"data-{number}", seconds, use, **more)
+
+    def message(self, source: int, target: int, seconds: float = 10.0) -> int:
+        number = len(self.flat.ops)
+        work = Transfer(number + 1, "pp", source, target)
+        return self.add(work, f"pipeline-{number}", seconds, Use(seconds, NETWORK), device=source)
+
+    def kernel(self, seconds: float, use: Use = FULL, after: Sequence[int] = (), device: int = 0) -> int:
+        return self.add(Gemm(len(self.flat.ops) + 1, 1, 1), COMPUTE, seconds, use, after, device)
+
+    def play(self) -> Times:
+        devices = 1 + max([*self.flat.device, *(receiver for _, _, receiver in self.flat.sent)])
+        return shared.play(self.flat, [self.uses.__getitem__] * devices)
+
+    @property
+    def ends(self) -> list[float]:
+        return self.play().end
+
+
+def test_two_collectives_on_one_port_take_twice_as_long() -> None:
+    case = Case()
+    case.collective(10.0)
+    case.collective(10.0)
+    assert case.ends == pytest.approx([20.0, 20.0])
+
+
+def test_one_that_comes_in_the_middle_slows_the_rest_of_the_first() -> None:
+    """From 5 to 15 both at half rate, then the second has 5 left."""
+    case = Case()
+    case.collective(10.0)
+    wait = case.kernel(5.0)
+    case.collective(10.0, after=[wait])
+    assert case.ends == pytest.approx([15.0, 5.0, 20.0])
+
+
+def test_three_with_different_shares() -> None:
+    """Rates 0.4, 0.8, 1 until 10; then 0.5 and 1, with 6 and 2 left, until 12; then the first has 5 left."""
+    case = Case()
+    for share in (1.0, 0.5, 0.2):
+        case.collective(10.0, (0.0, 0.0, share))
+    assert case.ends == pytest.approx([17.0, 12.0, 10.0])
+
+
+def test_a_flow_that_is_held_back_elsewhere_leaves_room() -> None:
+    """Two halve the network, the second of them needs a quarter of the scale-up links then."""
+    case = Case()
+    case.collective(10.0, UP)
+    case.collective(10.0, (0.5, 0.0, 1.0))
+    case.collective(10.0, NETWORK)
+    assert case.ends == pytest.approx([10 / 0.75, 20.0, 20.0])
+
+
+def test_latency_is_not_slowed() -> None:
+    case = Case()
+    case.collective(10.0, moving=4.0)
+    case.collective(10.0, moving=4.0)
+    assert case.ends == pytest.approx([14.0, 14.0])
+
+
+def test_while_one_waits_for_its_latency_the_other_has_the_link() -> None:
+    """Until 6 the second moves alone; both at half rate until 10, when it is done and the first has 2 left."""
+    case = Case()
+    case.collective(10.0, moving=4.0)
+    case.collective(8.0)
+    assert case.ends == pytest.approx([12.0, 10.0])
+
+
+def test_what_uses_other_links_or_another_device_is_not_slowed() -> None:
+    case = Case()
+    case.collective(10.0, NETWORK)
+    case.collective(10.0, UP)
+    case.collective(10.0, NETWORK, device=1)
+    assert case.ends == [10.0, 10.0, 10.0]
+
+
+def test_messages_share_the_way_out_and_the_way_in_but_pass_those_that_come_the_other_way() -> None:
+    opposite, out, into = Case(), Case(), Case()
+    opposite.message(0, 1)
+    opposite.message(1, 0)
+    assert opposite.ends == [10.0, 10.0]
+    out.message(0, 1)
+    out.message(0, 2)
+    assert out.ends == pytest.approx([20.0, 20.0])
+    into.message(0, 2)
+    into.message(1, 2)
+    assert into.ends == pytest.approx([20.0, 20.0])
+
+
+def test_a_collective_and_a_message_into_the_device_share_its_port() -> None:
+    case = Case()
+    case.collective(10.0, device=1)
+    case.message(0, 1)
+    assert case.ends == pytest.approx([20.0, 20.0])
+
+
+def test_others_are_slowed_through_a_chain_of_links() -> None:
+    """The port of device 0 is shared by two, so that device 1's has more room for the collective there."""
+    case = Case()
+    case.message(0, 2)
+    case.message(0, 1)
+    case.collective(10.0, (0.0, 0.0, 0.8), device=1)
+    rates = [0.5, 0.5, 0.5 / 0.8]
+    third = 10 / rates[2]
+    assert case.ends[2] == pytest.approx(third)
+    assert case.ends[:2] == pytest.approx([20.0, 20.0])
+
+
+def test_kernels_have_the_multiprocessors_that_communication_leaves() -> None:
+    """Three quarters for 5 s, then all: 10 = 3.75 + 6.25. The collective takes as long as alone."""
+    case = Case()
+    case.kernel(10.0)
+    case.collective(5.0, kept=0.25)
+    assert case.ends == pytest.approx([11.25, 5.0])
+
+
+def test_multiprocessors_are_kept_during_the_latency_too_and_by_several_at_once() -> None:
+    case = Case()
+    case.kernel(10.0)
+    case.collective(4.0, UP, moving=1.0, kept=0.25)
+    case.collective(8.0, NETWORK, kept=0.25)
+    assert case.ends == pytest.approx([4 + 4 + 10 - 4 * 0.5 - 4 * 0.75, 4.0, 8.0])
+
+
+def test_kernels_bound_by_memory_are_not_slowed_and_collectives_keep_no_other_device() -> None:
+    case = Case()
+    case.kernel(10.0, ALONE)
+    case.collective(5.0, kept=0.25)
+    case.kernel(10.0, FULL, device=1)
+    assert case.ends == [10.0, 5.0, 10.0]
+
+
+def test_kernels_never_stand_still() -> None:
+    case = Case()
+    case.kernel(1.0)
+    for _ in range(5):
+        case.collective(1000.0, (0.0, 0.0, 0.1), kept=0.25)
+    assert case.ends[0] == pytest.approx(1 / LEAST)
+
+
+def test_a_kernel_that_begins_beside_a_collective_is_slow_from_the_start() -> None:
+    case = Case()
+    first = case.kernel(2.0, ALONE)
+    case.collective(10.0, kept=0.5)
+    case.kernel(3.0, FULL, after=[first])
+    assert case.ends == pytest.approx([2.0, 10.0, 8.0])
+
+
+# ------------------------------------------------------------------------------------------- prices
+
+MESH = Mesh({"pp": 2, "dp": 4, "tp": 8})
+
+
+def test_what_a_collective_occupies() -> None:
+    """NVLink alone inside a node; between nodes the port, which each of the eight groups of a node has for itself."""
+    costs = Costs(load_cluster("dgx-h100:8"), MESH)
+    big = 2**30
+    inside, between = (costs.use(Collective("all_gather", big, (axis,))) for axis in ("tp", "dp"))
+    assert inside.links == UP and between.links == NETWORK
+    both = costs.use(Collective("all_gather", big, ("dp", "tp")))
+    assert max(both.links) == 1 and both.links[0] > 0 and both.links[2] > 0
+    for axes, use in ((("tp",), inside), (("dp",), between), (("dp", "tp"), both)):
+        seconds = costs.estimate(Collective("all_gather", big, axes)).seconds
+        assert 0.8 * seconds < use.moving < seconds
+        assert use.multiprocessors == pytest.approx(24 / 132)
+
+
+def test_the_groups_of_a_stage_that_share_the_ports_of_a_node_are_in_the_price_alone() -> None:
+    """Eight groups over dp, one rank a node each, move for 16 times as long over one port as over 16 for all."""
+    cluster = load_cluster("dgx-h100:8")
+    node = cluster.node
+    assert node.nics is not None
+    moving = []
+    for count in (1, 16):
+        ports = node.model_copy(update={"nics": node.nics.model_copy(update={"count": count})})
+        costs = Costs(cluster.model_copy(update={"node": ports}), MESH)
+        use = costs.use(Collective("all_gather", 2**32, ("dp",)))
+        assert use.links == NETWORK
+        moving.append(use.moving)
+    assert moving[0] == pytest.approx(16 * moving[1], rel=1e-9)
+
+
+def test_small_collectives_are_mostly_latency() -> None:
+    costs = Costs(load_cluster("dgx-h100:8"), MESH)
+    work = Collective("all_reduce", 4096, ("tp",))
+    assert costs.use(work).moving < 0.1 * costs.estimate(work).seconds
+
+
+def test_what_messages_and_kernels_occupy() -> None:
+    costs = Costs(load_cluster("dgx-h100:8"), MESH)
+    far, near = Transfer(2**24, "pp", 0, 1), Transfer(2**24, "tp", 0, 1)
+    assert costs.use(far) == Use(costs.estimate(far).seconds, NETWORK)
+    assert costs.use(near).links == UP and 0 < costs.use(near).moving <= costs.estimate(near).seconds
+    assert costs.use(Transfer(2**24, "pp", 1, 1)) == ALONE
+    assert costs.use(Gemm(1024, 1024, 1024)) == costs.use(Attention(1, 512, 512, 8, 8, 64, 64)) == FULL
+    assert costs.use(Memory("norm", 4096, 4096)) == ALONE
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100:8", "dgx-a100:8", "gb200-nvl72:18", "mi300x-8:8", "l40s-4:16"])
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_bytes_never_move_longer_than_the_collective_lasts(cluster: str, operation: str) -> None:
+    costs = Costs(load_cluster(cluster), Mesh({"dp": 8, "tp": 8}))
+    for axes in (("tp",), ("dp",), ("dp", "tp")):
+        for nbytes in (1, 2**12, 2**20, 2**30):
+            work = Collective(operation, nbytes, axes)
+            use = costs.use(work)
+            assert 0 < use.moving <= costs.estimate(work).seconds
+            assert 0 < max(use.links) <= 1 and min(use.links) >= 0
+
+
+# -------------------------------------------------------------------------------------------- jobs
+
+
+class Watched(Traffic):
+    """Keeps at which rate every op went on from when."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.paces: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.links: dict[int, Mapping[Any, float]] = {}
+
+    def _pace(self, one: Running, rate: float) -> None:
+        super()._pace(one, rate)
+        self.paces[one.number].append((self.env.now, rate))
+        self.links[one.number] = one.links
+
+
+def crowded(work: Work) -> Use:
+    """All communication over one port, after a third of its time, with a quarter of the multiprocessors."""
+    if isinstance(work, Collective | Transfer):
+        return Use(2 / 3 * PRICE(work)[0], NETWORK, 0.25)
+    return ALONE if isinstance(work, Memory) else FULL
+
+
+PRICE = Ideal(links=1e6, latency=1e-5)
+
+
+def flat_of(told: dict[str, Any], price: Any = PRICE) -> tuple[Flat, int]:
+    plan = Plan(load_job(told))
+    return flatten(programmed(plan, price)[1]), plan.shape.p
+
+
+@settings(max_examples=30, deadline=None)
+@given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_where_nothing_is_shared_the_times_are_those_of_simpy_to_the_last_bit(told: dict[str, Any]) -> None:
+    flat, devices = flat_of(told)
+    assert shared.play(flat, [lambda work: ALONE] * devices) == simpy_engine.play(flat)
+
+
+@settings(max_examples=20, deadline=None)
+@given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_where_none_meets_another_the_times_are_those_of_simpy(told: dict[str, Any]) -> None:
+    """Every stream has a link of its own, which is so wide that all fit."""
+    flat, devices = flat_of(told)
+    narrow = Use(1.0, (0.1, 0.1, 0.1))
+    plain, again = simpy_engine.play(flat), shared.play(flat, [lambda work: narrow] * devices)
+    assert again.begin == pytest.approx(plain.begin, rel=1e-12)
+    assert again.end == pytest.approx(plain.end, rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_sharing_makes_no_op_earlier_and_no_op_shorter(told: dict[str, Any]) -> None:
+    flat, devices = flat_of(told)
+    plain, found = simpy_engine.play(flat), shared.play(flat, [crowded] * devices)
+    slack = 1e-12 * found.span
+    assert all(late >= early - slack for late, early in zip(found.begin, plain.begin, strict=True))
+    rows = zip(found.begin, found.end, flat.seconds, strict=True)
+    assert all(end - begin >= seconds - slack for begin, end, seconds in rows)
+    assert shared.play(flat, [crowded] * devices) == found
+
+
+@settings(max_examples=30, deadline=None)
+@given(told=jobs(launch=(0.0, 1e-4), passes=40))
+def test_every_op_does_its_work_and_no_link_more_than_it_can(told: dict[str, Any]) -> None:
+    flat, devices = flat_of(told)
+    seen: list[Watched] = []
+
+    def running(env: simpy.Environment) -> Any:
+        seen.append(Watched(env, flat, [crowded] * devices))
+        return seen[0].run
+
+    times = simpy_engine.play(flat, running)
+    changes: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for number, paces in seen[0].paces.items():
+        paces = [*paces, (times.end[number], 0.0)]
+        done = math.fsum((end - begin) * rate for (begin, rate), (end, _) in pairwise(paces))
+        work = flat.ops[number].work
+        wanted = crowded(work).moving if isinstance(work, Collective | Transfer) else flat.seconds[number]
+        assert done == pytest.approx(wanted, rel=1e-9, abs=1e-12 * times.span)
+        for link, share in seen[0].links[number].items():
+            before = [0.0, *(rate for _, rate in paces)]
+            changes[link] += [(at, share * (rate - was)) for (at, rate), was in zip(paces, before, strict=False)]
+    for moves in changes.values():
+        used = 0.0
+        moves.sort()
+        for at, (moment, change) in enumerate(moves):
+            used += change
+            if at + 1 == len(moves) or moves[at + 1][0] > moment + 1e-12 * times.span:
+                assert used <= 1 + 1e-9
+
+
+# -------------------------------------------------------------------------------------- faster links
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    flows=st.lists(
+        st.tuples(st.floats(0, 10), st.floats(0, 2), st.floats(0.1, 5), st.floats(0.01, 1.0)), min_size=1, max_size=6
+    ),
+    faster=st.floats(1.0, 20.0),
+)
+def test_a_faster_link_makes_no_flow_later(flows: list[tuple[float, float, float, float]], faster: float) -> None:
+    """Flows that come, wait and move, all held back by something else at their shares of the link."""
+    ends = []
+    for factor in (1.0, faster):
+        case = Case()
+        for came, latency, moving, share in flows:
+            number = len(case.flat.ops)
+            wait = case.add(Gemm(number + 1, 1, 1), f"wait-{number}", came, ALONE)
+            case.collective(latency + moving, (0.0, 0.0, share / factor), moving=moving, after=[wait])
+        ends.append(case.ends)
+    assert all(late <= early * (1 + 1e-9) for early, late in zip(*ends, strict=True))
+
+
+REAL = {
+    "model": {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 32000, "seq": 2048},
+    "framework": {"name": "megatron-core", "set": {"launch_s": 0.0}},
+}
+PLANS: list[dict[str, Any]] = [
+    {"pp": 2, "tp": 4, "dp": 4},
+    {"pp": 4, "tp": 8, "dp": 1, "chunks": 2},
+    {"tp": 2, "dp": 16, "fsdp": True},
+    {"pp": 2, "tp": 2, "dp": 4, "cp": 2},
+]
+
+
+def real(plan: dict[str, Any]) -> dict[str, Any]:
+    gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp", "cp"))
+    return {**REAL, "cluster": f"dgx-h100:{gpus // 8}", "batch": {"global": 32}, "plan": plan}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> None:
+    """Not so of every order of ops: what comes sooner may stand in another's way."""
+    spans = []
+    for rate in [1e8 * 2**i for i in range(12)]:
+        price = Ideal(flops=1e14, memory=1e12, links=rate)
+
+        def use(work: Work, price: Ideal = price) -> Use:
+            if not isinstance(work, Collective | Transfer):
+                return FULL if isinstance(work, Gemm | Attention) else ALONE
+            inside = isinstance(work, Collective) and work.axes == ("tp",)
+            return Use(price(work)[0], UP if inside else NETWORK, 0.2)
+
+        flat, devices = flat_of(real(plan), price)
+        spans.append(shared.play(flat, [use] * devices).span)
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(spans))
+
+
+# ------------------------------------------------------------------------------------------- reports
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_report_of_what_was_shared_adds_up(plan: dict[str, Any]) -> None:
+    told = real(plan)
+    plain, found = simulate(told, "simpy"), simulate(told, "shared")
+    assert found.step_time >= plain.step_time * (1 - 1e-12)
+    assert math.fsum(found.breakdown.parts.values()) == pytest.approx(found.play.step.span, rel=1e-9)
+    for kind in ("gemm", "attention"):
+        assert found.breakdown.parts[kind] >= plain.breakdown.parts[kind] * (1 - 1e-12)
+    for kind in ("memory_bound", "optimizer"):
+        assert found.breakdown.parts[kind] == pytest.approx(plain.breakdown.parts[kind], rel=1e-9)
+    assert found.play.peaks == plain.play.peaks
+    assert set(found.assumed) > set(plain.assumed)
+    assert found.to_dict() == simulate(told, "shared").to_dict()
+
+
+def test_overlapped_gathers_slow_the_products_beside_them() -> None:
+    """FSDP beside TP: a gather keeps 24 of 132 multiprocessors, and at most three collectives run at once."""
+    told = real(PLANS[2])
+    plain, found = simulate(told, "simpy").breakdown, simulate(told, "shared").breakdown
+    assert plain.parts["gemm"] * 1.005 < found.parts["gemm"] <= plain.parts["gemm"] / (1 - 3 * 24 / 132)

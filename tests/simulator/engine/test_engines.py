@@ -1,0 +1,257 @@
+"""Three engines, one answer: SimPy, the longest-path sweep and the matrices, with and without skipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import simulate
+from simulator.engine.play import ByMatrices, Engine
+from simulator.forecast.simulate import forecast, lowered, programmed
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from simulator.program.block import Price
+from simulator.program.build import build
+from simulator.program.memory_profile import Peak
+from simulator.program.timetable import timetable
+from simulator.report.breakdown import Breakdown, breakdown
+from simulator.report.report import Forecast
+from simulator.scheduling.schedule import Action, Schedule, Shape
+from tests.contract.measure import ops_beside
+from tests.contract.played import PAID, Ideal, Played, play_job
+from tests.strategies import PRICES, changed, jobs
+
+WAYS: tuple[tuple[Engine, bool], ...] = (("simpy", True), ("sweep", True), ("matrices", True), ("matrices", False))
+LAUNCH = (0.0, 2e-6, 1e-4, 5e-3)
+DRAWN = jobs(launch=LAUNCH, passes=80)
+
+
+def accounts(found: Forecast) -> Iterator[Breakdown]:
+    """The breakdown of every device."""
+    for device in range(found.program.devices):
+        yield breakdown(found.program, found.step.span, found.step.occupied(device), device)
+
+
+def check_alike(ways: list[Forecast]) -> None:
+    """All agree with the first on the step, on where each device's time goes, and on memory."""
+    first = ways[0]
+    step = first.step.span
+    wanted = list(accounts(first))
+    for account in wanted:
+        assert math.fsum(account.parts.values()) == pytest.approx(step, rel=1e-9)
+    for other in ways[1:]:
+        assert other.step.span == pytest.approx(step, rel=1e-9)
+        for device, (one, account) in enumerate(zip(accounts(other), wanted, strict=True)):
+            assert math.fsum(one.parts.values()) == pytest.approx(one.step, rel=1e-9)
+            assert one.parts == pytest.approx(account.parts, rel=0, abs=1e-9 * step), device
+            hidden = dict.fromkeys(one.hidden | account.hidden, 0.0)
+            assert hidden | one.hidden == pytest.approx(hidden | account.hidden, rel=0, abs=1e-9 * step), device
+        assert by_category(other.peaks) == by_category(first.peaks)
+
+
+def by_category(peaks: Any) -> list[tuple[float, dict[str, float], float]]:
+    assert all(isinstance(peak, Peak) for peak in peaks)
+    return [(peak.total, peak.by, peak.left) for peak in peaks]
+
+
+def check_reports(told: dict[str, Any]) -> None:
+    """The whole way from job to report, at the catalog's prices, by every engine."""
+    reports = [simulate(told, engine=engine, skip=skip) for engine, skip in WAYS]
+    check_alike([report.play for report in reports])
+    for report in reports[1:]:
+        assert report.step_time == pytest.approx(reports[0].step_time, rel=1e-9)
+        assert report.device == reports[0].device
+        assert report.spread == pytest.approx(reports[0].spread, rel=1e-6)
+
+
+def played(told: dict[str, Any], price: Price, engine: Engine, skip: bool) -> Forecast:
+    plan = Plan(load_job(told))
+    stages, program = programmed(plan, price)
+    return forecast(plan, stages, program, engine=engine, skip=skip)
+
+
+def on_catalog(told: dict[str, Any], node: str) -> dict[str, Any]:
+    """The same job with so many times its data-parallel ranks that they fill whole nodes of eight GPUs."""
+    mesh, views = told["plan"]["mesh"], told["plan"]["views"]
+    gpus = math.prod(mesh.values())
+    more = math.lcm(gpus, 8) // gpus
+    batch = {**told["batch"], "global": told["batch"]["global"] * more}
+    wider = {name: {**view, "edp": view["edp"] * more} for name, view in views.items()}
+    plan = {**told["plan"], "mesh": {**mesh, "dp": mesh["dp"] * more}, "views": wider}
+    return {**told, "cluster": f"{node}:{gpus * more // 8}", "batch": batch, "plan": plan}
+
+
+@settings(max_examples=110, deadline=None)
+@given(told=DRAWN)
+def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
+    check_reports(told)
+
+
+@pytest.mark.parametrize("node", ["dgx-h100", "dgx-a100"])
+@settings(max_examples=40, deadline=None)
+@given(told=jobs(launch=LAUNCH, passes=80, formats=("bf16",)))
+def test_all_engines_agree_on_clusters_of_the_catalog(node: str, told: dict[str, Any]) -> None:
+    check_reports(on_catalog(told, node))
+
+
+@settings(max_examples=90, deadline=None)
+@given(told=jobs(launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
+def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
+    """Communication, computation or the host by far the slowest; communication for nothing."""
+    check_alike([played(told, price, engine, skip) for engine, skip in WAYS])
+
+
+class Split(Schedule):
+    """1F1B whose weight gradients come `late` backward passes after the gradients of inputs."""
+
+    name = "split"
+    late = 0
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        warmup = min(shape.m, shape.p - 1 - device)
+        order = [Action(device, "F", k) for k in range(warmup)]
+        for k in range(shape.m + self.late):
+            if warmup + k < shape.m:
+                order.append(Action(device, "F", warmup + k))
+            if k < shape.m:
+                order.append(Action(device, "B", k))
+            if k >= self.late:
+                order.append(Action(device, "W", k - self.late))
+        return order
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    told=jobs(("pipeline/1f1b",), recompute=False, launch=LAUNCH[:3], passes=80),
+    late=st.integers(0, 3),
+    price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-4])),
+)
+def test_all_engines_agree_on_backward_passes_in_two_parts(told: dict[str, Any], late: int, price: Ideal) -> None:
+    plan = Plan(load_job(told))
+    schedule = Split(plan.schedule.over, None, plan.mesh)
+    schedule.late = late
+    stages, updates = lowered(plan)
+    habits, table = plan.job.framework, timetable(schedule, plan.shape)
+    program = build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, habits.launch_s)
+    ways = [forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
+    assert all(peak.left == 0 for peak in ways[0].peaks)
+    check_alike(ways)
+
+
+# ----------------------------------------------------------------------------------------------- skipping
+
+MODEL = {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
+
+
+def job(plan: dict[str, Any], gpus: int, batch: int, **habits: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "cluster": {"gpu": "h100-sxm", "gpus": gpus},
+        "framework": {"name": "megatron-core", "set": habits},
+        "batch": {"global": batch},
+        "plan": plan,
+    }
+
+
+@pytest.mark.parametrize("launch", [0.0, 2e-6, 1e-3])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    "plan", [{"pp": 4}, {"pp": 4, "tp": 2, "dp": 2}, {"pp": 2, "chunks": 2}, {"pp": 4, "tp": 2, "chunks": 2}]
+)
+def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], overlap: bool, launch: float) -> None:
+    gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
+    habits = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}
+    told = job(plan, gpus, 96 * plan.get("dp", 1), **habits)
+    ways = [simulate(told, engine=engine, skip=skip).play for engine, skip in WAYS]
+    skipping, plain = ways[2].step, ways[3].step
+    assert isinstance(skipping, ByMatrices) and isinstance(plain, ByMatrices)
+    actions = len(skipping.program.timetable.actions)
+    assert actions / 2 < skipping.play.skipped < actions
+    assert plain.play.skipped == 0
+    for skipped, one_by_one in ((skipping.play.entry, plain.play.entry), (skipping.play.sent, plain.play.sent)):
+        assert skipped == pytest.approx(one_by_one, rel=1e-9)
+    check_alike(ways)
+
+
+def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
+    """The host moves less from round to round than the rest, and sends wait for it: rounds that are not alike."""
+    model = {"layers": 4, "hidden": 8, "heads": 2, "head_dim": 2, "vocab": 2, "seq": 32, "ffn": 2, "gated": True}
+    schemes = [
+        {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2},
+        {"use": "memory/recompute-full", "layers": 1},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ]
+    habits = {"overlap": {"dp": False, "pp": False}, "regather": True, "attention": "unfused", "launch_s": 1e-3}
+    told = {
+        **job({"mesh": {"pp": 2, "tp": 2}, "schemes": schemes}, 4, 28, **habits),
+        "model": {**model, "positions": "rope", "dropout": 0.1, "tied": False},
+        "batch": {"global": 28, "micro": 2},
+    }
+    check_alike([played(told, Ideal(links=1e6), engine, skip) for engine, skip in WAYS])
+
+
+# ----------------------------------------------------------------------------------------------- the host
+
+
+def issued(played: Played, device: int) -> int:
+    """Ops that the host of a device issues: kernels, collectives and sends, but not what a hook issues beside them."""
+    beside = {id(op) for chain in played.stages for op in ops_beside((*chain.ahead, *chain.behind))}
+    return sum(op.work is not None and id(op) not in beside for _, op in played.instances(device))
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=jobs(launch=(1e-6, 1e-4, 5e-3)))
+def test_a_slow_host_takes_its_time_for_every_op(told: dict[str, Any]) -> None:
+    launch = told["framework"]["set"]["launch_s"]
+    for engine in ("simpy", "sweep", "matrices"):
+        run = play_job(told, engine=engine)
+        counts = [issued(run, device) for device in range(run.plan.shape.p)]
+        assert run.step.span >= max(counts) * launch * (1 - 1e-9)
+        for device, count in enumerate(counts):
+            own = [number for number, _ in run.instances(device)]
+            assert sum(run.flat.issue[number] for number in own) == pytest.approx(count * launch)
+            assert max(run.times.begin[number] for number in own) >= count * launch * (1 - 1e-9)
+
+
+def test_where_the_host_takes_longest_the_step_is_its_time() -> None:
+    """One device without communication: the last kernel begins when it has been issued."""
+    run = play_job(job({}, 1, 4, launch_s=1.0), PAID, engine="matrices")
+    last = run.flat.seconds[-1]
+    assert run.step.span == pytest.approx(issued(run, 0) * 1.0 + last)
+
+
+@settings(max_examples=12, deadline=None)
+@given(told=jobs())
+def test_a_slower_host_never_makes_a_step_shorter(told: dict[str, Any]) -> None:
+    launches = (0.0, 1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-3)
+    spans = [simulate(changed(told, launch_s=launch)).step_time for launch in launches]
+    assert all(one <= other * (1 + 1e-12) for one, other in pairwise(spans))
+    assert spans[1] == pytest.approx(spans[0], rel=1e-3), "a host that takes next to no time is as good as none"
+
+
+def test_a_bucket_that_waits_for_what_arrives_alone() -> None:
+    """The gradients of biases behind a residual are complete when the gradient comes in: no kernel makes them."""
+    told = {
+        "model": {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 160, "seq": 1024},
+        "cluster": {"gpu": "a100-sxm-80", "gpus": 64},
+        "framework": {"name": "megatron-core", "set": {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}},
+        "batch": {"global": 8},
+        "plan": {
+            "mesh": {"pp": 2, "dp": 2, "tp": 16},
+            "schemes": [
+                {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 3},
+                {"use": "tensor/megatron", "over": "tp"},
+                {"use": "data/zero-1", "over": "dp"},
+            ],
+            "partition": [1, 2, 1, 1, 1, 0],
+        },
+    }
+    swept, played = simulate(told, engine="sweep"), simulate(told)
+    assert played.breakdown.parts == pytest.approx(swept.breakdown.parts, abs=1e-9 * swept.step_time)
+    assert played.breakdown.parts["dp"] > 0

@@ -1,0 +1,348 @@
+"""Memory: how long a tensor lives, what a device holds at its peak, and the papers' formulas through whole plans."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.ir.ops import Fragment, Link, Memory, Op, Touch
+from simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
+from tests.contract.of_tensor import LayerSetting, activations_per_layer
+from tests.contract.played import Ideal, Played, play_job, summed_over
+from tests.strategies import jobs
+
+# ------------------------------------------------------------------------------------------------ touches
+
+
+def op(name: str, phase: str = "F") -> Op:
+    return Op(name, work=Memory("add", 1, 1), phase=phase)
+
+
+def test_memory_lives_from_the_first_touch_to_the_last() -> None:
+    f1, f2, f3, b1, b2 = op("f1"), op("f2"), op("f3"), op("b1", "B"), op("b2", "B")
+    elsewhere = op("of another stage")
+    touches = [
+        Touch("kept", 100, b1),
+        Touch("kept", 100, f2, made=True),
+        Touch("within forward", 10, f1, made=True),
+        Touch("within forward", 12, f3),
+        Touch("within backward", 7, b1, made=True),
+        Touch("within backward", 7, b2),
+        Touch("logits", 50, f3, True, "logits"),
+        Touch("logits", 50, b2, False, "workspace"),
+        Touch("one op", 3, f2),
+        Touch("empty", 0, f2),
+        Touch("not here", 1000, elsewhere),
+    ]
+    events = memory_events(touches, [f1, f2, f3], [b1, b2], Link("unit", Fragment()))
+    taken, given_ = ({} for _ in range(2))
+    for one in (f1, f2, f3, b1, b2):
+        for _, at_end, nbytes, category in events.get(id(one), ()):
+            of = given_ if at_end else taken
+            of[f"{abs(nbytes):.0f}"] = (one.name, category)
+            assert (nbytes < 0) == at_end
+    spans = {nbytes: (first, given_[nbytes][0], category) for nbytes, (first, category) in taken.items()}
+    assert {nbytes: category for nbytes, (_, category) in given_.items()} == {n: c for n, (_, _, c) in spans.items()}
+    assert spans == {
+        "100": ("f2", "b1", "activations"),
+        "12": ("f1", "f3", "workspace"),
+        "7": ("b1", "b2", "workspace"),
+        "50": ("f3", "b2", "logits"),
+        "3": ("f2", "f2", "workspace"),
+    }
+
+
+def test_what_goes_from_unit_to_unit_is_taken_once() -> None:
+    """The residual is taken where it is made and given back where it was needed last; so is its gradient."""
+    f1, f2, b1, b2 = op("f1"), op("f2"), op("b1", "B"), op("b2", "B")
+    touches = [Touch("x", 8, f1), Touch("x", 8, b2), Touch("y", 9, f2, made=True)]
+    touches += [Touch("d:y", 5, b1), Touch("d:x", 4, b2, made=True)]
+    events = memory_events(touches, [f1, f2], [b1, b2], Link("unit", Fragment(), 1, "x", "y", ("x", "y")))
+    names = {id(one): one.name for one in (f1, f2, b1, b2)}
+    assert sorted((names[at], *event) for at, found in events.items() for event in found) == [
+        ("b1", 0, True, -5, "workspace"),
+        ("b2", 0, False, 4, "workspace"),
+        ("b2", 0, True, -8, "activations"),
+        ("f2", 0, False, 9, "activations"),
+    ]
+
+
+def test_what_a_collective_used_is_free_once_somebody_has_waited_for_it() -> None:
+    """The host goes on behind a collective: its buffers are free where the computation first waits for it."""
+    a, gather, b, user, c = op("a"), op("gather"), op("b"), op("user"), op("c")
+    gather.stream = "tensor"
+    events = {id(gather): [(0, False, 7.0, "workspace"), (0, True, -3.0, "workspace")]}
+    ops = [a, gather, b, user, c]
+    assert block_events(ops, [(), (0,), (0,), (1,), (1,)], events) == [
+        (1, False, 7.0, "workspace"),
+        (2, True, -3.0, "workspace"),
+    ]
+    # Nobody waits for it in this pass.
+    assert block_events(ops, [()] * 5, events)[1] == (4, True, -3.0, "workspace")
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.sampled_from(CATEGORIES)), max_size=6),
+            st.integers(1, 4),
+        ),
+        max_size=4,
+    )
+)
+def test_profiles_are_walks_in_short(rows: list[tuple[list[tuple[bool, int, str]], int]]) -> None:
+    """The peak and its parts of profiles in a row, each so many times, are those of all their events one by one."""
+    held = dict.fromkeys(CATEGORIES, 0.0)
+    top = 0.0
+    profiles = []
+    for changes, count in rows:
+        # One place an event: every unit begins with what is there.
+        events = [(i, less, -n if less else n, category) for i, (less, n, category) in enumerate(changes)]
+        profiles.append((Profile.of(events), count))
+        for _ in range(count):
+            for _, _, nbytes, category in events:
+                held[category] += nbytes
+                top = max(top, sum(held.values()))
+    found = Profile.chain(profiles)
+    assert dict(zip(CATEGORIES, found.net.tolist(), strict=True)) == held
+    assert found.top.sum() == top
+
+
+def by_hand(played: Played, device: int) -> float:
+    """The largest sum of all categories, by walking over all moments; what lives through the step left out."""
+    return max(accumulate((nbytes for _, nbytes, _ in played.changes(device)), initial=0.0))
+
+
+@settings(max_examples=30)
+@given(told=jobs())
+def test_the_peak_adds_up_by_category(told: dict[str, Any]) -> None:
+    played = play_job(told)
+    for device, peak in enumerate(played.peaks):
+        resting = played.resting(device)
+        assert peak.total == pytest.approx(sum(peak.by.values()))
+        assert peak.total == pytest.approx(by_hand(played, device) + sum(resting.values()))
+        for name, nbytes in peak.by.items():
+            assert 0 <= nbytes - resting.get(name, 0) <= played.category_peak(device, name) + 1e-6
+
+
+def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
+    """1F1B at its peak: the forward pass before has sent, the backward pass behind receives; the last device has no
+    forward pass that sends, and no backward pass that receives."""
+    message = 2 * S * B * H
+    played = gpt(4, 1, 4, 8, "tp", "none")
+    assert [peak.by.get("buffers", 0) for peak in played.peaks] == [2 * message, 2 * message, 2 * message, message]
+    waits = gpt(4, 1, 4, 8, "tp", "none", habits={"overlap": {"dp": True, "pp": False}})
+    for peak, without in zip(played.peaks, waits.peaks, strict=True):
+        assert "buffers" not in without.by
+        assert without.by == {name: nbytes for name, nbytes in peak.by.items() if name != "buffers"}
+
+
+@given(told=jobs(), price=st.builds(Ideal, links=st.sampled_from([1e4, 1e9]), flops=st.sampled_from([1e6, 1e12])))
+@settings(max_examples=20)
+def test_memory_follows_the_order_and_not_the_times(told: dict[str, Any], price: Ideal) -> None:
+    assert play_job(told, price, engine="matrices").peaks == play_job(told).peaks
+
+
+@given(told=jobs(recompute=False))
+@settings(max_examples=30)
+def test_states_rest_as_the_papers_say(told: dict[str, Any]) -> None:
+    """bf16 weights, fp32 gradients, master weights and two moments: 18 bytes a parameter; ZeRO-1 6 + 12/n; FSDP, whose
+    cut weights are the master weights, 16/n. n ranks see other tokens with the same weights, of experts other ones."""
+    played = play_job(told)
+    (data,) = played.plan.family("data")
+    for device, peak in enumerate(played.peaks):
+        wanted = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
+        for param in played.held(device):
+            n = played.plan.mesh.size(summed_over(param, played.plan))
+            sharded = data.use == "data/fsdp" and n > 1
+            each = (4 / n, 4 / n, 8 / n) if sharded else (2, 4, 12 / (1 if data.use == "data/ddp" else n))
+            for name, nbytes in zip(wanted, each, strict=True):
+                wanted[name] += nbytes * param.size
+        assert played.resting(device) == pytest.approx(wanted)
+        if data.use != "data/fsdp":
+            assert {name: peak.by[name] for name in wanted} == pytest.approx(wanted)
+
+
+# ----------------------------------------------------------------------------- Korthikanti et al. 2022
+
+S, B, H, A = 32, 2, 64, 8
+LAYER = {
+    # b, s, h of one micro-batch; t tensor ranks; arXiv 2205.05198, equations 1, 2, 4 and section 5
+    ("tp", "none"): lambda t: S * B * H * (10 + 24 / t + 5 * A * S / (H * t)),
+    ("tp", "selective"): lambda t: S * B * H * (10 + 24 / t),
+    ("tp", "full"): lambda t: 2 * S * B * H,
+    ("sp", "none"): lambda t: S * B * H / t * (34 + 5 * A * S / H),
+    ("sp", "selective"): lambda t: 34 * S * B * H / t,
+    ("sp", "full"): lambda t: 2 * S * B * H / t,
+}
+
+
+def gpt(
+    layers: int, t: int, p: int, m: int, kind: str, recompute: str, habits: dict[str, Any] | None = None, **plan: Any
+) -> Played:
+    model = {"layers": layers, "hidden": H, "heads": A, "vocab": 128, "seq": S, "dropout": 0.1, "tied": False}
+    plan = {"tp": t, "pp": p, "recompute": recompute, "sequence_parallel": kind == "sp", "zero": 0, **plan}
+    return play_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm", "gpus": t * p},
+            "framework": {"name": "megatron-core", "set": {"attention": "unfused", **(habits or {})}},
+            "batch": {"global": m * B, "micro": B},
+            "plan": plan,
+        }
+    )
+
+
+def at_the_ends(played: Played, device: int, kind: str, t: int) -> float:
+    """Bytes a micro-batch keeps besides its layers: the dropout mask of the embedding and its ids (eight bytes each);
+    the final norm's input and output."""
+    if device == 0:
+        return S * B * H / (t if kind == "sp" else 1) + 8 * S * B
+    if device == played.plan.shape.p - 1:
+        return 4 * S * B * H / (t if kind == "sp" else 1)
+    return 0.0
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize(("kind", "recompute"), LAYER.keys())
+def test_activations_of_a_whole_plan(kind: str, recompute: str, t: int) -> None:
+    """Stage i of 1F1B holds p - i micro-batches of its L/p layers: the first stage those of all L layers."""
+    p, layers, m = 4, 8, 6
+    played = gpt(layers, t, p, m, kind, recompute)
+    for device in range(p):
+        one = layers // p * LAYER[kind, recompute](t) + at_the_ends(played, device, kind, t)
+        assert played.kept(device) == pytest.approx((p - device) * one)
+        # At its end a forward pass holds what it is about to send as well.
+        leaving = 2 * S * B * H / (t if kind == "sp" else 1) if device < p - 1 else 0
+        assert played.category_peak(device, "activations") == pytest.approx((p - device) * one + leaving)
+    first = played.kept(0) - p * at_the_ends(played, 0, kind, t)
+    assert first == pytest.approx(layers * LAYER[kind, recompute](t))
+
+
+@given(p=st.sampled_from([1, 2, 4]), m=st.integers(1, 6))
+@settings(max_examples=10)
+def test_gpipe_holds_all_micro_batches(p: int, m: int) -> None:
+    for schedule, held in (("gpipe", [m] * p), ("1f1b", [min(m, p - i) for i in range(p)])):
+        played = gpt(4, 1, p, m, "tp", "none", schedule=schedule)
+        for device in range(p):
+            one = 4 // p * LAYER["tp", "none"](1) + at_the_ends(played, device, "tp", 1)
+            if p == 1:
+                one += 4 * S * B * H
+            assert played.kept(device) == pytest.approx(held[device] * one)
+
+
+@pytest.mark.parametrize(("p", "v"), [(2, 2), (3, 2), (4, 2), (4, 3)])
+def test_interleaving_holds_more(p: int, v: int) -> None:
+    """The first stage keeps L (1 + (p-1)/(p v)) layers' worth: section 4.2.3, with v chunks a device."""
+    layers, m = p * v, 3 * p
+    played = gpt(layers, 1, p, m, "tp", "none", chunks=v)
+    each = LAYER["tp", "none"](1)
+    factor = 1 + (p - 1) / (p * v)
+    chunks = layers * factor  # of one layer each
+    for device in range(1, p - 1):
+        wanted = 2 * (p - 1 - device) + (v - 1) * p + 1
+        assert played.kept(device) == pytest.approx(wanted * each)
+    # Some of the first device's chunks are the first stage, with the embedding's own few bytes.
+    extra = at_the_ends(played, 0, "tp", 1)
+    peak = played.kept(0)
+    assert chunks == pytest.approx(p * v + p - 1)
+    assert chunks * each <= peak <= chunks * (each + extra)
+    of_the_first = (peak - chunks * each) / extra
+    assert of_the_first >= 1 and of_the_first == pytest.approx(round(of_the_first))
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_logits_of_the_last_stage(t: int) -> None:
+    """Four bytes a logit wait for the backward pass, of one micro-batch, cut along the vocabulary; beside them are the
+    two of a logit, or of its gradient, in the format of the activations."""
+    played = gpt(4, t, 2, 4, "sp", "none")
+    assert played.category_peak(1, "logits") == (4 + 2) * B * S * 128 / t
+    assert played.category_peak(0, "logits") == 0
+
+
+SAVINGS = {
+    # sbh bytes that one layer keeps less (MHA, f = 4h, dropout; 5 as/h for the scores): card of the memory table
+    "core_attn": 5 * A * S / H,
+    "attention": 8 + 5 * A * S / H,
+    "mlp": 16,
+}
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("module", SAVINGS)
+def test_what_recomputing_a_module_saves(module: str, t: int) -> None:
+    def kept(*more: Any) -> float:
+        return activations_per_layer(LayerSetting(t, B, S, H, A, more=more), "tensor/megatron-sp")
+
+    less = kept() - kept(("memory/recompute-selective", (("modules", (module,)),)))
+    assert less == pytest.approx(SAVINGS[module] * S * B * H / t)
+
+
+@pytest.mark.parametrize(("gated", "kv_heads"), [(True, 8), (True, 2), (False, 4)])
+@pytest.mark.parametrize("t", [1, 2])
+def test_modern_layers_with_a_fused_kernel(gated: bool, kv_heads: int, t: int) -> None:
+    """Without dropout, flash attention: sbh (R + S)/t + 4abs/t, R = 8, S = 4 + 4g/a + (4 or 6) f/h (tensor.md, 1)."""
+    ffn = 160
+    model = {"hidden": H, "heads": A, "kv_heads": kv_heads, "vocab": 128, "seq": S, "gated": gated, "ffn": ffn}
+
+    def peak(layers: int) -> float:
+        job = {
+            "model": {**model, "layers": layers, "positions": "rope", "norm": "rmsnorm"},
+            "cluster": {"gpu": "h100-sxm", "gpus": t},
+            "batch": {"global": B, "micro": B},
+            "plan": {"tp": t},
+        }
+        return play_job(job).kept(0)
+
+    cut = 4 + 4 * kv_heads / A + (6 if gated else 4) * ffn / H
+    assert peak(3) - peak(2) == pytest.approx(S * B * H * (8 + cut) / t + 4 * A * B * S / t)
+
+
+@given(t=st.sampled_from([1, 2, 4]), use=st.sampled_from(["tensor/megatron", "tensor/megatron-sp"]))
+def test_gathering_again_never_keeps_more(t: int, use: str) -> None:
+    again, kept = (activations_per_layer(LayerSetting(t, regather=regather), use) for regather in (True, False))
+    if t > 1 and use.endswith("-sp"):
+        assert kept - again == pytest.approx(2 * 2 * 64 * 128 * (1 - 1 / t))
+    else:
+        assert kept == again
+
+
+def test_a_residuals_gradient_lives_until_it_is_added() -> None:
+    """While the MLP goes backward, the gradient that the residual hands past it stays: one b s h more."""
+    setting = LayerSetting(t=1, b=1, s=S, h=H, a=A, attention="flash")
+    fragment = setting.layer(None)[0].fragment
+    keys = {t.key for t in fragment.touches if t.op.name == "add dmiddle"}
+    assert any(key.startswith("d:end@") for key in keys), keys
+
+
+def test_scores_take_memory_on_their_way() -> None:
+    """Unfused attention: the scores stand beside the softmax that is made of them."""
+    fragment = LayerSetting(t=1, b=1, s=S, h=H, a=A).layer(None)[0].fragment
+    scores = 2 * A * S * S
+    passing = [t for t in fragment.touches if t.key.startswith(("core.0", "d:core.")) and t.made]
+    assert [t.nbytes for t in passing] == [scores] * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "pp", "chunks", "batch", "whole", "least"),
+    [
+        ("megatron-22b", 1, 1, {"global": 4, "micro": 4}, 59.25, 9.5625),
+        ("gpt3-175b", 8, 3, {"global": 64}, 66.84, 12.35),
+    ],
+)
+def test_figure_1_of_the_sequence_parallelism_paper(
+    model: str, pp: int, chunks: int, batch: dict[str, int], whole: float, least: float
+) -> None:
+    """GiB of activations on the first stage, TP 8: nothing recomputed, and SP with selective (arXiv 2205.05198)."""
+
+    def activations(sequence_parallel: bool, recompute: str) -> float:
+        plan = {"tp": 8, "pp": pp, "chunks": chunks, "recompute": recompute, "sequence_parallel": sequence_parallel}
+        told = {"model": model, "cluster": f"dgx-a100:{pp}", "batch": batch, "plan": plan}
+        return play_job({**told, "framework": {"set": {"attention": "unfused"}}}).kept(0) / 2**30
+
+    assert activations(False, "none") == pytest.approx(whole, rel=0.02)
+    assert activations(True, "selective") == pytest.approx(least, rel=0.02)

@@ -1,0 +1,164 @@
+"""Steps rank by rank: equal ranks are the folded step; unlike ones wait for each other where they meet."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import simulate
+from simulator.engine.per_rank import Pace, unfold
+from simulator.ir.ops import COMPUTE, Collective, Transfer
+from simulator.scheduling.schedule import KINDS
+from tests.contract.played import Ideal, Played, play_job
+from tests.strategies import jobs
+
+PRICE = Ideal(flops=1e9, memory=1e10, links=1e7, latency=1e-5)
+DENSE = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
+
+
+def plan(pp: int = 1, dp: int = 1, tp: int = 1, data: str = "zero-1", **noise: Any) -> dict[str, Any]:
+    schemes = [("pipeline/1f1b", "pp"), (f"data/{data}", "dp"), ("tensor/megatron-sp", "tp")]
+    return {
+        "model": DENSE,
+        "cluster": {"gpu": "h100-sxm", "gpus": pp * dp * tp},
+        "framework": {"set": {"launch_s": 0.0}},
+        "batch": {"global": 4 * dp},
+        "plan": {
+            "mesh": {"pp": pp, "dp": dp, "tp": tp},
+            "schemes": [{"use": use, "over": over} for use, over in schemes],
+        },
+        **({"noise": noise} if noise else {}),
+    }
+
+
+def spans(played: Played, pace: Pace, steps: int = 1) -> list[float]:
+    plan = played.plan
+    return [unfold(played.program, plan.mesh, plan.pipeline_axis, pace, step).span for step in range(steps)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=jobs(launch=(0.0, 1e-4)))
+def test_equal_ranks_take_the_folded_step(job: dict[str, Any]) -> None:
+    played = play_job(job, PRICE)
+    assert spans(played, Pace()) == [pytest.approx(played.times.span, rel=1e-12)]
+    slower = spans(played, Pace(stragglers=1.0, slow=2.0))[0]
+    assert played.times.span * (1 - 1e-12) <= slower <= 2 * played.times.span * (1 + 1e-12)
+
+
+def by_hand(played: Played, pace: Pace) -> float:
+    """Every op of every rank by itself, in plain numbers."""
+    mesh, flat, pipeline = played.plan.mesh, played.flat, played.plan.pipeline_axis
+    axes = [axis for axis in mesh.axes if axis != pipeline]
+    places = list(product(*(range(mesh.axes[axis]) for axis in axes)))
+    shape = tuple(mesh.axes[axis] for axis in axes)
+    owner = {}
+    actions = played.program.timetable.actions
+    for (stage, kind, k, _), first, behind in zip(actions, flat.first, flat.behind, strict=True):
+        owner.update(dict.fromkeys(range(first, behind), (stage, KINDS.index(kind), k, 0)))
+    for device, numbers in enumerate(flat.updates):
+        owner.update(dict.fromkeys(numbers, (device,)))
+    always = pace.always(shape, played.plan.shape.p)
+    free: dict[tuple[int, str, tuple[int, ...]], float] = {}
+    end: dict[tuple[int, tuple[int, ...]], float] = {}
+    for number, op in enumerate(flat.ops):
+        device = flat.device[number]
+        begin = {}
+        for place in places:
+            came = [end[other, place] + flat.latency[other] for other in flat.after[number]]
+            begin[place] = max([free.get((device, op.stream, place), 0.0), *came])
+        if isinstance(op.work, Collective):
+            joined = [i for i, axis in enumerate(axes) if axis in op.work.axes]
+            alone = [tuple(at for i, at in enumerate(place) if i not in joined) for place in places]
+            latest = {key: max(begin[p] for p, k in zip(places, alone, strict=True) if k == key) for key in alone}
+            begin = {place: latest[key] for place, key in zip(places, alone, strict=True)}
+        for place in places:
+            kernel = (
+                op.stream == COMPUTE and not isinstance(op.work, Collective | Transfer) and flat.seconds[number] > 0
+            )
+            once = np.broadcast_to(pace.once(shape, 0, owner[number]), shape) if kernel else None
+            factor = always[device][place] * once[place] if once is not None else 1.0
+            end[number, place] = begin[place] + flat.seconds[number] * factor
+            free[device, op.stream, place] = end[number, place]
+    return max(end.values())
+
+
+@pytest.mark.parametrize("data", ["ddp", "zero-1", "fsdp"])
+@pytest.mark.parametrize("degrees", [(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)])
+def test_ranks_meet_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
+    played = play_job(plan(*degrees, data=data), PRICE)
+    for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.3, slow=3.0, seed=2), Pace(0.2, 0.5, 1.5, 11)):
+        assert spans(played, pace) == [pytest.approx(by_hand(played, pace), rel=1e-12)]
+
+
+def test_draws_depend_on_the_seed_and_the_step_alone() -> None:
+    played = play_job(plan(2, 2, 2), PRICE)
+    one, same, other = (spans(played, Pace(jitter=0.1, seed=seed), 3) for seed in (1, 1, 2))
+    assert one == same and one != other
+    assert len(set(one)) == 3, "each step draws anew"
+
+
+def test_a_straggler_slows_all_but_only_where_they_wait_for_it() -> None:
+    """Of two replicas the other one waits at the gradients; its own kernels take as long as before."""
+    played = play_job(plan(1, 2, 1, data="ddp"), PRICE)
+    seed = next(seed for seed in range(50) if Pace(stragglers=0.5, slow=2.0, seed=seed).always((2, 1), 1).sum() == 3)
+    step = unfold(played.program, played.plan.mesh, "pp", Pace(stragglers=0.5, slow=2.0, seed=seed))
+    quick, slow = sorted(step.busy.ravel().tolist())
+    assert slow == pytest.approx(2 * quick)
+    waits = step.waited.ravel()[np.argsort(step.busy.ravel())]
+    assert waits[0] > 0.4 * slow and waits[1] == 0
+    assert step.span == pytest.approx(played.times.span + slow - quick, rel=0.02)
+
+
+@settings(max_examples=20, deadline=None)
+@given(jitter=st.floats(0.01, 0.5), seed=st.integers(0, 1000))
+def test_a_step_lasts_as_long_as_the_busiest_rank_computes_or_longer(jitter: float, seed: int) -> None:
+    played = play_job(plan(2, 2, 1), PRICE)
+    step = unfold(played.program, played.plan.mesh, "pp", Pace(jitter=jitter, seed=seed))
+    assert step.span >= step.busy.max() * (1 - 1e-12)
+    assert (step.waited >= 0).all()
+
+
+def test_a_report_tells_what_unlike_ranks_cost() -> None:
+    job = plan(2, 2, 2, jitter=0.1, steps=5, seed=3)
+    report = simulate(job)
+    plain = simulate(plan(2, 2, 2))
+    assert report.step_time == plain.step_time and not plain.steps
+    told = report.to_dict()["noise"]
+    assert len(told["step_times_s"]) == 5 and told["median_s"] == pytest.approx(np.median(report.step_times))
+    assert told["over_equal_ranks"] > 1 and 0 <= told["slowest_rank"] < 8
+    assert told["its_kernels_s"] > told["mean_kernels_s"] > 0
+    assert report.to_dict()["job"]["noise"]["steps"] == 5
+    assert "noise" not in plain.to_dict() and "noise" not in plain.to_dict()["job"]
+
+
+def test_the_slowest_rank_has_the_number_of_the_mesh() -> None:
+    """Rank numbers are row-major over the axes of the plan, wherever the pipeline stands among them."""
+    job = plan(2, 2, 2, stragglers=0.2, slow=4.0, seed=1)
+    for mesh in ({"pp": 2, "dp": 2, "tp": 2}, {"dp": 2, "pp": 2, "tp": 2}):
+        job["plan"]["mesh"] = mesh
+        report = simulate(job)
+        rank, sizes = report.to_dict()["noise"]["slowest_rank"], list(mesh.values())
+        place = dict(zip(mesh, np.unravel_index(rank, sizes), strict=True))
+        busy = report.steps[0].busy
+        assert busy[place["pp"], place["dp"], place["tp"]] == busy.max()
+        assert math.prod(sizes) == busy.size
+
+
+def test_devices_that_decide_at_run_time_lose_less_to_noise() -> None:
+    """Varuna goes on with forward passes where the order would have it wait."""
+    job = plan(4, 1, 1) | {"batch": {"global": 24}}
+    job["plan"]["schemes"][0]["use"] = "pipeline/varuna"
+    job["plan"]["schemes"].append({"use": "memory/recompute-full"})
+    report = simulate(job | {"noise": {"jitter": 0.4, "steps": 30}})
+    told = report.play.program, report.play.plan.mesh, "pp", Pace(jitter=0.4)
+    fixed = np.array([unfold(*told, step).span for step in range(30)])
+    free = np.array([step.span for step in report.steps])
+    assert free.mean() < fixed.mean() and (free < fixed * (1 - 1e-9)).sum() > 15
+    still = simulate(job | {"noise": {"steps": 1}})
+    assert still.step_times[0] <= still.step_time, "passes do not last whole slots, so some waits are filled even so"

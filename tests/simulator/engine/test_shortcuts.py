@@ -1,0 +1,47 @@
+"""What is done to be quick changes no answer: rounds that are jumped over, ranks that are folded, what jobs share.
+
+Plans of every schedule, with any schemes beside it, at the catalog's prices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import simulate
+from simulator.engine.per_rank import Pace, unfold
+from simulator.forecast.simulate import Workshop
+from simulator.report.report import Report
+from tests.strategies import EVERY, jobs
+
+SHOP = Workshop()
+"""Shared by all plans that are drawn."""
+
+
+def peaks(report: Report) -> list[dict[str, float]]:
+    return [peak.by for peak in report.play.peaks]
+
+
+@settings(max_examples=200, deadline=None)
+@given(told=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
+def test_without_any_shortcut_the_step_and_its_memory_are_the_same(told: dict[str, Any]) -> None:
+    """Op by op, every round, nothing shared with other jobs; and every rank by itself."""
+    quick = simulate(told, workshop=SHOP)
+    plain = simulate(told, engine="sweep", skip=False, workshop=Workshop())
+    assert quick.step_time == pytest.approx(plain.step_time, rel=1e-9)
+    assert peaks(quick) == [pytest.approx(by, rel=1e-9) for by in peaks(plain)]
+    plan = plain.play.plan
+    by_rank = unfold(plain.play.program, plan.mesh, plan.pipeline_axis, Pace())
+    assert by_rank.span == pytest.approx(plain.play.step.span, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=jobs(EVERY, passes=40), engine=st.sampled_from(["simpy", "matrices"]))
+def test_every_engine_plays_every_schedule_alike(told: dict[str, Any], engine: Any) -> None:
+    one, other = simulate(told, engine="sweep"), simulate(told, engine=engine, skip=False)
+    assert other.step_time == pytest.approx(one.step_time, rel=1e-9)
+    parts, wanted = other.breakdown.parts, one.breakdown.parts
+    assert parts == pytest.approx(wanted, rel=0, abs=1e-9 * one.step_time)

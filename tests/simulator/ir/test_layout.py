@@ -1,0 +1,168 @@
+"""Layouts: local sizes, the rules for inputs and outputs, and every movement between two of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.ir.layout import PARTIAL, Dim, Tensor, leaving, moves, needed
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Collective
+
+MESH = Mesh({"dp": 3, "cp": 2, "tp": 4})
+X = Tensor("x", {"b": Dim(24), "s": Dim(48), "h": Dim(96)})
+WHOLE = 24 * 48 * 96 * 2
+"""Bytes of x."""
+
+ROWS = {
+    "nothing to do": ({"tp": "s"}, {"tp": "s"}, []),
+    "replicate to shard is a slice": ({}, {"tp": "s"}, []),
+    "shard to replicate": ({"tp": "s"}, {}, [("all_gather", WHOLE, "tp")]),
+    "partial to replicate": ({"tp": PARTIAL}, {}, [("all_reduce", WHOLE, "tp")]),
+    "partial to shard": ({"tp": PARTIAL}, {"tp": "s"}, [("reduce_scatter", WHOLE, "tp")]),
+    "shard to another shard": ({"tp": "s"}, {"tp": "h"}, [("all_to_all", WHOLE // 4, "tp")]),
+    "beside a cut that stays": ({"dp": "b", "tp": PARTIAL}, {"dp": "b"}, [("all_reduce", WHOLE // 3, "tp")]),
+    "gather beside a cut that stays": ({"dp": "b", "tp": "h"}, {"dp": "b"}, [("all_gather", WHOLE // 3, "tp")]),
+    "exchange beside a cut": ({"dp": "b", "tp": "h"}, {"dp": "b", "tp": "s"}, [("all_to_all", WHOLE // 12, "tp")]),
+    "slice on one, sum on the other": (
+        {"tp": PARTIAL},
+        {"cp": "s", "tp": "s"},
+        [("reduce_scatter", WHOLE, "tp")],
+    ),
+    "gathers go from the inner axis to the outer": (
+        {"cp": "s", "tp": "s"},
+        {},
+        [("all_gather", WHOLE // 2, "tp"), ("all_gather", WHOLE, "cp")],
+    ),
+    "sums go from the inner axis to the outer": (
+        {"cp": PARTIAL, "tp": PARTIAL},
+        {"cp": "h", "tp": "s"},
+        [("reduce_scatter", WHOLE, "tp"), ("reduce_scatter", WHOLE // 4, "cp")],
+    ),
+    "a sum moves less before a gather than after it": (
+        {"cp": PARTIAL, "tp": "s"},
+        {},
+        [("all_reduce", WHOLE // 4, "cp"), ("all_gather", WHOLE, "tp")],
+    ),
+    "sums, then exchanges, then gathers": (
+        {"dp": "b", "cp": "s", "tp": PARTIAL},
+        {"cp": "h"},
+        [("all_reduce", WHOLE // 6, "tp"), ("all_to_all", WHOLE // 6, "cp"), ("all_gather", WHOLE // 2, "dp")],
+    ),
+    "a scattered sum makes the exchange small": (
+        {"cp": "s", "tp": PARTIAL},
+        {"cp": "h", "tp": "s"},
+        [("reduce_scatter", WHOLE // 2, "tp"), ("all_to_all", WHOLE // 8, "cp")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "target", "steps"), ROWS.values(), ids=ROWS.keys())
+def test_moves(source: dict[str, str], target: dict[str, str], steps: list[tuple[str, int, str]]) -> None:
+    assert moves(X, source, target, MESH) == [Collective(op, nbytes, (axis,)) for op, nbytes, axis in steps]
+
+
+def test_an_axis_of_one_moves_nothing() -> None:
+    mesh = Mesh({"tp": 1})
+    for source in ({}, {"tp": "s"}, {"tp": PARTIAL}):
+        for target in ({}, {"tp": "s"}, {"tp": "h"}):
+            assert moves(X, source, target, mesh) == []
+            assert X.nbytes(source, mesh) == WHOLE
+
+
+STATES = st.sampled_from(["b", "s", "h"])
+
+
+@given(
+    source=st.dictionaries(st.sampled_from(["dp", "cp", "tp"]), STATES | st.just(PARTIAL)),
+    target=st.dictionaries(st.sampled_from(["dp", "cp", "tp"]), STATES),
+)
+def test_what_any_two_layouts_need(source: dict[str, str], target: dict[str, str]) -> None:
+    """One movement per axis that is not whole already, in the order of the rule, each with the buffer it sees."""
+    steps = moves(X, source, target, MESH)
+    assert {step.axes[0] for step in steps} == {axis for axis in source if source[axis] != target.get(axis)}, (
+        "every axis that is cut or partial, and only these, must communicate"
+    )
+    assert len(steps) == len({step.axes[0] for step in steps})
+    rank = {"all_reduce": 0, "reduce_scatter": 0, "all_to_all": 1, "all_gather": 2}
+    assert [rank[step.operation] for step in steps] == sorted(rank[step.operation] for step in steps)
+    now, sliced = dict(source), {}
+    for step in steps:
+        (axis,) = step.axes
+        if rank[step.operation] and not sliced:
+            # Along a dim that is whole a rank drops what is not its own before it sends anything.
+            own = {axis: dim for axis, dim in target.items() if axis not in source}
+            sliced = {axis: dim for axis, dim in own.items() if dim not in now.values()}
+            now |= sliced
+        was = now.pop(axis)
+        before = {**now, axis: was}
+        if axis in target:
+            now[axis] = target[axis]
+        wanted = {
+            "all_reduce": was == PARTIAL and axis not in target,
+            "reduce_scatter": was == PARTIAL and axis in target,
+            "all_to_all": was != PARTIAL and axis in target,
+            "all_gather": was != PARTIAL and axis not in target,
+        }
+        assert wanted[step.operation]
+        largest = now if step.operation == "all_gather" else before
+        assert step.nbytes == X.nbytes(largest, MESH)
+    assert now == {axis: dim for axis, dim in target.items() if axis in source} | sliced
+
+
+def test_the_same_buffer_there_and_back() -> None:
+    """An all-reduce is a reduce-scatter and an all-gather, of the same buffer."""
+    (scatter,) = moves(X, {"tp": PARTIAL}, {"tp": "s"}, MESH)
+    (gather,) = moves(X, {"tp": "s"}, {}, MESH)
+    (reduce,) = moves(X, {"tp": PARTIAL}, {}, MESH)
+    assert scatter.nbytes == gather.nbytes == reduce.nbytes
+
+
+# ------------------------------------------------------------------------------------- sizes and rules
+
+
+@given(b=st.integers(1, 3), s=st.integers(1, 3), layout=st.dictionaries(st.sampled_from(["dp", "cp", "tp"]), STATES))
+def test_the_parts_make_the_whole(b: int, s: int, layout: dict[str, str]) -> None:
+    tensor = Tensor("x", {"b": Dim(24 * b), "s": Dim(24 * s), "h": Dim(24)}, "fp32")
+    cuts = math.prod(MESH.size(axis) for axis in layout)
+    assert tensor.local(layout, MESH) * cuts == 24 * 24 * 24 * b * s
+    assert tensor.nbytes(layout, MESH) == 4 * tensor.local(layout, MESH)
+    for dim, size in tensor.local_dims(layout, MESH).items():
+        parts = math.prod(MESH.size(axis) for axis, cut in layout.items() if cut == dim)
+        assert size == tensor.dims[dim].size // parts
+
+
+def test_a_head_is_never_cut_and_key_heads_are_copied() -> None:
+    """Eight ranks, two key/value heads of 128: each rank holds one of them whole."""
+    heads, few = Dim(16 * 128, unit=128), Dim(2 * 128, unit=128, copies=True)
+    assert [heads.local(n) // 128 for n in (1, 2, 4, 8, 16)] == [16, 8, 4, 2, 1]
+    assert [few.local(n) // 128 for n in (1, 2, 4, 8, 16)] == [2, 1, 1, 1, 1]
+    assert [heads.divides(n) for n in (1, 3, 8, 16, 32)] == [True, False, True, True, False]
+    assert [few.divides(n) for n in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
+    k = Tensor("k", {"s": Dim(64), "a": few})
+    mesh = Mesh({"tp": 8})
+    assert k.local({"tp": "a"}, mesh) == 64 * 128
+
+
+def test_a_dim_under_another_name() -> None:
+    """Keys are made at positions s and read at t: a cut along one is a cut along the other."""
+    k = Tensor("k", {"b": Dim(2), "s": Dim(64), "a": Dim(32)})
+    seen = k.seen_as(s="t")
+    assert seen.has("t") and not seen.has("s") and seen.name == "k"
+    assert seen.arriving({"cp": "s", "tp": "a", "dp": PARTIAL}) == {"cp": "t", "tp": "a", "dp": PARTIAL}
+    assert seen.local({"cp": "t"}, Mesh({"cp": 4})) == k.local({"cp": "s"}, Mesh({"cp": 4}))
+
+
+def test_the_rules_of_one_statement() -> None:
+    """y[b, s, f] = x[b, s, h] w[h, f], f divided: x whole, w and y cut, the gradient of x partial."""
+    x, y = Tensor("x", {"b": Dim(2), "s": Dim(4), "h": Dim(8)}), Tensor("y", {"b": Dim(2), "s": Dim(4), "f": Dim(8)})
+    w = Tensor("w", {"h": Dim(8), "f": Dim(8)})
+    columns, rows = {"tp": "f"}, {"tp": "h"}
+    assert needed(x, columns) == {} and needed(w, columns) == columns and leaving(y, columns) == columns
+    assert leaving(x, columns) == {"tp": PARTIAL}
+    assert needed(x, rows) == rows and needed(w, rows) == rows and leaving(y, rows) == {"tp": PARTIAL}
+    assert needed(y, rows) == {}, "the gradient of a partial sum must arrive whole"
+    assert leaving(w, {"dp": "b", "tp": "f"}) == {"dp": PARTIAL, "tp": "f"}

@@ -1,0 +1,175 @@
+"""The mesh: ranks of groups, and the parts that several readings of the same ranks have in common."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator.ir.mesh import Mesh
+from tests.strategies import views_of
+
+REGION = ("dp", "cp", "tp")
+
+
+def read(axes: dict[str, int], view: dict[str, int], region: tuple[str, ...] = REGION) -> Mesh:
+    return Mesh(axes, {"experts": view}, region)
+
+
+def group(axes: dict[str, int], of: tuple[str, ...]) -> tuple[int, ...]:
+    """The ranks over `of` with rank 0, by counting through all places, the last axis fastest."""
+    places = enumerate(product(*(range(size) for size in axes.values())))
+    held = [axis in of for axis in axes]
+    return tuple(
+        rank for rank, place in places if not any(at for at, in_it in zip(place, held, strict=True) if not in_it)
+    )
+
+
+def test_without_views_every_axis_is_its_own_part() -> None:
+    mesh = Mesh({"pp": 2, "dp": 3, "tp": 4})
+    assert mesh.axes == mesh.named == {"pp": 2, "dp": 3, "tp": 4}
+    assert mesh.world == 24
+    assert [mesh.parts(axis) for axis in mesh.named] == [("pp",), ("dp",), ("tp",)]
+    assert [mesh.stride(axis) for axis in mesh.named] == [12, 4, 1]
+    assert mesh.ranks(("dp",)) == (0, 4, 8)
+    assert mesh.ranks(("pp", "tp")) == (0, 1, 2, 3, 12, 13, 14, 15)
+    assert mesh.ranks(("dp", "tp"), (0, -1)) == (0, 11)
+    assert mesh.size(("pp", "tp", "none")) == 8
+    assert mesh.inner_first(["pp", "tp", "dp"]) == ["tp", "dp", "pp"]
+    assert not mesh.view_of("dp")
+
+
+@pytest.mark.parametrize(
+    ("axes", "view", "parts"),
+    [
+        # Experts over part of the replicas, each whole on all tensor ranks' tokens: ep inside dp.
+        ({"dp": 8, "cp": 1, "tp": 1}, {"edp": 2, "ep": 4}, {"edp": ("dp.0",), "ep": ("dp.1",)}),
+        # The axes themselves.
+        ({"dp": 4, "cp": 1, "tp": 2}, {"edp": 4, "ep": 2}, {"edp": ("dp",), "ep": ("tp",)}),
+        # All ranks of a stage.
+        ({"dp": 2, "cp": 2, "tp": 2}, {"edp": 1, "ep": 8}, {"edp": (), "ep": ("dp", "cp", "tp")}),
+        # A part of one axis and all of the next.
+        ({"dp": 4, "cp": 1, "tp": 2}, {"edp": 2, "ep": 4}, {"edp": ("dp.0",), "ep": ("dp.1", "tp")}),
+        # Narrower than tp: the rest of tp sees other tokens with the same experts.
+        ({"dp": 2, "cp": 1, "tp": 4}, {"edp": 4, "ep": 2}, {"edp": ("dp", "tp.0"), "ep": ("tp.1",)}),
+        # Experts divided among neighbours.
+        (
+            {"dp": 4, "cp": 1, "tp": 2},
+            {"edp": 1, "ep": 2, "etp": 4},
+            {"edp": (), "ep": ("dp.0",), "etp": ("dp.1", "tp")},
+        ),
+    ],
+)
+def test_a_view_is_read_in_parts(axes: dict[str, int], view: dict[str, int], parts: dict[str, tuple[str, ...]]) -> None:
+    mesh = read({"pp": 2, **axes}, view)
+    assert {axis: mesh.parts(axis) for axis in view} == parts
+    assert {axis: mesh.size(axis) for axis in view} == view
+    assert {mesh.view_of(axis) for axis in view} == {"experts"}
+    assert mesh.parts("pp") == ("pp",)
+    assert mesh.named == {"pp": 2, **axes}
+
+
+def test_parts_of_one_axis_belong_together() -> None:
+    mesh = read({"pp": 1, "dp": 4, "cp": 1, "tp": 2}, {"edp": 2, "ep": 4})
+    assert mesh.joined(("dp.0", "dp.1")) and mesh.joined(("dp.1", "tp"))
+    assert not mesh.joined(("dp.0", "tp"))
+    assert mesh.parts(("dp", "tp")) == ("dp.0", "dp.1", "tp")
+    assert mesh.parts("dp.1") == ("dp.1",)
+
+
+def test_the_pipeline_may_lie_between() -> None:
+    """Views read the ranks of one stage, which then are no neighbours."""
+    mesh = read({"dp": 4, "pp": 2, "tp": 2}, {"edp": 2, "ep": 4})
+    assert mesh.parts("ep") == ("dp.1", "tp")
+    assert mesh.ranks(("ep",)) == (0, 1, 4, 5)
+    assert mesh.ranks(("edp",)) == (0, 8)
+    assert mesh.ranks(("pp",)) == (0, 2)
+
+
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 3), st.sampled_from([1, 2, 4]))
+
+
+@given(sizes=SIZES, data=st.data())
+def test_both_readings_are_row_major_over_the_same_ranks(sizes: tuple[int, ...], data: st.DataObject) -> None:
+    axes = dict(zip(("pp", *REGION), sizes, strict=True))
+    view = data.draw(st.sampled_from(views_of([axes[axis] for axis in REGION])))
+    mesh = read(axes, view)
+    assert mesh.world == math.prod(axes.values()) == math.prod(mesh.axes.values())
+    parts = mesh.parts(mesh.named)
+    assert list(parts) == list(mesh.axes)
+    again = {"pp": axes["pp"], **view}
+    for reading in (axes, again):
+        large = [axis for axis, size in reading.items() if size > 1]
+        for axis in large:
+            assert mesh.ranks((axis,)) == group(reading, (axis,))
+            assert mesh.stride(axis) == group(reading, (axis,))[1]
+            assert mesh.size(axis) == reading[axis]
+        for pair in pairwise(large):
+            assert mesh.ranks(pair) == group(reading, pair)
+
+
+@pytest.mark.parametrize(
+    ("axes", "view", "told"),
+    [
+        ({"dp": 4, "tp": 2}, {"edp": 2, "ep": 2}, "edp 2 x ep 2 = 4 must be dp 4 x tp 2 = 8"),
+        ({"dp": 3, "tp": 2}, {"edp": 2, "ep": 3}, "groups of 2 and of 3 consecutive ranks do not nest"),
+        ({"dp": 6}, {"edp": 1, "ep": 3, "etp": 2, "tp": 1}, None),
+        ({"dp": 4, "tp": 2}, {"dp": 2, "ep": 4}, "the mesh has an axis of this name"),
+    ],
+)
+def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[str, int], told: str | None) -> None:
+    if told is None:
+        assert read(axes, view).world == 6
+        return
+    with pytest.raises(PlanError, match=told) as error:
+        read(axes, view)
+    assert error.value.where.startswith("plan.views")
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "told"),
+    [
+        ({"views": {"experts": {"edp": 2, "ep": 2}}}, "plan.views.experts", "= 4 must be dp 4 x tp 2 = 8"),
+        ({"views": {"others": {"edp": 2, "ep": 4}}}, "plan.views", ""),
+        ({"over": "tp"}, "plan.schemes[2].over", "no such axis in plan.views.experts"),
+        ({"over": ["ep", "edp", "etp"]}, "plan.schemes[2].over", "take"),
+        ({"views": {}}, "plan.schemes[2].over", "there is no plan.views.experts"),
+        ({"model": {"moe": None}}, "plan.views", "has no experts"),
+        (
+            {"views": {"experts": {"edp": 1, "ep": 8}}, "model": {"moe": {"experts": 12, "top_k": 2, "expert_ffn": 8}}},
+            "plan.ep",
+            "model.moe.experts = 12 must divide by ep",
+        ),
+    ],
+)
+def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str, told: str) -> None:
+    from simulator import simulate
+
+    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
+    moe = {"moe": {"experts": 8, "top_k": 2, "expert_ffn": 8}}
+    schemes = [
+        {"use": "data/ddp", "over": "dp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+        {"use": "expert/all-to-all", "over": change.get("over", "ep")},
+    ]
+    views = change.get("views", {"experts": {"edp": 2, "ep": 4}})
+    plan = {"mesh": {"dp": 4, "tp": 2}, "views": views, "schemes": schemes}
+    model |= moe | change.get("model", {})
+    with pytest.raises(PlanError) as error:
+        simulate({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan})
+    assert error.value.where.startswith(where) and told in error.value.rule, str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "view"), [({"dp.0": 4}, {}), ({"dp": 4}, {"dp.0": 2, "ep": 2}), ({"pp": 2, "dp": 4}, {"pp": 2, "ep": 2})]
+)
+def test_names_of_parts_and_of_other_axes_are_refused(axes: dict[str, int], view: dict[str, int]) -> None:
+    with pytest.raises(PlanError, match="name") as caught:
+        Mesh(axes, {"experts": view} if view else {}, ["dp"])
+    assert caught.value.remedy

@@ -1,0 +1,169 @@
+"""Routing that is not even: loads of experts and their ranks by hand, and what capacity drops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.ir.routing import Routing, least_capacity
+
+PLACES = st.sampled_from([(1, 4), (2, 4), (4, 4), (2, 6), (4, 32), (8, 64), (16, 160)])
+"""Ranks, and the experts that they hold."""
+
+
+@st.composite
+def routings(draw: st.DrawFn, ranks: int, experts: int) -> Routing:
+    """Even, by Zipf's law, or counts of one source or of every rank."""
+    kind = draw(st.sampled_from(["balanced", "zipf", "one", "each"]))
+    if kind in ("balanced", "zipf"):
+        return Routing(zipf=draw(st.floats(0.1, 3)) if kind == "zipf" else 0.0)
+    row = st.lists(st.integers(0, 1000), min_size=experts, max_size=experts).filter(any)
+    rows = draw(st.lists(row, min_size=(n := 1 if kind == "one" else ranks), max_size=n))
+    return Routing(counts=tuple(tuple(float(count) for count in one) for one in rows))
+
+
+# ------------------------------------------------------------------------------------------------ by hand
+
+
+@given(places=PLACES, capacity=st.none() | st.floats(1, 8))
+def test_even_routing_is_even_to_the_last_bit(places: tuple[int, int], capacity: float | None) -> None:
+    ranks, experts = places
+    counts = ((7.0,) * experts,) * ranks
+    for routing in (Routing(), Routing(counts=counts), Routing(counts=counts[:1])):
+        spread = routing.over(ranks, experts, capacity)
+        assert spread.even and spread.dropped == 0
+        assert (spread.laden, spread.remote, spread.exchange) == (1, 1, 1)
+        assert set(spread.kept) == {1}
+        assert least_capacity(routing, experts) == 1
+
+
+def test_zipf_by_hand() -> None:
+    """1, 1/2, 1/3, 1/4 of 25/12: rank 0 holds the first two of four experts."""
+    spread = Routing(zipf=1.0).over(2, 4)
+    assert spread.kept == pytest.approx([48 / 25, 24 / 25, 16 / 25, 12 / 25])
+    assert spread.of_ranks == pytest.approx([36 / 25, 14 / 25])
+    assert spread.laden == pytest.approx(36 / 25)
+    assert spread.groups == pytest.approx([48 / 25, 24 / 25])
+    # Rank 0 sends 14/50 of its tokens, rank 1 the other 36/50 of its own to rank 0; 25/50 are even.
+    assert spread.remote == pytest.approx(1)
+    assert spread.exchange == pytest.approx(36 / 25)
+
+
+def test_who_sends_most_may_be_busier_than_who_receives_most() -> None:
+    """Of three ranks the last is never chosen: it sends all that it has, where two thirds are even."""
+    spread = Routing(counts=((1.0, 1.0, 0.0),)).over(3, 3)
+    assert spread.of_ranks == pytest.approx([1.5, 1.5, 0])
+    # Received are two halves by each of the first two, one whole is sent by the last, against two thirds in the mean.
+    assert spread.exchange == pytest.approx(1.5)
+    many = Routing(counts=((1.0,) * 7 + (0.0,),)).over(8, 8)
+    assert many.laden == pytest.approx(8 / 7)
+    assert many.exchange == pytest.approx(8 / 7)
+
+
+def test_counts_by_rank_say_what_stays() -> None:
+    """Two ranks that choose their own experts only send nothing; if all choose the other's, all is sent."""
+    near = Routing(counts=((3.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0))).over(2, 4)
+    assert (near.remote, near.exchange, near.laden) == (0, 1, 1)
+    assert near.kept == pytest.approx([1.5, 0.5, 1, 1])
+    far = Routing(counts=((0.0, 1.0), (5.0, 0.0))).over(2, 2)
+    assert (far.remote, far.exchange, far.laden) == (2, 1, 1)
+
+
+@given(data=st.data(), places=PLACES)
+def test_nothing_is_lost_on_the_way(data: st.DataObject, places: tuple[int, int]) -> None:
+    """All ranks together compute all tokens, whatever the routing, and the most laden no fewer than the mean; it has
+    the groups that it computes. What is sent by some is received by others."""
+    ranks, experts = places
+    routing = data.draw(routings(ranks, experts))
+    spread = routing.over(ranks, experts)
+    assert sum(spread.kept) == pytest.approx(experts)
+    assert sum(spread.of_ranks) == pytest.approx(ranks)
+    assert 1 - 1e-12 <= spread.laden <= ranks * (1 + 1e-12)
+    assert spread.laden == pytest.approx(max(spread.of_ranks))
+    assert sum(spread.groups) == pytest.approx(spread.laden * experts / ranks)
+    assert 0 <= spread.remote <= (ranks / (ranks - 1) if ranks > 1 else 1) * (1 + 1e-12)
+    assert spread.exchange >= 1 - 1e-12
+    if len(routing.counts) <= 1 and ranks > 1:
+        assert spread.remote == pytest.approx(1), "where sources choose alike, only even parts leave them in the mean"
+        unloved = min(spread.of_ranks)
+        assert spread.exchange == pytest.approx(max(spread.laden, (1 - unloved / ranks) * ranks / (ranks - 1)))
+
+
+@given(data=st.data(), places=PLACES)
+def test_tokens_of_experts_that_all_ranks_have_stay(data: st.DataObject, places: tuple[int, int]) -> None:
+    """The load of the ranks evens out, and only the other experts' tokens travel."""
+    ranks, experts = places
+    routing = data.draw(routings(ranks, experts).filter(lambda one: len(one.counts) <= 1))
+    stay = tuple(data.draw(st.lists(st.integers(0, experts - 1), unique=True, max_size=experts)))
+    bare, spread = routing.over(ranks, experts), routing.over(ranks, experts, stay=stay)
+    assert sum(spread.of_ranks) == pytest.approx(ranks)
+    assert sum(spread.groups) == pytest.approx(spread.laden * experts / ranks)
+    moving = 1 - sum(bare.kept[j] for j in stay) / experts
+    if ranks > 1:
+        own = [sum(bare.kept[j] for j in rank if j not in stay) for rank in ranks_of(ranks, experts)]
+        sends = [(experts * moving - mine) / (experts * (ranks - 1) / ranks) for mine in own]
+        assert spread.remote == pytest.approx(sum(sends) / ranks, abs=1e-12)
+    if len(stay) == experts:
+        assert spread.laden == pytest.approx(1)
+
+
+def ranks_of(ranks: int, experts: int) -> Iterator[range]:
+    own = experts // ranks
+    return (range(rank * own, (rank + 1) * own) for rank in range(ranks))
+
+
+# ----------------------------------------------------------------------------------------------- capacity
+
+
+@given(data=st.data(), places=PLACES, c=st.floats(0.1, 10), more=st.floats(1, 4))
+def test_capacity_drops_what_finds_no_place(
+    data: st.DataObject, places: tuple[int, int], c: float, more: float
+) -> None:
+    """Of each source's choices sum max(0, n - c) find none: the fewer the larger c, none from the most chosen expert's
+    share on. What is computed is padded, so all ranks are alike."""
+    ranks, experts = places
+    routing = data.draw(routings(ranks, experts))
+    spread, shares = routing.over(ranks, experts, c), routing.shares(experts)
+    lost = sum(max(0.0, share - c) for row in shares.tolist() for share in row)
+    assert spread.dropped == pytest.approx(lost / shares.sum(), abs=1e-12)
+    assert max(spread.kept) <= c * (1 + 1e-12)
+    assert sum(spread.kept) / experts == pytest.approx(1 - spread.dropped)
+    assert routing.over(ranks, experts, c * more).dropped <= spread.dropped + 1e-12
+    assert routing.over(ranks, experts, least_capacity(routing, experts)).dropped == 0
+    assert spread.even and spread.laden == 1
+
+
+def test_what_even_routers_drop_by_chance() -> None:
+    """n tokens each to one of E experts at random: at c = 1 about sqrt(E / (2 pi n)) find no place, 3.5 % of 8192 on
+    64. The counts are those in the middle of E like parts of the normal distribution that they come from."""
+    experts, tokens = 64, 8192
+    mean = tokens / experts
+    chance = NormalDist(mean, math.sqrt(mean * (1 - 1 / experts)))
+    counts = tuple(chance.inv_cdf((j + 0.5) / experts) for j in range(experts))
+    dropped = Routing(counts=(counts,)).over(8, experts, 1.0).dropped
+    assert dropped == pytest.approx(math.sqrt(experts / (2 * math.pi * tokens)), rel=0.02)
+    assert round(dropped, 3) == 0.035
+
+
+@given(data=st.data(), places=PLACES, block=st.sampled_from([1, 16, 128]))
+def test_blocks_waste_less_than_one_each_expert(data: st.DataObject, places: tuple[int, int], block: int) -> None:
+    """sum(ceil(n / 128) 128 - n) rows over all experts, of whole counts n."""
+    ranks, experts = places
+    counts = data.draw(st.lists(st.integers(0, 2000), min_size=experts, max_size=experts).filter(any))
+    mean = Fraction(sum(counts), experts)
+    spread = Routing(counts=(tuple(map(float, counts)),)).over(ranks, experts)
+    filled = spread.in_blocks(block / float(mean))
+    waste = sum(-(-n // block) * block - n for n in counts)
+    alone = Routing(counts=(tuple(map(float, counts)),)).over(1, experts).in_blocks(block / float(mean))
+    assert alone.laden - 1 == pytest.approx(waste / sum(counts))
+    assert waste < block * experts
+    most = max(sum(-(-counts[j] // block) * block for j in rank) for rank in ranks_of(ranks, experts))
+    assert filled.laden == pytest.approx(most / float(mean) / (experts // ranks))
+    assert sum(filled.groups) == pytest.approx(filled.laden * experts / ranks)
+    assert (filled.exchange, filled.of_ranks) == (spread.exchange, spread.of_ranks), "padding is not sent"

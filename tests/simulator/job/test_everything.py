@@ -1,0 +1,98 @@
+"""A job that says nearly everything that a job can say, and habits that stand for schemes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator import load_job, simulate
+from simulator.job.framework import FUSED, load_framework
+
+EVERYTHING: dict[str, Any] = {
+    "model": {"preset": "deepseek-v3", "layers": 16},
+    "train": {"mode": "full"},
+    "cluster": {
+        "gpu": "h800-sxm",
+        "gpus": 2048,
+        "gpus_per_node": 8,
+        "scale_up_domain": 8,
+        "inter": {"kind": "infiniband", "gbps_per_gpu": 400},
+    },
+    "framework": {
+        "name": "megatron-core",
+        "release": "25.09",
+        "set": {
+            "attention": "flash",
+            "cuda_graphs": False,
+            "compile": False,
+            "overlap": {"dp": True, "tp": False, "pp": True, "ep": False},
+        },
+    },
+    "plan": {
+        "mesh": {"pp": 16, "replicate": 2, "shard": 32, "cp": 2, "tp": 1},
+        "views": {"experts": {"edp": 2, "ep": 64, "etp": 1}},
+        "schemes": [
+            {"use": "pipeline/dualpipe", "over": "pp"},
+            {"use": "data/fsdp", "over": "shard", "replicate": "replicate"},
+            {"use": "sequence/ring", "over": "cp", "balance": "zigzag"},
+            {"use": "expert/deepep", "over": "ep", "capacity": None, "routing": "balanced"},
+            {"use": "memory/recompute-full", "layers": 4},
+            {"use": "memory/offload", "what": ["optimizer"], "to": "cpu"},
+        ],
+    },
+}
+
+
+def test_all_of_it_is_forecast_at_once() -> None:
+    answer = simulate(EVERYTHING).to_dict()
+    assert answer["status"] == "fits"
+    exposed, by = answer["breakdown_s"]["exposed"], answer["memory"]["stages"][0]["by"]
+    assert all(exposed[axis] > 0 for axis in ("cp", "ep", "dp", "pp", "copy"))
+    assert by["optimizer"] == 0 and by["parameters"] > 0
+
+
+def test_what_comes_back_is_the_same_job() -> None:
+    once = load_job(EVERYTHING)
+    again = load_job(once.to_dict())
+    assert again.plan == once.plan and again.framework == once.framework and again.to_dict() == once.to_dict()
+
+
+def with_tensor(**overlap: bool) -> dict[str, Any]:
+    return {
+        "model": "llama3-8b",
+        "cluster": "dgx-h100:1",
+        "framework": {"name": "megatron-core", "set": {"overlap": overlap}},
+        "plan": {"tp": 8},
+    }
+
+
+def test_overlap_of_tensor_parallelism_is_a_scheme_of_the_plan() -> None:
+    plain, told = load_job(with_tensor()), load_job(with_tensor(tp=True))
+    uses = [entry.use for entry in told.plan.schemes]
+    before = [entry.use for entry in plain.plan.schemes]
+    at = before.index("tensor/megatron-sp")
+    assert uses == [*before[:at], "tensor/async-tp", *before[at:]]
+    assert [entry.use for entry in load_job(told.to_dict()).plan.schemes] == uses
+    assert simulate(told).step_time < simulate(plain).step_time
+
+
+def test_a_plan_that_says_how_it_overlaps_keeps_that() -> None:
+    job = with_tensor(tp=True)
+    schemes = [{"use": "tensor/flux"}, {"use": "tensor/megatron-sp", "over": "tp"}]
+    told = load_job({**job, "plan": {"mesh": {"tp": 8}, "schemes": schemes}})
+    assert [entry.use for entry in told.plan.schemes] == ["tensor/flux", "tensor/megatron-sp"]
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "llm-foundry", "reference"])
+def test_a_compiler_fuses_what_is_bound_by_memory(name: str) -> None:
+    """Eager kernels take longer, where a framework says so; fused ones no longer than those of Megatron-Core."""
+
+    def bound(compiled: bool) -> float:
+        framework = {"name": name, "set": {"compile": compiled}}
+        answer = simulate({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": framework}).to_dict()
+        return float(answer["breakdown_s"]["compute"]["memory_bound"])
+
+    rates = load_job({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": name}).framework.rates
+    assert load_framework("megatron-core").rates["memory_bound"] == FUSED
+    assert bound(False) / bound(True) == pytest.approx(max(1.0, rates.get("memory_bound", 1.0) / FUSED), rel=0.05)

@@ -1,0 +1,115 @@
+"""Habits of plain PyTorch: gradients made aside, gradients exchanged behind weight gradients, FSDP2's buffers."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from simulator.forecast.simulate import lowered, simulate
+from simulator.ir.ops import Collective, Gemm, Memory, Op
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+
+JOB: dict[str, Any] = {
+    "model": "llama3.2-1b",
+    "cluster": {"gpu": "h100-sxm", "gpus": 2, "gpus_per_node": 8},
+    "framework": {"name": "reference"},
+    "batch": {"global": 4, "micro": 1, "sequence": 1024},
+    "plan": {"tp": 2, "sequence_parallel": False},
+}
+
+
+def job(plan: dict[str, Any], **habits: Any) -> dict[str, Any]:
+    return {**JOB, "plan": plan, "framework": {"name": "reference", "set": habits}}
+
+
+def ops(told: dict[str, Any]) -> list[Op]:
+    """Of one rank's stage, each unit as often as it stands there."""
+    stages, _ = lowered(Plan(load_job(told)))
+    found = []
+    for link in stages[0].links:
+        found += [op for op in (*link.fragment.forward, *link.fragment.backward) for _ in range(link.count)]
+    return found
+
+
+def moved(every: list[Op], name: str) -> float:
+    return sum(op.work.bytes for op in every if isinstance(op.work, Memory) and op.name.startswith(name))
+
+
+PLAIN = {"tp": 1, "dp": 2, "zero": 0}
+
+
+def test_gradients_made_aside_are_added_once_each() -> None:
+    aside, fused = ops(job(PLAIN)), ops(job(PLAIN, fused_gradients=True))
+    plan = Plan(load_job(job(PLAIN)))
+    weights = plan.job.model.parameters
+    tied = plan.vocab * plan.job.model.hidden  # the table, whose gradient the output layer makes once more
+    assert moved(aside, "add w") == 3 * 2 * (weights + tied) and moved(fused, "add w") == 0
+    products = {op.work.accumulate for op in aside if isinstance(op.work, Gemm) and op.phase == "W"}
+    assert products == {False}
+    assert {op.work.accumulate for op in fused if isinstance(op.work, Gemm) and op.phase == "W"} == {True}
+    assert sum(op.work.flops for op in aside if op.work) == sum(op.work.flops for op in fused if op.work)
+
+
+def test_gradients_made_aside_take_memory_and_time() -> None:
+    aside, fused = simulate(job(PLAIN)), simulate(job(PLAIN, fused_gradients=True))
+    assert aside.peak_allocated > fused.peak_allocated and aside.step_time > fused.step_time
+
+
+def test_gradients_that_rest_cut_are_not_added_whole() -> None:
+    assert moved(ops(job({"dp": 2, "fsdp": True})), "add w") == 0
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+def test_gradients_of_activations_may_wait_for_those_of_weights(sequence: bool) -> None:
+    plan = {"tp": 2, "sequence_parallel": sequence}
+    behind, beside = ops(job(plan)), ops(job(plan, overlap={"gradients": True}))
+    assert sorted(op.name for op in behind) == sorted(op.name for op in beside)
+    # Behind: no product of weights is issued between an exchange and the next op that waits for it.
+    for every, hidden in ((behind, False), (beside, True)):
+        waiting = [
+            isinstance(following.work, Gemm) and following.phase == "W" and op not in following.after
+            for op, following in itertools.pairwise(every)
+            if isinstance(op.work, Collective) and op.phase == "B"
+        ]
+        assert any(waiting) == hidden
+    times = [simulate(job(plan, overlap={"gradients": word})).step_time for word in (False, True)]
+    assert times[0] > times[1]
+
+
+def test_alone_there_is_nothing_to_wait_for() -> None:
+    plan = {"tp": 1, "dp": 2, "zero": 1}
+    times = [simulate(job(plan, overlap={"gradients": word})).step_time for word in (False, True)]
+    assert times[0] == times[1]
+
+
+def test_what_fsdp_gathers_is_copied_out_and_gradients_into_a_buffer() -> None:
+    plan = {"dp": 2, "fsdp": True}
+    apart, within = ops(job(plan)), ops(job(plan, gathers_apart=False))
+    model = Plan(load_job(job(plan))).job.model
+    weights, table = model.parameters, model.vocab * model.hidden
+    # Weights in bf16 are read and written in both passes, but for the table of both ends, which stays; gradients once.
+    assert moved(apart, "copy params") == 2 * 2 * (2 * weights - table) and moved(within, "copy params") == 0
+    assert moved(apart, "pack grads") == 2 * 2 * weights and moved(within, "pack grads") == 0
+    reports = [simulate(job(plan, gathers_apart=word)) for word in (True, False)]
+    assert reports[0].peak_allocated > reports[1].peak_allocated and reports[0].step_time > reports[1].step_time
+
+
+def test_a_unit_waits_for_its_own_weights_and_not_for_its_neighbours() -> None:
+    copies = [op for op in ops(job({"dp": 2, "fsdp": True})) if op.name == "copy params"]
+    gathered = [other.work for op in copies for other in op.after if isinstance(other.work, Collective)]
+    # Only where a pass begins does a unit gather its own; all others' were on their way while the one before computed.
+    assert len(copies) == 2 * 18 - 1 and len(gathered) == 2
+
+
+def test_gradients_are_no_narrower_than_fp32_weights() -> None:
+    told = {**JOB, "cluster": {"gpu": "cpu-core", "gpus": 2}, "precision": "fp32"}
+    assert load_job(told).framework.gradients == "fp32"
+    assert load_job({**told, "precision": {"compute": "fp32", "gradients": "bf16"}}).framework.gradients == "bf16"
+    assert load_job(JOB).framework.gradients == "bf16"
+
+
+@pytest.mark.parametrize("plan", [PLAIN, {"tp": 2}, {"dp": 2, "fsdp": True}, {"pp": 2, "tp": 1}])
+def test_every_engine_plays_these_habits_alike(plan: dict[str, Any]) -> None:
+    times = [simulate(job(plan), engine).step_time for engine in ("matrices", "sweep", "simpy")]  # type: ignore[arg-type]
+    assert times == pytest.approx([times[0]] * 3, rel=1e-9)

@@ -1,0 +1,69 @@
+"""A published figure stands beside the forecast, whatever it counts."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from experiments.pages.forecast import page
+from hardware.errors import PlanError
+from simulator import load_job, simulate
+from simulator.models import flops
+from simulator.report.report import Report
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+BARE = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 8}}
+
+
+def told(**published: Any) -> Report:
+    return simulate({**BARE, "published": {"source": "a paper, table 1", **published}})
+
+
+def test_all_figures_tell_the_same_error() -> None:
+    """A run that was published to be a tenth faster than its forecast is forecast a ninth too slow."""
+    bare = simulate(BARE)
+    model = bare.job.model
+    per_gpu = flops.causal(model, model.seq) * bare.tokens_per_s_per_gpu / 1e12
+    figures = {
+        "step_time_s": 0.9 * bare.step_time,
+        "tokens_per_s_per_gpu": bare.tokens_per_s_per_gpu / 0.9,
+        "tflops_per_gpu": per_gpu / 0.9,
+        "mfu": bare.mfu["causal"] / 0.9,
+    }
+    for name, value in figures.items():
+        beside = told(**{name: value, "flops": "causal"}).to_dict()["published"]
+        assert beside["figure"] == name and beside["published"] == value
+        assert beside["error"] == pytest.approx(1 / 0.9 - 1)
+    assert "published" not in bare.to_dict()
+
+
+def test_the_page_says_both() -> None:
+    written = io.StringIO()
+    Console(width=110, file=written).print(page(told(step_time_s=1.0)))
+    text = " ".join(written.getvalue().split())
+    assert "published 1.000 s a step, forecast" in text and "(a paper, table 1)" in text
+
+
+@pytest.mark.parametrize("figures", [{}, {"mfu": 0.4, "step_time_s": 1.0}])
+def test_it_is_one_figure(figures: dict[str, float]) -> None:
+    with pytest.raises(PlanError, match="one figure of step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu"):
+        load_job({**BARE, "published": {"source": "a paper", **figures}})
+
+
+def test_it_comes_back_in_the_job() -> None:
+    job = load_job({**BARE, "published": {"mfu": 0.4, "source": "a paper"}})
+    assert load_job(job.to_dict()).published == job.published
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3-h800", "llama3-405b-dgx-h100"])
+def test_the_largest_published_runs_are_forecast_end_to_end(name: str) -> None:
+    answer = simulate(EXAMPLES / f"{name}.yaml").to_dict()
+    beside = answer["published"]
+    assert answer["step_time_s"] > 0 and beside["source"].startswith("arXiv")
+    # The published figure lies in the interval.
+    low, high = answer["interval_90_s"]
+    assert low <= answer["step_time_s"] / (1 + beside["error"]) <= high

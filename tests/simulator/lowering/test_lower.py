@@ -1,0 +1,383 @@
+"""Lowering: which ops a layer becomes, in which order, and what each waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.ir.mesh import Mesh
+from simulator.ir.modules import Leaf
+from simulator.ir.operators import CoreAttention
+from simulator.ir.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Memory, Op
+from simulator.ir.scheme import TensorScheme
+from simulator.lowering.lower import Lowering
+from simulator.models.blocks import Blocks
+from simulator.models.model import Model
+from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
+from tests.contract.played import play_job
+from tests.strategies import models
+
+T = 4
+MODEL = Model(layers=2, hidden=64, heads=8, vocab=128, seq=16, tied=False)
+MESH = Mesh({"tp": T})
+TOKENS = 16 * 64 * 2
+"""Bytes of one activation [b, s, h]."""
+
+
+def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> Chain:
+    schemes = [make(name, MESH, (), **options) for name, options in more]
+    if use is not None:
+        schemes.append(make(use, MESH, ("tp",)))
+    return lowered_stage(model, MESH, schemes, **how)
+
+
+def layer(use: str | None, *more: Any, **how: Any) -> Fragment:
+    """One layer in the middle of the model."""
+    (link,) = stage(use, *more, **how).links
+    assert (link.name, link.count, link.takes, link.gives) == ("layer", 1, "x", "y")
+    return link.fragment
+
+
+def both(chain: Chain) -> list[Op]:
+    """The ops of the forward and of the backward pass."""
+    return forward_ops(chain) + backward_ops(chain)
+
+
+def names(ops: Iterable[Op]) -> list[str]:
+    return [op.name for op in ops]
+
+
+def named(fragment: Fragment, name: str) -> Op:
+    (found,) = [op for op in (*fragment.forward, *fragment.backward) if op.name == name]
+    return found
+
+
+def collectives(ops: Iterable[Op]) -> list[tuple[str, int]]:
+    return [(op.work.operation, op.work.nbytes) for op in ops if isinstance(op.work, Collective)]
+
+
+# ------------------------------------------------------------------------------------------ Megatron's order
+
+
+def test_tensor_parallel_layer_in_megatrons_order() -> None:
+    """An all-reduce behind each row-parallel linear forward and behind each column-parallel one backward (card TP1)."""
+    fragment = layer("tensor/megatron")
+    assert names(fragment.forward) == [
+        *["norm1", "qkv", "core", "proj", "all_reduce proj", "residual1"],
+        *["norm2", "up", "act", "down", "all_reduce down", "residual2"],
+    ]
+    assert names(fragment.backward) == [
+        *["ddown", "wdown", "dact", "dup", "all_reduce dnorm2", "wup", "dnorm2", "add dmiddle"],
+        *["dproj", "wproj", "dcore", "dqkv", "all_reduce dnorm1", "wqkv", "dnorm1", "add dx"],
+    ]
+    assert collectives(fragment.forward + fragment.backward) == [("all_reduce", TOKENS)] * 4
+
+
+def test_sequence_parallel_layer_in_megatrons_order() -> None:
+    """Gather in front of each column-parallel linear, scatter behind each row-parallel one; backward the reverse, and
+    the stored shard gathered once more for the weight gradient (card TP2)."""
+    fragment = layer("tensor/megatron-sp", regather=True)
+    assert names(fragment.forward) == [
+        *["norm1", "all_gather norm1", "qkv", "core", "proj", "reduce_scatter proj", "residual1"],
+        *["norm2", "all_gather norm2", "up", "act", "down", "reduce_scatter down", "residual2"],
+    ]
+    assert names(fragment.backward) == [
+        *["all_gather ddown", "ddown", "wdown", "dact"],
+        *["regather norm2", "dup", "reduce_scatter dnorm2", "wup", "dnorm2", "add dmiddle"],
+        *["all_gather dproj", "dproj", "wproj", "dcore"],
+        *["regather norm1", "dqkv", "reduce_scatter dnorm1", "wqkv", "dnorm1", "add dx"],
+    ]
+    assert {nbytes for _, nbytes in collectives(fragment.forward + fragment.backward)} == {TOKENS}
+
+
+@pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
+def test_the_gradient_is_reduced_beside_the_weight_gradient(use: str) -> None:
+    """The reduction waits for the input gradient and not for the weight gradient, nor the weight gradient for it."""
+    fragment = layer(use, regather=True)
+    for column, x in (("up", "norm2"), ("qkv", "norm1")):
+        (reduction,) = [op for op in fragment.backward if op.name in (f"all_reduce d{x}", f"reduce_scatter d{x}")]
+        given_, weights, norm = (named(fragment, name) for name in (f"d{column}", f"w{column}", f"d{x}"))
+        place = fragment.backward.index
+        assert place(reduction) == place(given_) + 1 == place(weights) - 1
+        assert id(given_) in waits_for(reduction)
+        assert id(weights) not in waits_for(reduction) and id(reduction) not in waits_for(weights)
+        assert id(reduction) in waits_for(norm) and id(weights) not in waits_for(norm)
+
+
+def test_the_stored_shard_is_gathered_beside_the_input_gradient() -> None:
+    """Only the weight gradient waits for the second gather, which waits for the gradient's arrival."""
+    fragment = layer("tensor/megatron-sp", regather=True)
+    again, given_, weights = (named(fragment, name) for name in ("regather norm2", "dup", "wup"))
+    assert id(again) in waits_for(weights) and id(again) not in waits_for(given_)
+    assert id(named(fragment, "dact")) in waits_for(again)
+    assert again.phase == "W"
+
+
+def test_linears_and_attention_gather_again() -> None:
+    """Attention before its own gradients, linears beside those of their inputs. Without the habit nobody does."""
+
+    class GatheredAttention(TensorScheme):
+        """Positions divided everywhere but in the core of attention."""
+
+        name = "gathered-attention"
+
+        def layouts(self, site: Leaf) -> str | None:
+            return None if isinstance(site, CoreAttention) else "s"
+
+    fragment = lowered_stage(MODEL, MESH, [GatheredAttention(("tp",), None, MESH)], regather=True).links[0].fragment
+    assert names(fragment.forward)[2:6] == ["all_gather q", "all_gather k", "all_gather v", "core"]
+    again = [op for op in fragment.backward if op.name.startswith("regather")]
+    assert [(op.name, op.phase) for op in again] == [(f"regather {name}", "B") for name in "qkv"]
+    assert {id(op) for op in again} <= waits_for(named(fragment, "dcore"))
+    ends = {"ends": (True, True)}
+    chain = stage("tensor/megatron-sp", regather=True, **ends)
+    found = [op.name for op in backward_ops(chain) if "regather" in op.name]
+    assert found == ["regather norm.out", "regather norm2", "regather norm1"], "output layer, MLP and attention"
+    for use, regather in (("tensor/megatron-sp", False), ("tensor/megatron", True)):
+        assert not [op for op in backward_ops(stage(use, regather=regather, **ends)) if "regather" in op.name]
+
+
+# ------------------------------------------------------------------------------------------ ends of the model
+
+
+def test_vocabulary_parallel_ends() -> None:
+    """Embedding: one all-reduce; output layer: one backward; loss: three all-reduces of one fp32 value a token."""
+    chain = stage("tensor/megatron", ends=(True, True), layers=0)
+    assert [link.name for link in chain.links] == ["embedding", "ending"]
+    forward = forward_ops(chain)
+    joins = [op for op in forward if op.name == "loss" and isinstance(op.work, Collective)]
+    assert [op.work for op in joins] == [Collective("all_reduce", 16 * 4, ("tp",))] * 3
+    assert all(id(a) in waits_for(b) for a, b in pairwise(joins))
+    assert collectives(op for op in forward if op not in joins) == [("all_reduce", TOKENS)]
+    assert collectives(backward_ops(chain)) == [("all_reduce", TOKENS)]
+    head = named(chain.links[1].fragment, "head").work
+    assert isinstance(head, Gemm) and (head.m, head.n, head.k) == (16, 128 // T, 64)
+    logits = [op.work for op in forward if isinstance(op.work, Memory) and op.work.what == "cross-entropy"]
+    assert [work.read for work in logits] == [7 * 16 * 128 // T] * 2, "one kernel before the sums, one behind them"
+
+
+@pytest.mark.parametrize("ends", [(True, False), (False, True), (True, True), (False, False)])
+@given(model=models(tensor=T, layers=2), layers=st.integers(1, 2))
+def test_what_a_stage_reduces_over_tensor_ranks(ends: tuple[bool, bool], model: Model, layers: int) -> None:
+    """Bytes of all-reduces equal bytes of reduce-scatters, and of gathers, of the sequence-parallel form."""
+    one = collectives_of("tensor/megatron", model, ends, layers)
+    other = collectives_of("tensor/megatron-sp", model, ends, layers)
+    whole = model.seq * model.hidden * 2
+    joins = 3 * model.seq * 4 * ends[1]
+    # The embedding forward; two blocks a layer each way; the output layer backward.
+    assert one == {"all_reduce": (ends[0] + 4 * layers + ends[1]) * whole + joins}
+    assert other["all_reduce"] == joins
+    assert other["reduce_scatter"] == other["all_gather"] == one["all_reduce"] - joins
+
+
+@pytest.mark.parametrize(
+    ("positions", "use"),
+    [
+        ("learned", "tensor/megatron"),
+        ("learned", "tensor/megatron-sp"),
+        ("rope", "tensor/megatron"),
+        ("rope", "tensor/megatron-sp"),
+    ],
+)
+def test_an_embedding_alone_in_its_stage_is_summed_before_it_leaves(positions: str, use: str) -> None:
+    """`ends-as-layers` with one place a stage: what the next stage receives is a residual, not a partial sum."""
+    model = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16, "positions": positions}
+    plan = {"tp": 4, "pp": 4, "partition": "ends-as-layers", "sequence_parallel": use.endswith("-sp")}
+    played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 16}, "plan": plan})
+    assert [layers for layers in played.plan.layers] == [0, 1, 1, 0]
+    whole = TOKENS // (4 if use.endswith("-sp") else 1)
+    assert [chain.links[-1].nbytes for chain in played.stages[:-1]] == [whole] * 3
+    assert [chain.links[0].nbytes for chain in played.stages[1:]] == [whole] * 3
+    operation = "reduce_scatter" if use.endswith("-sp") else "all_reduce"
+    assert (operation, TOKENS) in collectives(forward_ops(played.stages[0]))
+
+
+def collectives_of(use: str, model: Model, ends: tuple[bool, bool], layers: int) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for operation, nbytes in collectives(both(stage(use, model=model, ends=ends, layers=layers))):
+        found[operation] += nbytes
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- phases
+
+
+@given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
+def test_phases_and_dependencies(model: Model, use: str | None) -> None:
+    chain = stage(use, model=model, ends=(True, True), layers=2, regather=True)
+    assert [(link.name, link.count) for link in chain.links] == [("embedding", 1), ("layer", 2), ("ending", 1)]
+    for link in chain.links:
+        check_phases(link.fragment)
+
+
+def check_phases(fragment: Fragment) -> None:
+    assert {op.phase for op in fragment.forward} == {"F"}
+    assert {op.phase for op in fragment.backward} <= {"B", "W"}
+    for ops in (fragment.forward, fragment.backward):
+        place = {id(op): i for i, op in enumerate(ops)}
+        for i, op in enumerate(ops):
+            assert all(place.get(other, -1) < i for other in waits_for(op)), (
+                "every dependency is issued before its user"
+            )
+    for op in fragment.backward:
+        if isinstance(op.work, Gemm) and op.work.what == "linear":
+            assert op.work.accumulate == (op.work.layout == "nt") == (op.phase == "W")
+            assert op.work.out_dtype == ("fp32" if op.phase == "W" else "bf16")
+    assert all(op.work.layout == "tn" for op in fragment.forward if isinstance(op.work, Gemm))
+    # Splitting off the weight gradients must be possible: no input gradient waits for one.
+    weights = {id(op) for op in fragment.backward if op.phase == "W"}
+    assert all(not (weights & waits_for(op)) for op in fragment.backward if op.phase == "B")
+
+
+@given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
+def test_units_pass_on_the_residual_stream_alone(model: Model, use: str | None) -> None:
+    """What one gives the next takes, in the same layout and of the same size; nothing else joins them."""
+    chain = stage(use, model=model, ends=(True, True), layers=2)
+    cut = T if use == "tensor/megatron-sp" else 1
+    assert {link.nbytes for link in chain.links} == {model.seq * model.hidden * 2 // cut}
+    first, middle, last = chain.links
+    assert (first.takes, middle.takes, middle.gives, last.takes, last.gives) == (None, "x", "y", "x", None)
+    for one, other in pairwise((first, middle, middle, last)):
+        fragment, behind = one.fragment, other.fragment
+        assert given_key(one.keys[1]) == given_key(other.keys[0])
+        assert set(fragment.exit) >= {one.gives} and set(behind.entry) == {other.takes}
+        assert set(fragment.grad_entry) == {one.gives} and set(behind.grad_exit) == {other.takes}
+    ends = [link for link in chain.links if link.takes]
+    for link in ends:
+        used = [op for op in link.fragment.forward if id(link.fragment.entry["x"]) in waits_for(op)]
+        assert used == link.fragment.forward, "the forward pass begins with what comes in"
+
+
+def given_key(key: str | None) -> str:
+    """How a tensor is cut, whatever it is called."""
+    assert key is not None
+    return key.partition("@")[2]
+
+
+def test_equal_units_are_lowered_once() -> None:
+    """Stages, and plans that differ in nothing a rank would see, share their units; others do not."""
+    known: dict[Any, Link] = {}
+    replicas = [Mesh({"tp": T, "dp": n}) for n in (2, 8, 1)]
+
+    def lowered(mesh: Mesh, use: str, layers: int, *more: Any) -> Link:
+        schemes = [make("data/ddp", mesh, ("dp",)), *(make(name, mesh, (), **o) for name, o in more)]
+        schemes.append(make(use, mesh, ("tp",)))
+        blocks = Blocks(MODEL, 1, MODEL.seq, MODEL.vocab, mesh.size("dp"))
+        return Lowering(mesh, schemes, True, known).run(blocks.stage(range(layers), False, False)).links[0]
+
+    first = lowered(replicas[0], "tensor/megatron", 1)
+    more, wider = lowered(replicas[0], "tensor/megatron", 3), lowered(replicas[1], "tensor/megatron", 1)
+    assert more.fragment is first.fragment is wider.fragment
+    assert (first.count, more.count, wider.count) == (1, 3, 1)
+    others = [
+        lowered(replicas[0], "tensor/megatron-sp", 1),
+        lowered(replicas[2], "tensor/megatron", 1),
+        lowered(replicas[0], "tensor/megatron", 1, ("memory/recompute-full", {})),
+        lowered(replicas[0], "tensor/megatron", 1, ("memory/recompute-selective", {})),
+        lowered(Mesh({"tp": 2, "dp": 2}), "tensor/megatron", 1),
+    ]
+    fragments = [first.fragment, *(link.fragment for link in others)]
+    assert len({id(fragment) for fragment in fragments}) == len(fragments)
+
+
+def test_streams() -> None:
+    for op in both(stage("tensor/megatron-sp", ends=(True, True))):
+        assert op.stream == ("tensor" if isinstance(op.work, Collective) else "compute")
+
+
+def test_gradients_of_norms_are_partial_under_sequence_parallelism() -> None:
+    """Norm weights and row biases see the tokens of one rank only; matrices and column biases do not care."""
+    partial = {param.name for param in layer("tensor/megatron-sp").params if "tp" in param.partial}
+    norms = [f"norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")]
+    assert partial == {*norms, "proj.bias", "down.bias"}
+    assert not [param for param in layer("tensor/megatron").params if "tp" in param.partial]
+    cut = {param.name for param in layer("tensor/megatron").params if param.size * T == param.total}
+    assert cut == {"wq", "wk", "wv", "bq", "bk", "bv", "wo", "wup", "bup", "wdown"}
+
+
+@pytest.mark.parametrize(("parallel", "sums"), [(True, 1), (False, 0)])
+def test_they_are_summed_in_the_update(parallel: bool, sums: int) -> None:
+    model = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 16, "norm": "rmsnorm", "positions": "rope"}
+    plan = {"tp": 2, "pp": 2, "sequence_parallel": parallel}
+    job = {"model": {**model, "tied": False}, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan}
+    played = play_job(job)
+    for device, norms in ((0, 4), (1, 5)):  # two a layer, and the final one
+        found = [op.work for _, op in played.instances(device) if op.phase == "U" and op.name == "reduce"]
+        assert found == [Collective("all_reduce", 4 * norms * 64, ("tp",))] * sums
+
+
+# ------------------------------------------------------------------------------------------------- recompute
+
+INSIDE = {
+    "core_attn": ("core",),
+    "attention": ("qkv", "rope", "core", "proj"),
+    "mlp": ("up", "act", "down"),
+}
+
+
+def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[Any]:
+    return Counter(
+        op.work
+        for op in ops
+        if not isinstance(op.work, Collective) and (among is None or op.name.split(".")[-1] in among)
+    )
+
+
+@pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+@pytest.mark.parametrize("module", INSIDE)
+@given(model=models(tensor=T, layers=2))
+@settings(max_examples=10)
+def test_recompute_runs_exactly_the_module_again(use: str, attention: str, module: str, model: Model) -> None:
+    how: dict[str, Any] = {"model": model, "ends": (True, True), "layers": 2, "attention": attention}
+    bare = stage(use, **how)
+    with_it = stage(use, ("memory/recompute-selective", {"modules": (module,)}), **how)
+    again = [op for op in backward_ops(with_it) if op.phase == "R"]
+    assert works(again) == works(forward_ops(bare), INSIDE[module])
+    assert works(forward_ops(with_it)) == works(forward_ops(bare))
+    assert works(op for op in backward_ops(with_it) if op.phase != "R") == works(backward_ops(bare))
+    assert all(op.name.startswith("re ") for op in again)
+
+
+@pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
+def test_full_recompute_repeats_the_layers_and_their_collectives(use: str) -> None:
+    """Two more all-reduces (or their halves) a layer, 12 instead of 8 (p-1)/p b s h elements a rank: card TP1."""
+    how: dict[str, Any] = {"ends": (True, True), "layers": 2}
+    bare, full = stage(use, **how), stage(use, ("memory/recompute-full", {}), **how)
+    again = [op for op in backward_ops(full) if op.phase == "R"]
+    (layers,) = [link for link in bare.links if link.name == "layer"]
+    assert layers.count == 2
+    assert Counter(op.work for op in again) == Counter(op.work for op in layers.fragment.forward * 2)
+    one = stage(use, ("memory/recompute-full", {"layers": 1}), **how)
+    assert [link.count for link in one.links] == [1, 1, 1, 1]
+    assert [op.name for op in one.links[1].fragment.backward if op.phase == "R"], "the first layers of a stage"
+    assert 2 * [op.phase for op in backward_ops(one)].count("R") == len(again)
+    assert "R" not in {op.phase for op in backward_ops(stage(use, ("memory/recompute-full", {"layers": 0}), **how))}
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_recompute_in_recompute(outer: bool) -> None:
+    """The core of attention inside a layer that is done again: forward, once for the layer, once for the core."""
+    entries = [("memory/recompute-full", {}), ("memory/recompute-selective", {"modules": ("core_attn",)})]
+    nested = layer("tensor/megatron", *(entries if outer else reversed(entries)))
+    bare = layer("tensor/megatron")
+    again = [op for op in nested.backward if op.phase == "R"]
+    assert works(again) == works(bare.forward) + works(bare.forward, ("core",))
+    cores = [op.work for op in again if isinstance(op.work, Attention)]
+    assert len(cores) == 2
+    assert works(op for op in nested.backward if op.phase != "R") == works(bare.backward)
+
+
+def test_recompute_waits_for_the_gradient_and_comes_before_its_use() -> None:
+    fragment = layer("tensor/megatron", ("memory/recompute-selective", {"modules": ("mlp",)}))
+    again = [op for op in fragment.backward if op.phase == "R"]
+    first = fragment.backward.index(again[0])
+    assert names(fragment.backward[first : first + 4]) == ["re up", "re act", "re down", "ddown"]
+    (mark,) = [mark for name, mark in fragment.grad_entry.items() if name == "y"]
+    assert all(id(mark) in waits_for(op) for op in again)

@@ -1,0 +1,199 @@
+"""Selective recompute, module by module: which bytes it saves, and what it does again, when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Collective, Link, Op
+from simulator.lowering.lower import Lowering
+from simulator.models.blocks import Blocks
+from simulator.models.model import Model
+from simulator.schemes.memory.shared.recompute import discard
+from tests.contract.measure import make, saved, waits_for
+from tests.contract.played import Ideal, play_job
+from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, played
+from tests.strategies import FREE, jobs
+
+USE = "memory/recompute-selective"
+MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 6}
+MOE = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
+SIZES = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 512, "seq": 32}
+TOKENS = 32
+GPT = {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+
+
+def links(
+    modules: tuple[str, ...], tp: int = 1, regather: bool = True, quantised: str = "", **model: Any
+) -> list[Link]:
+    """Two layers of a gated model on `tp` ranks, sequence-parallel."""
+    mesh = Mesh({"tp": tp})
+    schemes = [make("tensor/megatron-sp", mesh, ("tp",))] if tp > 1 else []
+    options = {key: model.pop(key) for key in ("layers",) if key in model}
+    schemes += [make(USE, mesh, (), modules=modules, **options)] if modules else []
+    built = Blocks(Model(**SIZES, **GPT, **model), 1, TOKENS, 512, quantised=quantised)
+    return Lowering(mesh, schemes, regather).run(built.stage(range(2), False, False)).links
+
+
+def spared(*modules: str, **how: Any) -> float:
+    """Bytes of a layer that need not be kept."""
+    return saved(links((), **how)[0]) - saved(links(modules, **how)[0])
+
+
+def again(*modules: str, **how: Any) -> list[str]:
+    """What a layer does again, in order."""
+    backward = links(modules, **how)[0].fragment.backward
+    return [op.name.removeprefix("re ") for op in backward if op.phase == "R"]
+
+
+# ------------------------------------------------------------------------------------------ bytes spared
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("regather", [True, False])
+def test_layernorm_spares_both_results(tp: int, regather: bool) -> None:
+    """2 b s h bytes each, cut along the sequence; whole where the gathered ones are kept, and then they are gathered
+    again, too."""
+    whole = tp if not regather else 1
+    assert spared("layernorm", tp=tp, regather=regather) == 2 * 2 * TOKENS * 64 * whole / tp
+    moved = ["all_gather norm2", "all_gather norm1"] if tp > 1 and not regather else []
+    assert sorted(again("layernorm", tp=tp, regather=regather)) == sorted(["norm2", "norm1", *moved])
+
+
+def test_norm_is_all_norms_of_a_layer() -> None:
+    assert spared("norm", mla=MLA, qk_layernorm=True) == 2 * TOKENS * (2 * 64 + 24 + 16)
+    assert spared("norm", qk_layernorm=True) >= spared("layernorm", qk_layernorm=True)
+    assert spared("norm") == spared("layernorm")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_mla_up_proj_keeps_the_latents_alone(tp: int) -> None:
+    """Gone are the normed latents, and queries, keys and values of all heads behind them; the part of the keys that all
+    heads share is kept, for it takes part again."""
+    heads, qk, shared = 4, 8 + 4, 4
+    normed, widths = 24 + 16, heads * (2 * qk + 6) - shared
+    found = spared("mla_up_proj", mla=MLA, qk_layernorm=True, tp=tp)
+    assert found == 2 * TOKENS * (normed + widths) / tp
+    names = again("mla_up_proj", mla=MLA, qk_layernorm=True, tp=tp)
+    kernels = ["q.latent.norm", "q.up", "kv.latent.norm", "kv.up", "rope"]
+    assert [name for name in names if not name.startswith("all_gather")] == kernels
+    assert sum(name.startswith("all_gather") for name in names) == (3 if tp > 1 else 0)
+    # Without norms of their own the latents themselves are what is kept.
+    assert spared("mla_up_proj", mla=MLA, qk_layernorm=False, tp=tp) == 2 * TOKENS * widths / tp
+
+
+def test_the_modules_of_deepseek_v3_are_one_group_of_norms_and_ups() -> None:
+    both = spared("norm", "mla_up_proj", mla=MLA, qk_layernorm=True)
+    assert both == spared("layernorm", mla=MLA) + spared("mla_up_proj", mla=MLA, qk_layernorm=True)
+    names = again("norm", "mla_up_proj", mla=MLA, qk_layernorm=True)
+    assert len(names) == len(set(names)) == 7
+
+
+def test_moe_act_spares_the_result_of_the_experts_activation() -> None:
+    assert spared("moe_act", moe=MOE) == 2 * TOKENS * 2 * 16
+    assert again("moe_act", moe=MOE) == ["expert.act"]
+    assert spared("moe_act") == 0 and again("moe_act") == []
+
+
+def test_shared_experts_and_dense_blocks_have_words_of_their_own() -> None:
+    shared = ["shared.up", "shared.act", "shared.down"]
+    assert again("shared_experts", moe=MOE) == shared
+    assert again("mlp", moe=MOE) == []
+    assert spared("shared_experts", moe=MOE) == 2 * TOKENS * 3 * 16
+    assert again("mlp") == ["up", "act", "down"]
+    assert set(shared) < set(again("moe", moe=MOE))
+
+
+def test_casts_of_what_is_forgotten_are_made_again_with_it() -> None:
+    """The product's input is kept in its own format only: a byte an element."""
+    assert spared("layernorm", quantised="fp8-delayed") == 2 * TOKENS * 64
+    assert again("layernorm", quantised="fp8-delayed") == ["norm2", "cast norm2", "norm1", "cast norm1"]
+    assert spared("moe_act", moe=MOE, quantised="fp8-delayed") == TOKENS * 2 * 16
+
+
+def test_what_lies_in_a_block_that_is_made_again_is_not_made_twice() -> None:
+    names = again("moe", "layernorm", "core_attn", "moe_act", moe=MOE)
+    assert len(names) == len(set(names))
+    assert names[0] == "norm2" and names[1] == "router"
+    assert {"expert.act", "core", "norm1"} < set(names)
+
+
+@pytest.mark.parametrize("modules", [("layernorm",), ("core_attn",), ("mlp", "layernorm")])
+def test_the_first_layers_only(modules: tuple[str, ...]) -> None:
+    one, other = links(modules, layers=1)
+    assert (one.count, other.count) == (1, 1)
+    assert saved(one) == saved(links(modules)[0]) and saved(other) == saved(links(())[0])
+    assert [link.count for link in links(modules, layers=0)] == [2]
+    assert [op.phase for op in links(modules, layers=0)[0].fragment.backward].count("R") == 0
+
+
+# ------------------------------------------------------------------------------------------------- order
+
+
+def test_it_is_made_again_just_in_front_of_the_first_that_reads_it() -> None:
+    """When that could begin: behind the gradient that it waits for."""
+    fragment = links(("layernorm",))[0].fragment
+    for name, first in (("norm2", "wup"), ("norm1", "wqkv")):
+        place = next(i for i, op in enumerate(fragment.backward) if op.name == f"re {name}")
+        made, reader = fragment.backward[place : place + 2]
+        assert reader.name == first
+        assert id(made) in waits_for(reader)
+        assert waits_for(made) <= waits_for(reader)
+        assert any(id(op) in waits_for(made) for op in fragment.backward[:place])
+
+
+def test_discarding_what_nobody_needs_changes_nothing() -> None:
+    fragment = links(())[0].fragment.copy()
+    before = list(fragment.backward), list(fragment.touches)
+    forward = [op for op in fragment.forward if op.name == "residual2"]
+    discard(fragment, forward)
+    assert (fragment.backward, fragment.touches) == before
+
+
+# --------------------------------------------------------------------------------------------- whole jobs
+
+
+MODULES = ("core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj")
+
+
+def with_modules(told: dict[str, Any], modules: list[str]) -> dict[str, Any]:
+    plan = told["plan"]
+    schemes = [entry for entry in plan["schemes"] if not entry["use"].startswith("memory/")]
+    return {**told, "plan": {**plan, "schemes": [*schemes, {"use": USE, "modules": modules}]}}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    told=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
+    modules=st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True),
+)
+def test_work_is_added_and_none_changed_and_memory_is_given_back(told: dict[str, Any], modules: list[str]) -> None:
+    bare, found = play_job(told), play_job(with_modules(told, modules))
+    for phase in "FBW":
+        assert found.flops(phase) == pytest.approx(bare.flops(phase), rel=1e-12)
+    for peak in found.peaks:
+        assert peak.left == 0
+        assert min(peak.by.values()) >= 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    told=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
+    modules=st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True),
+)
+def test_all_engines_agree(told: dict[str, Any], modules: list[str]) -> None:
+    check_alike([played(with_modules(told, modules), Ideal(), engine, skip) for engine, skip in WAYS])
+
+
+def test_regathers_stay_what_they_are() -> None:
+    """A shard that is made again is gathered for the weight gradient as a kept one is."""
+
+    def gathers(modules: tuple[str, ...]) -> list[Op]:
+        ops = links(modules, tp=2)[0].fragment.backward
+        return [op for op in ops if isinstance(op.work, Collective) and op.work.operation == "all_gather"]
+
+    assert [op.work for op in gathers(())] == [op.work for op in gathers(("layernorm",))]

@@ -1,0 +1,354 @@
+"""Jobs whose experts are not chosen evenly, or have a fixed capacity: how a plan says it, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, paced
+from simulator.ir.routing import Routing, counted, read
+from tests.contract.measure import sent
+from tests.contract.of_experts import ExpertSetting, sent_per_layer
+from tests.contract.played import Played, play_job
+
+S, H, E, K, F = 64, 32, 8, 2, 24
+GPT = {"layers": 1, "hidden": H, "heads": 4, "vocab": 64, "seq": S, "positions": "rope", "norm": "rmsnorm"}
+MOE = {"experts": E, "top_k": K, "expert_ffn": F}
+SKEWED = {"zipf": 1.0}
+
+
+def job(
+    use: str,
+    mesh: dict[str, int] | None = None,
+    view: dict[str, int] | None = None,
+    more: tuple[dict[str, Any], ...] = (),
+    moe: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A layer with experts on four ranks, two experts each."""
+    mesh, view = mesh or {"dp": 4}, view or {"edp": 1, "ep": 4}
+    over = [axis for axis in view if axis != "edp"]
+    schemes: list[dict[str, Any]] = [{"use": "data/ddp", "over": "dp"}]
+    schemes += [{"use": f"expert/{use}", "over": over, **options}]
+    schemes += [{"use": "sequence/all-gather", "over": "cp"}] if "cp" in mesh else []
+    schemes += [{"use": "tensor/megatron-sp", "over": "tp"}] if "tp" in mesh else []
+    return {
+        "model": {**GPT, "gated": True, "tied": False, "moe": MOE | (moe or {})},
+        "cluster": {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())},
+        "batch": {"global": mesh["dp"]},
+        "plan": {"mesh": mesh, "views": {"experts": view}, "schemes": [*schemes, *more]},
+    }
+
+
+def play(use: str, *args: Any, **options: Any) -> Played:
+    return play_job(job(use, *args, **options))
+
+
+# ------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ("even", "balanced"),
+        ({"zipf": 1, "counts": "x"}, "balanced"),
+        ({"zip": 1}, "no such routing as 'zip'.*zipf"),
+        ({"zipf": -1}, "between 0"),
+        ({"zipf": True}, "between 0"),
+        ({"zipf": float("nan")}, "between 0"),
+        ({"counts": 7}, "path of a file"),
+        (3, "balanced"),
+    ],
+)
+def test_what_is_no_routing_is_refused(told: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read(told)
+    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{says}"):
+        play("all-to-all", routing=told)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.json", "[1, 2", "not valid JSON"),
+        ("a.json", '{"counts": [1]}', "holds no list"),
+        ("a.json", "[]", "no counts"),
+        ("a.json", "[[1, 2], [1]]", "row 2: rows are all as long as the first one, of 2"),
+        ("a.json", "[[1, 2], 3]", "row 2: rows"),
+        ("a.json", '[1, "many"]', "counts are numbers"),
+        ("a.json", "[1, -1]", "not below zero"),
+        ("a.json", "[0, 0]", "some are above"),
+        ("a.json", "[1, NaN]", "not below zero"),
+        ("a.csv", "expert,tokens\n1,2", "row 1: counts are numbers"),
+        ("a.csv", "", "no counts"),
+        ("a.csv", None, "cannot be read"),
+    ],
+)
+def test_files_without_counts_are_refused(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PlanError, match=says):
+        counted(tmp_path / name)
+
+
+def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(PlanError, match="UTF-8"):
+        counted(tmp_path / "a.json")
+
+
+def test_counts_stand_in_files_of_two_kinds(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1, 2, 3.5]")
+    (tmp_path / "b.csv").write_text("1,2,3\n\n4, 5, 6\n")
+    assert counted(tmp_path / "a.json") == ((1, 2, 3.5),)
+    assert counted(tmp_path / "b.csv") == ((1, 2, 3), (4, 5, 6))
+
+
+def test_counts_are_found_from_the_folder_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "counts.json").write_text(json.dumps([8, 1, 1, 1, 1, 1, 1, 1]))
+    (tmp_path / "job.json").write_text(json.dumps(job("all-to-all", routing={"counts": "counts.json"})))
+    (text,) = [text for text in simulate(tmp_path / "job.json").assumed if "spread over the experts" in text]
+    assert str(tmp_path / "counts.json") in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"), [([1, 2, 3], "3 experts, and the model has 8"), ([[1] * 8] * 3, "from 3 ranks, and 4 hold")]
+)
+def test_counts_of_something_else_are_refused(tmp_path: Path, counts: Any, says: str) -> None:
+    (tmp_path / "counts.json").write_text(json.dumps(counts))
+    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{says}"):
+        play("all-to-all", routing={"counts": str(tmp_path / "counts.json")})
+
+
+# ---------------------------------------------------------------------------------------------- whole jobs
+
+
+def on_experts(played: Played) -> list[Op]:
+    """The collectives of the experts, in issue order."""
+    return [op for _, op in played.instances() if op.stream == "expert"]
+
+
+def at_experts(played: Played) -> list[Op]:
+    return [op for _, op in played.instances() if "expert." in op.name and not isinstance(op.work, Collective | None)]
+
+
+def test_the_most_laden_rank_paces_the_layer() -> None:
+    """Zipf's law on eight experts, two a rank: works state the mean, as under even routing; their pace is that of rank
+    0, whose groups they have. Routers, copies and all else outside go on as before."""
+    even, skewed = play("all-to-all"), play("all-to-all", routing=SKEWED)
+    harmonic = sum(1 / (j + 1) for j in range(E))
+    rho = (1 + 1 / 2) * 4 / harmonic
+    assert len(at_experts(even)) == len(at_experts(skewed)) > 8
+    for one, other in zip(at_experts(even), at_experts(skewed), strict=True):
+        assert isinstance(other.work, Gemm | Memory)
+        assert other.work.pace == pytest.approx(rho)
+        work = replace(other.work, pace=1.0)
+        assert one.work == (replace(work, groups=((2, 4 * K * S / E),)) if isinstance(work, Gemm) else work)
+        if isinstance(other.work, Gemm):
+            assert [count for count, _ in other.work.groups] == [1, 1]
+            sizes = [4 * K * S / harmonic / (j + 1) for j in range(2)]
+            assert [size for _, size in other.work.groups] == pytest.approx(sizes)
+            assert sum(sizes) == pytest.approx(rho * 2 * 4 * K * S / E)
+    for one, other in zip(on_experts(even), on_experts(skewed), strict=True):
+        assert isinstance(one.work, Collective) and isinstance(other.work, Collective)
+        assert other.work == replace(one.work, pace=other.work.pace)
+        assert other.work.pace == pytest.approx(rho)
+    experts = {id(op) for op in (*at_experts(skewed), *on_experts(skewed))}
+    others = [op.work for _, op in skewed.instances() if id(op) not in experts]
+    assert {getattr(work, "pace", 1.0) for work in others} == {1.0}
+
+
+@pytest.mark.parametrize(("use", "options"), [("all-to-all", {}), ("dropless", {"block": 1})])
+def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[str, Any]) -> None:
+    """The experts' time is rho times the balanced one; FLOPs and bytes over all ranks are conserved."""
+    even, skewed, more = (play(use, routing={"zipf": s}, **options) for s in (0, 1, 2))
+    assert even.flops("F") == skewed.flops("F") == skewed.wanted
+    assert even.flops("B", "W") == skewed.flops("B", "W")
+    assert sent(on_experts(even), even.plan.mesh) == pytest.approx(sent(on_experts(skewed), even.plan.mesh))
+    assert even.times.span < skewed.times.span < more.times.span
+    assert even.peaks[0].total < skewed.peaks[0].total < more.peaks[0].total
+    products = [[op.work for op in at_experts(one) if isinstance(op.work, Gemm)] for one in (even, skewed)]
+    rho = Routing(zipf=1.0).over(4, E).laden
+    for one, other in zip(*products, strict=True):
+        assert paced(other).flops == pytest.approx(rho * one.flops, rel=0.01 if options else 1e-9), "whole rows"
+
+
+def test_memory_is_that_of_the_most_laden_rank() -> None:
+    """What waits for the backward pass at the experts grows by rho, all else stays as it is."""
+    kept = [play("all-to-all", routing=routing).kept(0) for routing in ("balanced", SKEWED)]
+    rho = Routing(zipf=1.0).over(4, E).laden
+    at_home = K * S * (H + 3 * F) * 2
+    assert kept[1] - kept[0] == pytest.approx((rho - 1) * at_home, abs=8)
+
+
+@pytest.mark.parametrize("routing", ["balanced", SKEWED, {"zipf": 3}])
+def test_capacity_makes_all_ranks_alike(routing: Any) -> None:
+    """The same times whatever the routing; c k T rows, whether the plan says the capacity or the model."""
+    one, other = play("all-to-all", capacity=1.25, routing=routing), play("all-to-all", moe={"capacity": 1.25})
+    assert one.times == other.times and one.peaks == other.peaks
+    assert one.plan.job.model.moe is not None and one.plan.job.model.moe.capacity == 1.25
+    assert one.flops("F") == pytest.approx(one.wanted)
+    assert [op.work.nbytes for op in on_experts(one) if isinstance(op.work, Collective)] == [1.25 * K * S * H * 2] * 4
+    assumed = simulate(job("all-to-all", capacity=1.25, routing=routing)).assumed
+    assert ("are dropped" in " ".join(assumed)) == (routing != "balanced")
+
+
+def test_what_the_plan_says_of_capacity_goes_before_the_model() -> None:
+    played = play("all-to-all", capacity=1.0, moe={"capacity": 2.0})
+    assert {op.work.nbytes for op in on_experts(played) if isinstance(op.work, Collective)} == {K * S * H * 2}
+    assert play("dropless", moe={"capacity": 2.0}).plan.job.model.moe.capacity is None  # type: ignore[union-attr]
+    with pytest.raises(PlanError, match="capacity"):
+        play("dropless", capacity=2.0)
+
+
+def test_padding_and_dropping_are_no_work_of_the_model() -> None:
+    """MFU counts what the model needs: the same FLOPs with any capacity."""
+    reports = [simulate(job("all-to-all", capacity=c)) for c in (None, 1.0, 4.0)]
+    needed = [report.mfu["causal"] * report.step_time for report in reports]
+    assert needed == pytest.approx([needed[0]] * 3)
+
+
+def test_a_large_model_pays_for_uneven_experts() -> None:
+    """Mixtral on 64 GPUs, an expert a GPU: the more uneven, the slower; places for twice the tokens cost more than even
+    routing without them, and less than waiting for an expert that most tokens choose. Blocks fill up, unless they hold
+    more rows than an expert gets (65536)."""
+
+    def seconds(use: str, **options: Any) -> float:
+        schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": f"expert/{use}", "over": "ep", **options}]
+        plan = {"mesh": {"dp": 64}, "views": {"experts": {"edp": 8, "ep": 8}}, "schemes": schemes}
+        told = {"model": "mixtral-8x7b", "cluster": "dgx-h100:8", "batch": {"global": 64}, "plan": plan}
+        return simulate(told).step_time
+
+    even, some, most = (seconds("all-to-all", routing={"zipf": s}) for s in (0, 0.5, 2))
+    padded = seconds("gshard", routing={"zipf": 2})
+    assert even < some < most
+    assert even < padded < most
+    assert padded == seconds("all-to-all", capacity=2.0)
+    assert even <= seconds("dropless") < 1.01 * even < some < seconds("dropless", routing={"zipf": 0.5}) * 1.01
+    assert seconds("dropless", block=100_000) > 1.1 * even
+
+
+@pytest.mark.parametrize("use", ["all-to-all", "dropless", "gshard"])
+def test_computing_experts_again_keeps_their_pace(use: str) -> None:
+    again = {"use": "memory/recompute-selective", "modules": ["moe"]}
+    for more in ((), (again,)):
+        played = play(use, more=more, routing=SKEWED)
+        paces = {op.work.pace for op in at_experts(played) if isinstance(op.work, Gemm)}
+        assert len(paces) == 1
+    repeated = [op for op in at_experts(played) if op.phase == "R"]
+    assert repeated and all(peak.left == 0 for peak in played.peaks)
+
+
+def test_one_rank_computes_uneven_groups() -> None:
+    """All experts on each rank: no one waits for another, and the groups are those that come."""
+    played = play("all-to-all", view={"edp": 4, "ep": 1}, routing=SKEWED)
+    products = [op.work for op in at_experts(played) if isinstance(op.work, Gemm)]
+    assert {work.pace for work in products} == {1.0}
+    assert {len(work.groups) for work in products} == {E}
+    assert simulate(job("all-to-all", view={"edp": 4, "ep": 1}, routing={"zipf": 3})).step_time > 0
+
+
+def test_ranks_that_divide_experts_gather_the_tokens_of_the_most_laden() -> None:
+    view = {"edp": 1, "ep": 2, "etp": 2}
+    mesh = {"dp": 2, "tp": 2}
+    even, skewed = (play("all-to-all", mesh, view, routing=routing) for routing in ("balanced", SKEWED))
+    spread = Routing(zipf=1.0).over(2, E)
+    for one, other in zip(on_experts(even), on_experts(skewed), strict=True):
+        assert isinstance(one.work, Collective) and isinstance(other.work, Collective)
+        pace = spread.exchange if other.work.operation == "all_to_all" else spread.laden
+        assert other.work == replace(one.work, pace=pace)
+
+
+# ----------------------------------------------------------------------------------------------- schemes
+
+
+@given(ep=st.sampled_from([2, 4, 8]), k=st.sampled_from([1, 2, 4]), c=st.sampled_from([0.5, 1.0, 1.25, 2.0, 4.0]))
+def test_padded_volume_is_linear_in_capacity_and_choices(ep: int, k: int, c: float) -> None:
+    """E C h b (P-1)/P each time, whatever the routing; c k = 1 moves each token once, and one choice half of two."""
+    setting = ExpertSetting(ep=ep, top_k=k, capacity=c)
+    once = setting.b * setting.s * setting.h * 2 * (ep - 1) / ep
+    assert sent_per_layer(setting, "expert/gshard") == pytest.approx(4 * c * k * once)
+    assert sent_per_layer(replace(setting, top_k=2 * k), "expert/gshard") == pytest.approx(8 * c * k * once)
+    assert sent_per_layer(replace(setting, capacity=1 / k), "expert/gshard") == pytest.approx(4 * once)
+
+
+def test_gshard_has_two_places_for_every_token_where_nobody_says_more() -> None:
+    for told, model, c in ((None, None, 2.0), (None, 1.25, 1.25), (1.5, 1.25, 1.5)):
+        played = play("gshard", capacity=told, moe={"capacity": model}, routing=SKEWED)
+        sizes = {op.work.nbytes for op in on_experts(played) if isinstance(op.work, Collective)}
+        assert sizes == {c * K * S * H * 2}
+    assert not on_experts(play("gshard", view={"edp": 4, "ep": 1}))
+
+
+@pytest.mark.parametrize(("group", "groups"), [(S, 1), (32, 2), (24, 3), (10**6, 1)])
+def test_dense_dispatch_is_products_with_one_hot_matrices(group: int, groups: int) -> None:
+    """2 T (c k S) h FLOPs for each of dispatch and combine forward; backward the same, and once more for the weights
+    of results. All of it comes on top of the model's."""
+    bare, dense = play("gshard"), play("gshard", einsum=group)
+    each = 4 * 2 * S * (2 * K * S / groups) * H
+    for phase, products in (("F", 2), ("B", 3), ("W", 0)):
+        more = dense.flops(phase)["gemm"] - bare.flops(phase)["gemm"]
+        assert more == pytest.approx(products * each)
+    masks = 2 * S * (2 * K * S / groups) * 2
+    results = 2 * K * S * H * 2
+    assert dense.kept(0) - bare.kept(0) == pytest.approx(masks + results, abs=2)
+    assert all(peak.left == 0 for peak in dense.peaks)
+    assert not any(op.name.endswith("permute") and isinstance(op.work, Memory) for _, op in dense.instances())
+
+
+def test_counts_travel_before_tokens() -> None:
+    """E/P integers for each pair, once the router has chosen; tokens wait for them, copies of tokens do not."""
+    played = play("dropless")
+    counts, dispatch = on_experts(played)[:2]
+    assert counts.work == Collective("all_to_all", E * 4, dispatch.work.axes)  # type: ignore[union-attr]
+    assert [op.name for op in counts.after] == ["top_k"]
+    assert counts in dispatch.after
+    assert len(on_experts(played)) == 5
+    permute = next(op for _, op in played.instances() if op.name == "permute")
+    assert counts not in permute.after
+
+
+@pytest.mark.parametrize(("seq", "block"), [(64, 16), (512, 128), (520, 128)])
+@pytest.mark.parametrize("routing", ["balanced", SKEWED])
+@pytest.mark.parametrize("view", [{"edp": 1, "ep": 4}, {"edp": 2, "ep": 2}, {"edp": 1, "ep": 2, "etp": 2}])
+def test_experts_compute_whole_blocks(seq: int, block: int, routing: Any, view: dict[str, int]) -> None:
+    """The groups of the most laden rank are multiples of the block, each by less than one above its tokens."""
+    told = job("dropless", {"dp": 2, "tp": 2}, view, routing=routing, block=block)
+    played = play_job(told | {"batch": {"global": 2, "sequence": seq}})
+    spread = read(routing).over(view["ep"], E)
+    rows = 2 * seq * K / view["edp"] / E
+    for op in at_experts(played):
+        if isinstance(op.work, Gemm):
+            sizes = [size for count, size in op.work.groups for _ in range(count)]
+            mean = op.work.k if op.work.layout == "nt" else op.work.m
+            assert mean == rows
+            assert sizes == pytest.approx([math.ceil(share * rows / block - 1e-9) * block for share in spread.groups])
+            assert op.work.pace == pytest.approx(sum(sizes) / rows / len(sizes))
+    assert played.flops("F") == pytest.approx(played.wanted)
+
+
+def test_folding_changes_only_the_traffic_of_experts() -> None:
+    """What attention sends does not depend on how experts are spread; the all-to-alls of all ranks together carry the
+    same bytes however tokens are cut, and states are spread over edp copies."""
+    views = [{"edp": 4, "ep": 2}, {"edp": 1, "ep": 8}, {"edp": 2, "ep": 4}, {"edp": 1, "ep": 4, "etp": 2}]
+    found = set()
+    for view in views:
+        played = play("all-to-all", {"dp": 2, "cp": 2, "tp": 2}, view)
+        outside = [op for _, op in played.instances() if op.stream in ("tensor", "sequence")]
+        assert any(isinstance(op.work, Attention) for _, op in played.instances())
+        found.add(sent(outside, played.plan.mesh))
+        assert math.prod(view.values()) == played.plan.mesh.world
+    assert len(found) == 1
+    meshes = [{"dp": 2, "cp": 1, "tp": 4}, {"dp": 2, "cp": 4, "tp": 1}, {"dp": 2, "cp": 2, "tp": 2}]
+    lowered = [play("all-to-all", mesh, views[1]) for mesh in meshes]
+    totals = [8 * sent(on_experts(one), one.plan.mesh) for one in lowered]
+    assert totals == pytest.approx([4 * K * 2 * S * H * 2 * 7 / 8] * 3)

@@ -1,0 +1,264 @@
+"""Adapters beside frozen weights: what is computed, reduced and held when they alone are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator.ir.ops import Collective, Gemm, Memory
+from simulator.job.job import load_job
+from simulator.models.adapters import TARGETS, Target
+from simulator.models.flops import causal, palm, with_adapters
+from tests.contract.measure import ops_beside, params_of, sent
+from tests.contract.played import Played, play_job
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 128, "seq": 32, "ffn": 96}
+GATED = MODEL | {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+
+SHARDS = {"data/ddp": (1, 1), "data/zero-1": (1, 2), "data/fsdp": (2, 2)}
+"""Of two ranks, over how many the weights and the optimizer's states of adapters rest cut."""
+
+targets_of = st.lists(st.sampled_from(TARGETS), min_size=1, unique=True)
+
+
+def job(targets: Sequence[str] | None = TARGETS, rank: int = 4, model: Any = None, **more: Any) -> dict[str, Any]:
+    plan = {"mesh": {"dp": 2}, "schemes": [{"use": "data/ddp", "over": "dp"}]}
+    told = {
+        "model": model or GATED,
+        "cluster": {"gpu": "h100-sxm", "gpus": 2},
+        "batch": {"global": 4},
+        "plan": plan,
+        **({"train": {"mode": "lora", "rank": rank, "targets": list(targets)}} if targets is not None else {}),
+    }
+    return told | more
+
+
+def mesh_of(use: str = "data/ddp", over: str = "dp", **axes: int) -> dict[str, Any]:
+    """A plan on these axes, and its cluster."""
+    gpus = 1
+    for size in axes.values():
+        gpus *= size
+    family = {"pp": "pipeline/1f1b", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
+    schemes = [{"use": family.get(axis, use), "over": axis} for axis in axes]
+    return {"plan": {"mesh": axes, "schemes": schemes}, "cluster": {"gpu": "h100-sxm", "gpus": gpus}}
+
+
+def adapters_of(played: Played) -> int:
+    adapters = played.plan.job.adapters
+    assert adapters is not None
+    return adapters.parameters(played.plan.job.model)
+
+
+def widths(target: Target) -> int:
+    """Inputs and outputs of a linear of `GATED`."""
+    return {"attn_qkv": 64 + 64 + 32 + 32, "attn_proj": 64 + 64, "mlp_up": 64 + 2 * 96, "mlp_down": 96 + 64}[target]
+
+
+@given(targets=targets_of, rank=st.integers(1, 9))
+def test_an_adapter_has_rank_times_inputs_and_outputs(targets: list[Target], rank: int) -> None:
+    played = play_job(job(targets, rank))
+    wanted = 4 * rank * sum(widths(target) for target in targets)
+    assert adapters_of(played) == wanted
+    held = params_of(played.chain(0))
+    assert sum(param.size for param in held if param.trained) == wanted
+    assert sum(param.size for param in held if not param.trained) == played.plan.job.model.parameters
+
+
+@given(targets=targets_of, tp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2]), use=st.sampled_from(list(SHARDS)))
+@settings(max_examples=30)
+def test_memory_returns_to_its_baseline(targets: list[str], tp: int, pp: int, use: str) -> None:
+    played = play_job(job(targets, **mesh_of(use, pp=pp, dp=2, tp=tp)))
+    assert [peak.left for peak in played.peaks] == [0] * pp
+    assert all(min(peak.by.values()) >= 0 for peak in played.peaks)
+
+
+def products(played: Played, phase: str) -> float:
+    return sum(op.work.flops for _, op in played.instances() if op.phase == phase and isinstance(op.work, Gemm))
+
+
+@given(targets=targets_of, rank=st.integers(1, 9))
+def test_frozen_linears_have_input_gradients_only_and_adapters_both(targets: list[str], rank: int) -> None:
+    """2 FLOPs a parameter and token forward, 2 for the gradient of the input, 2 for those of adapters; in the lowest
+    layer nothing below the first adapter has a gradient."""
+    lora, full = play_job(job(targets, rank)), play_job(job(None))
+    tokens = 2 * 32  # two micro-batches on each of two ranks, of which one is counted
+    more = 2.0 * tokens * adapters_of(lora)
+    assert products(lora, "F") == pytest.approx(products(full, "F") + more)
+    assert products(lora, "W") == pytest.approx(more)
+    lowest = min(TARGETS.index(t) for t in targets if t in TARGETS)  # type: ignore[type-var]
+    linears = {"attn_qkv": 64 * 128, "attn_proj": 64 * 64, "mlp_up": 64 * 192, "mlp_down": 96 * 64}
+    spared = 2.0 * tokens * sum(linears[target] for target in TARGETS[: lowest + 1])
+    narrow = {"attn_qkv": 64, "attn_proj": 64, "mlp_up": 64, "mlp_down": 96}[TARGETS[lowest]]
+    spared += 2.0 * tokens * rank * narrow  # the lowest A hands no gradient on
+    assert products(lora, "B") == pytest.approx(products(full, "B") + more - spared)
+
+
+@pytest.mark.parametrize("use", SHARDS)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_only_adapters_are_reduced_and_have_states(use: str, overlap: bool) -> None:
+    habits = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
+    played = play_job(job(framework=habits, **mesh_of(use, dp=2)))
+    total, frozen = adapters_of(played), played.plan.job.model.parameters
+    states = played.resting(0)
+    weights, optimizer = SHARDS[use]
+    main = 4 if weights > 1 else 2
+    assert states["parameters"] == pytest.approx(2 * frozen / weights + main * total / weights)
+    assert states["gradients"] == pytest.approx(4 * total / weights)
+    assert states["optimizer"] == pytest.approx((12 if weights == 1 else 8) * total / optimizer)
+    data = [op for _, op in played.instances() if op.stream == "data" and isinstance(op.work, Collective)]
+    reduced = sum(op.work.nbytes for op in data if op.work.operation != "all_gather")  # type: ignore[union-attr]
+    turns = 2 if use == "data/fsdp" else 1
+    assert reduced == 4 * total * turns
+
+
+def test_fsdp_gathers_frozen_weights_forward_and_backward_and_scatters_none() -> None:
+    """All units but the embedding, whose weights no gradient needs, come twice a micro-batch."""
+    played = play_job(job(**mesh_of("data/fsdp", dp=2)))
+    table = 2 * GATED["vocab"] * GATED["hidden"]
+    data = [op.work for _, op in played.instances() if op.stream == "data" and isinstance(op.work, Collective)]
+    gathered = sum(work.nbytes for work in data if work.operation == "all_gather")
+    held = 2 * (played.plan.job.model.parameters + adapters_of(played))
+    assert gathered == 2 * (2 * held - table)
+
+
+def test_the_update_moves_the_states_of_adapters_only() -> None:
+    played = play_job(job())
+    (adam,) = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "adam"]
+    assert (adam.read, adam.write) == (16 * adapters_of(played), 14 * adapters_of(played))
+
+
+def test_linears_keep_no_input_where_they_have_no_adapter() -> None:
+    """The MLP's inner activation waits for the gradient of the second linear's weight alone."""
+    tokens = 32 * 2  # bytes of one micro-batch and feature
+    of = {targets: play_job(job(targets, 1)).peaks[0].total for targets in (("attn_qkv",), ("attn_qkv", "mlp_down"))}
+    kept = of["attn_qkv", "mlp_down"] - of["attn_qkv",]
+    assert kept >= 4 * 96 * tokens  # in all layers
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_tensor_ranks_exchange_no_more_than_the_latents(split: bool) -> None:
+    """Adapters of a divided linear add the sum or the gathering of [tokens, rank] and its gradient, nothing wide."""
+    use = "tensor/megatron-sp" if split else "tensor/megatron"
+    plan = {"mesh": {"tp": 2}, "schemes": [{"use": use, "over": "tp"}]}
+    cluster = {"gpu": "h100-sxm", "gpus": 2}
+
+    def wire(targets: Sequence[str] | None) -> float:
+        played = play_job(job(targets, 4, plan=plan, cluster=cluster, batch={"global": 1}))
+        ops = [op for _, op in played.instances() if op.phase in "FB"]
+        return sent((op for op in ops if op.stream == "tensor"), played.plan.mesh)
+
+    latents, wide = 2 * 32 * 4, 2 * 32 * 64
+    spared = wide * (1 if split else 2) / 2  # the lowest layer hands no gradient of its input on
+    each = 4 * latents * (1 if split else 2) / 2  # four linears, an exchange each way
+    assert wire(TARGETS) <= wire(None) - spared + 2 * 4 * each
+    assert wire(TARGETS) > wire(None) - 2 * spared
+
+
+def test_recomputed_layers_are_adapted_too() -> None:
+    for memory in ("recompute-full", "recompute-selective"):
+        plan = {"mesh": {"dp": 2}, "schemes": [{"use": "data/fsdp", "over": "dp"}, {"use": f"memory/{memory}"}]}
+        played = play_job(job(plan=plan))
+        assert played.peaks[0].left == 0
+        assert products(played, "W") == pytest.approx(2.0 * 2 * 32 * adapters_of(played))
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "interleaved-1f1b", "gpipe"])
+def test_schedules_take_them(schedule: str) -> None:
+    chunks = {"chunks": 2} if schedule == "interleaved-1f1b" else {}
+    plan = {"mesh": {"pp": 2}, "schemes": [{"use": f"pipeline/{schedule}", "over": "pp", **chunks}]}
+    played = play_job(job(plan=plan, model=GATED | {"layers": 8}))
+    full = play_job(job(None, plan=plan, model=GATED | {"layers": 8}))
+    assert [peak.left for peak in played.peaks] == [0, 0]
+    assert max(p.total for p in played.peaks) < max(p.total for p in full.peaks)
+
+
+def test_the_embedding_is_no_longer_summed_over_the_pipeline() -> None:
+    """A tied table has two holders, which sum its gradients only where it is trained."""
+    tied = {**mesh_of(pp=2, dp=1), "model": MODEL}
+    for targets, wanted in ((None, 1), (TARGETS, 0)):
+        updates = play_job(job(targets, **tied)).program.updates
+        ops = [op for part in updates[0].parts for op in part.block.ops]
+        found = [op for op in ops if isinstance(op.work, Collective) and op.work.nbytes > 4]
+        assert len(found) == wanted
+
+
+def test_adapters_work_beside_quantised_linears_in_plain_precision() -> None:
+    played = play_job(job(precision={"compute": "fp8-delayed"}))
+    named = {op.name: op.work for _, op in played.instances() if isinstance(op.work, Gemm)}
+    assert named["qkv"].dtype == "fp8" and named["qkv.lora.a"].dtype == named["qkv.lora.b"].dtype == "bf16"
+    assert [peak.left for peak in played.peaks] == [0]
+
+
+@given(targets=targets_of, rank=st.integers(1, 64))
+def test_model_flops_count_four_for_a_frozen_parameter(targets: list[Target], rank: int) -> None:
+    told = load_job(job(targets, rank))
+    model, adapters = told.model, told.adapters
+    assert adapters is not None
+    extra = 6 * adapters.parameters(model)
+    assert with_adapters("palm", model, 32, adapters) == palm(model, 32) - 2 * model.parameters + extra
+    attention = 6 * 4 * 64 * 32  # 6 L a d T of the causal half
+    assert with_adapters("causal", model, 32, adapters) == pytest.approx(
+        (causal(model, 32) - attention) * 2 / 3 + attention + extra
+    )
+    assert with_adapters("palm", model, 32, None) == palm(model, 32)
+
+
+@given(
+    targets=targets_of,
+    use=st.sampled_from(list(SHARDS)),
+    axes=st.sampled_from([{"pp": 2}, {"tp": 2}, {"cp": 2}, {"pp": 2, "tp": 2}]),
+)
+@settings(max_examples=30)
+def test_all_engines_agree(targets: list[str], use: str, axes: dict[str, int]) -> None:
+    mesh = {axis: {**axes, "dp": 2}.get(axis, 1) for axis in ("pp", "dp", "cp", "tp")}
+    told = job(targets, batch={"global": 8}, **mesh_of(use, **mesh))
+    one, other = (play_job(told, engine=engine) for engine in ("matrices", "simpy"))  # type: ignore[arg-type]
+    assert one.step.span == pytest.approx(other.step.span, rel=1e-9)
+    assert one.peaks == other.peaks
+
+
+def test_the_buckets_hold_adapters_only() -> None:
+    chain = play_job(job()).chain(0)
+    sides = [side for side in (*chain.ahead, *chain.behind)]
+    numbered = [param for link in chain.links for _ in range(link.count) for param in link.fragment.params]
+    assert ops_beside(sides)
+    assert all(numbered[number].trained for side in sides for number in side.params)
+
+
+@pytest.mark.parametrize(
+    ("train", "model", "field"),
+    [
+        ({"mode": "full", "rank": 8}, {}, "train.rank"),
+        ({"targets": ["attn_qkv"]}, {}, "train.targets"),
+        ({"mode": "lora", "targets": []}, {}, "train.targets"),
+        ({"mode": "lora"}, {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 16}}, "train.targets"),
+        (
+            {"mode": "lora", "targets": ["attn_qkv"]},
+            {"kv_heads": 4, "mla": {"kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 6}},
+            "train.targets",
+        ),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(train: dict[str, Any], model: dict[str, Any], field: str) -> None:
+    with pytest.raises(PlanError) as told:
+        load_job(job(None, model=GATED | model, train=train))
+    assert told.value.where == field and told.value.remedy
+
+
+def test_experts_stay_frozen_beside_adapted_attention() -> None:
+    moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
+    played = play_job(job(["attn_qkv", "attn_proj"], model=GATED | {"moe": moe}))
+    assert played.peaks[0].left == 0
+    assert products(played, "W") == pytest.approx(2.0 * 2 * 32 * adapters_of(played))
+
+
+def test_the_answer_says_what_is_trained() -> None:
+    told = load_job(job(None, train={"mode": "lora"})).to_dict()
+    assert told["train"] == {"mode": "lora", "rank": 16, "targets": list(TARGETS)}
+    assert load_job(told).train == load_job(job(None, train={"mode": "lora"})).train
+    assert "train" not in load_job(job(None)).to_dict()

@@ -1,0 +1,53 @@
+"""docs/add-a-model.md: its diffs are the files, its job is the preset, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from simulator.models.huggingface import SUPPORTED
+from simulator.models.load import from_config, load_model, presets
+from tests.simulator.models.test_huggingface import MIXTRAL
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "add-a-model.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def added(diff: str) -> tuple[Path, str]:
+    """The file that a diff names and the lines that it adds."""
+    head, _, body = diff.removeprefix("--- /dev/null\n").partition("\n")
+    assert all(line.startswith("+") for line in body.splitlines())
+    return ROOT / head.removeprefix("+++ "), "".join(f"{line[1:]}\n" for line in body.splitlines())
+
+
+def test_the_diffs_are_the_files() -> None:
+    preset, test = map(added, blocks("diff"))
+    assert preset[0].read_text("utf-8") == preset[1]
+    assert preset[0].stem in presets()
+    assert test[1] in test[0].read_text("utf-8")
+
+
+def test_all_ways_give_the_same_model() -> None:
+    inline = yaml.safe_load(blocks("yaml")[1])["model"]
+    assert load_model(inline | {"name": "mixtral-8x7b"}) == load_model("mixtral-8x7b")
+    assert from_config(MIXTRAL, name="mixtral-8x7b") == load_model("mixtral-8x7b")
+
+
+def test_the_change_of_a_preset_loads() -> None:
+    (change,) = re.findall(r"`(\{preset: .*\})`", PAGE)
+    cut = load_model(yaml.safe_load(change))
+    assert cut.layers == 8 and cut.moe is not None and cut.moe.capacity == 1.0
+
+
+def test_every_model_type_and_every_path_is_named() -> None:
+    named = re.search(r"Read are the `model_type`s (.*?)\. A key", PAGE, re.DOTALL)
+    assert named is not None
+    assert re.split(r",\s+|\s+and\s+", named[1]) == list(SUPPORTED)
+    for path in [*re.findall(r"\]\(\.\./([^)]+)\)", PAGE), *re.findall(r"`((?:tests|simulator)/[\w/]+\.py)`", PAGE)]:
+        assert (ROOT / path).exists(), path

@@ -1,0 +1,136 @@
+"""Models with towers: their parameters, FLOPs and units, and which of their layers lie on which stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import ModelError, PlanError
+from simulator.models.blocks import Blocks
+from simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, palm, six_n
+from simulator.models.load import load_model
+from simulator.models.model import Model
+from simulator.plan.partition import layers_of_graph
+
+TOWERS = {
+    **{"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16},
+    **{"towers": 2, "tower_layers": 2, "positions": "learned"},
+}
+
+
+def test_parameters_of_a_model_with_towers() -> None:
+    """An embedding, positions and layers for each tower; the trunk, final norm and output layer once."""
+    towers = load_model(TOWERS)
+    plain = load_model({**TOWERS, "towers": 1, "tower_layers": 0, "tied": False, "seq": 8})
+    assert not towers.tied and towers.position_rows == 8
+    more = plain.parameter_parts["embedding"] + plain.parameter_parts["positions"]
+    assert towers.parameters == plain.parameters + more + 2 * 2 * plain.layer_parameters()
+    assert towers.active_parameters == plain.parameters + 2 * plain.layer_parameters()
+    assert (towers.trunk, len(towers.every_layer)) == (4, 8)
+
+
+def test_kinds_begin_anew_in_every_tower() -> None:
+    model = load_model({**TOWERS, "tower_layers": 3, "window": 4, "full_every": 2})
+    assert [model.slides(i) for i in model.every_layer] == [*[True, False, True] * 2, *[True, False] * 2]
+    assert model.kinds == {(False, True): 6, (False, False): 4}
+
+
+@given(towers=st.integers(2, 4), depth=st.integers(1, 3), seq=st.integers(1, 12), window=st.none() | st.integers(1, 20))
+def test_flops_of_towers_are_those_of_models_of_their_own(
+    towers: int, depth: int, seq: int, window: int | None
+) -> None:
+    """Each tower does the work of a chain of its layers over its part of a sequence, the trunk that of one over all."""
+    fields = {**TOWERS, "seq": towers * seq, "tower_layers": depth, "towers": towers, "window": window, "full_every": 0}
+    model = Model(**fields)
+    bare = {**fields, "towers": 1, "tower_layers": 0, "tied": False}
+    one, trunk = Model(**{**bare, "layers": depth, "seq": seq}), Model(**bare)
+    for halved in (True, False):
+        found = forward_matmul_flops(model, 12 * towers * seq, towers * seq, halved)
+        each = forward_matmul_flops(one, 12 * seq, seq, halved)
+        own = forward_matmul_flops(trunk, 12 * towers * seq, towers * seq, halved)
+        wanted = {part: own[part] + (towers * each[part] if part != "head" else 0) for part in found}
+        assert found == pytest.approx(wanted)
+    assert causal(model, model.seq) == pytest.approx(
+        3 * sum(forward_matmul_flops(model, 1, model.seq, causal=True).values())
+    )
+    assert six_n(model, model.seq) == 6 * model.active_parameters
+    attention = 12 * 32 * (4 * min(model.seq, window or 99) + depth * min(seq, window or 99))
+    assert palm(model, model.seq) == pytest.approx(six_n(model, model.seq) + attention)
+    if window is None:
+        assert mosaic_mfu(model, model.seq) == pytest.approx(palm(model, model.seq))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tower_layers": 0}, "tower_layers"),
+        ({"towers": 1}, "tower_layers"),
+        ({"seq": 15}, "seq"),
+        ({"tied": True}, "tied"),
+        ({"mtp": 1}, "mtp"),
+        ({"moe": {"experts": 2, "top_k": 1, "expert_ffn": 8}}, "moe"),
+        ({"position_rows": 7}, "position_rows"),
+    ],
+)
+def test_what_towers_do_not_have_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        load_model(TOWERS | changes)
+    assert refused.value.where == f"model.{field}" and refused.value.remedy
+
+
+def test_a_model_without_towers_is_as_before() -> None:
+    model = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
+    assert model.tied and model.position_rows == 16 and model.trunk == 0
+    assert [unit.name for unit in Blocks(model, 1, 16, 64).units] == ["embedding", "layer", "ending"]
+
+
+def test_the_units_of_a_model_with_towers() -> None:
+    blocks = Blocks(load_model(TOWERS), 1, 16, 64)
+    whole = blocks.stage(blocks.model.every_layer, True, True)
+    assert [(unit.name, unit.count) for unit in whole.units] == [
+        *[("embedding", 1), ("layer", 2)] * 2,
+        *[("join", 1), ("layer", 4), ("ending", 1)],
+    ]
+    assert len(list(blocks.units)) == 5
+    assert [unit.name for unit in blocks.stage(range(1, 3), False, False).units] == ["layer", "embedding", "layer"]
+    assert whole.units[0].children is whole.units[2].children, "towers are alike"
+    assert whole.units[0].gives is not None and whole.units[0].gives.dims["s"].size == 8
+    assert whole.units[4].gives is not None and whole.units[4].gives.dims["s"].size == 16
+
+
+# -------------------------------------------------------------------------------------------------- partition
+
+BEFORE: list[tuple[int, ...]] = [(), (0,), (), (2,), (1, 3), (4,)]
+"""Two branches of two stages and a trunk of two."""
+
+
+def test_layers_of_a_graph() -> None:
+    model = load_model(TOWERS)
+    assert layers_of_graph("even", model, BEFORE, "x", list) == [1, 1, 1, 1, 2, 2]
+    assert layers_of_graph((1, 1, 1, 1, 4, 0), model, BEFORE, "x", list) == [1, 1, 1, 1, 4, 0]
+    assert layers_of_graph("even", model, [()], "x", list) == [8]
+    chain = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
+    assert layers_of_graph("even", chain, [(), (0,)], "x", list) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "partition", "words"),
+    [
+        ({"tower_layers": 3}, "even", "the 3 layers of each tower must divide evenly over its 2 stages"),
+        ({"layers": 5}, "even", "the 5 layers of the trunk must divide evenly over its 2 stages"),
+        ({}, "ends-as-layers", "evenly, or by a list"),
+        ({}, (1, 1, 1, 1, 4), "2 on 2, 2 on 2, 4 on 2 stages"),
+        ({}, (2, 0, 1, 1, 2, 2), "no stage but the last is without"),
+        ({}, (1, 1, 2, 1, 1, 2), "2 on 2, 2 on 2, 4 on 2 stages"),
+        ({}, (1, 1, 1, 1, 5, -1), "2 on 2, 2 on 2, 4 on 2 stages"),
+        ({"towers": 4}, "even", "joins 2 branches of stages, and custom has 4 towers"),
+        ({"towers": 1, "tower_layers": 0}, "even", "joins 2 branches of stages, and custom is a chain of layers"),
+    ],
+)
+def test_layers_that_do_not_fit_a_graph_are_refused(changes: dict[str, Any], partition: Any, words: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        layers_of_graph(partition, load_model(TOWERS | changes), BEFORE, "a graph", list)
+    assert words in str(refused.value) and refused.value.remedy

@@ -1,0 +1,396 @@
+"""Programs and their play: what waits for what across actions, stages and devices, and what happens once a step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import ScheduleError
+from simulator.engine.play import Engine
+from simulator.engine.simpy_engine import play
+from simulator.ir.ops import Collective, Memory, Op, Param, Transfer
+from simulator.program.block import Port, compiled
+from simulator.program.flatten import Flat
+from simulator.report.breakdown import breakdown
+from simulator.scheduling.schedule import Action
+from tests.contract.measure import backward_ops, forward_ops, ops_beside
+from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
+from tests.strategies import changed, jobs
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
+SLOW = Ideal(links=1e5)
+
+
+def job(plan: dict[str, Any], gpus: int, **more: Any) -> dict[str, Any]:
+    settings_ = {"name": "megatron-core", "set": more.pop("habits", {})}
+    return {
+        "model": {**MODEL, **more.pop("model", {})},
+        "cluster": {"gpu": "h100-sxm", "gpus": gpus},
+        "framework": settings_,
+        "plan": plan,
+        **more,
+    }
+
+
+def begins(played: Played, device: int) -> list[float]:
+    """When each action of a device begins its first op."""
+    return [min(played.times.begin[at] for at in played.ops(action)) for action in played.actions(device)]
+
+
+# ------------------------------------------------------------------------------------------------- sends
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_send_is_waited_for_when_overlap_is_off(overlap: bool, schedule: str) -> None:
+    habits = {"overlap": {"dp": True, "pp": overlap}}
+    plan = {"pp": 2, "schedule": schedule}
+    played = play_job(job(plan, 2, habits=habits, batch={"global": 4}), SLOW)
+    ends = {played.flat.ops[n].name: played.times.end[n] for n, _, _ in played.flat.sent}
+    early = 0
+    for device in range(2):
+        starts = begins(played, device)
+        for action, start in zip(played.program.timetable.orders[device], starts[1:], strict=False):
+            if (sent := ends.get(f"send {action}")) is not None:
+                early += start < sent
+                assert overlap or start >= sent
+    assert bool(early) == overlap, "with overlap some action begins while the last result is on its way"
+
+
+def test_waiting_for_sends_costs_the_time_of_the_sends() -> None:
+    """GPipe, two devices, no other communication: the first device pays for each forward send but what hides it."""
+    on, off = (
+        play_job(job({"pp": 2}, 2, habits={"overlap": {"dp": True, "pp": pp}}, batch={"global": 4}), SLOW).times.span
+        for pp in (True, False)
+    )
+    assert off > on
+
+
+@settings(max_examples=30)
+@given(told=jobs())
+def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
+    """The first kernel that needs the message begins no earlier than it arrives, latency included."""
+    played = play_job(told, Ideal(links=1e6, latency=1e-4))
+    flat, times = played.flat, played.times
+    arrives = {flat.ops[n].name: times.end[n] + flat.latency[n] for n, _, _ in flat.sent}
+    met = 0
+    for number, action in enumerate(played.program.timetable.actions):
+        step = -1 if action.kind == "F" else 1
+        source = f"send {action.stage + step}{action.kind}{action.microbatch}"
+        if source in arrives:
+            met += 1
+            begin = min(times.begin[at] for at in played.ops(number) if at in reading(played, number))
+            assert begin >= arrives[source] - 1e-12
+    assert met == len(arrives)
+
+
+def reading(played: Played, action: int) -> set[int]:
+    """The ops of an action that take what the stage before gives, by the marks of its first link."""
+    stage, kind, *_ = played.program.timetable.actions[action]
+    links = played.stages[stage].links
+    link = links[0] if kind == "F" else links[-1]
+    fragment = link.fragment
+    ops, mark = (
+        (fragment.forward, fragment.entry[link.takes or ""])
+        if kind == "F"
+        else (fragment.backward, fragment.grad_entry[link.gives or ""])
+    )
+    start = played.flat.first[action] + (len(ops_beside(played.task(action).ahead)) if kind == "F" else 0)
+    return {start + i for i, op in enumerate(ops) if id(mark) in direct(op)}
+
+
+def direct(op: Op) -> set[int]:
+    """What an op waits for itself, through marks."""
+    found: set[int] = set()
+    left = list(op.after)
+    while left:
+        other = left.pop()
+        found.add(id(other))
+        left += other.after if other.work is None else []
+    return found
+
+
+def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
+    """One device, two chunks, ZeRO-1: the second chunk waits for the last op of the first, gathers counted or not."""
+    schemes = [
+        {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2},
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+    ]
+    plan = {"mesh": {"pp": 1, "dp": 2, "tp": 2}, "schemes": schemes}
+    played = play_job(job(plan, 4, batch={"global": 4}))
+    actions, flat = played.program.timetable.actions, played.flat
+    for number, action in enumerate(actions):
+        if (action.stage, action.kind) == (1, "F"):
+            before = actions.index(Action(0, "F", action.microbatch))
+            result = flat.behind[before] - 1
+            assert flat.ops[result] is played.stages[0].links[-1].fragment.forward[-1]
+            assert reading(played, number)
+            for at in reading(played, number):
+                assert result in flat.after[at], action
+
+
+# ------------------------------------------------------------------------------------------ once a step
+
+
+@given(told=jobs())
+def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, Any]) -> None:
+    played = play_job(told)
+    shape, actions = played.plan.shape, played.program.timetable.actions
+    for stage in range(shape.stages):
+        order = [action for action in actions if action.stage == stage]
+        count: Counter[int] = Counter()
+        of: dict[int, Op] = {}
+        for action in order:
+            turn = [other.microbatch for other in order if other.kind == action.kind]
+            for at in played.ops(actions.index(action)):
+                op = played.flat.ops[at]
+                count[id(op)] += 1
+                of[id(op)] = op
+                if op.when == "first":
+                    assert action.kind == "F" and action.microbatch == turn[0]
+                if op.when == "last":
+                    assert action.kind == "BW" and action.microbatch == turn[-1]
+        chain = played.stages[stage]
+        copies = Counter(id(op) for op in forward_ops(chain) + backward_ops(chain))
+        once = Counter(id(op) for op in ops_beside((*chain.ahead, *chain.behind)))
+        assert set(once) == {number for number, op in of.items() if op.when != "every"}
+        assert count == Counter({number: shape.m * n for number, n in copies.items()}) + once
+
+
+@settings(max_examples=25)
+@given(told=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
+def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(told: dict[str, Any], elements: float) -> None:
+    """Bucket by bucket, a reduction begins behind the last of its gradients, a use behind its gather."""
+    habits = {"overlap": {"dp": True, "pp": True}, "bucket": {"elements": elements, "elements_per_rank": 0.0}}
+    played = play_job(changed(told, **habits), SLOW)
+    times = played.times
+    for stage in range(played.plan.shape.stages):
+        forward, backward = ends_of(played, stage)
+        for action, each, begun in (
+            (forward, 2, list(uses(played, stage, forward))),
+            (backward, 4, list(gradients(played, stage, backward))),
+        ):
+            moments = defaultdict(list)
+            for param, when in begun:
+                if axes := summed_over(param, played.plan):
+                    moments[axes].append((param, when))
+            for at in played.ops(action):
+                if played.flat.ops[at].stream != "data":
+                    continue
+                work = played.flat.ops[at].work
+                assert isinstance(work, Collective)
+                left = work.nbytes // each
+                assert work.operation == ("all_gather" if action == forward else "reduce_scatter")
+                while left > 0:
+                    param, when = moments[work.axes].pop(0)
+                    left -= param.size
+                    if action == forward:
+                        assert when >= times.end[at] - 1e-12, f"{param.name} is used before it has been gathered"
+                    else:
+                        assert times.begin[at] >= when - 1e-12, f"{param.name} is reduced before its gradient exists"
+                assert left == 0
+            assert not any(moments.values()), "every parameter is in a bucket"
+
+
+def ends_of(played: Played, stage: int) -> tuple[int, int]:
+    """The first forward and the last backward action of a stage."""
+    own = [number for number, action in enumerate(played.program.timetable.actions) if action.stage == stage]
+    forward, backward = (
+        [number for number in own if played.program.timetable.actions[number].kind == kind] for kind in ("F", "BW")
+    )
+    return forward[0], backward[-1]
+
+
+def uses(played: Played, stage: int, action: int) -> Iterator[tuple[Param, float]]:
+    """When each parameter is first used in a forward pass."""
+    start = played.flat.first[action] + len(ops_beside(played.task(action).ahead))
+    for link in played.stages[stage].links:
+        place = {id(op): i for i, op in enumerate(link.fragment.forward)}
+        for _ in range(link.count):
+            for param in link.fragment.params:
+                yield param, played.times.begin[start + place[id(param.used)]]
+            start += len(place)
+
+
+def gradients(played: Played, stage: int, action: int) -> Iterator[tuple[Param, float]]:
+    """When the gradient of each parameter exists in a backward pass, last one first."""
+    flat, times = played.flat, played.times
+    name = f"send {stage + 1}BW{played.program.timetable.actions[action].microbatch}"
+    came = max((times.end[n] + flat.latency[n] for n, _, _ in flat.sent if flat.ops[n].name == name), default=0.0)
+    at = flat.first[action]
+    for link in reversed(played.stages[stage].links):
+        fragment = link.fragment
+        for _ in range(link.count):
+            known = {id(op): times.end[at + i] + flat.latency[at + i] for i, op in enumerate(fragment.backward)}
+            if link.gives:
+                known[id(fragment.grad_entry[link.gives])] = came
+            for param in reversed(fragment.params):
+                yield param, moment(param.ready, known)
+            came = moment(fragment.grad_exit[link.takes], known) if link.takes else 0.0
+            at += len(fragment.backward)
+
+
+def moment(op: Op, known: dict[int, float]) -> float:
+    """When an op has happened, or what a mark stands for; an op of another pass has long happened."""
+    if id(op) in known:
+        return known[id(op)]
+    return max((moment(other, known) for other in op.after), default=0.0) if op.work is None else 0.0
+
+
+@settings(max_examples=25)
+@given(told=jobs())
+def test_the_update_comes_last_and_clips_together(told: dict[str, Any]) -> None:
+    """The norm of all gradients needs every device: its all-reduce begins and ends at the same time everywhere."""
+    played = play_job(told)
+    norms = []
+    for device in range(played.plan.shape.p):
+        done = max(played.times.end[number] for number, op in played.instances(device) if op.phase != "U")
+        update = [number for number, op in played.instances(device) if op.phase == "U"]
+        assert min(played.times.begin[number] for number in update) >= done * (1 - 1e-12)
+        kinds = [op.work.what for _, op in played.instances(device) if op.phase == "U" and isinstance(op.work, Memory)]
+        assert kinds == ["grad-norm", "adam", "zero-grad"]
+        norms += [
+            (played.times.begin[number], played.times.end[number])
+            for number, op in played.instances(device)
+            if op.name == "grad-norm" and isinstance(op.work, Collective)
+        ]
+    everyone = {axis for axis, size in played.plan.mesh.axes.items() if size > 1}
+    assert len(norms) == (played.plan.shape.p if everyone else 0)
+    assert len(set(norms)) <= 1
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_embedding_is_summed_between_the_ends(tied: bool, pp: int, chunks: int, zero: int) -> None:
+    """Only with a pipeline: the first and the last device sum the gradients of their two copies, nobody else."""
+    plan = {"pp": pp, "tp": 2, "chunks": chunks, "zero": zero}
+    told = job(plan, 2 * pp, model={"tied": tied, "layers": 8}, batch={"global": 2 * pp})
+    played = play_job(told)
+    table = 128 * 64 // 2
+    for device in range(pp):
+        sums = [op.work for _, op in played.instances(device) if isinstance(op.work, Collective) and op.work.members]
+        ends = tied and pp > 1 and device in (0, pp - 1)
+        assert sums == [Collective("all_reduce", 4 * table, ("pp",), (0, pp - 1))] * ends
+    if tied and pp > 1:
+        ends_at = {
+            played.times.end[number]
+            for number, op in played.instances()
+            if isinstance(op.work, Collective) and op.work.members
+        }
+        assert len(ends_at) == 1
+
+
+# ------------------------------------------------------------------------------------------- the engine
+
+
+def longest_path(program: Flat) -> tuple[list[float], list[float]]:
+    """Begin and end of every op, by relaxing in any order until nothing moves: no queue, no events, no SimPy."""
+    before: list[list[int]] = [list(after) for after in program.after]
+    previous: dict[int, int] = {}
+    for queue in program.queues.values():
+        previous |= dict(zip(queue[1:], queue, strict=False))
+    host: dict[int, float] = defaultdict(float)
+    issued = []
+    for device, issue in zip(program.device, program.issue, strict=True):
+        host[device] += issue
+        issued.append(host[device] if issue else 0.0)
+    count = len(program.ops)
+    users: list[list[int]] = [[] for _ in range(count)]
+    missing = [0] * count
+    for number in range(count):
+        for other in {*before[number], *([previous[number]] if number in previous else [])}:
+            users[other].append(number)
+            missing[number] += 1
+    begin, end = [0.0] * count, [0.0] * count
+    ready = [number for number in range(count) if not missing[number]]
+    while ready:
+        number = ready.pop()
+        starts = [issued[number], *(end[other] + program.latency[other] for other in before[number])]
+        if number in previous:
+            starts.append(end[previous[number]])
+        begin[number] = max(starts)
+        end[number] = begin[number] + program.seconds[number]
+        for user in users[number]:
+            missing[user] -= 1
+            if not missing[user]:
+                ready.append(user)
+    assert not any(missing), "a circle"
+    return begin, end
+
+
+@pytest.mark.parametrize("engine", ["simpy", "sweep"])
+@given(told=jobs(launch=(0.0, 1e-5, 1e-3)))
+def test_the_engine_finds_the_longest_path(engine: Engine, told: dict[str, Any]) -> None:
+    played = play_job(told, Ideal(links=1e6, latency=3e-5), engine=engine)
+    begin, end = longest_path(played.flat)
+    assert played.times.begin == pytest.approx(begin, rel=1e-9, abs=1e-15)
+    assert played.times.end == pytest.approx(end, rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=30)
+@given(told=jobs())
+def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
+    for price in (Ideal(links=1e6, latency=3e-5), FREE):
+        played = play_job(told, price)
+        for device in range(played.plan.shape.p):
+            account = breakdown(played.program, played.step.span, played.step.occupied(device), device)
+            assert account.step == played.times.span
+            assert sum(account.parts.values()) == pytest.approx(account.step, rel=1e-9)
+            assert min(account.parts.values()) >= -1e-12 * account.step
+            kernels = sum(
+                played.flat.seconds[number]
+                for number, op in played.instances(device)
+                if op.stream == "compute" and not isinstance(op.work, Collective)
+            )
+            counted = sum(account.parts[kind] for kind in ("gemm", "attention", "memory_bound", "optimizer"))
+            assert counted >= kernels * (1 - 1e-9)
+            if price is FREE:
+                assert counted == pytest.approx(kernels)
+                assert sum(account.parts[axis] for axis in ("tp", "dp", "pp")) <= 1e-12 * account.step
+
+
+def test_what_waits_for_ever_is_found() -> None:
+    flat = Flat()
+    flat.add(Op("first", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (1,), 0)
+    flat.add(Op("second", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (), 0)
+    with pytest.raises(ScheduleError, match="first"):
+        play(flat)
+
+
+def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
+    entry, other = Op("in"), Op("other")
+    a = Op("a", work=Memory("add", 1, 1), after=[entry])
+    mark = Op("mark", after=[a, other])
+    b = Op("b", work=Memory("add", 1, 1), after=[mark])
+    c = Op("c", work=Memory("add", 1, 1), after=[Op("far", after=[Op("farther", after=[b, entry])])])
+    assert compiled([a, b, c], entry, Op("out", after=[c, mark])) == ([(), (0,), (1,)], Port((0, 2), (0, 2), False))
+    # A result that also waits for what comes in, by no op of this pass.
+    assert compiled([a], entry, Op("out", after=[a, entry]))[1] == Port((0,), (0,), True)
+    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], Port())
+
+
+def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:
+    """The gradient of the logits needs the sum of exponentials over all vocabulary shards."""
+    played = play_job(job({"tp": 2}, 2), SLOW)
+    loss = max(played.times.end[n] for n, op in played.instances() if op.name == "loss")
+    back = min(played.times.begin[n] for n, op in played.instances() if op.name == "dloss")
+    assert back >= loss
+
+
+def test_messages_name_both_ends() -> None:
+    played = play_job(job({"pp": 4}, 4))
+    assert len(played.flat.sent) == 6 * played.plan.shape.m
+    for number, sender, receiver in played.flat.sent:
+        work = played.flat.ops[number].work
+        assert isinstance(work, Transfer)
+        assert (work.axis, work.source, work.target) == ("pp", sender, receiver)
+        assert abs(sender - receiver) == 1
+        assert number in played.flat.queues[sender, "pipeline-forward" if receiver > sender else "pipeline-backward"]

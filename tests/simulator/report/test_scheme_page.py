@@ -1,0 +1,47 @@
+"""docs/schemes.md is up to date and says of every scheme what its file says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from simulator.ir.scheme import FAMILIES, find_scheme, scheme_names
+from simulator.report.scheme_page import TITLES, anchor, laws, page
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def section(use: str) -> str:
+    """What the page says of one scheme."""
+    _, _, rest = page().partition(f"\n### {use}\n")
+    return re.split(r"\n##+ ", rest)[0]
+
+
+def test_the_page_of_the_schemes_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "schemes.md").read_text("utf-8") == page(), "`make docs-schemes` puts it right"
+
+
+def test_every_family_has_a_title() -> None:
+    assert set(TITLES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("use", scheme_names())
+def test_it_shows_paper_options_and_laws_of_every_scheme(use: str) -> None:
+    kind, told = find_scheme(use), section(use)
+    assert kind.paper.title in told and str(kind.paper.year) in told
+    assert f"[{use}](#{anchor(use)})" in page()
+    for option in kind.Options.model_fields:
+        (said,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", told, re.MULTILINE)
+        assert said, f"{use} does not say what its option {option} is"
+    found = list(laws(use))
+    assert inspect.getsource(kind).count("Law(") == len(found)
+    for quantity, where, formula in found:
+        assert quantity in told and " ".join(where.split()).replace("|", "\\|") in told and formula
+
+
+def test_what_a_law_works_out_before_stands_in_its_formula() -> None:
+    ((_, _, formula),) = [law for law in laws("data/fsdp") if law[0] == "sent_per_step"]
+    assert "gathers * weights + grads" in formula and "moved" not in formula

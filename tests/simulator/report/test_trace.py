@@ -1,0 +1,338 @@
+"""The trace says what was played, in a form that viewers of Chrome traces read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from decimal import Decimal
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hardware.units import GIB
+from simulator import simulate
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE
+from simulator.ir.scheme import FAMILIES
+from simulator.program.categories import KINDS
+from simulator.report.report import Report
+from simulator.report.trace import THREADS, ranks, thinned, write
+
+MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
+BASE = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}}
+SLOW = {"name": "megatron-core", "set": {"launch_s": 1e-5}}
+
+JOBS: dict[str, dict[str, Any]] = {
+    "alone": {**BASE, "cluster": {"gpu": "a100-sxm-80", "gpus": 1}},
+    "gpipe": {**BASE, "plan": {"pp": 4, "schedule": "gpipe", "zero": 0}},
+    "1f1b": {**BASE, "plan": {"tp": 2, "pp": 2, "recompute": "selective"}},
+    "interleaved": {**BASE, "plan": {"tp": 2, "pp": 2, "chunks": 2, "recompute": "full"}},
+    "slow host": {**BASE, "plan": {"pp": 4}, "framework": SLOW},
+    "slow host, one stage": {**BASE, "plan": {"tp": 4}, "framework": SLOW},
+    "no overlap": {
+        **BASE,
+        "plan": {"pp": 2},
+        "framework": {"name": "megatron-core", "set": {"overlap": {"dp": False, "pp": False}}},
+    },
+    "no host": {
+        **BASE,
+        "plan": {"pp": 2},
+        "framework": {"name": "megatron-core", "set": {"step_overhead_s": 0, "launch_s": 0}},
+    },
+    "ends without layers": {**BASE, "plan": {"pp": 4, "dp": 2, "partition": [0, 4, 4, 0]}},
+    "other order": {
+        **BASE,
+        "plan": {
+            "mesh": {"dp": 2, "pp": 2, "tp": 2},
+            "schemes": [
+                {"use": "data/zero-1", "over": "dp"},
+                {"use": "pipeline/1f1b", "over": "pp"},
+                {"use": "tensor/megatron", "over": "tp"},
+            ],
+        },
+    },
+    "branches": {
+        **BASE,
+        "model": {**MODEL, "towers": 2, "tower_layers": 4},
+        "plan": {
+            "mesh": {"pp": 4, "dp": 2},
+            "schemes": [{"use": "pipeline/graphpipe", "over": "pp", "trunk": 2}, {"use": "data/zero-1", "over": "dp"}],
+        },
+    },
+    "two ways": {**BASE, "plan": {"pp": 4, "schedule": "chimera"}},
+    "pairs": {**BASE, "batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, "framework": SLOW},
+    "a real one": {
+        "model": "llama3-8b",
+        "cluster": "dgx-h100:2",
+        "batch": {"global": 32, "micro": 1, "sequence": 4096},
+        "plan": {"tp": 4, "pp": 2, "chunks": 2},
+    },
+}
+every_job = pytest.mark.parametrize("name", JOBS)
+
+REQUIRED = {
+    "M": {"name", "pid", "tid", "args"},
+    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "s": {"name", "cat", "pid", "tid", "ts", "id"},
+    "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+    "C": {"name", "pid", "tid", "ts", "args"},
+}
+
+
+@cache
+def report(name: str) -> Report:
+    return simulate(JOBS[name])
+
+
+@cache
+def trace(name: str, folder: Path) -> dict[str, Any]:
+    """The trace as a viewer gets it, its times as they are written."""
+    path = folder / f"{name}.json"
+    write(report(name), path)
+    return json.loads(path.read_text("utf-8"), parse_float=Decimal)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+def events(name: str, folder: Path, ph: str) -> list[dict[str, Any]]:
+    return [event for event in trace(name, folder)["traceEvents"] if event["ph"] == ph]
+
+
+def threads(name: str, folder: Path) -> dict[tuple[int, int], str]:
+    """The names of the threads by process and id."""
+    named = [event for event in events(name, folder, "M") if event["name"] == "thread_name"]
+    return {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
+
+
+def slices(name: str, folder: Path) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """The slices of every thread, by device and the thread's name."""
+    named, found = threads(name, folder), defaultdict(list)
+    for event in events(name, folder, "X"):
+        found[event["pid"], named[event["pid"], event["tid"]]].append(event)
+    return found
+
+
+def end(event: dict[str, Any]) -> Decimal:
+    return event["ts"] + event["dur"]
+
+
+# -------------------------------------------------------------------------------------------- format
+
+
+@every_job
+def test_every_event_has_what_the_format_asks_for(name: str, folder: Path) -> None:
+    told = trace(name, folder)
+    assert told["displayTimeUnit"] == "ms"
+    for event in told["traceEvents"]:
+        assert set(event) == REQUIRED[event["ph"]] | {"ph"}
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] != "M":
+            assert event["ts"] >= 0
+        assert event.get("dur", 0) >= 0 and event.get("bp", "e") == "e"
+        assert event.get("cat") in (None, "action", "host", "send", *KINDS)
+
+
+@every_job
+def test_every_process_and_thread_has_a_name_and_a_place(name: str, folder: Path) -> None:
+    devices = range(report(name).play.program.devices)
+    named = defaultdict(set)
+    for event in events(name, folder, "M"):
+        named[event["name"]].add((event["pid"], event["tid"]))
+    assert named["process_name"] == named["process_sort_index"] == {(d, 0) for d in devices}
+    used = {(event["pid"], event["tid"]) for event in events(name, folder, "X")}
+    assert named["thread_name"] == named["thread_sort_index"] == used
+    ids = [tid for _, tid in used]
+    assert len(set(ids)) == len(ids)
+
+
+def test_threads_stand_in_one_order(folder: Path) -> None:
+    named = threads("a real one", folder)
+    shown = [name for (pid, _), name in sorted(named.items()) if pid == 0]
+    assert shown == ["actions", "host", "compute", "tensor", "data", "pipeline-forward", "pipeline-backward"]
+    assert {stream.partition("-")[0] for stream in THREADS[3:]} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("axes", "axis", "position", "words"),
+    [
+        ({"pp": 2, "dp": 1, "tp": 2}, "pp", 1, "ranks 2 to 3: 2 ranks"),
+        ({"dp": 2, "pp": 2, "tp": 2}, "pp", 0, "ranks 0, 1, 4, 5: 4 ranks"),
+        ({"dp": 64, "pp": 8}, "pp", 1, "ranks 1, 9, 17, 25, ...: 64 ranks"),
+        ({"pp": 4}, "pp", 3, "rank 3"),
+        ({"dp": 8}, "", 0, "ranks 0 to 7: 8 ranks"),
+    ],
+)
+def test_a_process_says_which_ranks_it_stands_for(axes: dict[str, int], axis: str, position: int, words: str) -> None:
+    assert ranks(Mesh(axes), axis, position) == words
+
+
+def test_it_says_what_was_forecast(folder: Path) -> None:
+    about = trace("1f1b", folder)["otherData"]
+    assert about["meshcast"] and about["job"]["plan"]["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
+    assert float(about["step_time_s"]) == report("1f1b").step_time
+
+
+# --------------------------------------------------------------------------------------------- times
+
+
+@every_job
+def test_slices_of_a_thread_do_not_overlap(name: str, folder: Path) -> None:
+    for on_thread in slices(name, folder).values():
+        for before, after in pairwise(on_thread):
+            assert end(before) <= after["ts"]
+
+
+@every_job
+def test_the_last_slices_end_with_the_step(name: str, folder: Path) -> None:
+    shown = events(name, folder, "X")
+    host = [event for event in shown if event["name"] == "host: data, logging"]
+    span, step = report(name).play.step.span, report(name).step_time
+    last = max(end(event) for event in shown if event not in host)
+    assert float(last) * 1e-6 == pytest.approx(span, rel=1e-9)
+    assert len(host) == (report(name).play.program.devices if step > span else 0)
+    assert all(event["ts"] == last for event in host)
+    assert float(max(map(end, shown))) * 1e-6 == pytest.approx(step, rel=1e-9)
+
+
+@every_job
+def test_every_op_is_one_slice_in_its_own_time(name: str, folder: Path) -> None:
+    flat, times = report(name).play.step.flat, report(name).play.step.times
+    shown = slices(name, folder)
+    for (device, stream), queue in flat.queues.items():
+        numbers = [n for n in queue if flat.ops[n].work is not None]
+        found = shown[device, stream] if numbers else []
+        assert [event["name"] for event in found] == [flat.ops[n].name for n in numbers]
+        for event, n in zip(found, numbers, strict=True):
+            assert float(event["ts"]) * 1e-6 == pytest.approx(times.begin[n], abs=1e-9)
+            assert float(event["dur"]) * 1e-6 == pytest.approx(flat.seconds[n], abs=1e-9)
+
+
+@every_job
+def test_categories_and_work_add_up(name: str, folder: Path) -> None:
+    """Time by category and FLOPs of a device are those of the program; a message counts here where it is sent."""
+    program = report(name).play.program
+    for device in range(program.devices):
+        own = [event for event in events(name, folder, "X") if event["pid"] == device and event["cat"] in KINDS]
+        for i, kind in enumerate(KINDS):
+            seconds = sum(float(event["dur"]) for event in own if event["cat"] == kind) * 1e-6
+            if kind != "pp":
+                assert seconds == pytest.approx(program.sums[device, i, 0], abs=1e-9 * len(own))
+        flops = sum(event["args"].get("FLOPs", 0) for event in own)
+        assert flops == pytest.approx(program.sums[device, :, 3].sum(), rel=1e-12)
+
+
+@every_job
+def test_every_action_is_one_slice_that_holds_its_kernels(name: str, folder: Path) -> None:
+    table, shown = report(name).play.program.timetable, slices(name, folder)
+    for device, order in enumerate(table.orders):
+        actions = shown[device, "actions"]
+        kernels = defaultdict(list)
+        for event in shown[device, COMPUTE]:
+            kernels[event["args"]["action"]].append(event)
+        assert [event["name"] for event in actions] == [str(a) for a in (*order, "O") if str(a) in kernels]
+        for action in actions:
+            own = kernels[action["name"]]
+            assert action["ts"] == own[0]["ts"] and end(action) == end(own[-1])
+
+
+@pytest.mark.parametrize("name", ["slow host", "slow host, one stage", "pairs"])
+def test_the_host_issues_every_op_before_it_begins(name: str, folder: Path) -> None:
+    program, shown = report(name).play.program, slices(name, folder)
+    for device in range(program.devices):
+        issued = {event["args"]["action"]: event for event in shown[device, "host"] if "action" in event["args"]}
+        hosted = [n for n, d in enumerate(report(name).play.step.flat.device) if d == device]
+        hosted = [n for n in hosted if report(name).play.step.flat.issue[n]]
+        assert sum(event["args"]["ops"] for event in issued.values()) == len(hosted)
+        busy = sum(float(event["dur"]) for event in issued.values()) * 1e-6
+        assert busy == pytest.approx(len(hosted) * program.host, rel=1e-6)
+        for event in shown[device, "actions"]:
+            # The first op, which may be no kernel, is issued ahead of all others; behind the last kernel comes a send.
+            first = issued[event["name"]]["ts"] + Decimal(program.host * 1e6)
+            assert event["ts"] >= first - Decimal("0.001")
+
+
+# -------------------------------------------------------------------------------------------- arrows
+
+
+@every_job
+def test_arrows_join_sends_and_what_waits_for_them(name: str, folder: Path) -> None:
+    begins = {event["id"]: event for event in events(name, folder, "s")}
+    ends = {event["id"]: event for event in events(name, folder, "f")}
+    assert begins.keys() == ends.keys()
+    assert len(begins) == len(events(name, folder, "s")) == len(events(name, folder, "f"))
+    shown, named = slices(name, folder), threads(name, folder)
+    at: dict[tuple[int, str, Decimal], dict[str, Any]] = {
+        (device, thread, event["ts"]): event for (device, thread), found in shown.items() for event in found
+    }
+    for number, begin in begins.items():
+        there = ends[number]
+        send = at[begin["pid"], named[begin["pid"], begin["tid"]], begin["ts"]]
+        reader = at[there["pid"], named[there["pid"], there["tid"]], there["ts"]]
+        assert send["args"]["work"] == "transfer" and send["name"] == f"send {begin['name']}"
+        assert (send["args"]["source"], send["args"]["target"]) == (begin["pid"], there["pid"])
+        assert reader["ts"] >= end(send)
+        stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", begin["name"]).groups()  # type: ignore[union-attr]
+        table = report(name).play.program.timetable
+        takers, kinds = (table.after, "F") if kind == "F" else (table.before, "BW?")
+        stages = "|".join(map(str, takers[int(stage)]))
+        # A pair is named after both of its passes.
+        assert re.search(rf"\b({stages}){kinds}{microbatch}\b", reader["args"]["action"])
+
+
+@every_job
+def test_every_message_has_an_arrow(name: str, folder: Path) -> None:
+    assert len(events(name, folder, "s")) == len(report(name).play.step.flat.sent)
+
+
+# -------------------------------------------------------------------------------------------- memory
+
+
+@every_job
+def test_counters_peak_where_the_report_does(name: str, folder: Path) -> None:
+    span = report(name).play.step.span
+    for device, peak in enumerate(report(name).play.peaks):
+        samples = [event for event in events(name, folder, "C") if event["pid"] == device]
+        assert 2 <= len(samples) <= 2000
+        totals = [float(sum(event["args"].values())) * GIB for event in samples]
+        assert max(totals) == pytest.approx(peak.total, rel=1e-7)
+        # The same total may be reached at several moments, by different categories.
+        highest = [event["args"] for event, total in zip(samples, totals, strict=True) if total > max(totals) - 100]
+        assert any(
+            all(float(args.get(k, 0)) * GIB == pytest.approx(n, rel=1e-7, abs=100.0) for k, n in peak.by.items())
+            for args in highest
+        )
+        moments = [event["ts"] for event in samples]
+        assert moments == sorted(moments) and float(moments[-1]) * 1e-6 <= span * (1 + 1e-9)
+
+
+def test_thinning_keeps_peaks_and_both_ends() -> None:
+    moments = np.sort(np.random.default_rng(1).uniform(0, 1, 50_000))
+    total = np.random.default_rng(2).uniform(0, 1, 50_000)
+    kept = thinned(moments, total, 2000)
+    assert len(kept) <= 2000 and (np.diff(kept) > 0).all()
+    assert total[kept].max() == total.max() and kept[0] == 0 and kept[-1] == len(moments) - 1
+    assert len(thinned(moments[:5], total[:5], 2000)) == 5
+    assert len(thinned(np.zeros(5000), total[:5000], 2000)) <= 3
+
+
+# --------------------------------------------------------------------------------------------- files
+
+
+@every_job
+def test_compressed_and_plain_hold_the_same_bytes(name: str, folder: Path) -> None:
+    plain, first, second = (folder / f"{name}{end}" for end in ("-a.json", "-b.json.gz", "-c.JSON.GZ"))
+    write(report(name), plain)
+    write(report(name), first)
+    write(simulate(JOBS[name]), second)
+    assert gzip.decompress(first.read_bytes()) == plain.read_bytes()
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) < len(plain.read_bytes()) / 3

@@ -1,0 +1,374 @@
+"""Schedules whose orders follow from durations, or are left at run time; and the shortest that there can be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.forecast.simulate import programmed
+from simulator.ir.scheme import find_scheme
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from simulator.program.timetable import timetable
+from simulator.scheduling.list_scheduler import Play, at_run_time
+from simulator.scheduling.schedule import Action, Durations, Schedule, Shape, Turn
+from tests.contract.played import PAID
+from tests.simulator.engine.test_engines import check_reports
+from tests.strategies import SECONDS
+from validation.pipelines.cases import answer
+
+
+def schedule(name: str, **options: Any) -> Schedule:
+    kind = find_scheme(f"pipeline/{name}")
+    found = kind(("pp",), kind.Options(**options))
+    assert isinstance(found, Schedule)
+    return found
+
+
+def lasting(shape: Shape, tf: float, tb: float, tw: float, hop: float = 0.0, kept: float | None = None) -> Durations:
+    """The same on every stage."""
+    n = shape.stages
+    return Durations((tf,) * n, (tb,) * n, (tw,) * n, (0.0,) * n, hop, None if kept is None else (kept,) * n)
+
+
+def played(one: Schedule, shape: Shape, times: Durations) -> Play:
+    """In its order, at the durations that it was told."""
+    both = [b + w for b, w in zip(times.backward, times.weights, strict=True)]
+    each = {"F": times.forward, "B": times.backward, "W": times.weights, "BW": both}
+
+    def lasts(turn: Turn) -> float:
+        assert isinstance(turn, Action)
+        return each[turn.kind][turn.stage]
+
+    return at_run_time(one, shape, one.orders(shape, times), lasts, times.hop)
+
+
+@st.composite
+def unlike(draw: st.DrawFn, p: int) -> Durations:
+    """Durations of stages that are not alike."""
+    rows = [draw(st.lists(SECONDS, min_size=p, max_size=p)) for _ in range(3)]
+    kept = draw(st.none() | st.lists(st.sampled_from([0.0, 0.25, 0.4, 0.95, 1.0]), min_size=p, max_size=p))
+    forward, backward, weights = map(tuple, rows)
+    hop = draw(st.sampled_from([0.0, 0.5, 3.0]))
+    return Durations(forward, backward, weights, (0.0,) * p, hop, tuple(kept) if kept else None)
+
+
+# ------------------------------------------------------------------------------------------------ zb-auto
+
+# arXiv 2401.10241, tables 5 and 6: p, m, T_F, T_B, T_W, T_comm [ms]; bubble rates of ZB-1p and ZB-2p.
+TABLES = [
+    (8, 24, 18.522, 18.086, 9.337, 0.601, 0.1585, 0.0433),
+    (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1242, 0.0039),
+    (8, 24, 29.718, 29.444, 19.927, 0.527, 0.1323, 0.0029),
+    (8, 64, 29.935, 29.621, 19.388, 0.535, 0.0554, 0.0010),
+    (16, 48, 11.347, 11.248, 8.132, 0.377, 0.1397, 0.0066),
+    (16, 64, 11.307, 11.254, 8.101, 0.379, 0.1088, 0.0054),
+    (32, 96, 10.419, 10.207, 7.715, 0.408, 0.1421, 0.0038),
+]
+
+
+@pytest.mark.parametrize(("p", "m", "tf", "tb", "tw", "hop", "one_p", "two_p"), TABLES)
+def test_zb_auto_has_the_bubble_rates_of_the_paper(
+    p: int, m: int, tf: float, tb: float, tw: float, hop: float, one_p: float, two_p: float
+) -> None:
+    case = {"schedule": "zb-auto", "p": p, "m": m, "t_f": tf, "t_b": tb, "t_w": tw, "hop": hop}
+    assert answer(case)["bubble_rate_span"] == pytest.approx(one_p, abs=5.1e-5)
+    assert answer({**case, "memory_limit": 2 * p})["bubble_rate_span"] == pytest.approx(two_p, abs=5.1e-5)
+
+
+@given(data=st.data(), p=st.integers(1, 6), tf=SECONDS, tb=SECONDS, limit=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_with_few_micro_batches_zb_auto_leaves_only_one_w_behind(
+    data: st.DataObject, p: int, tf: float, tb: float, limit: int
+) -> None:
+    m, tw = data.draw(st.integers(1, p)), data.draw(SECONDS.filter(lambda tw: tw <= min(tf, tb)))
+    case = {"schedule": "zb-auto", "p": p, "m": m, "t_f": tf, "t_b": tb, "t_w": tw, "memory_limit": limit * p}
+    found = answer(case)
+    assert found["makespan"] == pytest.approx((m + p - 1) * (tf + tb) + tw)
+    assert max(found["in_flight_w"]) <= m
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("rounds", [2, 3, 5])
+def test_zb_auto_with_passes_that_last_alike_is_zb_h1_and_in_twice_the_memory_waits_for_nothing(
+    p: int, rounds: int
+) -> None:
+    case = {"p": p, "m": rounds * p, "t_f": 1, "t_b": 1, "t_w": 1}
+    plain, auto = (answer({**case, "schedule": name}) for name in ("zb-h1", "zb-auto"))
+    keys = ("makespan", "span_max", "bubble_rate", "in_flight_b", "in_flight_w")
+    assert [auto[key] for key in keys] == [plain[key] for key in keys]
+    twice = answer({**case, "schedule": "zb-auto", "memory_limit": 2 * p})
+    assert twice["bubble_rate_span"] == 0
+    assert max(twice["in_flight_w"]) == (2 * p if p > 1 else 2)
+
+
+@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), limit=st.integers(1, 15))
+@settings(max_examples=100, deadline=None)
+def test_zb_auto_stays_within_its_memory_and_never_stands_still(
+    data: st.DataObject, p: int, m: int, limit: int
+) -> None:
+    times, shape, one = data.draw(unlike(p)), Shape(p, m), schedule("zb-auto", memory_limit=limit)
+    orders = timetable(one, shape, times).orders
+    kept = times.kept or (0.4,) * p
+    for device, order in enumerate(orders):
+        held = 0.0
+        for turn in order:
+            assert isinstance(turn, Action)
+            held += {"F": 1.0, "B": kept[device] - 1, "W": -kept[device]}[turn.kind]
+            assert held <= limit + 1e-9
+    assert orders == one.orders(shape, times), "the same durations, the same orders"
+
+
+@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20))
+@settings(max_examples=40, deadline=None)
+def test_zb_auto_weighs_only_how_durations_compare(data: st.DataObject, p: int, m: int) -> None:
+    times = data.draw(unlike(p))
+    rows = [tuple(8 * t for t in row) for row in (times.forward, times.backward, times.weights)]
+    slower = Durations(rows[0], rows[1], rows[2], times.again, 8 * times.hop, times.kept)
+    assert schedule("zb-auto").orders(Shape(p, m), slower) == schedule("zb-auto").orders(Shape(p, m), times)
+
+
+def test_passes_made_again_count_as_part_of_the_backward_pass() -> None:
+    shape = Shape(3, 9)
+    apart = Durations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
+    assert schedule("zb-auto").orders(shape, apart) == schedule("zb-auto").orders(shape, lasting(shape, 2, 3, 2))
+
+
+def test_less_than_one_micro_batch_of_memory_is_refused() -> None:
+    found = answer({"schedule": "zb-auto", "p": 2, "m": 2, "t_f": 1, "t_b": 1, "t_w": 1, "memory_limit": 0.5})
+    assert found["status"] == "refused" and "memory_limit" in found["reason"]
+
+
+# ------------------------------------------------------------------------------------------------- varuna
+
+TABLE = """
+f0 f1 f2 f3 f4 f5 f6 f7 -- r0 b0 c0 r1 b1 c1 r2 b2 c2 -- -- -- r3 b3 c3 r4 b4 c4 r5 b5 c5 -- -- -- r6 b6 c6 r7 b7 c7
+-- f0 f1 f2 f3 f4 f5 r0 b0 c0 r1 b1 c1 r2 b2 c2 f6 f7 -- r3 b3 c3 r4 b4 c4 r5 b5 c5 -- -- -- r6 b6 c6 r7 b7 c7 -- --
+-- -- f0 f1 f2 r0 b0 c0 r1 b1 c1 r2 b2 c2 f3 f4 f5 r3 b3 c3 r4 b4 c4 r5 b5 c5 f6 f7 -- r6 b6 c6 r7 b7 c7 -- -- -- --
+-- -- -- f0 b0 c0 f1 b1 c1 f2 b2 c2 -- -- -- f3 b3 c3 f4 b4 c4 f5 b5 c5 -- -- -- f6 b6 c6 f7 b7 c7 -- -- -- -- -- --
+"""
+"""What the generator published with arXiv 2111.04007 makes of p = 4, m = 8; b and c are the halves of B."""
+
+SLOTS = {"F": 1.0, "R": 1.0, "BW": 2.0}
+
+
+def in_slots(turn: Turn) -> float:
+    assert isinstance(turn, Action)
+    return SLOTS[turn.kind]
+
+
+def test_varuna_has_the_published_order() -> None:
+    kinds = {"f": "F", "r": "R", "b": "BW"}
+    for device, row in enumerate(TABLE.strip().splitlines()):
+        wanted = [f"{device}{kinds[cell[0]]}{cell[1:]}" for cell in row.split() if cell[0] in kinds]
+        assert [str(turn) for turn in schedule("varuna").order(Shape(4, 8), device)] == wanted
+
+
+@pytest.mark.parametrize(("p", "m", "slots"), [(2, 4, 18), (4, 8, 39), (8, 32, 147)])
+def test_varuna_takes_as_many_slots_as_published(p: int, m: int, slots: int) -> None:
+    found = answer({"schedule": "varuna", "p": p, "m": m, "t_f": 1, "t_b": 1, "t_w": 1, "t_r": 1})
+    assert found["makespan"] == slots < 4 * (m + p - 1)
+
+
+@given(p=st.integers(2, 12), m=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_the_last_stage_of_varuna_is_fed_in_threes(p: int, m: int) -> None:
+    shape, one = Shape(p, m), schedule("varuna")
+    play = at_run_time(one, shape, timetable(one, shape).orders, in_slots)
+    assert max(play.clock) == 3 * (m + p - 1 + (m - 1) // 3)
+
+
+def jitter(shape: Shape, seed: int) -> Callable[[Turn], float]:
+    """Factors of 1 +- 40 %, the same for a pass whoever plays it and whenever."""
+    drawn = random.Random(seed)
+    factors = {
+        Action(stage, kind, k): drawn.uniform(0.6, 1.4)
+        for stage in range(shape.stages)
+        for kind in SLOTS
+        for k in shape.microbatches
+    }
+
+    def lasts(turn: Turn) -> float:
+        assert isinstance(turn, Action)
+        return SLOTS[turn.kind] * factors[turn]
+
+    return lasts
+
+
+def static(one: Schedule) -> Schedule:
+    """The same orders, which are not left at run time."""
+
+    class Static(type(one)):  # type: ignore[misc]
+        next_turn = Schedule.next_turn
+
+    return Static(("pp",))
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 16), (8, 32)])
+def test_without_jitter_the_run_time_rule_changes_nothing(p: int, m: int) -> None:
+    shape, one = Shape(p, m), schedule("varuna")
+    orders = one.orders(shape)
+    assert at_run_time(one, shape, orders, in_slots).order == orders
+
+
+@pytest.mark.parametrize(("p", "m", "gain"), [(2, 4, 0.08), (4, 8, 0.02), (4, 16, 0.03), (8, 32, 0.02)])
+def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: int, m: int, gain: float) -> None:
+    shape, one = Shape(p, m), schedule("varuna")
+    orders, ratios = one.orders(shape), []
+    for seed in range(30):
+        lasts = jitter(shape, seed)
+        ahead, frozen = (at_run_time(way, shape, orders, lasts) for way in (one, static(one)))
+        assert [sorted(map(str, order)) for order in ahead.order] == [sorted(map(str, order)) for order in orders]
+        assert frozen.order == orders
+        ratios.append(max(ahead.clock) / max(frozen.clock))
+    # A gradient may come while the pass that was pulled ahead runs: seldom, and then by little.
+    assert max(ratios) <= 1.02 and sum(ratio > 1 for ratio in ratios) <= 1
+    assert sum(ratios) / len(ratios) < 1 - gain
+
+
+@given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 12), name=st.sampled_from(["1f1b", "gpipe", "zb-auto"]))
+@settings(max_examples=40, deadline=None)
+def test_orders_that_nobody_leaves_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
+    times, shape = data.draw(unlike(p)), Shape(p, m)
+    rows = {"t_f": list(times.forward), "t_b": list(times.backward), "t_w": list(times.weights)}
+    play = played(schedule(name), shape, Durations(**{**vars(times), "kept": None}))
+    found = answer({"schedule": name, "p": p, "m": m, **rows, "hop": times.hop})
+    assert (max(play.clock), max(play.spans)) == pytest.approx((found["makespan"], found["span_max"]))
+
+
+# ------------------------------------------------------------------------------------------- whole jobs
+
+
+def job(use: str, *schemes: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {
+        "model": {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32},
+        "cluster": {"gpu": "h100-sxm", "gpus": 4},
+        "framework": {"name": "megatron-core", "set": {"launch_s": 0.0}},
+        "batch": {"global": 12},
+        "plan": {"mesh": {"pp": 4}, "schemes": [{"use": f"pipeline/{use}", "over": "pp", **options}, *schemes]},
+    }
+
+
+FULL = {"use": "memory/recompute-full"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        job("zb-auto"),
+        job("zb-auto", memory_limit=8),
+        job("zb-auto", {"use": "memory/recompute-selective"}, memory_limit=1),
+        job("varuna", FULL),
+    ],
+    ids=["zb-1p", "zb-2p", "little memory", "varuna"],
+)
+def test_all_engines_play_policies_alike(told: dict[str, Any]) -> None:
+    check_reports(told)
+
+
+def test_a_job_with_more_memory_for_zb_auto_takes_no_longer() -> None:
+    reports = [simulate(job("zb-auto", memory_limit=limit)) for limit in (1, 2, 4, 8)]
+    assert sorted((r.step_time for r in reports), reverse=True) == pytest.approx([r.step_time for r in reports])
+    peaks = [max(peak.total for peak in report.play.peaks) for report in reports]
+    assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
+
+
+def test_varuna_makes_nothing_again_on_its_last_stage() -> None:
+    plan = Plan(load_job(job("varuna", FULL)))
+    _, program = programmed(plan, PAID)
+    again = dict.fromkeys(range(4), 0)
+    for task, turns, slot in zip(program.tasks, program.timetable.turns, program.timetable.slots, strict=True):
+        again[slot.stage] += turns * sum(count for op, count in task.counted() if op.phase == "R")
+    assert again[3] == 0 < again[1] == again[2]
+
+
+def test_varuna_without_recomputation_is_refused() -> None:
+    with pytest.raises(PlanError) as refused:
+        simulate(job("varuna"))
+    text = str(refused.value)
+    assert "pipeline/varuna needs a recompute scheme" in text and "Add memory/recompute-full" in text
+
+
+# ------------------------------------------------------------------------------------------- the shortest
+
+FEW = st.integers(1, 4)
+WHOLE = st.integers(1, 6)
+
+
+def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> None:
+    best = pytest.importorskip(
+        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+    ).best
+    shape = Shape(2, 4)
+    times = lasting(shape, 1, 1, 1)
+    shortest = best(schedule("1f1b"), shape, times)
+    assert shortest.proven and shortest.found == 13
+    assert best(schedule("1f1b"), shape, times, limit=2, span=True).found == 13
+    assert best(schedule("1f1b"), shape, times, limit=4, span=True).found == 12
+    assert {name: max(played(schedule(name), shape, times).clock) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")} == {
+        "gpipe": 15,
+        "1f1b": 15,
+        "zb-h1": 13,
+        "zb-h2": 13,
+    }
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"])
+@given(data=st.data(), p=FEW, m=FEW, tf=WHOLE, tb=WHOLE, tw=WHOLE, hop=st.integers(0, 2))
+@settings(max_examples=12, deadline=None)
+def test_no_order_is_shorter_than_the_shortest(
+    name: str, data: st.DataObject, p: int, m: int, tf: int, tb: int, tw: int, hop: int
+) -> None:
+    best = pytest.importorskip(
+        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+    ).best
+    shape, one = Shape(p, m), schedule(name)
+    times = lasting(shape, tf, tb, tw, hop)
+    play = played(one, shape, times)
+    assert max(play.clock) >= best(one, shape, times).bound
+    assert max(play.spans) >= best(one, shape, times, span=True).bound
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_zb_auto_is_the_shortest_where_stages_are_alike(seed: int) -> None:
+    best = pytest.importorskip(
+        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+    ).best
+    drawn = random.Random(seed)
+    shape = Shape(drawn.randint(2, 4), drawn.randint(2, 4))
+    limit = shape.p * drawn.randint(1, 2)
+    times = lasting(shape, *(drawn.randint(1, 8) for _ in range(3)), hop=drawn.randint(0, 2), kept=1.0)
+    one = schedule("zb-auto", memory_limit=limit)
+    shortest = best(one, shape, times, limit, span=True)
+    assert shortest.proven and max(played(one, shape, times).spans) == pytest.approx(shortest.found)
+
+
+@given(data=st.data(), p=FEW, m=FEW, rounds=st.integers(1, 2))
+@settings(max_examples=25, deadline=None)
+def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, m: int, rounds: int) -> None:
+    best = pytest.importorskip(
+        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+    ).best
+    rows = [tuple(data.draw(st.lists(WHOLE, min_size=p, max_size=p))) for _ in range(3)]
+    shape, limit = Shape(p, m), rounds * p
+    times = Durations(rows[0], rows[1], rows[2], (0.0,) * p, data.draw(st.integers(0, 2)), (1.0,) * p)
+    one = schedule("zb-auto", memory_limit=limit)
+    shortest = best(one, shape, times, limit, span=True)
+    assert shortest.bound <= max(played(one, shape, times).spans) <= shortest.found * 7 / 6
+
+
+def test_the_oracle_says_what_it_cannot_count() -> None:
+    best = pytest.importorskip(
+        "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
+    ).best
+    shape = Shape(2, 2)
+    assert best(schedule("1f1b"), shape, lasting(shape, 0.5, 0.5, 0.25)).found == 3.25
+    with pytest.raises(PlanError, match="Round the durations"):
+        best(schedule("1f1b"), shape, lasting(shape, 1e-7, 1, 1))

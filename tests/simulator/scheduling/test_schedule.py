@@ -1,0 +1,214 @@
+"""Orders of actions: what is refused before it is played, and how it is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError, ScheduleError
+from simulator.ir.scheme import find_scheme
+from simulator.program.timetable import Slot, Timetable, timetable
+from simulator.scheduling.schedule import Action, Schedule, Shape, nearest_multiple, table
+from tests.strategies import shapes
+
+SHAPE = Shape(2, 2)
+GOOD = ["0F0 0F1 0BW0 0BW1", "1F0 1BW0 1F1 1BW1"]
+
+
+class Given(Schedule):
+    """A schedule that was written by hand."""
+
+    name = "given"
+    rows: list[list[Action]] = []
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        return self.rows[device]
+
+
+def parsed(row: str) -> list[Action]:
+    found = []
+    for word in row.split():
+        stage, rest = word[: word.index(word.lstrip("0123456789"))], word.lstrip("0123456789")
+        kind = rest.rstrip("0123456789")
+        found.append(Action(int(stage), kind, int(rest[len(kind) :])))
+    return found
+
+
+def given_schedule(*rows: str) -> Schedule:
+    schedule = Given(("pp",))
+    schedule.rows = [parsed(row) for row in rows]
+    return schedule
+
+
+def shipped(use: str) -> Schedule:
+    schedule = find_scheme(f"pipeline/{use}")(("pp",))
+    assert isinstance(schedule, Schedule)
+    return schedule
+
+
+def fits(use: str, shape: Shape) -> bool:
+    return shape.v >= 2 and shape.m % shape.p == 0 if use.startswith("inter") else shape.v == 1
+
+
+def test_a_good_order_passes_and_prints_like_the_papers() -> None:
+    orders = timetable(given_schedule(*GOOD), SHAPE).orders
+    assert [[str(action) for action in order] for order in orders] == [row.split() for row in GOOD]
+    assert table(orders, {1: 2}) == "  device 0: 0F0 0F1 0BW0 0BW1\n  device 1: 1F0 1BW0 >1F1< 1BW1"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([GOOD[0], "1F0 1BW0 1F1"], ["device 1", "Action", "occurs 0 times"]),
+        (["0F0 0F1 0F1 0BW0 0BW1", GOOD[1]], ["device 0", "occurs 2 times"]),
+        ([GOOD[0] + " 1F0", GOOD[1]], ["device 0", "exactly once there"]),
+        (["0F0 0F1 0BW0 0BW2", GOOD[1]], ["device 0", "0BW1", "occurs 0 times"]),
+        (["0F0 0F1 0B0 0BW1", GOOD[1]], ["device 0", "0W0", "occurs 0 times"]),
+        (["", GOOD[1]], ["device 0", "0F0", "occurs 0 times"]),
+    ],
+    ids=["one missing", "one twice", "another device's", "no such micro-batch", "another kind", "nothing"],
+)
+def test_an_order_that_is_not_complete_is_refused(rows: list[str], words: list[str]) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        timetable(given_schedule(*rows), SHAPE)
+    text = str(refused.value)
+    assert "pipeline/given" in text and "exactly once" in text
+    assert "device 0: " in text and "device 1: " in text, "the table stands in the message"
+    for word in words:
+        assert word in text or word == "Action"
+
+
+@pytest.mark.parametrize(
+    ("rows", "marked"),
+    [
+        (["0BW0 0F0 0F1 0BW1", GOOD[1]], [">0BW0<", ">1F0<"]),
+        (["0F0 0BW0 0F1 0BW1", "1F0 1F1 1BW0 1BW1"], [">0BW0<", ">1F1<"]),
+        ([GOOD[0], "1BW0 1F0 1F1 1BW1"], [">0BW0<", ">1BW0<"]),
+    ],
+    ids=["backward first", "each waits for the other", "the last stage turned round"],
+)
+def test_a_standstill_is_found_and_shown(rows: list[str], marked: list[str]) -> None:
+    with pytest.raises(ScheduleError, match="stands still") as refused:
+        timetable(given_schedule(*rows), SHAPE)
+    for cell in marked:
+        assert cell in str(refused.value)
+
+
+def test_backward_passes_in_two_parts() -> None:
+    rows = ["0F0 0F1 0B0 0W0 0B1 0W1", "1F0 1B0 1F1 1B1 1W0 1W1"]
+    assert timetable(given_schedule(*rows), SHAPE).orders
+    with pytest.raises(ScheduleError, match="0W0"):
+        timetable(given_schedule("0F0 0F1 0B0 0B1 0W1", rows[1]), SHAPE)
+    with pytest.raises(ScheduleError, match="stands still"):
+        timetable(given_schedule("0F0 0F1 0W0 0B0 0B1 0W1", rows[1]), SHAPE)
+
+
+def needs(found: Timetable) -> dict[str, str | None]:
+    """What every action needs from another stage."""
+    actions = found.actions
+    return {str(a): str(actions[n]) if n >= 0 else None for a, n in zip(actions, found.need, strict=True)}
+
+
+def test_what_an_action_needs() -> None:
+    found = needs(timetable(shipped("interleaved-1f1b"), Shape(2, 4, 2)))
+    assert {name: found[name] for name in ("0F1", "2F1", "3BW1", "1BW1")} == {
+        "0F1": None,
+        "2F1": "1F1",
+        "3BW1": None,  # its own forward pass is on its own stage
+        "1BW1": "2BW1",
+    }
+    split = given_schedule("0F0 0F1 0B0 0W0 0B1 0W1", "1F0 1B0 1F1 1B1 1W0 1W1")
+    found = needs(timetable(split, SHAPE))
+    assert (found["0B1"], found["1B1"], found["0W1"], found["1W1"]) == ("1B1", None, None, None)
+
+
+@given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+def test_a_shipped_schedule_is_complete_or_says_why_not(shape: Shape, use: str) -> None:
+    schedule = shipped(use)
+    if not fits(use, shape):
+        with pytest.raises(PlanError) as refused:
+            timetable(schedule, shape)
+        assert refused.value.remedy and f"pipeline/{use}" in refused.value.rule
+        return
+    found = timetable(schedule, shape)
+    wanted = [Action(s, kind, m) for s in range(shape.stages) for kind in ("F", "BW") for m in shape.microbatches]
+    assert sorted(found.actions) == sorted(wanted)
+    assert {schedule.device(shape, action.stage) for action in found.orders[-1]} == {shape.p - 1}
+
+
+@given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+def test_a_timetable_is_its_orders_in_numbers(shape: Shape, use: str) -> None:
+    if not fits(use, shape):
+        return
+    schedule = shipped(use)
+    found = timetable(schedule, shape)
+    number = {action: i for i, action in enumerate(found.actions)}
+    place = {n: i for i, n in enumerate(found.sequence)}
+    assert sorted(place) == list(range(len(number)))
+    seen = set()
+    for device, order in enumerate(found.orders):
+        assert found.actions[found.starts[device] : found.starts[device + 1]] == order
+        for action in order:
+            i = number[action]
+            turns = [other.microbatch for other in order if other[:2] == action[:2]]
+            first, last = (action.microbatch == turns[at] for at in (0, -1))
+            assert found.slots[found.slot[i]] == Slot(action.stage, action.kind, first, last)
+            assert found.device_of[i] == device == found.device(action.stage)
+            # What it needs, near and far, comes before it: from the stage before it (or behind), and on its own.
+            step = -1 if action.kind == "F" else 1
+            source = Action(action.stage + step, action.kind, action.microbatch)
+            assert found.need[i] == number.get(source, -1)
+            own = [number[Action(action.stage, "F", action.microbatch)]] if action.kind != "F" else []
+            for other in (*own, found.need[i], *([i - 1] if action is not order[0] else [])):
+                assert other < 0 or place[other] < place[i]
+            seen.add(found.slot[i])
+    assert seen == set(range(len(found.slots)))
+    assert [found.slot.count(i) for i in range(len(found.slots))] == list(found.turns)
+
+
+@given(shape=shapes(st.integers(1, 4), most_p=6, most_m=48), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+def test_rounds_repeat_and_need_nothing_that_comes_later(shape: Shape, use: str) -> None:
+    """From round to round, the same tasks on every device, needing the same of the same round or of the one before."""
+    if not fits(use, shape):
+        return
+    found = timetable(shipped(use), shape)
+    rounds = found.rounds
+    if rounds is None:
+        # GPipe has two parts, neither of which is a round; the others have some as soon as there is much to do.
+        assert use == "gpipe" or shape.m < 6 * shape.p * shape.v
+        return
+    length, slot, need = rounds.length, found.slot, found.need
+    ends = [begin + rounds.count * length for begin in rounds.first]
+    assert rounds.count >= 2
+    for device, begin in enumerate(rounds.first):
+        assert found.starts[device] <= begin and ends[device] <= found.starts[device + 1]
+        for i in range(begin, ends[device] - length):
+            assert slot[i + length] == slot[i]
+            assert need[i + length] == (need[i] + length if need[i] >= 0 else -1)
+        for i in range(found.starts[device], ends[device]):
+            if need[i] >= 0:
+                # Nothing in a round needs a later one; nothing in front of the rounds needs one at all.
+                other = need[i] - rounds.first[found.device_of[need[i]]]
+                assert other // length <= max((i - begin) // length, -1)
+    before = {n for n, d in enumerate(found.device_of) if n < rounds.first[d]}
+    wanted = {need[n] for n in range(len(need)) if n not in before} & before
+    assert set(rounds.waiting) == wanted
+
+
+@given(shape=shapes(most_p=4, most_m=6), data=st.data())
+def test_two_actions_of_one_micro_batch_never_swap(shape: Shape, data: st.DataObject) -> None:
+    """Turning the forward and the backward of one micro-batch round stands still, wherever it is done."""
+    orders = timetable(shipped("gpipe"), shape).orders
+    device, k = data.draw(st.integers(0, shape.p - 1)), data.draw(st.integers(0, shape.m - 1))
+    order = orders[device]
+    i, j = order.index(Action(device, "F", k)), order.index(Action(device, "BW", k))
+    order[i], order[j] = order[j], order[i]
+    turned = given_schedule()
+    turned.rows = orders
+    with pytest.raises(ScheduleError, match="stands still"):
+        timetable(turned, shape)
+
+
+def test_the_nearest_multiple() -> None:
+    assert [nearest_multiple(value, 4) for value in (1, 2, 5, 6, 7, 8, 9)] == [4, 4, 4, 8, 8, 8, 8]

@@ -1,0 +1,405 @@
+"""Sequences cut into slices: orders, where they are cut, and what a stage does with a slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.forecast.simulate import device_params, lowered
+from simulator.ir.ops import Attention, Memory, Transfer
+from simulator.ir.scheme import find_scheme
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from simulator.program.block import block_of
+from simulator.program.memory_profile import CATEGORIES
+from simulator.program.timetable import timetable
+from simulator.scheduling.schedule import Action, Shape
+from simulator.scheduling.sequence_slicing import evenest, quickest
+from tests.contract.measure import ops_beside, saved
+from tests.contract.played import PAID, Ideal, play_job
+from tests.simulator.engine.test_engines import check_reports
+from tests.strategies import SECONDS, changed, jobs, shapes
+from validation.pipelines.cases import answer
+
+SLICED = ("pipeline/seq1f1b", "pipeline/terapipe")
+
+
+def printed(name: str, p: int, m: int, slices: int) -> list[str]:
+    """The orders as papers print them: slices are letters."""
+    kind = find_scheme(f"pipeline/{name}")
+    schedule = kind(("pp",), kind.Options(slices=slices))
+    orders = timetable(schedule, Shape(p, m, 1, slices)).orders  # type: ignore[arg-type]
+    assert all(isinstance(action, Action) for order in orders for action in order)
+    return [
+        " ".join(f"{a.kind[0]}{a.microbatch}{'abcdefgh'[a.slice]}" for a in order if isinstance(a, Action))
+        for order in orders
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- orders
+
+
+def test_the_orders_of_seq1f1b() -> None:
+    assert printed("seq1f1b", 4, 4, 2) == [
+        "F0a F0b F1a F1b F2a B0b F2b B0a F3a B1b F3b B1a B2b B2a B3b B3a",
+        "F0a F0b F1a F1b B0b F2a B0a F2b B1b F3a B1a F3b B2b B2a B3b B3a",
+        "F0a F0b F1a B0b F1b B0a F2a B1b F2b B1a F3a B2b F3b B2a B3b B3a",
+        "F0a F0b B0b F1a B0a F1b B1b F2a B1a F2b B2b F3a B2a F3b B3b B3a",
+    ]
+
+
+def test_the_orders_of_terapipe() -> None:
+    assert printed("terapipe", 3, 2, 3) == ["F0a F0b F0c F1a F1b F1c B1c B1b B1a B0c B0b B0a"] * 3
+
+
+@given(shape=shapes(), s=st.integers(1, 6), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
+def test_seq1f1b_with_equal_slices_divides_the_bubble(shape: Shape, s: int, t_f: float, t_b: float, t_w: float) -> None:
+    p, m, u = shape.p, shape.m, t_f + t_b + t_w
+    case = {"schedule": "seq1f1b", "p": p, "m": m, "slices": s, "t_f": t_f, "t_b": t_b, "t_w": t_w}
+    found = answer(case)
+    assert found["makespan"] == pytest.approx(m * u + (p - 1) * u / s)
+    assert found["in_flight_b"] == found["in_flight_w"] == [min(m * s, p - i + s - 1) for i in range(p)]
+
+
+@given(shape=shapes(), lengths=st.lists(SECONDS, min_size=1, max_size=7), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
+def test_terapipe_takes_the_sum_of_all_slices_and_the_longest_for_every_further_stage(
+    shape: Shape, lengths: list[float], t_f: float, t_b: float, t_w: float
+) -> None:
+    p, m, u = shape.p, shape.m, t_f + t_b + t_w
+    case = {"schedule": "terapipe", "p": p, "m": m, "slices": lengths, "t_f": t_f, "t_b": t_b, "t_w": t_w}
+    found = answer(case)
+    assert found["makespan"] == pytest.approx(m * u + (p - 1) * u * max(lengths) / sum(lengths))
+    assert found["in_flight_b"] == [m * len(lengths)] * p
+
+
+@pytest.mark.parametrize("slices", [0, -1, 2000, [], [1, 0], [1, -2], [math.inf], 2.5, "many"])
+@pytest.mark.parametrize("name", ["seq1f1b", "terapipe"])
+def test_slices_that_are_none_are_refused(name: str, slices: Any) -> None:
+    found = answer({"schedule": name, "p": 2, "m": 2, "slices": slices, "t_f": 1, "t_b": 1, "t_w": 1})
+    assert found["status"] == "refused" and found["reason"].startswith("case.slices")
+
+
+# ------------------------------------------------------------------------------------- where to cut
+
+
+@st.composite
+def slice_times(draw: st.DrawFn) -> tuple[int, Any]:
+    """Granules of a sequence, and seconds of every slice: any, or growing with length and with what is before."""
+    n = draw(st.integers(1, 7))
+    if draw(st.booleans()):
+        table = {(a, b): draw(SECONDS) for a in range(1, n + 1) for b in range(n + 1 - a)}
+        return n, lambda tokens, before: table[tokens // 8, before // 8]
+    fixed, each, grows = draw(SECONDS), draw(SECONDS), draw(SECONDS)
+    return n, lambda tokens, before: fixed + tokens * each + grows * tokens * (before + tokens / 2)
+
+
+def every_cut(n: int, count: int | None = None) -> list[tuple[int, ...]]:
+    """All ways to cut n granules of 8 tokens, into so many slices."""
+    numbers = range(n) if count is None else (count - 1,)
+    inner = (cuts for number in numbers for cuts in combinations(range(1, n), number))
+    return [tuple(8 * (b - a) for a, b in pairwise((0, *cuts, n))) for cuts in inner]
+
+
+def of_slices(lengths: Sequence[int], lasts: Any) -> list[float]:
+    return [lasts(length, before) for length, before in zip(lengths, accumulate(lengths, initial=0), strict=False)]
+
+
+@given(drawn=slice_times(), m=st.integers(1, 5), p=st.integers(1, 9))
+def test_the_quickest_slices_are_those_of_a_search_through_all(drawn: tuple[int, Any], m: int, p: int) -> None:
+    n, lasts = drawn
+
+    def takes(lengths: Sequence[int]) -> float:
+        seconds = of_slices(lengths, lasts)
+        return m * sum(seconds) + (p - 1) * max(seconds)
+
+    found = quickest(8 * n, 8, lasts, m, p - 1)
+    assert found in every_cut(n)
+    assert takes(found) == pytest.approx(min(map(takes, every_cut(n))))
+
+
+@given(drawn=slice_times(), data=st.data())
+def test_the_evenest_slices_are_those_of_a_search_through_all(drawn: tuple[int, Any], data: st.DataObject) -> None:
+    n, lasts = drawn
+    count = data.draw(st.integers(1, n))
+    found = evenest(8 * n, 8, lasts, count)
+    assert found in every_cut(n, count)
+    assert max(of_slices(found, lasts)) == min(max(of_slices(cut, lasts)) for cut in every_cut(n, count))
+
+
+@given(grows=st.floats(1e-3, 1), fixed=st.floats(0, 4), p=st.integers(4, 96))
+def test_where_attention_grows_long_slices_come_first(grows: float, fixed: float, p: int) -> None:
+    """TeraPipe, table 3: lengths only shrink, as far as whole granules let them."""
+
+    def lasts(tokens: int, before: int) -> float:
+        return fixed + tokens + grows * tokens * (before + tokens / 2)
+
+    lengths = quickest(64, 1, lasts, 1, p - 1)
+    assert sum(lengths) == 64
+    assert list(lengths) == sorted(lengths, reverse=True)
+
+
+# ------------------------------------------------------------------------------------------- whole jobs
+
+
+@st.composite
+def sliced_jobs(draw: st.DrawFn, **how: Any) -> dict[str, Any]:
+    """Whole jobs with sequences in slices, equal or not."""
+    job = draw(jobs(("pipeline/gpipe",), **how))
+    weights = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    equal = draw(st.booleans())
+    count = len(weights) if equal else sum(weights)
+    entry = {"use": draw(st.sampled_from(SLICED)), "over": "pp", "slices": len(weights) if equal else weights}
+    schemes = [entry, *job["plan"]["schemes"][1:]]
+    batch = {**job["batch"], "sequence": job["model"].seq * count}
+    return {**job, "batch": batch, "plan": {**job["plan"], "schemes": schemes}}
+
+
+@given(job=sliced_jobs(recompute=False))
+def test_slices_do_the_products_of_whole_sequences(job: dict[str, Any]) -> None:
+    """All but the experts': their places are filled up to a whole number in every slice. Fused attention, that is:
+    unfused kernels leave out the scores of later slices, which they compute for whole sequences."""
+    plain = {**job, "model": job["model"].model_copy(update={"moe": None}), "plan": {**job["plan"], "views": {}}}
+    plain["plan"]["schemes"] = [one for one in job["plan"]["schemes"] if not one["use"].startswith("expert/")]
+    played = play_job(changed(plain, attention="flash"), engine="sweep")
+    wanted = played.wanted
+    assert played.flops("F") == pytest.approx(wanted, rel=1e-12)
+    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
+    assert played.flops("B", "W") == pytest.approx(backward, rel=1e-12)
+
+
+@settings(max_examples=30)
+@given(job=sliced_jobs())
+def test_memory_of_slices_is_taken_and_given_back_op_by_op(job: dict[str, Any]) -> None:
+    played = play_job(job, engine="sweep")
+    for device, peak in enumerate(played.peaks):
+        assert peak.left == 0
+        assert min(peak.by.values()) >= 0
+        levels = list(accumulate(nbytes for _, nbytes, _ in played.changes(device)))
+        assert levels[-1] == 0
+        rests = sum(played.resting(device).values())
+        assert peak.total == pytest.approx(rests + max(0.0, *levels))
+
+
+@settings(max_examples=25, deadline=None)
+@given(job=sliced_jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_all_engines_agree_on_slices(job: dict[str, Any]) -> None:
+    check_reports(job)
+
+
+@settings(max_examples=30)
+@given(job=sliced_jobs())
+def test_weights_count_once_and_gradients_are_reduced_behind_the_last_slice(job: dict[str, Any]) -> None:
+    played, whole = play_job(job, engine="sweep"), Plan(load_job(uncut(job)))
+    stages, _ = lowered(whole)
+    sizes = [[(p.name, p.size, n) for p, n in held] for held in device_params(whole, stages)]
+    assert [[(p.name, p.size, n) for p, n in held] for held in device_params(played.plan, played.stages)] == sizes
+    table = played.program.timetable
+    for device in range(played.plan.shape.p):
+        *earlier, last = played.actions(device)
+        assert not any(ops_beside(played.task(action).behind) for action in earlier)
+        assert table.actions[last].kind == "BW" and table.actions[last].slice == 0
+        wanted = [op.work for chain in [stages[device]] for op in ops_beside(chain.behind)]  # type: ignore[union-attr]
+        assert [op.work for op in ops_beside(played.task(last).behind)] == wanted
+
+
+def uncut(job: dict[str, Any]) -> dict[str, Any]:
+    """The same with whole sequences."""
+    schemes = [{"use": "pipeline/gpipe", "over": "pp"}, *job["plan"]["schemes"][1:]]
+    return {**job, "plan": {**job["plan"], "schemes": schemes}}
+
+
+@settings(max_examples=30)
+@given(job=sliced_jobs())
+def test_one_slice_is_the_whole_sequence(job: dict[str, Any]) -> None:
+    schemes = [{**job["plan"]["schemes"][0], "slices": 1}, *job["plan"]["schemes"][1:]]
+    one = play_job({**job, "plan": {**job["plan"], "schemes": schemes}}, engine="sweep")
+    use = "pipeline/1f1b" if schemes[0]["use"] == "pipeline/seq1f1b" else "pipeline/gpipe"
+    whole = uncut(job)
+    whole["plan"]["schemes"][0] = {"use": use, "over": "pp"}
+    same = play_job(whole, engine="sweep")
+    assert one.times.span == same.times.span and one.peaks == same.peaks
+
+
+# ------------------------------------------------------------------------------- keys and values in memory
+
+SMALL = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 48, "tied": False}
+LENGTHS = [24, 16, 8]
+KV = 2 * 4 * 8 * 2
+"""Bytes of the keys and values of a token of `SMALL`: bf16."""
+
+
+def small(
+    slices: Any = LENGTHS,
+    use: str = "terapipe",
+    mesh: dict[str, int] | None = None,
+    inner: Sequence[dict[str, Any]] = (),
+    model: dict[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    sizes = {"pp": 2, **(mesh or {})}
+    kinds = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
+    schemes = [{"use": f"pipeline/{use}", "over": "pp", "slices": slices, **more}]
+    schemes += [{"use": kinds[axis], "over": axis} for axis in sizes if axis != "pp"]
+    return {
+        "model": {**SMALL, **(model or {})},
+        "cluster": {"gpu": "h100-sxm", "gpus": math.prod(sizes.values())},
+        "framework": {"name": "megatron-core", "set": {"launch_s": 0.0}},
+        "batch": {"global": 2},
+        "plan": {"mesh": sizes, "schemes": [*schemes, *inner]},
+    }
+
+
+def layers(job: dict[str, Any]) -> list[Any]:
+    """A layer of every slice."""
+    stages, _ = lowered(Plan(load_job(job)))
+    return [next(link for link in chain.links if link.name == "layer") for chain in stages[0]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "cut"), [({}, 1), ({"tp": 2}, 2), ({"cp": 2}, 1)], ids=["alone", "heads", "positions"]
+)
+def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str, int], cut: int) -> None:
+    """The backward pass of a slice leaves those of all tokens before it, and takes those that the later ones left.
+
+    Ranks that share positions have gathered keys and values of all of them.
+    """
+    before = [0, 24, 40]
+    for link, start, length in zip(layers(small(mesh=mesh)), before, LENGTHS, strict=True):
+        events = block_of(link, "F", False).memory.net + block_of(link, "BW", False).memory.net
+        left = start * KV / cut
+        found = (start + length) * KV / cut if length != LENGTHS[-1] else 0
+        assert events.sum() == left - found
+        assert events[CATEGORIES.index("activations")] == left - found
+
+
+def test_a_layer_that_is_computed_again_keeps_its_keys_and_values_for_later_slices() -> None:
+    full, without = layers(small(inner=[{"use": "memory/recompute-full"}])), layers(small())
+    for link, length in zip(full, LENGTHS, strict=True):
+        stays = length * KV if length != LENGTHS[-1] else 0
+        assert saved(link) == 2 * 64 * length + stays
+    whole = layers({**small(), "plan": small([12, 12, 12, 12])["plan"]})
+    assert sum(map(saved, without)) == sum(map(saved, whole)), "what is kept of a token does not depend on its slice"
+
+
+@pytest.mark.parametrize("window", [None, 12])
+def test_a_slice_attends_to_what_lies_before_it(window: int | None) -> None:
+    """Queries of the slice; keys of it and of all tokens before, as far as the window reaches; each pair once."""
+    model = {"window": window, "full_every": 0} if window else {}
+    met, pairs = [], 0.0
+    for link in layers(small(model=model)):
+        (core,) = [op.work for op in link.fragment.forward if isinstance(op.work, Attention)]
+        met.append((core.q, core.kv))
+        pairs += core.q * core.kv * core.share
+    assert met == [(24, 24), (16, 16 + (window or 24)), (8, 8 + (window or 40))]
+    assert pairs == pytest.approx(48 * 48 / 2 if window is None else 48 * window - window * window / 2)
+
+
+def test_what_slices_add_to_gradients_is_added_by_a_kernel() -> None:
+    """The last slice has nothing to add to; the others add what they found, for all tokens up to their own."""
+    added = []
+    for link in layers(small()):
+        works = [op.work for op in link.fragment.backward if op.name == "dcore"]
+        added.append([work.write for work in works if isinstance(work, Memory)])
+    assert added == [[24 * KV], [40 * KV], []]
+
+
+# ---------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (small(5), ["plan.schemes[0].slices", "9.6 tokens", "whole number", "4 would work"]),
+        (small([1, 1, 5]), ["plan.schemes[0].slices", "whole number"]),
+        (small([21, 27], mesh={"tp": 2}), ["plan.schemes[0].slices", "21 tokens", "a multiple of 2"]),
+        (small(16, mesh={"tp": 2, "cp": 2}), ["3 tokens", "a multiple of 4", "12 would work"]),
+        (small("auto", "seq1f1b"), ["plan.schemes[0].slices"]),
+        (small([1, 1], "seq1f1b", balanced=True), ["slices", "balanced"]),
+        (small(chunks=2), ["one chunk"]),
+    ],
+    ids=["not whole", "nor by ratios", "ranks that cut", "two axes", "no policy", "two wishes", "chunks"],
+)
+def test_a_sequence_that_cannot_be_cut_so_is_refused(job: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(PlanError) as refused:
+        Plan(load_job(job))
+    for word in words:
+        assert word in str(refused.value)
+
+
+# -------------------------------------------------------------------------------- where forecasts cut
+
+LONG = {"layers": 16, "hidden": 256, "heads": 4, "vocab": 512, "seq": 4096, "positions": "rope", "tied": False}
+
+
+def long(slices: Any, use: str = "terapipe", pp: int = 16, **more: Any) -> dict[str, Any]:
+    job = small(slices, use, {"pp": pp}, model=LONG, **more)
+    return {**job, "model": LONG, "batch": {"global": 1}}
+
+
+def with_launches(work: Any) -> tuple[float, float, float]:
+    """Ideal prices, and 5 us more for every kernel; messages for nothing."""
+    seconds, *rest = Ideal(flops=1e12, memory=1e12, links=math.inf)(work)
+    return (seconds + (0.0 if isinstance(work, Transfer) else 5e-6), *rest)
+
+
+def test_slices_are_cut_by_what_they_take() -> None:
+    """Longer first, and quicker than any number of equal ones."""
+    found = play_job(long("auto"), with_launches, engine="matrices")
+    lengths = found.plan.lengths
+    assert sum(lengths) == 4096 and len(lengths) == found.plan.shape.slices > 4
+    assert all(length % 64 == 0 for length in lengths)
+    ends = list(accumulate(lengths))
+    first = sum(end <= 2048 for end in ends)
+    assert first < len(ends) - first, "fewer and longer slices first"
+    for number in (1, 4, 8, 16, 32):
+        assert found.step.span < play_job(long(number), with_launches, engine="matrices").step.span
+
+
+def test_balanced_slices_last_equally_long() -> None:
+    runs = (long(4, "seq1f1b", 4, balanced=balanced) for balanced in (True, False))
+    even, equal = (play_job(run, with_launches, engine="matrices") for run in runs)
+    assert len(even.plan.lengths) == 4 and list(even.plan.lengths) == sorted(even.plan.lengths, reverse=True)
+    assert even.step.span < equal.step.span
+
+    def range_of(run: Any) -> float:
+        (chains, *_) = run.stages[1:2]
+        seconds = [
+            sum(PAID(op.work)[0] for link in chain.links for op in link.fragment.forward if op.work) for chain in chains
+        ]
+        return max(seconds) / min(seconds)
+
+    assert range_of(even) < range_of(equal)
+
+
+def test_forecasts_cut_at_the_catalogs_prices_and_say_where() -> None:
+    """GPT-3 through 48 stages in two micro-batches, the paper's case for cutting sequences (section 4.2)."""
+
+    def gpt3(use: str, **slices: Any) -> Any:
+        schemes = [{"use": use, "over": "pp", **slices}, {"use": "tensor/megatron", "over": "tp"}]
+        plan = {"mesh": {"pp": 48, "tp": 8}, "schemes": schemes}
+        cluster = {"gpu": "v100-sxm2-16", "gpus": 384}
+        told = {"model": "gpt3-175b", "cluster": cluster, "batch": {"global": 2}, "precision": "fp16", "plan": plan}
+        return simulate(told)
+
+    whole, cut = gpt3("pipeline/gpipe"), gpt3("pipeline/terapipe", slices="auto")
+    lengths = cut.play.plan.lengths
+    assert 10 <= len(lengths) <= 25 and list(lengths) == sorted(lengths, reverse=True)
+    assert 3.5 < whole.step_time / cut.step_time < 6, "the paper measures 5.0"
+    assert f"slices of {len(lengths)} x {lengths[0]} tokens, as they take least" in cut.assumed
+
+
+def test_few_granules_are_cut_no_finer() -> None:
+    """A sequence whose granules are few: all cuts lie at multiples of what the ranks divide."""
+    job = small("auto", mesh={"tp": 4, "cp": 2})
+    played = play_job(job, Ideal(links=math.inf, memory=math.inf))
+    assert sum(played.plan.lengths) == 48 and all(length % 8 == 0 for length in played.plan.lengths)
+    job = small(9, "seq1f1b", mesh={"tp": 4, "cp": 2}, balanced=True)
+    assert play_job(job).plan.lengths == (8,) * 6, "there are six granules only"

@@ -1,0 +1,419 @@
+"""Graphs of stages: models with towers, the schedule that joins branches, and joins and forks in every engine."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.engine.play import played
+from simulator.ir.ops import BYTES, Chain, Collective, Fragment, Link, Memory, Op, Transfer
+from simulator.ir.scheme import find_scheme
+from simulator.models.model import Model
+from simulator.program.build import build
+from simulator.program.memory_profile import peaks
+from simulator.program.timetable import timetable
+from simulator.report.breakdown import breakdown
+from simulator.scheduling.schedule import Action, Schedule, Shape, one_by_one
+from tests.contract.measure import params_of
+from tests.contract.played import PAID, Ideal, play_job, sent_between_stages, summed_over
+from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog
+from tests.simulator.engine.test_engines import played as forecast_of
+from tests.simulator.models.test_towers import TOWERS
+from tests.strategies import SECONDS, jobs
+from validation.pipelines.cases import answer
+
+
+def graphpipe(**options: int) -> Schedule:
+    kind = find_scheme("pipeline/graphpipe")
+    found = kind(("pp",), kind.Options(**options))
+    assert isinstance(found, Schedule)
+    return found
+
+
+def job(plan: dict[str, Any], gpus: int, model: Any = TOWERS, **more: Any) -> dict[str, Any]:
+    return {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "plan": plan, "batch": {"global": 8}, **more}
+
+
+def joined(pp: int, branches: int = 2, trunk: int = 1, *others: dict[str, Any], **mesh: int) -> dict[str, Any]:
+    """A plan of a graph of stages."""
+    use = {"use": "pipeline/graphpipe", "over": "pp", "branches": branches, "trunk": trunk}
+    return {"mesh": {"pp": pp, **mesh}, "schemes": [use, *others]}
+
+
+# ---------------------------------------------------------------------------------------------- the schedule
+
+
+def test_two_branches_of_two_stages_run_as_a_pipeline_of_three() -> None:
+    found = answer({"schedule": "graphpipe", "p": 5, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1, "order": True})
+    assert [" ".join(order) for order in found["order"]] == [
+        "0F0 0F1 0F2 0BW0 0F3 0BW1 0BW2 0BW3",
+        "1F0 1F1 1BW0 1F2 1BW1 1F3 1BW2 1BW3",
+        "2F0 2F1 2F2 2BW0 2F3 2BW1 2BW2 2BW3",
+        "3F0 3F1 3BW0 3F2 3BW1 3F3 3BW2 3BW3",
+        "4F0 4BW0 4F1 4BW1 4F2 4BW2 4F3 4BW3",
+    ]
+    assert found["in_flight_b"] == [3, 2, 3, 2, 1]
+
+
+@given(d=st.integers(1, 6), m=st.integers(1, 24), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
+def test_a_graph_fills_in_half_the_time_of_its_chain(d: int, m: int, t_f: float, t_b: float, t_w: float) -> None:
+    """Two like branches of depth d and the stage that joins them: (m + d) u; all stages in a line: (m + 2 d) u."""
+    told = {"p": 2 * d + 1, "m": m, "t_f": t_f, "t_b": t_b, "t_w": t_w}
+    graph, chain = answer({"schedule": "graphpipe", **told}), answer({"schedule": "1f1b", **told})
+    u = t_f + t_b + t_w
+    assert (graph["makespan"], chain["makespan"]) == ((m + d) * u, (m + 2 * d) * u)
+    deep = [min(m, d + 1 - i) for i in range(d)]
+    assert graph["in_flight_b"] == graph["in_flight_w"] == [*deep, *deep, 1]
+    assert chain["in_flight_b"] == [min(m, 2 * d + 1 - i) for i in range(2 * d + 1)]
+
+
+@given(branches=st.integers(1, 4), d=st.integers(1, 4), trunk=st.integers(1, 4), m=st.integers(1, 12))
+def test_every_stage_holds_one_more_than_those_that_follow(branches: int, d: int, trunk: int, m: int) -> None:
+    """k_x from the last stage on (arXiv 2406.17145): one more than the most of a stage's successors."""
+    shape, schedule = Shape(branches * d + trunk, m), graphpipe(branches=branches, trunk=trunk)
+    k = dict.fromkeys(range(shape.p), 1)
+    for stage in reversed(range(shape.p)):
+        for other in schedule.before(shape, stage):
+            k[other] = max(k[other], k[stage] + 1)
+    found = timetable(schedule, shape)
+    for stage, order in enumerate(found.orders):
+        forward, backward = ([Action(stage, kind, i) for i in range(m)] for kind in ("F", "BW"))
+        assert order == one_by_one(forward, backward, k[stage] - 1)
+    assert sum(not others for others in found.before) == branches
+    assert [len(others) for others in found.after].count(0) == 1
+    assert k[0] == d + trunk
+
+
+@given(p=st.integers(2, 8), m=st.integers(1, 16), trunk=st.integers(1, 3))
+def test_with_one_branch_it_is_1f1b(p: int, m: int, trunk: int) -> None:
+    shape = Shape(p, m)
+    chain = find_scheme("pipeline/1f1b")(("pp",))
+    assert isinstance(chain, Schedule)
+    if trunk < p:
+        found, wanted = timetable(graphpipe(branches=1, trunk=trunk), shape), timetable(chain, shape)
+        assert (found.orders, found.need, found.sequence) == (wanted.orders, wanted.need, wanted.sequence)
+        assert not found.also and not found.extra
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+@pytest.mark.parametrize(("branches", "trunk"), [(1, 1), (2, 1), (2, 3), (3, 1), (3, 2), (4, 4)])
+def test_a_number_of_stages_that_does_not_fit_is_refused_with_one_that_does(p: int, branches: int, trunk: int) -> None:
+    if p > trunk and (p - trunk) % branches == 0:
+        graphpipe(branches=branches, trunk=trunk).check(Shape(p, 4))
+        return
+    with pytest.raises(PlanError) as refused:
+        graphpipe(branches=branches, trunk=trunk).check(Shape(p, 4))
+    words = refused.value.remedy.replace(",", "").split()
+    graphpipe(branches=branches, trunk=trunk).check(Shape(int(words[2]), 4))
+    if "trunk:" in words:
+        graphpipe(branches=branches, trunk=int(words[-1])).check(Shape(p, 4))
+
+
+def test_a_stage_that_joins_needs_a_result_of_each_and_gives_each_one() -> None:
+    found = timetable(graphpipe(), Shape(3, 2))
+    number = {str(action): i for i, action in enumerate(found.actions)}
+    named = {i: name for name, i in number.items()}
+    for k in (0, 1):
+        join, back = number[f"2F{k}"], number[f"2BW{k}"]
+        assert [named[i] for i in (found.need[join], *found.also[join])] == [f"0F{k}", f"1F{k}"]
+        (second,) = found.extra[back]
+        assert [found.need[number[f"{tower}BW{k}"]] for tower in (0, 1)] == [back, second]
+    assert found.results == len(found.actions) + 2
+    assert len(found.also) == len(found.extra) == 2
+    assert found.rounds is None
+
+
+# --------------------------------------------------------------------------------- joins and forks, every engine
+
+
+class Given(Schedule):
+    """1F1B over any graph: each stage as many forward passes ahead as its longest way to an end is long."""
+
+    name = "given"
+    graph: list[tuple[int, ...]] = []
+
+    def before(self, shape: Shape, stage: int) -> tuple[int, ...]:
+        return self.graph[stage]
+
+    def device(self, shape: Shape, stage: int) -> int:
+        return stage
+
+    def order(self, shape: Shape, device: int) -> list[Action]:
+        ahead = [0] * shape.p
+        for stage in reversed(range(shape.p)):
+            for other in self.graph[stage]:
+                ahead[other] = max(ahead[other], ahead[stage] + 1)
+        forward, backward = ([Action(device, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
+        return one_by_one(forward, backward, ahead[device])
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """For every stage those that it takes from: any earlier ones, in any order, or none."""
+    found: list[tuple[int, ...]] = []
+    for stage in range(draw(st.integers(1, 6))):
+        earlier = st.lists(st.sampled_from(range(stage)), max_size=3, unique=True) if stage else st.just([])
+        found.append(tuple(draw(earlier)))
+    return found
+
+
+def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes: int) -> Chain:
+    """A kernel forward, with a collective behind it that the result waits for; backward one, and one more for weights
+    that no other stage waits for."""
+    entry, gradient = Op("in"), Op("gradient in", phase="B")
+    forward = Op("f", work=Memory("f", int(8 * times[0]), 0), after=[entry])
+    summed = Op("sum", "tensor", Collective("all_reduce", int(4 * times[1]), ("tp",)), [forward])
+    inputs = Op("b", work=Memory("b", int(8 * times[1]), 0), after=[gradient], phase="B")
+    weights = Op("w", work=Memory("w", int(8 * times[2]), 0), phase="W")
+    marks = ({"x": entry}, {"y": summed}, {"y": gradient}, {"x": inputs})
+    fragment = Fragment([forward, summed], [inputs, weights], *marks)
+    return Chain([Link("stage", fragment, 1, None if starts else "x", None if ends else "y", nbytes=nbytes)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    graph=graphs(),
+    m=st.integers(1, 8),
+    data=st.data(),
+    latency=st.sampled_from([0.0, 0.25, 3.0]),
+    host=st.sampled_from([0.0, 0.125, 2.0]),
+    overlap=st.booleans(),
+)
+def test_all_engines_agree_on_any_graph(
+    graph: list[tuple[int, ...]], m: int, data: st.DataObject, latency: float, host: float, overlap: bool
+) -> None:
+    p = len(graph)
+    schedule = Given(("pp",))
+    schedule.graph = graph
+    times = st.tuples(SECONDS, SECONDS, SECONDS)
+    leads = {other for others in graph for other in others}
+    sizes = [data.draw(st.integers(0, 24)) for _ in range(p)]
+    stages = [a_stage(data.draw(times), not graph[i], i not in leads, sizes[i]) for i in range(p)]
+
+    def price(work: Any) -> tuple[float, float, float]:
+        return work.nbytes / 8 if hasattr(work, "nbytes") else work.bytes / 8, 0.1, isinstance(work, Transfer) * latency
+
+    program = build(timetable(schedule, Shape(p, m)), stages, price, "pp", overlap, host=host)
+    steps = [played(program, engine, skip) for engine, skip in WAYS]
+    for step in steps[1:]:
+        assert step.span == pytest.approx(steps[0].span, rel=1e-9)
+        for device in range(p):
+            one, other = (breakdown(program, each.span, each.occupied(device), device) for each in (step, steps[0]))
+            assert one.parts == pytest.approx(other.parts, rel=0, abs=1e-9 * step.span)
+        assert step.times.begin == pytest.approx(steps[0].times.begin, rel=1e-9, abs=1e-9)
+    # Every edge carries a message of its giver's size forward, and one back, of each micro-batch.
+    flat = steps[0].flat
+    edges = Counter((flat.device[number], receiver) for number, _, receiver in flat.sent)
+    wanted = [(one, other) for other, others in enumerate(graph) for one in others]
+    assert edges == dict.fromkeys([*wanted, *((other, one) for one, other in wanted)], m)
+    for number, sender, receiver in flat.sent:
+        work = flat.ops[number].work
+        assert isinstance(work, Transfer) and (work.source, work.target) == (sender, receiver)
+        assert work.nbytes == sizes[min(sender, receiver)]
+    # Nothing is taken before it has come from every giver.
+    arrived: dict[tuple[str, int], float] = defaultdict(float)
+    for number, _, receiver in flat.sent:
+        name, end = flat.ops[number].name.removeprefix("send "), steps[0].times.end[number] + latency
+        kind, k = ("F" if "F" in name else "BW"), name.partition("F")[2] or name.partition("BW")[2]
+        key = f"{receiver}{kind}{k}", 0
+        arrived[key] = max(arrived[key], end)
+    for i, action in enumerate(program.timetable.actions):
+        assert steps[0].times.begin[flat.first[i]] >= arrived[str(action), 0] - 1e-9
+    assert all(peak.left == 0 for peak in peaks(program, [{}] * p))
+
+
+# ------------------------------------------------------------------------------------------------- whole jobs
+
+
+def test_towers_on_a_chain_of_stages_are_refused_but_not_on_one() -> None:
+    assert simulate(job({"dp": 2}, 2)).step_time > 0
+    for schedule in ("1f1b", "gpipe"):
+        with pytest.raises(PlanError, match=r"chain of stages.* 2 towers.*graphpipe with branches: 2"):
+            simulate(job({"pp": 2, "schedule": schedule}, 2))
+    with pytest.raises(PlanError, match="Use pipeline/1f1b"):
+        simulate(job(joined(3), 3, {**TOWERS, "towers": 1, "tower_layers": 0}))
+    with pytest.raises(PlanError, match=r"branches: 4"):
+        simulate(job(joined(3), 3, {**TOWERS, "towers": 4}))
+
+
+def test_parts_of_a_sequence_must_divide() -> None:
+    with pytest.raises(PlanError, match=r"batch.sequence is 13: .*2 towers.* 12 would work"):
+        simulate(job(joined(3), 3, batch={"global": 8, "sequence": 13}))
+    sequence = {"use": "sequence/all-gather", "over": "cp"}
+    plan = joined(3, 2, 1, sequence, cp=16)
+    with pytest.raises(PlanError, match=r"batch.sequence / model.towers = 8 must divide by cp"):
+        simulate(job(plan, 48))
+
+
+@st.composite
+def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
+    """A job of a model with towers: on a graph of stages, or all of it on one."""
+    told = draw(jobs(("pipeline/1f1b",), **more).filter(lambda told: told["model"].moe is None))
+    towers, d, trunk = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    pp = draw(st.sampled_from([1, towers * d + trunk, towers * d + trunk]))
+    fields = told["model"].model_dump(exclude_unset=True, exclude={"tied", "mtp", "position_rows", "name"})
+    depth, layers = d * draw(st.integers(1, 2)), trunk * draw(st.integers(1, 2))
+    fields |= {"towers": towers, "tower_layers": depth, "layers": layers, "seq": towers * fields["seq"]}
+    mesh = {**told["plan"]["mesh"], "pp": pp}
+    first = {"use": "pipeline/1f1b", "over": "pp"} if pp == 1 else joined(pp, towers, trunk)["schemes"][0]
+    plan = {"mesh": mesh, "views": {}, "schemes": [first, *told["plan"]["schemes"][1:]], "partition": "even"}
+    cluster = {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())}
+    return {**told, "model": Model(**fields), "cluster": cluster, "plan": plan}
+
+
+@settings(max_examples=25, deadline=None)
+@given(told=graph_jobs(launch=LAUNCH))
+def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
+    check_reports(told)
+
+
+@settings(max_examples=10, deadline=None)
+@given(told=graph_jobs(launch=LAUNCH, formats=("bf16",)))
+def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> None:
+    check_reports(on_catalog(told, "dgx-h100"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    told=graph_jobs(launch=(0.0, 1e-6, 1e-4)),
+    price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-5, 1e-2])),
+)
+def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
+    check_alike([forecast_of(told, price, engine, skip) for engine, skip in WAYS])
+
+
+@settings(max_examples=60, deadline=None)
+@given(told=graph_jobs(recompute=False))
+def test_a_graph_conserves_flops_and_parameters(told: dict[str, Any]) -> None:
+    run = play_job(told, engine="matrices")
+    wanted = run.wanted
+    assert run.flops("F") == pytest.approx(wanted, rel=1e-12)
+    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
+    assert run.flops("B", "W") == pytest.approx(backward, rel=1e-12)
+    (tensor,) = run.plan.family("tensor")
+    once = 0.0
+    for param in (param for stage in run.stages for param in params_of(stage)):
+        cut = set(tensor.over) & set(param.partial) or param.size < param.total
+        copies = run.plan.mesh.size(param.partial) * (1 if cut else run.plan.mesh.size(tensor.over))
+        once += param.size * run.ranks / copies
+    assert once == pytest.approx(run.plan.job.model.parameters)
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=graph_jobs())
+def test_memory_of_a_graph_is_what_its_ops_take(told: dict[str, Any]) -> None:
+    """Op by op: what comes in of every branch, what a join makes of it, and back to nothing at the end."""
+    run = play_job(told, engine="matrices")
+    for device, peak in enumerate(run.peaks):
+        level = top = 0.0
+        for _, nbytes, _ in run.changes(device):
+            level += nbytes
+            top = max(top, level)
+        assert peak.left == 0 and level == pytest.approx(0, abs=1e-6)
+        assert peak.total == pytest.approx(top + sum(run.resting(device).values()))
+
+
+@settings(max_examples=25, deadline=None)
+@given(told=graph_jobs())
+def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None:
+    """And gets as much back, though all of it comes from the one stage that joins."""
+    run = play_job(told, engine="matrices")
+    plan, shape = run.plan, run.plan.shape
+    assert plan.job.batch.sequence is not None
+    whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
+    sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.inside)
+    each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
+    wanted: dict[tuple[int, str], list[int]] = {}
+    trunk = getattr(plan.schedule.options, "trunk", 1)
+    for stage, other in ((a, b) for b in range(shape.stages) for a in plan.schedule.before(shape, b)):
+        nbytes = each if stage >= shape.p - trunk else each // plan.job.model.towers
+        for key in ((stage, "F"), (other, "BW")):
+            wanted[key] = wanted.get(key, []) + [nbytes] * shape.m
+    assert sent_between_stages(run) == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
+def test_gradients_of_a_graph_are_reduced_once(told: dict[str, Any], bucket: float) -> None:
+    """And sharded weights gathered for every pass, though a tower's embedding takes nothing from the unit before."""
+    habits = {**told["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
+    run = play_job({**told, "framework": {**told["framework"], "set": habits}}, engine="matrices")
+    plan = run.plan
+    (data,) = plan.family("data")
+    sharded = data.use == "data/fsdp"
+    for device in range(plan.shape.p):
+        found: dict[str, int] = Counter()
+        for _, op in run.instances(device):
+            if op.stream == "data":
+                assert isinstance(op.work, Collective)
+                found["gathered" if op.work.operation == "all_gather" else "reduced"] += op.work.nbytes
+        held = sum(param.size for param in run.held(device) if plan.mesh.size(summed_over(param, plan)) > 1)
+        turns = plan.shape.m if sharded else 1
+        assert found["reduced"] == 4 * turns * held
+        assert found["gathered"] == {"data/fsdp": 4 * turns, "data/zero-1": 2}.get(data.use, 0) * held
+
+
+def test_a_graph_is_as_deep_as_its_longest_way() -> None:
+    """Each stage holds k_x micro-batches at the most: of the activations of one, that many times."""
+    model = {**TOWERS, "layers": 2, "tower_layers": 4, "seq": 64}
+    run, alone = (play_job(job(joined(5), 5, model, batch={"global": m}), PAID) for m in (8, 1))
+    assert [[link.name for link in chain.links] for chain in run.stages] == [
+        *[["embedding", "layer"], ["layer"]] * 2,
+        ["join", "layer", "ending"],
+    ]
+    assert run.plan.layers == [2, 2, 2, 2, 2]
+    for device, k in enumerate((3, 2, 3, 2, 1)):
+        assert run.kept(device) == pytest.approx(k * alone.kept(device))
+
+
+def test_both_towers_run_at_once() -> None:
+    run = play_job(job(joined(3), 3, framework={"name": "megatron-core", "set": {"launch_s": 0.0}}), PAID)
+    assert run.stages[0] is run.stages[1], "towers are lowered once"
+    first = [run.ops(run.actions(device)[0]) for device in range(3)]
+    begins, ends = ([times[ops[at]] for ops in first] for times, at in ((run.times.begin, 0), (run.times.end, -1)))
+    assert begins[0] == begins[1] == 0 and ends[0] == ends[1]
+    # The second tower's message is not behind the first's: each device has links of its own.
+    sent = [n for n, _, receiver in run.flat.sent if receiver == 2]
+    arrival = max(run.times.end[n] for n in sent if run.flat.ops[n].name in ("send 0F0", "send 1F0"))
+    assert begins[2] == pytest.approx(arrival) and arrival > ends[0]
+    # Back they get their shares one after another, for these leave one device.
+    back = {run.flat.ops[n].name: n for n, sender, _ in run.flat.sent if sender == 2}
+    assert len(back) == run.plan.shape.m
+    shares = [n for n, sender, _ in run.flat.sent if sender == 2 and run.flat.ops[n].name == "send 2BW0"]
+    assert len(shares) == 2 and run.times.begin[shares[1]] == pytest.approx(run.times.end[shares[0]])
+
+
+@pytest.mark.parametrize(("data", "overlap"), [*product(("data/ddp", "data/zero-1", "data/fsdp"), (True, False))])
+def test_a_graph_composes_with_every_other_axis(data: str, overlap: bool) -> None:
+    others = [
+        {"use": data, "over": "dp"},
+        {"use": "sequence/all-gather", "over": "cp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+        {"use": "memory/recompute-full"},
+    ]
+    plan = joined(3, 2, 1, *others, dp=2, cp=2, tp=2)
+    habits = {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}}
+    run = play_job(job(plan, 24, framework=habits), PAID)
+    assert run.flops("F") == pytest.approx(run.wanted)
+    assert all(peak.left == 0 for peak in run.peaks)
+    again = [op.work.flops for _, op in run.instances() if op.phase == "R" and op.work is not None]
+    assert sum(again) > 0
+    assert simulate(job(plan, 24, framework=habits)).step_time > 0
+
+
+def test_the_shipped_model_runs_on_a_graph() -> None:
+    plan = joined(6, 2, 2, {"use": "data/zero-1", "over": "dp"}, dp=4)
+    found = simulate(job(plan, 24, "two-towers-2.3b", batch={"global": 128})).play
+    assert found.plan.layers == [8, 8, 8, 8, 4, 4]
+    assert [found.peaks[i].by for i in (0, 1)] == [found.peaks[i].by for i in (2, 3)]
+    # A layer of a tower does half the work of one of the trunk, so all but the ends are like busy.
+    busy = [breakdown(found.program, found.step.span, found.step.occupied(i), i).parts["gemm"] for i in range(5)]
+    assert busy == pytest.approx([busy[0]] * 5, rel=0.2)

@@ -1,0 +1,316 @@
+"""Orders that are the same whatever passes last: closed forms at many shapes and times, and orders as they are printed.
+
+Printed orders name chunks of a device: upper case the first one, lower case the second; B of a schedule without W is
+both gradients at once.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator.ir.scheme import find_scheme
+from simulator.program.timetable import timetable
+from simulator.scheduling.building_block import reordered, repeated
+from simulator.scheduling.schedule import Action, Schedule, Shape, actions_of
+from tests.strategies import SECONDS
+from validation.pipelines.cases import answer
+
+ALIKE = (2, 2, 2)
+"""Times of a device under which each of two chunks takes 1."""
+
+TIMES = [ALIKE, (1, 1.25, 0.75), (3, 2, 1), (1, 4, 1), (0.5, 4, 0.125), (1, 1, 0.25)]
+"""t_f, t_b and t_w, of which t_w is never the longest."""
+
+V = ("zb-v", "v-half", "v-min")
+"""Schedules with two chunks a device, in a V."""
+
+EVERY = ("breadth-first", "zb-h1", "zb-h2", "hanayo", *V)
+
+
+def played(schedule: str, p: int, m: int, times: Any = ALIKE, **more: Any) -> dict[str, Any]:
+    t_f, t_b, t_w = times
+    found = answer({"schedule": schedule, "p": p, "m": m, "t_f": t_f, "t_b": t_b, "t_w": t_w, **more})
+    assert found["status"] == "played", found
+    return found
+
+
+def bubbles(found: dict[str, Any], m: int, times: Any = ALIKE) -> tuple[float, float]:
+    """Beyond the work: of the whole, and of the longest span of a device."""
+    work = m * sum(times)
+    return found["makespan"] - work, found["span_max"] - work
+
+
+def near(value: Any) -> Any:
+    return pytest.approx(value, abs=1e-9)
+
+
+def shipped(use: str) -> Schedule:
+    schedule = find_scheme(f"pipeline/{use}")(("pp",))
+    assert isinstance(schedule, Schedule)
+    return schedule
+
+
+def printed(order: Any, p: int) -> str:
+    """As papers print it."""
+    letters = {"F": "F", "BW": "B", "B": "B", "W": "W"}
+    words = [(letters[action.kind], action.stage // p, action.microbatch) for action in actions_of(order)]
+    return " ".join(f"{kind.lower() if chunk % 2 else kind}{k}" for kind, chunk, k in words)
+
+
+def row(use: str, p: int, m: int, v: int, device: int) -> str:
+    schedule, shape = shipped(use), Shape(p, m, v)
+    found = timetable(schedule, shape)
+    assert list(schedule.order(shape, device)) == list(found.orders[device])
+    return printed(found.orders[device], p)
+
+
+# ------------------------------------------------------------------------------------------ orders as printed
+
+PRINTED = {
+    ("breadth-first", 4, 8, 2): ["F0 F1 F2 F3 F4 F5 F6 F7 f0 f1 f2 f3 f4 f5 f6 f7 b0 b1 b2 b3 b4 b5 b6 b7 "
+                                 "B0 B1 B2 B3 B4 B5 B6 B7"] * 4,
+    ("zb-h1", 4, 8, 1): [
+        "F0 F1 F2 F3 B0 W0 F4 B1 W1 F5 B2 W2 F6 B3 W3 F7 B4 W4 B5 W5 B6 W6 B7 W7",
+        "F0 F1 F2 B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 F6 B4 W3 F7 B5 W4 B6 W5 B7 W6 W7",
+        "F0 F1 B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 F6 B5 W3 F7 B6 W4 B7 W5 W6 W7",
+        "F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 F6 B6 W3 F7 B7 W4 W5 W6 W7",
+    ],
+    ("zb-h2", 4, 8, 1): [
+        "F0 F1 F2 F3 F4 F5 F6 B0 W0 F7 B1 W1 B2 W2 B3 W3 B4 W4 B5 W5 B6 W6 B7 W7",
+        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 W0 F7 B3 W1 B4 W2 B5 W3 B6 W4 B7 W5 W6 W7",
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 W0 F7 B5 W1 B6 W2 B7 W3 W4 W5 W6 W7",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 W0 F7 B7 W1 W2 W3 W4 W5 W6 W7",
+    ],
+    ("zb-v", 4, 8, 2): [
+        "F0 F1 F2 F3 F4 F5 F6 f0 b0 w0 f1 b1 w1 f2 b2 w2 f3 b3 w3 F7 B0 W0 f4 b4 w4 B1 W1 f5 b5 w5 B2 W2 f6 b6 w6 "
+        "B3 W3 f7 b7 w7 B4 W4 B5 W5 B6 W6 B7 W7",
+        "F0 F1 F2 F3 F4 f0 F5 f1 b0 w0 f2 b1 w1 f3 b2 w2 F6 B0 W0 f4 b3 w3 F7 B1 W1 f5 b4 w4 B2 W2 f6 b5 w5 "
+        "B3 W3 f7 b6 w6 B4 b7 B5 W4 B6 W5 B7 W6 w7 W7",
+        "F0 F1 F2 f0 F3 f1 F4 f2 b0 w0 f3 b1 w1 F5 B0 W0 f4 b2 w2 F6 B1 W1 f5 b3 w3 F7 B2 W2 f6 b4 w4 B3 W3 f7 b5 w5 "
+        "B4 b6 B5 b7 B6 W4 B7 W5 w6 w7 W6 W7",
+        "F0 f0 F1 f1 F2 f2 F3 f3 b0 w0 F4 B0 W0 f4 b1 w1 F5 B1 W1 f5 b2 w2 F6 B2 W2 f6 b3 w3 F7 B3 W3 f7 b4 w4 "
+        "B4 b5 B5 b6 B6 b7 B7 W4 w5 w6 w7 W5 W6 W7",
+    ],
+    ("hanayo", 4, 4, 2): [
+        "F0 F1 F2 F3 f0 b0 f1 b1 f2 b2 f3 b3 B0 B1 B2 B3",
+        "F0 F1 F2 F3 f0 f1 b0 f2 b1 f3 b2 B0 b3 B1 B2 B3",
+        "F0 F1 F2 f0 F3 f1 f2 b0 f3 b1 B0 b2 B1 b3 B2 B3",
+        "F0 f0 F1 f1 F2 f2 F3 f3 b0 B0 b1 B1 b2 B2 b3 B3",
+    ],
+    ("hanayo", 4, 8, 2): [
+        "F0 F1 F2 F3 F4 F5 F6 f0 b0 f1 b1 f2 b2 f3 b3 B0 F7 B1 B2 B3 f4 b4 f5 b5 f6 b6 f7 b7 B4 B5 B6 B7",
+        "F0 F1 F2 F3 F4 f0 F5 f1 b0 f2 b1 f3 b2 B0 b3 B1 F6 B2 F7 B3 f4 f5 b4 f6 b5 f7 b6 B4 b7 B5 B6 B7",
+        "F0 F1 F2 f0 F3 f1 F4 f2 b0 f3 b1 B0 b2 B1 b3 B2 F5 B3 F6 f4 F7 f5 f6 b4 f7 b5 B4 b6 B5 b7 B6 B7",
+        "F0 f0 F1 f1 F2 f2 F3 f3 b0 B0 b1 B1 b2 B2 b3 B3 F4 f4 F5 f5 F6 f6 F7 f7 b4 B4 b5 B5 b6 B6 b7 B7",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("at", PRINTED)
+def test_orders_are_those_that_are_printed(at: tuple[str, int, int, int]) -> None:
+    use, p, m, v = at
+    assert [row(use, p, m, v, device) for device in range(p)] == PRINTED[at]
+
+
+BLOCKS = {
+    ("v-min", 0): "F0 F1 f0 b0 w0 F2 f1 b1 B0 w1 W0 F3 f2 b2 B1 w2 W1 F4 f3 b3 B2 w3 W2 F5 f4 b4 B3 w4 W3 F6 f5 b5 "
+                  "B4 w5 W4 F7 f6 b6 B5 w6 W5 f7 b7 B6 w7 W6 B7 W7",
+    ("v-min", 3): "F0 f0 F1 f1 b0 B0 w0 W0 F2 f2 b1 B1 w1 W1 F3 f3 b2 B2 w2 W2 F4 f4 b3 B3 w3 W3 F5 f5 b4 B4 w4 W4 "
+                  "F6 f6 b5 B5 w5 W5 F7 f7 b6 B6 w6 W6 b7 B7 w7 W7",
+    ("v-half", 0): "F0 F1 f0 F2 b0 w0 f1 F3 b1 w1 f2 F4 B0 b2 W0 f3 w2 F5 B1 b3 W1 f4 w3 F6 B2 b4 W2 f5 w4 F7 B3 b5 W3 "
+                   "f6 w5 B4 b6 W4 f7 w6 B5 b7 W5 w7 B6 W6 B7 W7",
+}  # fmt: skip
+"""Blocks repeated, with W's in free slots, before anything is reordered: p = 4, m = 8."""
+
+
+@pytest.mark.parametrize("at", BLOCKS)
+def test_blocks_are_repeated_as_printed(at: tuple[str, int]) -> None:
+    use, device = at
+    schedule: Any = shipped(use)
+    shape = Shape(4, 8, 2)
+    assert printed(repeated(schedule, shape, schedule.block(shape))[device], 4) == BLOCKS[at]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (1, 4), (2, 2), (2, 5), (3, 1), (4, 3), (4, 8), (5, 16), (8, 20)])
+def test_zb_v_is_the_order_of_torch(p: int, m: int) -> None:
+    """Its method needs of a pipeline only its sizes."""
+    of_torch = pytest.importorskip("torch.distributed.pipelining.schedules").ScheduleZBVZeroBubble
+    known = SimpleNamespace(pp_group_size=p, _n_microbatches=m, num_stages=2 * p)
+    kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
+    for rank in range(p):
+        theirs = of_torch._calculate_single_rank_operations(known, rank)
+        told = [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
+        assert told == list(shipped("zb-v").order(Shape(p, m, 2), rank))
+
+
+# ------------------------------------------------------------------------------------------ closed forms
+
+
+@given(p=st.integers(1, 8), m=st.integers(1, 20), times=st.tuples(SECONDS, SECONDS, SECONDS), v=st.integers(1, 4))
+def test_breadth_first_is_as_short_as_interleaved_and_holds_everything(p: int, m: int, times: Any, v: int) -> None:
+    found = played("breadth-first", p, m, times, v=v)
+    assert found["in_flight_b"] == [m * v] * p
+    if m >= p:
+        assert bubbles(found, m, times)[0] == near((p - 1) * sum(times) / v)
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("p", range(1, 9))
+def test_handmade_zero_bubble_schedules(p: int, times: tuple[float, float, float]) -> None:
+    f, b, w = times
+    for m in {1, p // 2 + 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1}:
+        one, two = played("zb-h1", p, m, times), played("zb-h2", p, m, times)
+        assert one["in_flight_b"] == [min(m, p - i) for i in range(p)]
+        assert one["in_flight_w"] == [min(m, p)] * p
+        assert two["in_flight_b"] == [min(m, 2 * (p - i) - 1) for i in range(p)]
+        assert two["in_flight_w"] == [min(m, 2 * p - 1)] * p
+        if m >= p:
+            assert bubbles(one, m, times) == near(((p - 1) * (f + b - w),) * 2)
+        if m >= 2 * p - 1:
+            assert bubbles(two, m, times) == near(((p - 1) * max(f, f + b - 2 * w), (p - 1) * (f + b - 2 * w)))
+
+
+@pytest.mark.parametrize("p", range(1, 9))
+def test_zb_v_never_idles_where_passes_are_alike(p: int) -> None:
+    for m in (2 * p, 2 * p + 1, 3 * p, 5 * p):
+        assert bubbles(played("zb-v", p, m), m) == near((p - 1, 0))
+        for times in [times for times in TIMES if times[2] <= times[0] <= times[1]]:
+            found = played("zb-v", p, m, times)
+            assert bubbles(found, m, times)[1] == near((p - 1) * (times[1] - times[2]))
+            assert found["in_flight_w"] == [2 * p] * p
+
+
+CONFIGURATIONS = [
+    ((8, 24), (18.522, 18.086, 9.337, 0.601), (0.2431, 0.1585, 0.1083)),
+    ((8, 32), (18.513, 18.086, 9.331, 0.626), (0.1985, 0.1242, 0.0837)),
+    ((8, 24), (29.718, 29.444, 19.927, 0.527), (0.2347, 0.1323, 0.0698)),
+    ((8, 64), (29.935, 29.621, 19.388, 0.535), (0.1091, 0.0554, 0.0294)),
+    ((16, 48), (11.347, 11.248, 8.132, 0.377), (0.2552, 0.1397, 0.0672)),
+    ((16, 64), (11.307, 11.254, 8.101, 0.379), (0.2082, 0.1088, 0.0516)),
+    ((32, 96), (10.419, 10.207, 7.715, 0.408), (0.2646, 0.1421, 0.0641)),
+]
+"""p and m; milliseconds of F, B, W and a hop; bubble rates of 1F1B, ZB-H1 and ZB-H2. Qi et al. 2024, arXiv 2401.10241,
+tables 5 and 6."""
+
+
+@pytest.mark.parametrize(("shape", "times", "rates"), CONFIGURATIONS)
+def test_the_zero_bubble_papers_configurations(
+    shape: tuple[int, int], times: tuple[float, ...], rates: tuple[float, ...]
+) -> None:
+    for use, rate in zip(("1f1b", "zb-h1", "zb-h2"), rates, strict=True):
+        assert played(use, *shape, times[:3], hop=times[3])["bubble_rate_span"] == pytest.approx(rate, abs=1e-4)
+
+
+@pytest.mark.parametrize("p", range(3, 17))
+@pytest.mark.parametrize("use", ["v-half", "v-min"])
+def test_reordered_blocks_reach_the_papers_bubbles_and_peaks(use: str, p: int) -> None:
+    bubble, peak = {
+        "v-half": (3 * p - 4, p + 1) if p % 2 else (3 * p - 7, p + 2),
+        "v-min": (4 * p - 5 if p % 3 else 4 * p - 7, 2 * ceil((p + 2) / 3)),
+    }[use]
+    for n in (2, 3, 4):
+        found = played(use, p, n * p)
+        assert bubbles(found, n * p) == near((bubble, bubble))
+        assert max(found["in_flight_w"]) == peak
+
+
+def test_only_v_min_waits_for_every_micro_batch_where_passes_are_not_alike() -> None:
+    for m, bubble in ((8, 93), (12, 117), (16, 141)):
+        assert bubbles(played("v-min", 4, m, (8, 10, 6)), m, (8, 10, 6)) == near((bubble, bubble))
+        assert bubbles(played("v-half", 4, m, (8, 10, 6)), m, (8, 10, 6)) == near((34, 34))
+
+
+def played_in_slots(schedule: Schedule, shape: Shape, orders: Any) -> tuple[int, list[int]]:
+    """Slots beyond the work, and every device's peak, of passes that take a slot each."""
+
+    class Given(type(schedule)):  # type: ignore[misc]
+        name = "given"
+
+        def orders(self, shape: Shape, lasting: Any = None) -> Any:
+            return orders
+
+    found = timetable(Given(("pp",)), shape)
+    done: dict[Action, int] = {}
+    free = [0] * shape.p
+    for number in found.sequence:
+        action, device = found.actions[number], found.device_of[number]
+        need = found.actions[found.need[number]] if found.need[number] >= 0 else None
+        done[action] = free[device] = max(free[device], done[need] if need else 0) + 1
+    peaks = []
+    for order in orders:
+        held = [0]
+        for action in order:
+            held.append(held[-1] + (action.kind == "F") - (action.kind == "W"))
+        peaks.append(max(held))
+    return max(free) - 3 * shape.v * shape.m, peaks
+
+
+@pytest.mark.parametrize("use", ["v-half", "v-min"])
+@given(p=st.integers(1, 12), m=st.integers(1, 40))
+def test_reordering_is_never_longer_and_holds_no_more_on_any_device(use: str, p: int, m: int) -> None:
+    schedule: Any = shipped(use)
+    shape = Shape(p, m, 2)
+    plain = repeated(schedule, shape, schedule.block(shape))
+    longest, most = played_in_slots(schedule, shape, plain)
+    length, held = played_in_slots(schedule, shape, reordered(schedule, shape, plain))
+    assert length <= longest
+    assert all(now <= before for now, before in zip(held, most, strict=True))
+    if m >= 2 * p > 4:
+        alone = {"v-min": 4 * p - 5 if p % 3 else 4 * p - 3, "v-half": (7 * p - 7) // 2 if p % 2 else (7 * p - 4) // 2}
+        assert longest == alone[use]
+
+
+def test_passes_that_fall_on_one_slot_are_refused() -> None:
+    with pytest.raises(ValueError, match="0F1 and 0B0 fall on one slot"):
+        repeated(shipped("1f1b"), Shape(1, 2), [(0, 3)])
+
+
+@pytest.mark.parametrize("waves", range(1, 5))
+@pytest.mark.parametrize("p", range(1, 7))
+def test_waves_divide_the_bubble(p: int, waves: int) -> None:
+    for n in (1, 2, 3):
+        m = n * p
+        found = played("hanayo", p, m, (2, 1, 1), waves=waves)
+        assert bubbles(found, m, (2, 1, 1))[0] == near((p - 1) * 2 / waves)
+        first = [2 * waves * p - (p - 1) + i for i in range(p)]
+        assert found["in_flight_b"] == (first if n == 1 else [2 * waves * p] * p)
+    for times in TIMES:
+        if times[1] + times[2] >= times[0]:
+            bubble = (p - 1) * (times[1] + times[2]) / waves
+            found = played("hanayo", p, p, times, waves=waves)
+            assert bubbles(found, p, times)[0] == near(bubble)
+
+
+# ------------------------------------------------------------------------------------------ shapes
+
+
+@given(
+    use=st.sampled_from(EVERY), p=st.integers(1, 6), m=st.integers(1, 14), times=st.tuples(SECONDS, SECONDS, SECONDS)
+)
+def test_every_number_of_micro_batches_has_an_order(use: str, p: int, m: int, times: Any) -> None:
+    assert played(use, p, m, times)["makespan"] >= m * sum(times) - 1e-9
+
+
+def test_waves_and_chunks_say_the_same() -> None:
+    alike = [played("hanayo", 3, 6, **told) for told in ({"waves": 2}, {"v": 4}, {"waves": 2, "v": 4})]
+    assert alike[0] == alike[1] == alike[2] != played("hanayo", 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [("hanayo", {"v": 3}), ("hanayo", {"v": 4, "waves": 1}), *((use, {"v": 4}) for use in V), ("zb-h1", {"v": 2})],
+)
+def test_other_chunks_are_refused(use: str, told: dict[str, int]) -> None:
+    found = answer({"schedule": use, "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1, **told})
+    assert found["status"] == "refused"
+    assert f"pipeline/{use}" in found["reason"] and "chunk" in found["reason"]
+    with pytest.raises(PlanError):
+        shipped("v-min").check(Shape(2, 4, 1))

@@ -1,0 +1,213 @@
+"""Sharded weights, by hand: which units are whole when, what is sent, and how long a step takes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import pytest
+
+from simulator.engine.play import Engine
+from simulator.ir.ops import Collective
+from simulator.program.memory_profile import CATEGORIES
+from tests.contract.played import FREE, Ideal, Played, play_job
+
+N, S, H, V = 4, 16, 64, 128
+MODEL = {"layers": 4, "hidden": H, "heads": 4, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}
+LAYER = 2 * H + 12 * H * H
+"""Parameters of a layer: norms, four matrices of attention, two of the MLP."""
+UNITS = [V * H, *[LAYER] * 4, H + V * H]
+"""Of the embedding, the layers, the final norm with the output layer."""
+
+
+def sharded(
+    batch: int = 1, price: Any = FREE, engine: Engine = "simpy", *more: str, tied: bool = False, **habits: Any
+) -> Played:
+    """`batch` micro-batches on each of four ranks."""
+    schemes = [{"use": "data/fsdp", "over": "dp"}, *({"use": use} for use in more)]
+    job = {
+        "model": {**MODEL, "tied": tied, "qkv_bias": False},
+        "cluster": {"gpu": "h100-sxm", "gpus": N},
+        "framework": {"set": {"launch_s": 0.0, **habits}},
+        "batch": {"global": N * batch},
+        "plan": {"mesh": {"dp": N}, "schemes": schemes},
+    }
+    return play_job(job, price, engine=engine)
+
+
+def moved(played: Played, operation: str) -> list[int]:
+    """Bytes of the collectives of one kind, in the order in which they run."""
+    queue = played.flat.queues[0, "data"]
+    works = [played.flat.ops[number].work for number in queue]
+    return [work.nbytes for work in works if isinstance(work, Collective) and work.operation == operation]
+
+
+ALONE = {"overlap": {"dp": False, "pp": True}}
+
+
+@pytest.mark.parametrize("habits", [{}, ALONE])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, habits: dict[str, Any]) -> None:
+    """Units in order forward, and again backward; their gradients in the backward order."""
+    played = sharded(batch, **habits)
+    weights = [2 * size for size in UNITS]
+    assert moved(played, "all_gather") == [*weights, *weights[::-1]] * batch
+    assert moved(played, "reduce_scatter") == [4 * size for size in UNITS[::-1]] * batch
+    assert not [op for _, op in played.instances() if op.stream == "data" and op.phase == "U"]
+
+
+@pytest.mark.parametrize("habits", [{}, ALONE])
+def test_a_table_of_both_ends_is_gathered_once_and_stays(habits: dict[str, Any]) -> None:
+    """Weights of the table through both passes of a micro-batch, its gradient from the output layer's backward on."""
+    played = sharded(2, **habits, tied=True)
+    table, *layers = [2 * size for size in UNITS[:-1]]
+    ending = 2 * H
+    assert moved(played, "all_gather") == [table, *layers, ending, ending, *layers] * 2
+    assert moved(played, "reduce_scatter") == [4 * H, *[4 * LAYER] * 4, 4 * V * H] * 2
+    (forward,) = {id(task): task for task in played.program.tasks if task.forward}.values()
+    (backward,) = {id(task): task for task in played.program.tasks if not task.forward}.values()
+    place = CATEGORIES.index("parameters"), CATEGORIES.index("gradients")
+    assert [forward.memory.net[i] for i in place] == [table, 0.0]
+    assert [backward.memory.net[i] for i in place] == [-table, 0.0]
+    assert backward.memory.top[place[1]] == 4 * (V * H + 2 * LAYER), "beside those of a layer and the one behind it"
+
+
+@pytest.mark.parametrize("habits", [{}, ALONE])
+def test_computing_the_forward_pass_again_gathers_no_third_time(habits: dict[str, Any]) -> None:
+    """It is done again in the backward pass, with the weights that this has gathered."""
+    again, plain = sharded(1, FREE, "simpy", "memory/recompute-full", **habits), sharded(1, **habits)
+    assert any(op.phase == "R" for _, op in again.instances())
+    for operation in ("all_gather", "reduce_scatter"):
+        assert moved(again, operation) == moved(plain, operation)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("price", [Ideal(links=1e6), Ideal(links=1e7)])
+def test_nothing_computes_before_its_weights_are_whole(price: Ideal, overlap: bool) -> None:
+    """Each unit's first kernel begins when its gather has ended, forward and backward; its gradients are scattered
+    when they exist."""
+    played = sharded(2, price, overlap={"dp": overlap, "pp": True})
+    flat, times = played.flat, played.times
+    gathers = iter([n for n in flat.queues[0, "data"] if flat.ops[n].work.operation == "all_gather"])  # type: ignore[union-attr]
+    links = played.stages[0].links
+    for number, action in enumerate(played.program.timetable.actions):
+        at = flat.first[number]
+        for link in links if action.kind == "F" else links[::-1]:
+            for _ in range(link.count):
+                ops = link.fragment.forward if action.kind == "F" else link.fragment.backward
+                own = range(at, at + len(ops))
+                whole = times.end[next(gathers)]
+                assert min(times.begin[i] for i in own if flat.ops[i].stream == "compute") >= whole - 1e-15
+                if action.kind == "BW":
+                    (scatter,) = [i for i in own if flat.ops[i].name == "reduce grads"]
+                    made = [times.end[i] for i in own if flat.ops[i].stream == "compute" and flat.ops[i].phase == "W"]
+                    assert times.begin[scatter] >= max(made) - 1e-15
+                at += len(ops)
+    assert next(gathers, None) is None
+
+
+def computing(played: Played) -> tuple[list[float], list[float]]:
+    """Seconds that each unit computes forward and backward, from the embedding to the loss."""
+    found: list[list[float]] = []
+    for action in (0, 1):
+        each = []
+        for part in played.task(action).parts:
+            prices = zip(part.block.ops, part.seconds, strict=True)
+            each += [sum(seconds for op, seconds in prices if op.stream == "compute")] * part.count
+        found.append(each)
+    return found[0], found[1][::-1]
+
+
+@pytest.mark.parametrize("engine", ["simpy", "sweep", "matrices"])
+def test_with_free_links_a_step_is_its_computing(engine: Engine) -> None:
+    played = sharded(3, FREE, engine)
+    forward, backward = computing(played)
+    update = sum(played.flat.seconds[number] for number, op in played.instances() if op.phase == "U")
+    assert played.step.span == pytest.approx(3 * (sum(forward) + sum(backward)) + update)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("engine", ["simpy", "sweep", "matrices"])
+def test_with_free_computing_a_step_is_its_traffic(engine: Engine, overlap: bool) -> None:
+    """3 M in every micro-batch, and the norm's four bytes."""
+    links = 1e6
+    played = sharded(3, Ideal(inf, inf, links), engine, overlap={"dp": overlap, "pp": True})
+    moved = 3 * sum(2 * 2 * size + 4 * size for size in UNITS)
+    assert played.step.span == pytest.approx((moved + 4) / links)
+
+
+def test_without_overlap_nothing_is_hidden_forward() -> None:
+    """Each unit is gathered, then computes; a scatter is in the way of the next gather."""
+    played = sharded(1, Ideal(links=1e7), **ALONE)
+    span = played.times.span
+    busy = sum(
+        played.flat.seconds[number]
+        for number, op in played.instances()
+        if isinstance(op.work, Collective) or op.stream == "compute"
+    )
+    # The last kernel of a layer adds the residual's gradient, and makes none of a weight.
+    beside = sum(played.flat.seconds[number] for number, op in played.instances() if op.name == "add dx")
+    # Nothing that comes in holds back the gather that begins the backward pass: it runs beside the loss.
+    ahead = min(2 * UNITS[-1] / 1e7, computing(played)[0][-1])
+    assert span == pytest.approx(busy - beside - ahead)
+
+
+@pytest.mark.parametrize("links", [1e6, 1e7, 1e8, 1e9])
+def test_the_next_unit_is_gathered_while_one_computes(links: float) -> None:
+    """A step by hand: forward each unit lasts as long as its computing or the next gather; backward its own scatter
+    stands behind the gather, too."""
+    played = sharded(1, Ideal(links=links))
+    forward, backward = computing(played)
+    # The last kernel of a layer adds the residual's gradient, and makes none of a weight.
+    last = next(played.flat.seconds[number] for number, op in played.instances() if op.name == "add dx")
+    beside = [0.0, *[last] * 4, 0.0]
+    gather, scatter = ([n * size / links for size in UNITS] for n in (2, 4))
+    now = data = gather[0]
+    for unit, next_one in pairwise([*range(len(UNITS)), None]):
+        assert unit is not None
+        if next_one is not None:
+            data = max(data, now) + gather[next_one]
+        now = max(now + forward[unit], data)
+    for unit in reversed(range(len(UNITS))):
+        begun = now
+        if unit == len(UNITS) - 1:
+            # Nobody gathers ahead for the first one; the gather behind it follows at once.
+            data = data + gather[unit]
+            now, begun = max(now, data), data
+        if unit > 0:
+            data = max(data, begun) + gather[unit - 1]
+        arrived, now = data, now + backward[unit]
+        data = max(data, now - beside[unit]) + scatter[unit]
+        now = max(now, arrived) if unit else data
+    update = sum(played.flat.seconds[number] for number, op in played.instances() if op.phase == "U")
+    assert played.times.span == pytest.approx(now + update)
+
+
+@pytest.mark.parametrize(("overlap", "whole"), [(True, 2), (False, 1)])
+def test_two_units_are_whole_at_a_time(overlap: bool, whole: int) -> None:
+    """The one that computes and, where the next is gathered ahead, that one; the rest rests cut."""
+    played = sharded(2, overlap={"dp": overlap, "pp": True})
+    resting = played.resting(0)
+    assert resting == {name: n * sum(UNITS) / N for name, n in (("parameters", 4), ("gradients", 4), ("optimizer", 8))}
+    assert played.category_peak(0, "parameters") == whole * 2 * LAYER
+    assert played.peaks[0].left == 0
+
+
+def test_gradients_are_whole_until_they_are_scattered() -> None:
+    """Those of the unit that computes, and those of the one before, which are still on their way."""
+    assert sharded(1).category_peak(0, "gradients") == 2 * 4 * LAYER
+
+
+def test_sequence_ranks_hold_the_same_weights() -> None:
+    """Weights are cut over the ranks of other samples and of other positions."""
+    schemes = [{"use": "data/fsdp", "over": "dp"}, {"use": "sequence/all-gather", "over": "cp"}]
+    job = {
+        "model": {**MODEL, "tied": False},
+        "cluster": {"gpu": "h100-sxm", "gpus": 8},
+        "plan": {"mesh": {"dp": 4, "cp": 2}, "schemes": schemes},
+    }
+    played = play_job(job)
+    works = {op.work.axes for _, op in played.instances() if op.stream == "data" and isinstance(op.work, Collective)}
+    assert works == {("dp", "cp")}
+    assert sum(played.resting(0).values()) == 16 * sum(param.size for param in played.held(0)) / 8

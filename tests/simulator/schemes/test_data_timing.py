@@ -1,0 +1,323 @@
+"""How long steps of data-parallel ranks take: what every scheme is bound by, and what the closed forms of some say."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator.forecast.simulate import forecast, programmed, simulate
+from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
+from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from simulator.program.build import Program
+from simulator.report.report import Report
+from tests.contract.measure import sent
+from tests.contract.played import FREE, Ideal, Played, play_job
+
+MODEL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 16, "tied": False}
+
+ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr(find_scheme(use), "least_axes", 0) < 2]
+"""The data schemes that can be over a single axis."""
+
+
+def job(use: str, n: int = 4, batches: int = 1, overlap: bool = True, **options: Any) -> dict[str, Any]:
+    """`batches` micro-batches on each of `n` ranks, at a host that takes no time."""
+    return {
+        "model": MODEL,
+        "cluster": {"gpu": "h100-sxm", "gpus": n},
+        "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0, "overlap": {"dp": overlap}}},
+        "batch": {"global": n * batches},
+        "plan": {"mesh": {"dp": n}, "schemes": [{"use": use, "over": "dp", **options}]},
+    }
+
+
+def busy(played: Played, communication: bool) -> float:
+    """Seconds of all kernels, or of all collectives."""
+    return sum(
+        played.flat.seconds[number]
+        for number, op in played.instances()
+        if isinstance(op.work, Collective) == communication and op.work is not None
+    )
+
+
+links = st.sampled_from([1e6, 3e6, 1e7, 1e8])
+
+
+@given(
+    use=st.sampled_from(ONE_AXIS), n=st.sampled_from([2, 3, 8]), m=st.integers(1, 3), wire=links, overlap=st.booleans()
+)
+@settings(max_examples=60)
+def test_a_step_takes_the_longer_of_both_at_least_and_their_sum_at_most(
+    use: str, n: int, m: int, wire: float, overlap: bool
+) -> None:
+    """The computation and what moves are streams of ops, each of which is never interrupted but by the others."""
+    played = play_job(job(use, n, m, overlap), Ideal(links=wire))
+    by_stream: dict[str, float] = defaultdict(float)
+    for number, op in played.instances():
+        by_stream[op.stream] += played.flat.seconds[number]
+    waits = sum(played.flat.latency)  # for ticks of a clock
+    span = played.times.span
+    assert max(by_stream.values()) * (1 - 1e-12) <= span <= (sum(by_stream.values()) + waits) * (1 + 1e-12)
+
+
+@given(n=st.sampled_from([2, 4, 16]), m=st.integers(1, 4), wire=links)
+def test_the_last_bucket_of_ddp_is_never_hidden(n: int, m: int, wire: float) -> None:
+    played = play_job(job("data/ddp", n, m), Ideal(links=wire))
+    flat = played.flat
+    last = flat.seconds[flat.queues[0, "data"][-1]]
+    kernels = sum(flat.seconds[i] for i, op in played.instances() if op.stream == COMPUTE)
+    # The gradient of the embedding is the last thing that a backward pass makes.
+    assert played.times.span >= kernels + last - 1e-15
+
+
+def test_buckets_can_be_too_small_and_too_large() -> None:
+    """Small ones pay the latency of a collective each, a single one hides behind nothing: the best lie in between."""
+
+    def price(work: Work) -> tuple[float, float, float]:
+        seconds, spread, latency = Ideal(links=4e6)(work)
+        return seconds + 2e-3 * isinstance(work, Collective), spread, latency
+
+    spans = []
+    for elements in (1e3, 1e4, 1e5, 1e9):
+        told = job("data/ddp")
+        told["framework"]["set"]["bucket"] = {"elements": elements, "elements_per_rank": 0.0}
+        spans.append(play_job(told, price).times.span)
+    assert min(spans) < min(spans[0], spans[-1])
+
+
+def test_one_rank_sends_nothing_and_all_schemes_take_the_same_time() -> None:
+    spans = {}
+    for use in ONE_AXIS:
+        played = play_job(job(use, 1))
+        assert sent((op for _, op in played.instances()), played.plan.mesh) == 0
+        spans[use] = played.times.span
+    assert len(set(spans.values())) == 1, spans
+
+
+@pytest.mark.parametrize("use", ONE_AXIS)
+def test_twice_the_bandwidth_halves_what_communication_takes(use: str) -> None:
+    slow, fast = (play_job(job(use), Ideal(links=wire)) for wire in (1e6, 2e6))
+    assert busy(fast, True) == pytest.approx(busy(slow, True) / 2)
+    assert fast.times.span <= slow.times.span
+
+
+@pytest.mark.parametrize("use", [f"data/{name}" for name in ("ddp", "local-sgd", "weight-update-sharding", "zero-1")])
+def test_without_overlap_a_step_of_late_reductions_is_the_sum(use: str) -> None:
+    """Schemes that meet around the update alone hide nothing there."""
+    for m in (1, 2, 3):
+        played = play_job(job(use, 4, m, overlap=False))
+        assert {op.phase for _, op in played.instances() if isinstance(op.work, Collective)} == {"U"}
+        assert played.times.span == pytest.approx(busy(played, False) + busy(played, True))
+
+
+# ------------------------------------------------------------------------------- sharding of the update
+
+
+@given(n=st.sampled_from([2, 4, 8, 64]))
+def test_a_cut_update_saves_all_but_one_part_of_its_time(n: int) -> None:
+    """The optimizer, and the norm of the gradients that clips them; the gradients are zeroed whole."""
+    whole, cut = (play_job(job(use, n, overlap=False), FREE) for use in ("data/ddp", "data/weight-update-sharding"))
+    kernels = [i for i, op in whole.instances() if op.name in ("adam", "grad-norm") and op.work.flops == 0]  # type: ignore[union-attr]
+    update = sum(whole.flat.seconds[i] for i in kernels)
+    assert whole.times.span - cut.times.span == pytest.approx(update * (1 - 1 / n), rel=1e-3)
+
+
+def test_the_gain_of_a_cut_update_follows_from_its_share_of_the_step() -> None:
+    """1 / (1 - s + s/N) for a share s: 1.8 times for 0.45 and many ranks (Google's Transformer of MLPerf 0.6)."""
+    whole, cut = (play_job(job(use, 1024, overlap=False), FREE) for use in ("data/ddp", "data/weight-update-sharding"))
+    shared = sum(whole.flat.seconds[i] for i, op in whole.instances() if op.name in ("adam", "grad-norm"))
+    share = shared / whole.times.span
+    assert whole.times.span / cut.times.span == pytest.approx(1 / (1 - share + share / 1024), rel=1e-3)
+
+
+def test_gathered_states_cost_their_bytes_and_rest_whole() -> None:
+    cut, whole = (play_job(job("data/weight-update-sharding", keep_state=k)) for k in ("sharded", "gathered"))
+    parameters = cut.plan.job.model.parameters
+    states = 12 * parameters
+    one, other = (sent((op for _, op in played.instances()), played.plan.mesh) for played in (cut, whole))
+    assert other - one == pytest.approx(3 / 4 * states)
+    assert whole.resting(0)["optimizer"] == states == 4 * cut.resting(0)["optimizer"]
+    adam = [{op.work for _, op in played.instances() if op.name == "adam"} for played in (cut, whole)]
+    assert adam[0] == adam[1], "the update is cut in both"
+
+
+# -------------------------------------------------------------------------------------------- Horovod
+
+
+def on_data(played: Played) -> list[tuple[int, Op]]:
+    """The ops on the data stream, in their order."""
+    return [(number, played.flat.ops[number]) for number in played.flat.queues[0, "data"]]
+
+
+@given(ticks=st.floats(0.5, 60.0), wire=links, m=st.integers(1, 3))
+@settings(max_examples=40)
+def test_sums_begin_at_ticks_of_a_clock_that_the_backward_pass_starts(ticks: float, wire: float, m: int) -> None:
+    ddp = play_job(job("data/ddp", 4, m), FREE)
+    begin = ddp.times.begin[ddp.flat.first[2 * m - 1]]
+    cycle = (ddp.times.span - begin) / ticks
+    played = play_job(job("data/horovod", 4, m, cycle=cycle), Ideal(links=wire))
+    agreed = played.flat.queues[0, "data-control"]
+    assert 1 <= len(agreed) <= ticks + 1
+    for number in agreed:
+        ready = max(played.times.end[other] for other in played.flat.after[number])
+        tick = ready + played.flat.latency[number] - begin
+        assert tick / cycle == pytest.approx(round(tick / cycle), abs=1e-6)
+        assert 0 <= played.flat.latency[number] <= cycle * (1 + 1e-9)
+    reduced = sum(op.work.nbytes for _, op in on_data(played) if isinstance(op.work, Collective))
+    assert reduced == 4 * played.plan.job.model.parameters
+    copied = sum(op.work.bytes for _, op in on_data(played) if isinstance(op.work, Memory))
+    assert copied <= 4 * reduced, "packed and unpacked once: each reads and writes"
+
+
+@given(fusion=st.integers(0, 200_000))
+@settings(max_examples=30)
+def test_what_is_fused_fits_into_the_buffer(fusion: int) -> None:
+    played = play_job(job("data/horovod", 4, cycle=1.0, fusion=fusion), FREE)
+    sizes = {4 * param.size for param in played.held(0)}
+    works = [op.work for _, op in on_data(played) if isinstance(op.work, Collective)]
+    assert all(work.nbytes <= fusion or work.nbytes in sizes for work in works)
+    if fusion == 0:
+        assert len(works) == len(played.held(0)) and len(on_data(played)) == len(works), "nothing is packed"
+    assert sum(work.nbytes for work in works) == 4 * played.plan.job.model.parameters
+
+
+def test_of_a_slow_clock_one_sum_follows_its_first_tick() -> None:
+    price = Ideal(links=1e7)
+    alone = play_job(job("data/ddp", 1), price).times.span
+    slow = play_job(job("data/horovod", 4, cycle=10 * alone), price)
+    parameters, held = slow.plan.job.model.parameters, len(slow.held(0))
+    backward = slow.times.begin[slow.flat.first[1]]
+    copied = 2 * 8 * parameters / price.memory
+    wanted = 10 * alone + (-(-held // 8) + 4 * parameters) / price.links + copied + update_of(slow)
+    assert slow.times.span - backward == pytest.approx(wanted)
+
+
+def update_of(played: Played) -> float:
+    """Seconds of the update's kernels."""
+    return sum(played.flat.seconds[i] for i, op in played.instances() if op.phase == "U")
+
+
+def test_horovod_keeps_a_buffer_and_no_states_of_its_own() -> None:
+    for n, nbytes in ((1, 0), (4, 5000)):
+        one, other = play_job(job("data/ddp", n)), play_job(job("data/horovod", n, fusion=5000))
+        assert other.peaks[0].total - one.peaks[0].total == nbytes
+        assert other.peaks[0].by.get("buffers", 0.0) - one.peaks[0].by.get("buffers", 0.0) == nbytes
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipev"])
+@pytest.mark.parametrize("use", ["data/horovod", "data/weight-update-sharding", "data/local-sgd"])
+def test_all_engines_agree(use: str, schedule: str) -> None:
+    name = {"dualpipev": "dualpipe-v"}.get(schedule, schedule)
+    told = job(use, 4, 8) | {"model": MODEL | {"layers": 8}, "batch": {"global": 16}}
+    chunks = {"chunks": 2} if name == "dualpipe-v" else {}
+    pipeline = {"use": f"pipeline/{name}", "over": "pp", **chunks}
+    told["plan"] = {"mesh": {"pp": 2, "dp": 2}, "schemes": [pipeline, {"use": use, "over": "dp"}]}
+    played = {engine: play_job(told, Ideal(links=3e6), engine=engine) for engine in ("matrices", "sweep", "simpy")}
+    spans = {engine: one.step.span for engine, one in played.items()}
+    assert spans["sweep"] == spans["simpy"] == pytest.approx(spans["matrices"], rel=1e-9)
+
+
+# ------------------------------------------------------------------------------------------ local SGD
+
+
+def of_a_period(told: dict[str, Any], price: Ideal) -> tuple[Report, list[Program]]:
+    """A job of local SGD at ideal prices: the report, and its two kinds of steps."""
+    plan = Plan(load_job(told))
+    both = [programmed(plan, price, rare=rare) for rare in (True, False)]
+    plays = [forecast(plan, stages, program) for stages, program in both]
+    return Report(plays[0], plays[1] if plan.period > 1 else None), [program for _, program in both]
+
+
+def met(program: Program) -> float:
+    """Seconds of the collectives of one step."""
+    found = 0.0
+    for task, turns in program.turns():
+        for part in task.parts:
+            pairs = zip(part.block.ops, part.seconds, strict=True)
+            found += turns * part.count * sum(s for op, s in pairs if isinstance(op.work, Collective))
+    return found
+
+
+@given(period=st.integers(1, 50), wire=links, m=st.integers(1, 3), moments=st.booleans())
+@settings(max_examples=40)
+def test_a_step_of_local_sgd_computes_and_pays_its_part_of_an_average(
+    period: int, wire: float, m: int, moments: bool
+) -> None:
+    average = "weights and moments" if moments else "weights"
+    report, (rare, usual) = of_a_period(job("data/local-sgd", 4, m, period=period, average=average), Ideal(links=wire))
+    nbytes = (12 if moments else 4) * report.job.model.parameters
+    alone, _ = of_a_period(job("data/local-sgd", 1, m), Ideal())
+    assert met(usual) == 0 and met(rare) == pytest.approx(nbytes / wire)
+    assert report.seconds == pytest.approx(alone.seconds + met(rare) / period)
+    assert sum(report.breakdown.parts.values()) == pytest.approx(report.seconds)
+
+
+def test_efficiency_rises_with_the_period() -> None:
+    """eff(H) = t_comp / (t_comp + t_AR / H): half for one step makes 0.8 for four and 0.889 for eight."""
+    alone, _ = of_a_period(job("data/local-sgd", 1), FREE)
+    nbytes = 4 * alone.job.model.parameters
+    price = Ideal(links=nbytes / alone.seconds)
+    found = [alone.seconds / of_a_period(job("data/local-sgd", 8, period=h), price)[0].seconds for h in (1, 4, 8)]
+    assert found == pytest.approx([0.5, 0.8, 8 / 9])
+
+
+def test_an_average_in_every_step_sends_what_ddp_sends() -> None:
+    each = [play_job(job(use, 8, **more)) for use, more in (("data/ddp", {}), ("data/local-sgd", {"period": 1}))]
+    one, other = (sent((op for _, op in p.instances() if op.stream == "data"), p.plan.mesh) for p in each)
+    assert one == other == pytest.approx(2 * 7 / 8 * 4 * each[0].plan.job.model.parameters)
+
+
+def test_ranks_beside_a_worker_still_sum_their_gradients() -> None:
+    """Along the axis of a sequence ranks see parts of the same samples: they are one worker."""
+    told = job("data/local-sgd", 4, period=3)
+    told["plan"] = {
+        "mesh": {"dp": 2, "cp": 2},
+        "schemes": [{"use": "data/local-sgd", "over": "dp"}, {"use": "sequence/all-gather", "over": "cp"}],
+    }
+    played = play_job(told)
+    works = [op.work for _, op in played.instances() if op.stream == "data"]
+    by_axis = {work.axes: 0 for work in works if isinstance(work, Collective)}
+    for work in works:
+        assert isinstance(work, Collective)
+        by_axis[work.axes] += work.nbytes
+    assert by_axis == dict.fromkeys([("cp",), ("dp",)], 4 * played.plan.job.model.parameters)
+
+
+def test_workers_share_no_norm_of_gradients() -> None:
+    played = play_job(job("data/local-sgd", 4))
+    assert not [op for _, op in played.instances() if op.stream == COMPUTE and isinstance(op.work, Collective)]
+
+
+def test_steps_of_a_period_need_equal_ranks_and_an_empty_pipe() -> None:
+    told = job("data/local-sgd", 4, period=2)
+    with pytest.raises(PlanError, match="without noise"):
+        load_and_plan(told | {"noise": {"jitter": 0.1}})
+    plan = {
+        "mesh": {"pp": 2, "dp": 2},
+        "schemes": [{"use": "pipeline/pipedream", "over": "pp"}, {"use": "data/local-sgd", "over": "dp"}],
+    }
+    with pytest.raises(PlanError, match="empties"):
+        load_and_plan(told | {"plan": plan})
+
+
+def load_and_plan(told: dict[str, Any]) -> Plan:
+    return Plan(load_job(told))
+
+
+def test_the_answer_is_the_mean_over_a_period() -> None:
+    answers = {h: simulate(job("data/local-sgd", 8, 2, period=h)) for h in (1, 2, 1000)}
+    steps = {h: answer.step_time for h, answer in answers.items()}
+    assert steps[2] == pytest.approx((steps[1] + (1000 * steps[1000] - steps[1]) / 999) / 2, rel=1e-9)
+    assert any("mean of 2 steps" in text for text in answers[2].assumed)
+    told = answers[2].to_dict()["breakdown_s"]
+    total = sum(told["compute"].values()) + sum(told["exposed"].values())
+    assert total + told["bubble"] + told["optimizer"] + told["host"] + told["idle"] == pytest.approx(steps[2])
+    assert answers[1].play.peaks == answers[2].play.peaks
+    assert inf > steps[1] > steps[2] > steps[1000]

@@ -1,0 +1,82 @@
+"""Units of several layers: what is gathered and scattered at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.ir.ops import Collective
+from tests.contract.played import Played, play_job
+
+MODEL = {"layers": 7, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
+
+
+def job(unit: int, pipeline: str = "pipeline/1f1b", layers: int = 7, **more: Any) -> dict[str, Any]:
+    """Layers on four sharded ranks of two tensor ranks each."""
+    schemes = [
+        {"use": pipeline, "over": "pp"},
+        {"use": "data/fsdp", "over": "dp", "unit": unit, **more.pop("options", {})},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+        *({"use": use} for use in more.pop("memory", ())),
+    ]
+    return {
+        "model": {**MODEL, "layers": layers, **more.pop("model", {})},
+        "cluster": {"gpu": "h100-sxm", "gpus": 8},
+        "batch": {"global": 16, "micro": 1},
+        "plan": {"mesh": {"pp": 1, "dp": 4, "tp": 2}, "schemes": schemes},
+    }
+
+
+def moved(played: Played, operation: str) -> list[int]:
+    """Bytes of the messages of one kind between sharded ranks."""
+    return [
+        op.work.nbytes
+        for _, op in played.instances()
+        if isinstance(op.work, Collective) and op.stream.startswith("data") and op.work.operation == operation
+    ]
+
+
+@given(
+    unit=st.integers(2, 8),
+    layers=st.integers(1, 8),
+    pipeline=st.sampled_from(["pipeline/1f1b", "pipeline/zb-h1"]),
+    memory=st.sampled_from([(), ("memory/recompute-full",), ("memory/recompute-selective",), ("memory/offload",)]),
+    prefetch=st.sampled_from([0, 1, 2]),
+)
+def test_they_move_as_much_in_fewer_messages(
+    unit: int, layers: int, pipeline: str, memory: tuple[str, ...], prefetch: int
+) -> None:
+    more = {"memory": memory, "options": {"prefetch": prefetch}}
+    alone, played = (play_job(job(n, pipeline, layers, **more)) for n in (1, unit))
+    for operation, turns in (("all_gather", 2), ("reduce_scatter", 1)):
+        one, several = moved(alone, operation), moved(played, operation)
+        assert sum(one) == sum(several)
+        # The embedding, the ending and the layers; of those whose activations are copied the last one is another kind.
+        units = 2 + layers // unit + (layers % unit > 0)
+        assert len(several) == 4 * turns * units or "memory/offload" in memory
+        assert len(several) <= len(one)
+    assert played.flops("F") == alone.flops("F") and played.flops("B", "W") == alone.flops("B", "W")
+    assert [peak.left for peak in played.peaks] == [0]
+    assert sum(param.size for param in played.held(0)) == sum(param.size for param in alone.held(0))
+
+
+@pytest.mark.parametrize("unit", [1, 2, 3])
+def test_two_units_are_whole_at_a_time(unit: int) -> None:
+    """Of equal layers, where the ends are small."""
+    sizes = {"hidden": 256, "vocab": 8}
+    played = play_job(job(unit, layers=6, model=sizes))
+    layer = next(link for link in played.chain(0).links if link.name == "layer")
+    each = 2 * sum(param.size for param in layer.fragment.params) / unit
+    assert played.category_peak(0, "parameters") == pytest.approx(2 * unit * each, rel=0.01)
+
+
+@pytest.mark.parametrize("unit", [1, 2, 4])
+@pytest.mark.parametrize("pipeline", ["pipeline/1f1b", "pipeline/zb-h1"])
+def test_engines_agree(unit: int, pipeline: str) -> None:
+    plan = job(unit, pipeline, memory=("memory/recompute-selective",))
+    slow, fast = (play_job(plan, engine=engine) for engine in ("simpy", "matrices"))
+    assert fast.step.span == pytest.approx(slow.step.span, rel=1e-9)
+    assert [peak.total for peak in fast.peaks] == [peak.total for peak in slow.peaks]

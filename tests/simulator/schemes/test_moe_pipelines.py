@@ -1,0 +1,368 @@
+"""Experts that work while tokens are on their way, experts that move: times by hand, bytes and choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op
+from simulator.lowering.lower import Lowering
+from simulator.lowering.rewrite import sources
+from simulator.models.blocks import Blocks
+from simulator.models.model import Model
+from simulator.schemes.expert.shared.token_dispatch import rounds
+from tests.contract.measure import make, sent, waits_for
+from tests.contract.of_experts import span
+from tests.contract.played import play_job
+
+H, F, E, K, S = 32, 32, 32, 2, 64
+TIMES = st.integers(1, 64).map(lambda n: n / 8)
+SHORT = st.integers(1, 64).map(lambda n: n / 256)
+
+
+def layer(use: str, p: int = 4, experts: int = E, seq: int = S, **options: Any) -> Fragment:
+    """One layer of experts on p ranks, one sequence on each."""
+    mesh = Mesh({"dp": p}, {"experts": {"edp": 1, "ep": p}}, ["dp"])
+    scheme = make(use, mesh, ("ep",), **options)
+    moe = {"experts": experts, "top_k": K, "expert_ffn": F}
+    model = scheme.adapt(Model(layers=1, hidden=H, heads=4, vocab=64, seq=seq, mlp_bias=False, moe=moe))
+    stage = Blocks(model, 1, seq, 64, p).stage(range(1), False, False)
+    (link,) = Lowering(mesh, [make("data/ddp", mesh, ("dp",)), scheme]).run(stage).links
+    return link.fragment
+
+
+def moved(fragment: Fragment, phases: str = "FBW") -> list[Collective]:
+    ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == "expert" and op.phase in phases]
+    return [op.work for op in ops if isinstance(op.work, Collective)]
+
+
+def taken(
+    fragment: Fragment, exchange: float, computing: float, phase: str = "F", sending: float = 0, starting: float = 0
+) -> float:
+    """Seconds of a round, in which all tokens take `exchange` one way, and all kernels of the experts `computing`; in
+    whatever parts, each takes `sending` and `starting` more."""
+    plain = next(one for one in rounds(layer("expert/all-to-all"), ["dp"]) if one.out.phase == phase)
+    assert isinstance(plain.out.work, Collective)
+    whole, flops = plain.out.work.nbytes, sum(op.work.flops for op in plain.inside if op.work)
+
+    def lasts(op: Op) -> float:
+        if op.phase != phase or op.work is None:
+            return 0.0
+        if isinstance(op.work, Collective) and op.stream == "expert":
+            return sending + exchange * op.work.nbytes / whole
+        begins = starting if "expert.up" in op.name and isinstance(op.work, Gemm) else 0.0
+        return begins + (computing * op.work.flops / flops if "expert" in op.name else 0.0)
+
+    return span(fragment.forward if phase == "F" else fragment.backward, lasts)
+
+
+def in_parts(t: float, u: float, r: int) -> float:
+    """PipeMoE's closed form, of whole times."""
+    t, u = t / r, u / r
+    return max(2 * r * t + max(0.0, u - (r - 1) * t), 2 * t + r * u)
+
+
+# ------------------------------------------------------------------------------------------------------ Tutel
+
+
+@given(t=TIMES, u=TIMES, r=st.sampled_from([1, 2, 4, 8]), phase=st.sampled_from("FB"))
+def test_parts_that_follow_each_other_take_what_pipemoe_says(t: float, u: float, r: int, phase: str) -> None:
+    found = taken(layer("expert/tutel", degree=r), t, u, phase)
+    assert found == pytest.approx(in_parts(t, u, r), rel=1e-9)
+    assert found >= max(2 * t, u) * (1 - 1e-9)
+
+
+@given(t=TIMES, u=TIMES)
+def test_without_latency_more_parts_are_never_slower(t: float, u: float) -> None:
+    times = [taken(layer("expert/tutel", degree=r), t, u) for r in (1, 2, 4, 8)]
+    assert times[0] == pytest.approx(2 * t + u)
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
+
+
+@given(t=TIMES, u=TIMES, sending=SHORT, starting=SHORT, r=st.sampled_from([1, 2, 4, 8]))
+def test_every_part_pays_the_latency_of_its_exchange_and_kernels(
+    t: float, u: float, sending: float, starting: float, r: int
+) -> None:
+    """a + b n/r seconds of either: what PipeMoE chooses its degree by."""
+    found = taken(layer("expert/tutel", degree=r), t, u, "F", sending, starting)
+    assert found == pytest.approx(in_parts(t + r * sending, u + r * starting, r), rel=1e-9)
+
+
+@given(t=TIMES, starting=SHORT)
+def test_where_experts_take_longest_the_best_degree_is_the_root(t: float, starting: float) -> None:
+    """r = sqrt(2 b_c n / a_e): of powers of two that are played, the best is one of the two around it."""
+    times = {r: taken(layer("expert/tutel", degree=r), t, 1000 * t, "F", 0.0, starting) for r in (1, 2, 4, 8)}
+    best, root = min(times, key=lambda r: times[r]), math.sqrt(2 * t / starting)
+    assert best <= max(1, root * 2) and best >= min(8, root / 2)
+
+
+def test_gradients_of_weights_follow_all_parts() -> None:
+    """Even where a framework lets all-to-alls wait for them, as this one does."""
+    whole = layer("expert/all-to-all").backward
+    assert any(op.name.startswith("wexpert") for op in sources(next(op for op in whole if op.name.endswith("dsent"))))
+    fragment = layer("expert/tutel", degree=4)
+    backward = fragment.backward
+    weights = [i for i, op in enumerate(backward) if op.name.startswith("wexpert")]
+    kernels = [i for i, op in enumerate(backward) if op.name.startswith("dexpert") and op.stream == COMPUTE]
+    assert min(weights) > max(kernels) and len(weights) == 2
+    last = max((op for op in backward if op.stream == "expert"), key=backward.index)
+    assert not {id(backward[i]) for i in weights} & waits_for(last)
+
+
+@pytest.mark.parametrize("r", [1, 2, 4, 8])
+def test_parts_do_and_send_what_the_whole_does(r: int) -> None:
+    whole, cut = layer("expert/all-to-all"), layer("expert/tutel", degree=r)
+    for phases in ("F", "B", "W"):
+        flops, nbytes = (
+            [sum(of(op) for op in (*one.forward, *one.backward) if op.phase in phases) for one in (whole, cut)]
+            for of in (lambda op: op.work.flops if op.work else 0, lambda op: getattr(op.work, "nbytes", 0))
+        )
+        assert flops[0] == pytest.approx(flops[1]) and nbytes[0] == nbytes[1]
+
+
+@pytest.mark.parametrize(("p", "near"), [(8, 2), (8, 4), (16, 8), (4, 2)])
+def test_two_levels_send_the_same_over_the_network_in_fewer_messages(p: int, near: int) -> None:
+    """Each of four exchanges: among the p/near ranks at one place of all nodes go the bytes that leave a node, in one
+    message each, behind two copies."""
+    flat, levels = layer("expert/all-to-all", p), layer("expert/tutel", p, degree=1, two_level=near)
+    for one, two, three in zip(moved(flat), moved(levels)[::2], moved(levels)[1::2], strict=True):
+        assert two.members == tuple(range(near)) and three.members == tuple(range(0, p, near))
+        n = p // near
+        assert len(three.members) - 1 == n - 1 <= p - near
+        assert three.nbytes * (n - 1) / n == one.nbytes * (p - near) / p
+    copies = [op for op in levels.forward if op.stream == "expert" and isinstance(op.work, Memory)]
+    assert len(copies) == 2 * 2
+    assert all(isinstance(op.work, Memory) and op.work.read == moved(flat)[0].nbytes for op in copies)
+
+
+def test_levels_divide_the_ranks() -> None:
+    with pytest.raises(PlanError, match="two_level"):
+        play_job(job("expert/tutel", two_level=3))
+
+
+def test_capacity_follows_the_most_popular_expert() -> None:
+    """All places are sent and computed: as many for each expert as the hottest one needs."""
+    even, hot = layer("expert/tutel"), layer("expert/tutel", routing={"zipf": 1.0})
+    shares = [1 / (j + 1) for j in range(E)]
+    assert moved(hot)[0].nbytes / moved(even)[0].nbytes == pytest.approx(shares[0] * E / sum(shares), rel=0.05)
+
+
+# --------------------------------------------------------------------------------------------------- FasterMoE
+
+
+def shadows(routing: Any, use: str = "expert/fastermoe", **options: Any) -> list[Collective]:
+    return [work for work in moved(layer(use, routing=routing, **options), "F") if work.operation == "broadcast"]
+
+
+def counts(tmp_path: Any, row: Sequence[float]) -> dict[str, str]:
+    path = tmp_path / "counts.csv"
+    path.write_text(",".join(map(str, row)))
+    return {"counts": str(path)}
+
+
+@pytest.mark.parametrize("transfers", [1, 2])
+def test_even_routing_shadows_nothing(transfers: int) -> None:
+    fragment = layer("expert/fastermoe", transfers=transfers, bw_mm=1.0)
+    assert not any(work.operation in ("broadcast", "reduce") for work in moved(fragment))
+
+
+def test_one_expert_with_all_tokens_is_shadowed_and_no_other(tmp_path: Any) -> None:
+    """B_w far above alpha H: 512 tokens come to it, and its weights are as much as 32 of them."""
+    routing = counts(tmp_path, [0] * 5 + [1] + [0] * (E - 6))
+    fragment = layer("expert/fastermoe", routing=routing)
+    (weights,) = shadows(routing)
+    assert weights.nbytes == 2 * 2 * H * F
+    assert [work.nbytes for work in moved(fragment, "W")] == [weights.nbytes]
+    # No token leaves its rank any more, and all ranks do as much.
+    steps = [work for work in moved(fragment) if work.operation in ("all_to_all", "shift")]
+    assert sum(work.nbytes for work in steps) == 0
+    assert {op.work.pace for op in fragment.forward if isinstance(op.work, Gemm) and op.work.groups} == {1.0}
+
+
+@given(st.integers(1, 40), st.sampled_from([1, 2]), st.sampled_from([1e9, 1e11]), st.sampled_from([1e12, 1e15]))
+def test_the_greedy_choice_is_the_rule_of_the_paper(tenths: int, transfers: int, net: float, mm: float) -> None:
+    """Against the latencies themselves, with one expert on a rank: lat = 3 B 4 a H^2/bw_mm + 4 B H D/bw_net + i 2 a H^2
+    D/bw_net, as long as it falls."""
+    p, seq = 8, 16
+    routing = {"zipf": tenths / 10}
+    found = shadows(routing, p=p, experts=p, seq=seq, transfers=transfers, bw_net=net, bw_mm=mm)
+    popular = [(j + 1) ** -(tenths / 10) for j in range(p)]
+    loads = [p * seq * K * one / sum(popular) for one in popular] + [0.0]
+    alpha = F / H
+
+    def latency(i: int) -> float:
+        token = 3 * 4 * alpha * H**2 / mm + 4 * H * 2 / net
+        return loads[i] * token + i * transfers * 2 * alpha * H**2 * 2 / net
+
+    wanted = next((i for i in range(p) if latency(i + 1) >= latency(i)), p)
+    assert len(found) == wanted
+    assert latency(wanted) <= latency(0)
+
+
+def test_shadows_live_until_their_gradients_are_added_up() -> None:
+    fragment = layer("expert/fastermoe", routing={"zipf": 2.0})
+    (reduced,) = {op.name for op in fragment.backward if isinstance(op.work, Collective) and op.name == "dshadow 0"}
+    held = [touch for touch in fragment.touches if touch.key == "shadows"]
+    number = len(shadows({"zipf": 2.0}))
+    assert [touch.nbytes for touch in held] == [number * 4 * H * F] * 2
+    assert held[0].op.name == "shadow 0" and held[1].op.name == f"dshadow {number - 1}"
+    assert reduced and all(p.ready is held[1].op for p in fragment.params if p.view)
+
+
+@pytest.mark.parametrize(("p", "group", "n"), [(8, 1, 8), (8, 2, 4), (8, 4, 2), (8, 8, 1), (4, 8, 1), (6, 4, 2)])
+def test_steps_between_groups_send_what_an_all_to_all_does(p: int, group: int, n: int) -> None:
+    """Step j goes to the j-th group further round; the first stays in the group."""
+    options = {"experts": 24, "seq": 48}
+    flat, steps = layer("expert/all-to-all", p, **options), layer("expert/fastermoe", p, group=group, **options)  # type: ignore[arg-type]
+    size, out = p // n, moved(steps)[:n]
+    mesh = Mesh({"dp": p})
+    if n > 1:
+        assert [work.by for work in out[1:]] == [size * j for j in range(1, n)]
+        assert out[0].members == tuple(range(size))
+    assert all_sent(steps, mesh) == pytest.approx(all_sent(flat, mesh))
+
+
+def all_sent(fragment: Fragment, mesh: Mesh) -> float:
+    return sent([op for op in (*fragment.forward, *fragment.backward) if op.stream == "expert"], mesh)
+
+
+# ------------------------------------------------------------------------------------------------------- Janus
+
+
+@given(
+    p=st.sampled_from([2, 4, 8]),
+    machine=st.sampled_from([1, 2, 4, 8]),
+    seq=st.sampled_from([8, 16, 32, 64, 128, 256, 1024]),
+)
+def test_experts_move_where_that_is_fewer_bytes_between_machines(p: int, machine: int, seq: int) -> None:
+    """Counted on what is lowered either way: out and back (n-1)/n of the tokens of a machine's ranks, or, each once,
+    the experts of other machines."""
+    tokens, experts, chosen = (
+        layer("expert/janus", p, seq=seq, machine=machine, when=when) for when in ("never", "always", "auto")
+    )
+    m = min(machine, p)
+    n = p // m
+    leaving = m * (n - 1) / n * sum(work.nbytes for work in moved(tokens, "F"))
+    coming = (n - 1) / n * sum(work.nbytes for work in moved(experts, "F"))
+    ratio = seq * K * 2 / (n * E / p * 2 * F)
+    if n > 1:
+        assert ratio == pytest.approx(leaving / coming)
+    wanted = "all_gather" if ratio > 1 else "all_to_all"
+    assert {work.operation for work in moved(chosen, "F")} == {wanted}
+
+
+def test_moving_experts_changes_neither_work_nor_what_a_rank_owns() -> None:
+    tokens, experts = (layer("expert/janus", when=when) for when in ("never", "always"))
+    for phases in ("F", "B", "W"):
+        one, other = (
+            sum(op.work.flops for op in (*f.forward, *f.backward) if op.work and op.phase in phases)
+            for f in (tokens, experts)
+        )
+        assert one == pytest.approx(other)
+    held = [[(p.name, p.size, p.partial) for p in f.params] for f in (tokens, experts)]
+    assert held[0] == held[1]
+    assert {work.operation for work in moved(experts, "W")} == {"reduce_scatter"}
+
+
+def test_experts_are_fetched_from_the_begin_of_the_layer() -> None:
+    fragment = layer("expert/janus", when="always")
+    assert [op.name for op in fragment.forward[:2]] == ["gather wexpert.up", "gather wexpert.down"]
+    begin = list(fragment.entry.values())
+    assert all(op.after == begin for op in fragment.forward[:2])
+
+
+# ------------------------------------------------------------------------------------------------------- Comet
+
+
+@given(t=TIMES, u=TIMES, tile=st.sampled_from([4, 8, 16, 32]), phase=st.sampled_from("FB"))
+def test_all_but_a_tile_is_hidden(t: float, u: float, tile: int, phase: str) -> None:
+    fragment, g = layer("expert/comet", tile=tile), u / 2
+    rows, panels = S * K // tile, H // tile
+    wanted = max(g + t / rows, t) + max(g + t / panels, t)
+    assert taken(fragment, t, u, phase) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_no_product_is_cut() -> None:
+    plain, fused = layer("expert/all-to-all"), layer("expert/comet", tile=8)
+    products = [[op.work for op in f.forward + f.backward if isinstance(op.work, Gemm)] for f in (plain, fused)]
+    assert products[0] == products[1]
+    assert sum(work.nbytes for work in moved(plain)) == sum(work.nbytes for work in moved(fused))
+    assert len(moved(fused)) == 2 * len(moved(plain))
+
+
+# --------------------------------------------------------------------------------------------------- whole jobs
+
+USES = ("tutel", "fastermoe", "janus", "comet")
+
+
+def job(use: str, *more: dict[str, Any], ep: bool = True, **options: Any) -> dict[str, Any]:
+    schemes = [
+        {"use": "pipeline/1f1b", "over": "pp"},
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": "tensor/megatron-sp", "over": "tp"},
+        {"use": use, "over": ["ep", "etp"], **options},
+    ]
+    return {
+        "model": {
+            "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 32, "tied": False,
+            "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1},
+        },
+        "cluster": {"gpu": "h100-sxm", "gpus": 32},
+        "framework": {"name": "megatron-core"},
+        "batch": {"global": 32},
+        "plan": {
+            "mesh": {"pp": 2, "dp": 8, "tp": 2},
+            "views": {"experts": {"edp": 2, "ep": 4, "etp": 2}},
+            "schemes": [*schemes, *more],
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("use", [*USES, "deepep"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8-blockwise"])
+@pytest.mark.parametrize("again", [None, "full", "moe"])
+def test_whole_steps_do_all_work_and_give_memory_back(use: str, precision: str, again: str | None) -> None:
+    """With experts that are divided too, in fp8, and computed again."""
+    memory = {
+        None: [],
+        "full": [{"use": "memory/recompute-full"}],
+        "moe": [{"use": "memory/recompute-selective", "modules": ["moe"]}],
+    }[again]
+    played, plain = (
+        play_job({**job(f"expert/{name}", *memory), "precision": precision}) for name in (use, "all-to-all")
+    )
+    assert [peak.left for peak in played.peaks] == [0, 0]
+    for phase in "FBWR":
+        assert played.flops(phase) == pytest.approx(plain.flops(phase))
+
+
+@pytest.mark.parametrize("use", [*USES, "deepep"])
+def test_uneven_routing_is_played(use: str) -> None:
+    even, hot = (play_job(job(f"expert/{use}", routing=routing)) for routing in ("balanced", {"zipf": 1.5}))
+    assert hot.times.span >= even.times.span * (1 - 1e-9)
+    if use != "tutel":  # whose capacity grows with the most popular expert
+        assert hot.flops("F") == pytest.approx(even.flops("F"))
+    assert [peak.left for peak in hot.peaks] == [0, 0]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_nothing_but_collectives_of_experts_changes(use: str) -> None:
+    """What other schemes send stays."""
+    found = [
+        sorted(
+            (op.stream, op.work.operation, op.work.nbytes)
+            for _, op in play_job(job(f"expert/{name}")).instances()
+            if isinstance(op.work, Collective) and not op.stream.startswith(("expert", "data"))
+        )
+        for name in (use, "all-to-all")
+    ]
+    assert found[0] == found[1]
+    assert not any(isinstance(op.work, Exchange) for _, op in play_job(job(f"expert/{use}")).instances())

@@ -1,0 +1,252 @@
+"""What rests on the host: bytes out and back, memory on the GPU, and copies beside the computation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hardware import load_cluster
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.costs.costs import Costs
+from simulator.costs.host import DISKS, MEMORY, UPDATED, Share
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
+from tests.contract.measure import make, saved
+from tests.contract.played import Ideal, Played, play_job
+from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, played
+from tests.strategies import EVERY, jobs
+
+OFFLOAD = {"use": "memory/offload"}
+
+
+def with_offload(job: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The job with a further scheme."""
+    plan = job["plan"]
+    return {**job, "plan": {**plan, "schemes": [*plan["schemes"], {**OFFLOAD, **options}]}}
+
+
+def small(layers: int = 6, batch: int = 2, **plan: Any) -> dict[str, Any]:
+    """A small GPT on one GPU."""
+    model = {"layers": layers, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
+    whole = {"mesh": {"pp": 1}, "schemes": [], **plan}
+    return {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": batch}, "plan": whole}
+
+
+def copies(found: Played, back: bool) -> int:
+    """Bytes that all copies of one direction move on a device."""
+    works = [op.work for _, op in found.instances(0)]
+    return sum(work.nbytes for work in works if isinstance(work, HostCopy) and work.back == back)
+
+
+def of_a_layer(found: Played) -> float:
+    """Bytes that a layer saves."""
+    return saved(next(link for link in found.chain(0).links if link.name == "layer"))
+
+
+# ------------------------------------------------------------------------------------------- activations
+
+
+@pytest.mark.parametrize("layers", [None, 0, 1, 3, 6])
+@pytest.mark.parametrize("depth", [1, 2, 3, 6])
+def test_what_layers_save_goes_out_once_and_comes_back_once_a_micro_batch(depth: int, layers: int | None) -> None:
+    """All but the layer in front of the loss."""
+    bare, found = play_job(small(depth)), play_job(with_offload(small(depth), layers=layers))
+    away = min(depth - 1, depth if layers is None else layers)
+    assert copies(found, back=False) == copies(found, back=True) == 2 * away * of_a_layer(bare)
+    assert found.flops("F") == bare.flops("F") and found.flops("B", "W") == bare.flops("B", "W")
+    assert all(peak.left == 0 for peak in found.peaks)
+
+
+@pytest.mark.parametrize("depth", [3, 4, 8, 20])
+def test_two_layers_are_on_the_gpu_at_a_time(depth: int) -> None:
+    """Between its passes nothing of a layer is there, but of the last one; what two hold is there at the most."""
+    bare, found = play_job(small(depth)), play_job(with_offload(small(depth)))
+    layer = of_a_layer(bare)
+    ends = bare.kept(0) - depth * layer
+    assert found.kept(0) == layer + ends
+    assert found.category_peak(0, "activations") <= 2 * layer + found.kept(0) - layer + ends
+    assert bare.category_peak(0, "activations") >= depth * layer
+
+
+def test_memory_does_not_grow_with_the_layers() -> None:
+    peaks = [play_job(with_offload(small(depth))).category_peak(0, "activations") for depth in (4, 8, 16)]
+    assert peaks[0] == peaks[1] == peaks[2]
+
+
+def test_copies_hide_behind_the_computation_where_the_link_is_fast() -> None:
+    """Two layers' copies are beside a layer's passes; a layer waits where they take longer."""
+    bare = play_job(small(8), Ideal(links=1e15)).times.span
+    assert play_job(with_offload(small(8)), Ideal(links=1e15)).times.span == pytest.approx(bare)
+    found = play_job(with_offload(small(8), layers=None), Ideal(links=1e4))
+    # Seven layers leave one after another and come back so: nothing else takes time beside that.
+    moved = copies(found, back=False) / 1e4
+    assert found.times.span >= 2 * moved
+    assert found.times.span == pytest.approx(2 * moved, rel=0.05)
+
+
+def test_a_recomputed_layer_has_its_input_offloaded_only() -> None:
+    """In either order of the schemes."""
+    again = {"use": "memory/recompute-full"}
+    for schemes in ([again, OFFLOAD], [OFFLOAD, again]):
+        found = play_job(small(6, schemes=schemes))
+        assert copies(found, back=False) == 2 * 5 * 2 * 32 * 64
+        assert all(peak.left == 0 for peak in found.peaks)
+
+
+def test_the_last_layer_of_a_stage_leaves_behind_its_pass() -> None:
+    job = small(8, 4, mesh={"pp": 2}, schemes=[{"use": "pipeline/1f1b", "over": "pp"}])
+    job["cluster"]["gpus"] = 2
+    bare, found = play_job(job), play_job(with_offload(job))
+    layer = of_a_layer(bare)
+    works = Counter(
+        (device, op.work.back)
+        for device in (0, 1)
+        for _, op in found.instances(device)
+        if isinstance(op.work, HostCopy)
+    )
+    assert works == {(0, False): 16, (0, True): 16, (1, False): 12, (1, True): 12}
+    assert found.kept(0) == bare.kept(0) - 2 * 4 * layer  # two micro-batches in flight
+
+
+def test_who_makes_passes_again_apart_is_refused() -> None:
+    schemes = [{"use": "pipeline/varuna", "over": "pp"}, {"use": "memory/recompute-full"}, OFFLOAD]
+    job = small(8, 4, mesh={"pp": 2}, schemes=schemes)
+    job["cluster"]["gpus"] = 2
+    with pytest.raises(PlanError, match="makes passes again"):
+        play_job(job)
+
+
+def test_states_leave_the_gpu_once() -> None:
+    job = small(mesh={"dp": 2}, schemes=[{"use": "data/zero-infinity", "over": "dp"}])
+    job["cluster"]["gpus"] = 2
+    assert play_job(with_offload(job)).peaks[0].left == 0
+    with pytest.raises(PlanError, match="off the GPU already"):
+        play_job(with_offload(job, what=["optimizer"]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    told=jobs(EVERY, launch=LAUNCH, passes=60),
+    layers=st.sampled_from([None, 1, 2]),
+    what=st.sampled_from([["activations"], ["optimizer"], ["activations", "optimizer"]]),
+    links=st.sampled_from([1e5, 1e7, 1e9]),
+)
+def test_all_engines_agree_and_memory_is_given_back(
+    told: dict[str, Any], layers: int | None, what: list[str], links: float
+) -> None:
+    assume(not any("varuna" in entry["use"] for entry in told["plan"]["schemes"]))
+    job = with_offload(told, layers=layers, what=what)
+    ways = [played(job, Ideal(links=links), engine, skip) for engine, skip in WAYS]
+    check_alike(ways)
+    for peak in ways[0].peaks:
+        assert peak.left == 0
+        assert min(peak.by.values()) >= 0
+
+
+# --------------------------------------------------------------------------------------------- optimizer
+
+
+@pytest.mark.parametrize("data", ["data/ddp", "data/zero-1", "data/fsdp"])
+@pytest.mark.parametrize("n", [1, 2, 8])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_states_of_the_optimizer_rest_on_the_host(data: str, n: int, overlap: bool) -> None:
+    """2 + 4 bytes a parameter stay, cut as the data scheme says; 4 go out and 2 come back for each that is updated."""
+    job = small(mesh={"dp": n}, schemes=[{"use": data, "over": "dp"}])
+    job["cluster"]["gpus"] = job["batch"]["global"] = n
+    job["framework"] = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
+    found = play_job(with_offload(job, what=["optimizer"]))
+    elements = found.plan.job.model.parameters
+    cut = {"data/ddp": (1, 1, 1), "data/zero-1": (1, 1, n), "data/fsdp": (n, n, n)}[data]
+    assert found.resting(0) == {
+        "parameters": 2 * elements / cut[0],
+        "gradients": 4 * elements / cut[1],
+        "optimizer": 0,
+    }
+    assert copies(found, back=False) == pytest.approx(4 * elements / cut[2], abs=8)
+    assert copies(found, back=True) == pytest.approx(2 * elements / cut[2], abs=8)
+    (step,) = [op.work for _, op in found.instances(0) if isinstance(op.work, HostUpdate)]
+    assert step.nbytes == pytest.approx((4 + 12 + 12 + 2) * elements / cut[2], abs=16)
+    assert (step.loaded, step.stored) == (0, 0)
+    assert not any(isinstance(op.work, Memory) and op.work.what == "adam" for _, op in found.instances())
+
+
+def test_states_on_disks_are_read_and_written_once_a_step() -> None:
+    found = play_job(with_offload(small(), what=["optimizer"], to="nvme"))
+    (step,) = [op.work for _, op in found.instances(0) if isinstance(op.work, HostUpdate)]
+    elements = found.plan.job.model.parameters
+    assert (step.loaded, step.stored) == (12 * elements, 12 * elements)
+
+
+def test_gradients_go_out_then_the_host_works_then_weights_come_back() -> None:
+    found = play_job(with_offload(small(), what=["optimizer"]))
+    turns = [(op.name, number) for number, op in found.instances() if op.phase == "U" and op.stream != COMPUTE]
+    assert [name for name, _ in turns] == ["copy gradients", "adam on the host", "copy weights"]
+    times = found.times
+    for (_, one), (_, other) in pairwise(turns):
+        assert times.begin[other] == times.end[one]
+
+
+# ------------------------------------------------------------------------------------------------ prices
+
+
+def test_the_gpus_behind_a_switch_share_its_link_to_the_host() -> None:
+    """Two of a DGX A100, one of a DGX H100; the host's memory is shared by all."""
+    a100, h100 = (Share.of(load_cluster(f"{name}:1")) for name in ("dgx-a100", "dgx-h100"))
+    assert a100.link == pytest.approx(31e9 * 0.84 / 2)
+    assert a100.memory == pytest.approx(409.6e9 / 8)
+    assert h100.link > 3 * a100.link
+    assert a100.assumed == h100.assumed == ()
+
+
+def test_an_unknown_host_is_assumed_and_said() -> None:
+    job = with_offload(small(), what=["activations", "optimizer"], to="nvme")
+    job["cluster"] = {"gpu": "mi300x", "gpus": 1}
+    told = simulate(job).to_dict()["assumed"]
+    assert len([text for text in told if text.startswith("host:")]) == 2
+    assert not any(text.startswith("host:") for text in simulate(small()).to_dict()["assumed"])
+    share = Share.of(load_cluster(job["cluster"]))
+    assert (share.memory, share.read, share.write) == (MEMORY, DISKS, DISKS)
+
+
+@given(nbytes=st.integers(1, 10**11), other=st.integers(1, 10**11))
+def test_more_bytes_never_copy_faster_and_disks_never_beat_the_link(nbytes: int, other: int) -> None:
+    costs = Costs(load_cluster("dgx-a100:1"), Mesh({"x": 8}))
+    small_one, large = sorted((nbytes, other))
+    for back in (True, False):
+        assert costs.estimate(HostCopy(small_one, back)).seconds <= costs.estimate(HostCopy(large, back)).seconds
+        near, far = (costs.estimate(HostCopy(nbytes, back, to)).seconds for to in ("cpu", "nvme"))
+        assert near <= far
+
+
+@pytest.mark.parametrize(("elements", "measured"), [(1e9, 0.22), (4e9, 1.03), (10e9, 2.57)])
+def test_the_update_on_the_host_takes_what_its_authors_measured(elements: float, measured: float) -> None:
+    """One process with the whole of a DGX-2: arXiv 2101.06840, table 4."""
+    memory = 16 * Share.of(load_cluster("dgx-2:1")).memory
+    assert 30 * elements / (UPDATED * memory) == pytest.approx(measured, rel=0.1)
+
+
+def test_a_faster_link_to_the_host_shows_in_the_step() -> None:
+    """Grace's NVLink against PCIe 4 behind switches; both report what could not hide as copies."""
+    job = with_offload(small())
+    job["model"] = {"preset": "llama3-8b", "layers": 4}
+    job["batch"] = {"global": 1, "micro": 1, "sequence": 4096}
+    shares = {}
+    for cluster in ({"gpu": "gb200", "gpus": 1}, {"gpu": "a100-sxm-80", "gpus": 1}):
+        report = simulate({**job, "cluster": cluster})
+        exposed = report.to_dict()["breakdown_s"]["exposed"]["copy"]
+        shares[cluster["gpu"]] = exposed / report.step_time
+    assert shares["gb200"] < shares["a100-sxm-80"]
+    assert any(isinstance(op.work, Gemm) for _, op in play_job(job).instances())
+
+
+def test_offload_alone_changes_no_plan_without_layers() -> None:
+    """No layer offloaded, and no state: the bare plan."""
+    chain = play_job(with_offload(small(), layers=0)).chain(0)
+    assert [link.count for link in chain.links] == [link.count for link in play_job(small()).chain(0).links]
+    assert make("memory/offload", Mesh({})).options.what == ("activations",)

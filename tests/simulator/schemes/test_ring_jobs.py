@@ -1,0 +1,151 @@
+"""Whole jobs whose sequences are cut along one axis or two, and what their schemes refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.ir.ops import Collective
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from tests.contract.played import play_job
+
+# ---------------------------------------------------------------------------------------------- whole jobs
+
+SHAPE = {"layers": 4, "hidden": 96, "heads": 12, "kv_heads": 4, "vocab": 128, "seq": 96, "tied": False}
+MLA = {"kv_lora_rank": 8, "qk_nope": 8, "qk_rope": 4, "v": 12, "q_lora_rank": None}
+PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
+    "ring": [("ring", "far", {}), ("all-gather", "near", {})],
+    "usp": [("ring", "far", {}), ("ulysses", "near", {})],
+    "usp the other way round": [("ulysses", "far", {}), ("ring", "near", {"balance": "striped"})],
+    "double ring": [("ring", "far", {"balance": "contiguous"}), ("ring", "near", {"balance": "contiguous"})],
+    "helpers": [("ulysses", "far", {}), ("dist-flash-attn", "near", {})],
+    "megatron": [("megatron-cp", "far", {}), ("megatron-cp", "near", {"comm": "a2a"})],
+}
+
+
+def a_job(name: str, data: str = "data/zero-1", **more: Any) -> dict[str, Any]:
+    schemes: list[dict[str, Any]] = [
+        {"use": "pipeline/1f1b", "over": "pp"},
+        {"use": data, "over": "dp"},
+        *({"use": f"sequence/{use}", "over": axis, **told} for use, axis, told in PLANS[name]),
+        {"use": "tensor/megatron-sp", "over": "tp"},
+        *more.get("memory", ()),
+    ]
+    return {
+        "model": SHAPE | more.get("model", {}),
+        "cluster": {"gpu": "h100-sxm", "gpus": 32},
+        "framework": {"name": "megatron-core", "set": {"attention": more.get("attention", "flash")}},
+        "batch": {"global": 8},
+        "plan": {"mesh": {"pp": 2, "dp": 2, "far": 2, "near": 2, "tp": 2}, "schemes": schemes},
+    }
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"data": "data/fsdp"},
+    {"memory": [{"use": "memory/recompute-full"}]},
+    {"memory": [{"use": "memory/recompute-selective", "modules": ["core_attn"]}]},
+    {"memory": [{"use": "memory/recompute-selective", "modules": ["attention", "mlp"]}]},
+    {"attention": "unfused"},
+    {"attention": "unfused", "memory": [{"use": "memory/recompute-selective", "modules": ["core_attn"]}]},
+    {"model": {"mla": MLA, "positions": "rope", "kv_heads": 12}},
+]
+
+
+JOBS = [(name, told) for name in PLANS for told in VARIANTS if name != "helpers" or told.get("attention") != "unfused"]
+"""Helpers leave out blocks that unfused kernels compute."""
+
+
+@pytest.mark.parametrize(("name", "variant"), JOBS, ids=str)
+def test_whole_jobs_do_all_work_once_and_leave_no_memory(name: str, variant: dict[str, Any]) -> None:
+    played = play_job(a_job(name, **variant))
+    assert all(peak.left == 0 for peak in played.peaks)
+    assert min(min(peak.by.values()) for peak in played.peaks) >= 0
+    wanted = played.wanted
+    assert played.flops("F") == pytest.approx(wanted, rel=1e-12)
+    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
+    assert played.flops("B", "W") == pytest.approx(backward, rel=1e-12)
+    assert (sum(played.flops("R").values()) > 0) == ("memory" in variant)
+    # Gradients are summed over the ranks of all sequence schemes, too.
+    reduced = {op.work.axes for _, op in played.instances() if op.stream == "data" and isinstance(op.work, Collective)}
+    assert reduced == {("dp", "far", "near")}
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_recompute_may_stand_anywhere_among_the_schemes(place: int) -> None:
+    job = a_job("double ring")
+    job["plan"]["schemes"].insert(place, {"use": "memory/recompute-selective", "modules": ["core_attn"]})
+    played = play_job(job)
+    assert all(peak.left == 0 for peak in played.peaks)
+    assert played.flops("R")["attention"] == pytest.approx(played.wanted["attention"])
+
+
+def test_other_tokens_and_tensor_ranks_commute() -> None:
+    """Keys and values of a hop: 2 b s/p k/t elements with p ranks of a ring and t of tensor parallelism."""
+    played = play_job(a_job("double ring"))
+    works = [op.work for _, op in played.instances() if op.phase == "F" and isinstance(op.work, Collective)]
+    hops = {work.nbytes for work in works if work.operation == "shift"}
+    assert hops == {2 * 96 // 4 * 32 // 2 * 2}
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def refused(job: dict[str, Any]) -> str:
+    with pytest.raises(PlanError) as caught:
+        Plan(load_job(job))
+    return str(caught.value)
+
+
+def test_windows_are_left_to_schemes_that_see_whole_sequences() -> None:
+    for name in ("ring", "helpers", "megatron"):
+        text = refused(a_job(name, model={"window": 8}))
+        assert "knows no sliding windows" in text and "sequence/ulysses" in text
+    # A window that nothing leaves is none.
+    Plan(load_job(a_job("ring", model={"window": 96})))
+
+
+def test_slices_of_sequences_are_left_to_them_too() -> None:
+    job = a_job("ring")
+    job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 2}
+    assert "cuts sequences in slices" in refused(job)
+    job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 1}
+    Plan(load_job(job))
+    job["plan"]["schemes"][0] = {"use": "pipeline/terapipe", "over": "pp", "slices": "auto"}
+    assert "cuts sequences in slices" in refused(job)
+
+
+def test_slices_pass_where_heads_are_cut() -> None:
+    job = a_job("ring")
+    job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 2}
+    job["plan"]["schemes"][2] = {"use": "sequence/ulysses", "over": "far"}
+    played = play_job(job)
+    assert all(peak.left == 0 for peak in played.peaks)
+    assert played.flops("F") == pytest.approx(played.wanted)
+
+
+def test_zigzag_needs_two_parts_for_every_rank() -> None:
+    text = refused(a_job("ring", model={"seq": 100}))
+    assert "a multiple of 8 tokens" in text and "would work" in text
+    assert "batch.sequence" in text
+
+
+def test_two_rings_lay_sequences_out_alike() -> None:
+    job = a_job("double ring")
+    job["plan"]["schemes"][3]["balance"] = "zigzag"
+    assert "one order" in refused(job)
+    job["plan"]["schemes"][3] = {"use": "sequence/dist-flash-attn", "over": "near"}
+    assert "one order" in refused(job)
+    job["plan"]["schemes"][2] = {"use": "sequence/dist-flash-attn", "over": "far"}
+    assert "schedule of helpers" in refused(job)
+
+
+def test_helpers_need_kernels_that_leave_out_what_is_masked() -> None:
+    assert "framework.set.attention" in refused(a_job("helpers", attention="unfused"))
+
+
+def test_all_to_alls_of_megatron_copy_no_heads() -> None:
+    assert "no copies" in refused(a_job("megatron", model={"kv_heads": 1}))

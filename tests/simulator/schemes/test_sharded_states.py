@@ -1,0 +1,479 @@
+"""Sharded states: how far ahead weights are gathered, groups with copies, copies in nodes, quantised traffic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.engine.play import Engine
+from simulator.forecast.simulate import device_params, lowered, resting
+from simulator.ir.ops import Collective, Memory, Op
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from simulator.report.trace import write
+from tests.contract.measure import backward_ops, described
+from tests.contract.of_data import DataSetting, sent_across_nodes, sent_per_step, state_bytes_per_parameter
+from tests.contract.played import FREE, Ideal, Played, play_job
+from tests.strategies import EVERY, jobs
+
+H, V, LAYERS = 64, 128, 6
+LAYER = 2 * H + 12 * H * H
+"""Parameters of a layer: norms, four matrices of attention, two of the MLP."""
+UNITS = [V * H, *[LAYER] * LAYERS, H + V * H]
+"""Of the embedding, the layers, the final norm with the output layer."""
+PSI = sum(UNITS)
+DEPTHS = (0, 1, 2, 3)
+
+
+def job_of(use: str, mesh: dict[str, int], batch: int = 1, habits: dict[str, Any] | None = None, **told: Any) -> Any:
+    """A scheme over all axes of a mesh but those that its options name, and `batch` micro-batches."""
+    ranks = 1
+    for size in mesh.values():
+        ranks *= size
+    over = [axis for axis in mesh if axis not in told.values()]
+    model = {"layers": LAYERS, "hidden": H, "heads": 4, "vocab": V, "seq": 16, "positions": "rope", "norm": "rmsnorm"}
+    return {
+        "model": {**model, "tied": False, "qkv_bias": False},
+        "cluster": {"gpu": "h100-sxm", "gpus": ranks},
+        "framework": {"set": {"launch_s": 0.0, **(habits or {})}},
+        "batch": {"global": ranks * batch},
+        "plan": {"mesh": mesh, "schemes": [{"use": use, "over": over, **told}]},
+    }
+
+
+def data_ops(played: Played, stream: str = "data") -> list[tuple[int, Op]]:
+    """Ops of the family's streams that begin with `stream`, in the order in which they are issued."""
+    return [(n, op) for n, op in played.instances() if op.stream.startswith(stream) and op.work is not None]
+
+
+def wire(played: Played, stream: str = "data") -> list[tuple[str, int]]:
+    """Collectives of one stream, in the order in which they run: operation and bytes."""
+    works = [played.flat.ops[n].work for n in played.flat.queues[0, stream]]
+    return [(work.operation, work.nbytes) for work in works if isinstance(work, Collective)]
+
+
+# ----------------------------------------------------------------------------------------------- prefetch
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_level_of_prefetch_is_one_more_whole_unit(depth: int, batch: int) -> None:
+    played = play_job(job_of("data/fsdp", {"dp": 4}, batch, prefetch=depth))
+    assert played.category_peak(0, "parameters") == (depth + 1) * 2 * LAYER
+    assert all(peak.left == 0 for peak in played.peaks)
+
+
+def test_a_depth_is_a_habit_unless_it_is_told() -> None:
+    for overlap in (True, False):
+        habits = {"overlap": {"dp": overlap, "pp": True}}
+        usual = play_job(job_of("data/fsdp", {"dp": 4}, 2, habits))
+        told = play_job(job_of("data/fsdp", {"dp": 4}, 2, habits, prefetch=int(overlap)))
+        assert (usual.times, usual.peaks) == (told.times, told.peaks)
+
+
+@settings(max_examples=25)
+@given(rate=st.sampled_from([1e5, 1e6, 3e6, 1e7, 1e8]), batch=st.integers(1, 3), ahead=st.booleans())
+def test_prefetch_is_never_slower_where_nothing_is_shared(rate: float, batch: int, ahead: bool) -> None:
+    """And the bytes are the same."""
+    spans, bytes_sent = [], set()
+    for depth in DEPTHS:
+        job = job_of("data/fsdp", {"dp": 4}, batch, prefetch=depth, backward_prefetch=ahead)
+        played = play_job(job, Ideal(links=rate), engine="sweep")
+        spans.append(played.times.span)
+        bytes_sent.add(tuple(sorted(wire(played))))
+    assert all(later <= sooner * (1 + 1e-12) for sooner, later in pairwise(spans))
+    assert len(bytes_sent) == 1
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("rate", [1e6, 1e7, 1e8])
+def test_a_forward_pass_by_hand(depth: int, rate: float) -> None:
+    """A gather begins when the one before has ended and the unit that far ahead of it begins; a unit computes when the
+    one before has, and its weights have come."""
+    played = play_job(job_of("data/fsdp", {"dp": 4}, prefetch=depth), Ideal(links=rate))
+    flat, times = played.flat, played.times
+    task = played.task(0)
+    computes = []
+    for part in task.parts:
+        prices = zip(part.block.ops, part.seconds, strict=True)
+        computes += [sum(seconds for op, seconds in prices if op.stream == "compute")] * part.count
+    begins: list[float] = []
+    came: list[float] = []
+    done = 0.0
+    for unit, seconds in enumerate(computes):
+        while len(came) <= min(unit + depth, len(UNITS) - 1):
+            at = len(came)
+            # What is gathered ahead is asked for when the unit before it that far begins, the first ones at once.
+            asked = max(done, came[unit] if unit else 0.0) if at > unit else done
+            came.append(max(came[-1] if came else 0.0, asked) + 2 * UNITS[at] / rate)
+        begins.append(max(done, came[unit]))
+        done = begins[-1] + seconds
+    kernels = [n for n in played.ops(0) if flat.ops[n].stream == "compute"]
+    assert max(times.end[n] for n in kernels) == pytest.approx(done)
+    gathers = [n for n in played.ops(0) if isinstance(flat.ops[n].work, Collective)]
+    assert [times.end[n] for n in gathers] == pytest.approx(came)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("rate", [1e6, 1e7])
+def test_nothing_computes_before_its_weights_have_come(depth: int, rate: float) -> None:
+    """Forward and backward, in every micro-batch, however far ahead they were gathered."""
+    played = play_job(job_of("data/fsdp", {"dp": 4}, 2, prefetch=depth), Ideal(links=rate))
+    flat, times = played.flat, played.times
+    gathers = iter([n for n, op in data_ops(played) if op.work.operation == "all_gather"])  # type: ignore[union-attr]
+    links = played.stages[0].links  # type: ignore[union-attr]
+    for number, action in enumerate(played.program.timetable.actions):
+        at = flat.first[number]
+        for link in links if action.kind == "F" else links[::-1]:
+            for _ in range(link.count):
+                ops = link.fragment.forward if action.kind == "F" else link.fragment.backward
+                begins = [times.begin[i] for i in range(at, at + len(ops)) if flat.ops[i].stream == "compute"]
+                assert min(begins) >= times.end[next(gathers)] - 1e-15
+                at += len(ops)
+    assert next(gathers, None) is None
+
+
+@pytest.mark.parametrize("depth", (2, 3))
+def test_engines_agree_on_what_is_gathered_far_ahead(depth: int) -> None:
+    engines: tuple[Engine, ...] = ("simpy", "sweep", "matrices")
+    job = job_of("data/fsdp", {"dp": 4}, 3, prefetch=depth)
+    spans = [play_job(job, Ideal(links=5e6), engine=engine).step.span for engine in engines]
+    assert spans == pytest.approx([spans[0]] * 3, rel=1e-12)
+
+
+def test_without_backward_prefetch_a_gather_stands_behind_the_scatter() -> None:
+    """With it the wire carries the gather of the unit before, then the scatter; one direction costs the same."""
+    orders = {}
+    for ahead in (True, False):
+        played = play_job(job_of("data/fsdp", {"dp": 4}, backward_prefetch=ahead), Ideal(links=5e6))
+        moved = [operation for operation, _ in wire(played)][len(UNITS) :]
+        orders[ahead] = moved, played.times.span
+    n = len(UNITS)
+    assert orders[True][0] == ["all_gather"] + ["all_gather", "reduce_scatter"] * (n - 1) + ["reduce_scatter"]
+    assert orders[False][0] == ["all_gather", "reduce_scatter"] * n
+    assert orders[True][1] < orders[False][1]
+
+
+def test_zero_3_gathers_ahead_by_elements() -> None:
+    """Units while fewer than the bucket are in flight; none beside a unit that is as large as may be whole."""
+
+    def whole(**told: Any) -> float:
+        return play_job(job_of("data/zero-3", {"dp": 4}, persistence=0, **told)).category_peak(0, "parameters") / 2
+
+    assert whole() == whole(prefetch_bucket=50_000_000) == PSI, "all that follow fit in the bucket"
+    assert whole(prefetch_bucket=1) == 2 * LAYER
+    assert whole(prefetch_bucket=LAYER) == 2 * LAYER
+    assert whole(prefetch_bucket=LAYER + 1) == 3 * LAYER
+    assert whole(prefetch_bucket=0) == LAYER
+    assert whole(max_live=LAYER) == UNITS[-1] + LAYER, "beside the output layer there is room"
+    assert whole(max_live=LAYER + 1) == 2 * LAYER
+
+
+# ---------------------------------------------------------------------------------------- copies of groups
+
+
+def test_hybrid_sharding_sums_shards_among_the_copies() -> None:
+    """In every micro-batch, on a communicator of its own, behind the scatter of the same unit."""
+    f, r, batch = 4, 2, 3
+    job = job_of("data/fsdp", {"replicate": r, "shard": f}, batch, replicate="replicate")
+    played = play_job(job, Ideal(links=1e7))
+    weights = [2 * size for size in UNITS]
+    gathers = [nbytes for operation, nbytes in wire(played) if operation == "all_gather"]
+    assert gathers == [*weights, *weights[::-1]] * batch
+    scatters = [nbytes for operation, nbytes in wire(played) if operation == "reduce_scatter"]
+    assert scatters == [4 * size for size in UNITS[::-1]] * batch
+    assert wire(played, "data-replicas") == [("all_reduce", 4 * size // f) for size in UNITS[::-1]] * batch
+    axes = {op.work.axes for _, op in data_ops(played, "data-replicas")}  # type: ignore[union-attr]
+    assert axes == {("replicate",)}
+    scattered = [n for n, op in data_ops(played) if op.work.operation == "reduce_scatter"]  # type: ignore[union-attr]
+    for one, other in zip(scattered, (n for n, _ in data_ops(played, "data-replicas")), strict=True):
+        assert played.times.begin[other] >= played.times.end[one]
+    assert sum(played.resting(0).values()) == pytest.approx(16 * PSI / f)
+
+
+@pytest.mark.parametrize("use", ["data/fsdp", "data/mics"])
+def test_one_group_is_full_sharding_and_groups_of_one_are_plain_copies(use: str) -> None:
+    """The limits of hybrid sharding: the very ops of the one, the very bytes of the other."""
+    full = play_job(job_of(use, {"dp": 4}, 2)).stages[0]
+    alone = play_job(job_of(use, {"replicas": 1, "dp": 4}, 2, replicate="replicas")).stages[0]
+    assert described(full) == described(alone)  # type: ignore[arg-type]
+    batch = 1 if use == "data/fsdp" else 3
+    copies = DataSetting(1, batch, 8)
+    assert sent_per_step(copies, use) == pytest.approx(sent_per_step(DataSetting(8, batch), "data/ddp"))
+    assert state_bytes_per_parameter(copies, use) == pytest.approx(18)
+
+
+@given(f=st.sampled_from([1, 2, 4, 8]), r=st.sampled_from([1, 2, 3, 8]), batch=st.integers(1, 4))
+def test_mics_sums_copies_once_a_step(f: int, r: int, batch: int) -> None:
+    """With one micro-batch it sends what hybrid sharding does; with more, less by the sums of the copies."""
+    setting = DataSetting(f, batch, r)
+    between = 2 * (r - 1) / r * setting.grad_bytes / f
+    hybrid, mics = sent_per_step(setting, "data/fsdp"), sent_per_step(setting, "data/mics")
+    assert hybrid == pytest.approx(mics + (batch - 1) * between)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_mics_sums_copies_behind_the_last_micro_batch(overlap: bool) -> None:
+    habits = {"overlap": {"dp": overlap, "pp": True}, "bucket": {"elements": 1.0, "elements_per_rank": 0.0}}
+    job = job_of("data/mics", {"replicas": 2, "dp": 4}, 3, habits, replicate="replicas")
+    played = play_job(job, Ideal(links=1e7))
+    sums = data_ops(played, "data-replicas")
+    assert sum(op.work.nbytes for _, op in sums) == PSI  # type: ignore[union-attr]
+    scattered = [n for n, op in data_ops(played) if op.work.operation == "reduce_scatter"]  # type: ignore[union-attr]
+    last = scattered[-len(UNITS) :]
+    firsts = [played.times.begin[n] for n, _ in sums]
+    assert min(firsts) >= played.times.end[last[0]]
+    if overlap:
+        assert min(firsts) < played.times.end[last[-1]], "the first shards are summed beside the rest of the pass"
+        assert all(op.when == "last" for _, op in sums)
+    else:
+        assert all(op.phase == "U" for _, op in sums)
+
+
+def test_a_hierarchical_gather_goes_across_nodes_and_then_within() -> None:
+    """16 ranks in two nodes: 8/16 of the weights leave a node in place of 15/16."""
+    across, within = 2, 8
+    job = job_of("data/mics", {"across": across, "within": within}, hierarchical=True)
+    played = play_job(job, Ideal(links=1e7))
+    gathers = [nbytes for operation, nbytes in wire(played) if operation == "all_gather"]
+    assert gathers == [2 * size // within for size in [*UNITS, *UNITS[::-1]]]
+    assert wire(played, "data-within") == [("all_gather", 2 * size) for size in [*UNITS, *UNITS[::-1]]]
+    parts = [n for n, op in data_ops(played) if op.stream == "data" and op.work.operation == "all_gather"]  # type: ignore[union-attr]
+    for one, other in zip(parts, played.flat.queues[0, "data-within"], strict=True):
+        assert played.times.begin[other] >= played.times.end[one]
+    assert all(peak.left == 0 for peak in played.peaks)
+    with pytest.raises(PlanError, match="across nodes"):
+        Plan(load_job(job_of("data/mics", {"dp": 4}, hierarchical=True)))
+
+
+def test_sequence_ranks_share_the_shards_of_every_copy() -> None:
+    schemes = [
+        {"use": "data/fsdp", "over": "shard", "replicate": "replicate"},
+        {"use": "sequence/all-gather", "over": "cp"},
+    ]
+    job = job_of("data/fsdp", {"shard": 1})
+    mesh = {"replicate": 2, "shard": 2, "cp": 2}
+    job |= {"cluster": {"gpu": "h100-sxm", "gpus": 8}, "batch": {"global": 8}}
+    played = play_job({**job, "plan": {"mesh": mesh, "schemes": schemes}})
+    axes = {(op.stream, op.work.axes) for _, op in data_ops(played)}  # type: ignore[union-attr]
+    assert axes == {("data", ("shard", "cp")), ("data-replicas", ("replicate",))}
+    assert sum(played.resting(0).values()) == pytest.approx(16 * PSI / 4)
+
+
+def test_experts_are_cut_over_the_copies_that_they_have_in_a_group() -> None:
+    """Experts that are spread over all ranks of a group have copies in other groups alone, and are summed there."""
+    job = job_of("data/fsdp", {"shard": 1})
+    moe = {"experts": 4, "top_k": 2, "expert_ffn": 32}
+    schemes = [
+        {"use": "data/fsdp", "over": "shard", "replicate": "replicate"},
+        {"use": "expert/all-to-all", "over": "ep"},
+    ]
+    plan = {"mesh": {"replicate": 2, "shard": 4}, "views": {"experts": {"edp": 2, "ep": 4}}, "schemes": schemes}
+    job |= {"cluster": {"gpu": "h100-sxm", "gpus": 8}, "batch": {"global": 8}, "plan": plan}
+    played = play_job({**job, "model": {**job["model"], "moe": moe}})
+    (data,) = played.plan.family("data")
+    experts = [param for param in played.held(0) if param.view]
+    assert experts and {data.rests("parameters", param) for param in experts} == {()}
+    assert {data.sums(param) for param in experts} == {("replicate",)}
+    own, others = (sum(p.size for p in played.held(0) if bool(p.view) == view) for view in (True, False))
+    summed = sum(op.work.nbytes for _, op in data_ops(played, "data-replicas"))  # type: ignore[union-attr]
+    assert summed == 4 * (own + others // 4)
+    assert sum(played.resting(0).values()) == pytest.approx(18 * own + 16 * others / 4)
+
+
+# --------------------------------------------------------------------------------------- weights that stay
+
+
+def test_weights_that_stay_are_gathered_once_a_micro_batch() -> None:
+    """2 (N-1)/N M in place of 3; a whole copy besides the shards, and nothing more at any moment."""
+    batch = 2
+    played = play_job(job_of("data/fsdp", {"dp": 4}, batch, reshard=False))
+    gathers = [nbytes for operation, nbytes in wire(played) if operation == "all_gather"]
+    assert gathers == [2 * size for size in UNITS] * batch
+    assert played.resting(0)["parameters"] == pytest.approx(4 * PSI / 4 + 2 * PSI)
+    assert played.category_peak(0, "parameters") == 0
+    usual = play_job(job_of("data/fsdp", {"dp": 4}, batch))
+    assert sum(n for _, n in wire(usual)) - sum(n for _, n in wire(played)) == batch * 2 * PSI
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_zero_2_scatters_in_every_micro_batch_and_gathers_once(overlap: bool) -> None:
+    """(a + 1) M' with weights and gradients of one size; only gradients on their way are whole."""
+    batch, habits = 3, {"overlap": {"dp": overlap, "pp": True}}
+    played = play_job(job_of("data/zero-2", {"dp": 4}, batch, habits))
+    moved = wire(played)
+    assert [nbytes for operation, nbytes in moved if operation == "reduce_scatter"] == [
+        4 * size for size in UNITS[::-1]
+    ] * batch
+    gathers = wire(played, "data-returns" if overlap else "data")
+    assert sum(nbytes for operation, nbytes in gathers if operation == "all_gather") == 2 * PSI
+    assert played.category_peak(0, "gradients") == 2 * 4 * LAYER
+    assert played.resting(0) == pytest.approx({"parameters": 2 * PSI, "gradients": PSI, "optimizer": 3 * PSI})
+
+
+TABLE = {"data/ddp": 120e9, "data/zero-1": 31.4e9, "data/zero-2": 16.6e9, "data/zero-3": 1.9e9}
+
+
+@pytest.mark.parametrize("use", TABLE)
+@pytest.mark.parametrize("n", [1, 2, 8, 64, 1024])
+def test_the_table_of_zero(use: str, n: int) -> None:
+    """Bytes a parameter with 16-bit gradients: 16, 4 + 12/N, 2 + 14/N, 16/N. The sums are of 7.5e9 on 64 ranks."""
+    told = {"persistence": 0} if use == "data/zero-3" else {}
+    job = job_of(use, {"dp": n}, **told) | {"precision": {"gradients": "bf16"}}
+    plan = Plan(load_job(job))
+    stages, _ = lowered(plan)
+    (params,) = device_params(plan, stages)
+    each = sum(resting(plan, params).values()) / PSI
+    wanted = {"data/ddp": 16, "data/zero-1": 4 + 12 / n, "data/zero-2": 2 + 14 / n, "data/zero-3": 16 / n}
+    assert each == pytest.approx(wanted[use])
+    if n == 64:
+        assert 7.5e9 * each == pytest.approx(TABLE[use], rel=0.02)
+
+
+# ------------------------------------------------------------------------------------------------- ZeRO++
+
+
+def halved(setting: DataSetting, **told: bool) -> float:
+    """Bytes that leave a node, in units of the 16-bit weights, with hardly any scales."""
+    every = {"qwz": False, "hpz": False, "qgz": False, **told, "block": 10**9}
+    return sent_across_nodes(replace(setting, told=tuple(every.items())), "data/zero-plus-plus") / setting.weight_bytes
+
+
+@pytest.mark.parametrize("across", [2, 8, 64])
+def test_what_each_part_of_zero_plus_plus_saves(across: int) -> None:
+    """In a ring of many ranks: 3 M; gathers halved by qwZ; backward gathers gone by hpZ; gradients to a quarter by qgZ.
+
+    Gradients are in fp32 here, so without qgZ they are twice as large as in the paper.
+    """
+    setting = DataSetting(8 * across, across=across)
+    ring, steps = 1 - 1 / (8 * across), 1 - 1 / across
+    assert halved(setting) == pytest.approx(4 * ring)
+    assert halved(setting, qwz=True) == pytest.approx((0.5 + 0.5 + 2) * ring, rel=1e-3)
+    assert halved(setting, hpz=True) == pytest.approx((1 + 0 + 2) * ring)
+    assert halved(setting, qwz=True, hpz=True) == pytest.approx((0.5 + 0 + 2) * ring, rel=1e-3)
+    assert halved(setting, qgz=True) == pytest.approx(2 * ring + 0.25 * steps, rel=1e-2)
+    every = halved(setting, qwz=True, hpz=True, qgz=True)
+    assert every == pytest.approx(0.5 * ring + 0.25 * steps, rel=1e-2)
+    if across == 64:
+        assert every == pytest.approx(0.75, rel=0.02)
+
+
+def test_gradients_are_quantised_twice_however_many_ranks() -> None:
+    for mesh in ({"across": 2, "within": 2}, {"across": 4, "within": 8}):
+        played = play_job(job_of("data/zero-plus-plus", mesh))
+        names = [op.name for op in backward_ops(played.stages[0])]  # type: ignore[arg-type]
+        assert names.count("quantise grads") == 2 * len(UNITS)
+        exchanges = [op.work.axes for op in backward_ops(played.stages[0]) if op.name == "exchange grads"]  # type: ignore
+        assert exchanges == [("within",), ("across",)] * len(UNITS)
+
+
+def test_weights_are_dequantised_before_they_are_used() -> None:
+    """The first kernel of a unit waits for what has come; the quantised gather is half as large."""
+    played = play_job(job_of("data/zero-plus-plus", {"across": 2, "within": 4}, 2), Ideal(links=1e7))
+    for link in played.stages[0].links:  # type: ignore[union-attr]
+        kernels = [op for op in link.fragment.forward if op.stream == "compute" and op.name != "quantise params"]
+        assert [op.name for op in kernels[:2]] == ["dequantise params", "keep params"]
+        assert isinstance(kernels[0].work, Memory)
+        assert kernels[0].work.write == pytest.approx(2 * kernels[0].work.read, rel=0.01)
+    backward = [op for op in backward_ops(played.stages[0]) if op.name == "gather params"]  # type: ignore[arg-type]
+    assert {op.work.axes for op in backward} == {("within",)}  # type: ignore[union-attr]
+    assert {op.stream for op in backward} == {"data-within"}
+    assert all(peak.left == 0 for peak in played.peaks)
+
+
+@pytest.mark.parametrize("within", [2, 4, 8])
+def test_the_copy_in_every_node_takes_two_bytes_a_parameter_and_node(within: int) -> None:
+    mesh = {"across": 2, "within": within}
+    with_it, without = (
+        sum(play_job(job_of("data/zero-plus-plus", mesh, hpz=hpz)).resting(0).values()) for hpz in (True, False)
+    )
+    assert with_it - without == pytest.approx(2 * PSI / within)
+    assert without == pytest.approx(18 * PSI / (2 * within))
+
+
+# ---------------------------------------------------------------------------------------------- all of them
+
+
+@st.composite
+def sharded_jobs(draw: st.DrawFn) -> dict[str, Any]:
+    """A plan with a sharded scheme on two axes, and any options of it."""
+    job, flags = draw(jobs(EVERY, datas=("data/ddp",))), [draw(st.booleans()) for _ in range(3)]
+    plan, outer = job["plan"], draw(st.sampled_from([1, 2, 3]))
+    told: dict[str, Any] = {
+        "data/fsdp": {"replicate": "outer", "prefetch": draw(st.sampled_from([None, *DEPTHS]))}
+        | {"reshard": flags[0], "backward_prefetch": flags[1]},
+        "data/zero-2": {},
+        "data/zero-3": {"persistence": 50 * flags[0], "prefetch_bucket": draw(st.sampled_from([1, 3000]))},
+        "data/mics": {"hierarchical": True} if flags[0] else {"replicate": "outer"},
+        "data/zero-plus-plus": dict(zip(("qwz", "hpz", "qgz"), flags, strict=True)),
+    }
+    use = draw(st.sampled_from([*told]))
+    over = ["dp"] if "replicate" in told[use] else ["outer", "dp"]
+    entry = {"use": use, "over": over, **told[use]}
+    schemes = [entry if scheme["use"] == "data/ddp" else scheme for scheme in plan["schemes"]]
+    mesh = {"pp": plan["mesh"]["pp"], "outer": outer, **plan["mesh"]}
+    views = {name: {**view, "edp": view["edp"] * outer} for name, view in plan["views"].items()}
+    cluster = {**job["cluster"], "gpus": job["cluster"]["gpus"] * outer}
+    batch = {**job["batch"], "global": job["batch"]["global"] * outer}
+    return {
+        **job,
+        "cluster": cluster,
+        "batch": batch,
+        "plan": {**plan, "mesh": mesh, "views": views, "schemes": schemes},
+    }
+
+
+@settings(max_examples=40)
+@given(job=sharded_jobs())
+def test_any_plan_gives_its_memory_back_and_all_engines_agree(job: dict[str, Any]) -> None:
+    played = play_job(job)
+    assert all(peak.left == 0 for peak in played.peaks)
+    engines: tuple[Engine, ...] = ("sweep", "matrices")
+    spans = [play_job(job, engine=engine).step.span for engine in engines]
+    assert spans == pytest.approx([played.step.span] * 2, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("use", "mesh", "told"),
+    [
+        ("data/fsdp", {"dp": 1}, {"prefetch": 3}),
+        ("data/zero-2", {"dp": 1}, {}),
+        ("data/zero-3", {"dp": 1}, {}),
+        ("data/mics", {"dp": 1}, {}),
+        ("data/zero-plus-plus", {"across": 1, "within": 1}, {}),
+    ],
+)
+def test_alone_a_rank_only_computes(use: str, mesh: dict[str, int], told: dict[str, Any]) -> None:
+    played, plain = play_job(job_of(use, mesh, 2, **told)), play_job(job_of("data/ddp", {"dp": 1}, 2))
+    assert not data_ops(played)
+    assert (played.times, played.peaks) == (plain.times, plain.peaks)
+
+
+@pytest.mark.parametrize("use", ["data/fsdp", "data/mics"])
+def test_free_links_leave_the_computing(use: str) -> None:
+    for told in ({}, {"prefetch": 3}) if use == "data/fsdp" else ({},):
+        job = job_of(use, {"replicas": 2, "dp": 4}, 3, replicate="replicas", **told)
+        played = play_job(job, FREE)
+        busy = sum(played.flat.seconds[n] for n, op in played.instances())
+        assert played.times.span == pytest.approx(busy)
+
+
+def test_a_trace_shows_every_stream_that_moves_something(tmp_path: Path) -> None:
+    """Copies of groups have a thread of their own behind the family's first; news of weights are no slices."""
+    job = job_of("data/fsdp", {"replicate": 2, "shard": 4}, replicate="replicate", prefetch=3)
+    write(simulate(job), tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    threads = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert {"data", "data-replicas"} <= set(threads)
+    assert not [name for name in threads if name.startswith(("data-forward", "data-backward"))]
+    assert threads["data-replicas"] == threads["data"] + 1
+    assert {event["tid"] for event in events if event["ph"] == "X"} <= set(threads.values())

@@ -1,0 +1,239 @@
+"""Exchanges of tokens that are sent once to a node: what a plan executes, its bytes, prices and uses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import load_cluster
+from hardware.errors import PlanError
+from hardware.topology import reach
+from simulator import simulate
+from simulator.costs.collectives.dispatch import Dispatch
+from simulator.costs.costs import Costs
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Collective, Exchange, Op, paced
+from simulator.lowering.rewrite import parts
+from tests.contract.of_experts import ExpertSetting
+from tests.contract.played import play_job
+
+V3 = Exchange("dispatch", 4096, 7168, 8, 256, ("ep",), "fp8")
+
+
+def spread(work: Exchange, ranks: int, nodes: int) -> Dispatch:
+    """An exchange among ranks on so many nodes."""
+    cluster = load_cluster({"gpu": "h800-sxm", "gpus": ranks, "gpus_per_node": ranks // nodes})
+    return Dispatch.of(work, reach(cluster, range(ranks)))
+
+
+def priced(ranks: int = 64, nodes: int = 8, gpu: str = "h800-sxm", **rates: float) -> Costs:
+    told = {"gpu": gpu, "gpus": ranks, "gpus_per_node": ranks // nodes}
+    return Costs(load_cluster(told), Mesh({"ep": ranks}), rates)
+
+
+# ------------------------------------------------------------------------------------------------------ bytes
+
+
+@pytest.mark.parametrize(("nodes", "wanted"), [(2, 1.99), (4, 3.61), (8, 5.29)])
+def test_of_eight_experts_among_256_tokens_reach_so_many_nodes(nodes: int, wanted: float) -> None:
+    work = replace(V3, most=nodes)
+    assert spread(work, 8 * nodes, nodes).reached == pytest.approx(wanted, abs=0.005)
+
+
+def test_a_limit_of_nodes_chooses_among_their_experts_only() -> None:
+    """4 of 8 nodes: as 4 nodes with half of the experts."""
+    limited, alone = spread(V3, 64, 8), spread(replace(V3, experts=128), 32, 4)
+    assert limited.reached == pytest.approx(alone.reached)
+    assert limited.reached < 4 < spread(replace(V3, most=8), 64, 8).reached
+
+
+@given(
+    nodes=st.sampled_from([1, 2, 4]),
+    each=st.sampled_from([1, 2]),
+    own=st.sampled_from([1, 2]),
+    topk=st.integers(1, 4),
+)
+def test_bytes_are_those_of_all_choices_counted_one_by_one(nodes: int, each: int, own: int, topk: int) -> None:
+    """The distinct remote nodes and ranks of every set of experts that a token on the first rank may have."""
+    ranks, experts = nodes * each, nodes * each * own
+    topk = min(topk, experts)
+    work = Exchange("combine", 10, 32, topk, experts, ("ep",), "bf16", most=nodes)
+    chosen = [[expert // own for expert in taken] for taken in combinations(range(experts), topk)]
+    far = [len({rank // each for rank in taken}) for taken in chosen]
+    hops = [len(set(taken)) for taken in chosen]
+    one, token = spread(work, ranks, nodes), 10 * 32 * 2
+    # Every node is as likely to be a token's own as to be one of its experts'.
+    assert one.out == pytest.approx(token * sum(far) / len(far) * (1 - 1 / nodes))
+    # A copy comes to each distinct rank; of those on a node, one comes from the network.
+    assert one.up == pytest.approx(token * sum(hops) / len(hops) * (1 - nodes / ranks))
+    assert one.out <= token * min(topk, nodes) * (1 - 1 / nodes) + 1e-9
+
+
+def test_where_no_two_experts_share_a_node_nothing_is_saved() -> None:
+    """One expert on each node, all of them chosen: as many bytes as an all-to-all sends."""
+    work = Exchange("combine", 16, 64, 4, 4, ("ep",), "bf16")
+    one = spread(work, 4, 4)
+    assert one.out == pytest.approx(work.nbytes * 3 / 4)
+
+
+def test_fp8_out_and_bf16_back_are_three_quarters_of_bf16_both_ways() -> None:
+    """But for the scales, 4 bytes for 128 elements."""
+    sent, back = replace(V3, dtype="fp8").nbytes, replace(V3, dtype="bf16").nbytes
+    scales = V3.tokens * V3.topk * V3.hidden // 128 * 4
+    assert (sent - scales + back) / (2 * back) == 0.75
+    assert replace(V3, dtype="bf16").nbytes == 4096 * 8 * 7168 * 2
+
+
+def test_parts_and_paces_are_of_tokens() -> None:
+    assert [one.tokens for one in parts(V3, 3)] == [1365, 1365, 1366]  # type: ignore[union-attr]
+    assert paced(replace(V3, pace=1.5)).tokens == 6144
+
+
+# --------------------------------------------------------------------------------------------------- the layer
+
+
+def exchanges(setting: ExpertSetting, use: str = "expert/deepep") -> list[Op]:
+    link, _ = setting.layer(use)
+    return [op for op in (*link.fragment.forward, *link.fragment.backward) if op.stream == "expert"]
+
+
+def test_a_layer_has_four_exchanges_in_the_places_of_all_to_alls() -> None:
+    """The gradient of a combination is a dispatch, that of a dispatch a combination."""
+    setting = ExpertSetting(8, b=2, s=32, h=64, top_k=2)
+    found, plain = exchanges(setting), exchanges(setting, "expert/all-to-all")
+    works = [op.work for op in found]
+    told = [(op.phase, work.operation, work.dtype) for op, work in zip(found, works, strict=True) if work]  # type: ignore[union-attr]
+    assert told == [
+        ("F", "dispatch", "fp8"),
+        ("F", "combine", "bf16"),
+        ("B", "dispatch", "bf16"),
+        ("B", "combine", "bf16"),
+    ]
+    for work, other in zip(works, (op.work for op in plain), strict=True):
+        assert isinstance(work, Exchange) and isinstance(other, Collective)
+        assert (work.tokens, work.hidden, work.topk, work.experts) == (64, 64, 2, 8)
+        assert replace(work, dtype="bf16").nbytes == other.nbytes
+        assert work.axes == other.axes
+
+
+MODEL = {
+    "layers": 2, "hidden": 64, "heads": 4, "vocab": 64, "seq": 32, "tied": False,
+    "moe": {"experts": 16, "top_k": 4, "expert_ffn": 32},
+}  # fmt: skip
+
+
+def job(use: str = "expert/deepep", sp: bool = True, memory: Any = None, **options: Any) -> dict[str, Any]:
+    """Experts over all of dp x tp, on two nodes."""
+    schemes = [
+        {"use": "data/zero-1", "over": "dp"},
+        {"use": f"tensor/megatron{'-sp' * sp}", "over": "tp"},
+        {"use": use, "over": "ep", **options},
+    ]
+    return {
+        "model": MODEL,
+        "cluster": {"gpu": "h800-sxm", "gpus": 16, "gpus_per_node": 8},
+        "framework": {"name": "megatron-core"},
+        "batch": {"global": 16},
+        "plan": {
+            "mesh": {"dp": 8, "tp": 2},
+            "views": {"experts": {"edp": 1, "ep": 16}},
+            "schemes": [*schemes, *([memory] if memory else [])],
+        },
+    }
+
+
+def test_what_is_computed_again_is_sent_again() -> None:
+    again = play_job(job(memory={"use": "memory/recompute-selective", "modules": ["moe"]}))
+    works = [op.work for _, op in again.instances() if isinstance(op.work, Exchange) and op.phase == "R"]
+    assert {(work.operation, work.dtype) for work in works} == {("dispatch", "fp8"), ("combine", "bf16")}
+    assert len(works) == 2 * 2 * again.plan.shape.m
+
+
+def test_formats_nodes_and_multiprocessors_are_options() -> None:
+    played = play_job(job(dispatch="bf16", gradients="fp8", most=1, sms=20))
+    found = {(op.phase, op.work.operation): op.work for _, op in played.instances() if isinstance(op.work, Exchange)}
+    assert [found[key].dtype for key in (("F", "dispatch"), ("B", "dispatch"), ("B", "combine"))] == [
+        "bf16",
+        "fp8",
+        "bf16",
+    ]
+    assert {(work.most, work.sms) for work in found.values()} == {(1, 20)}
+
+
+def test_tokens_that_all_tensor_ranks_have_are_refused() -> None:
+    with pytest.raises(PlanError, match="megatron-sp"):
+        play_job(job(sp=False))
+
+
+def test_formats_that_the_kernels_lack_are_refused() -> None:
+    with pytest.raises(PlanError, match="bf16 and fp8"):
+        play_job({**job(), "precision": "fp32"})
+
+
+def test_uneven_routing_paces_exchanges() -> None:
+    played = play_job(job(routing={"zipf": 1.0}))
+    paces = {op.work.pace for _, op in played.instances() if isinstance(op.work, Exchange)}
+    assert len(paces) == 1 and min(paces) > 1
+
+
+def test_a_report_counts_exchanges_as_communication_of_experts() -> None:
+    report = simulate(job())
+    told = report.to_dict()
+    assert told["breakdown_s"]["exposed"]["ep"] > 0
+    borrowed = [line for line in told["assumed"] if "dispatch" in line or "combine" in line]
+    assert len(borrowed) == 2 and all("h100-sxm" in line for line in borrowed)
+    plain = simulate(job("expert/all-to-all")).to_dict()["assumed"]
+    assert not any("dispatch" in line for line in plain)
+
+
+def test_traffic_that_meets_makes_a_step_no_shorter() -> None:
+    assert simulate(job(), engine="shared").step_time >= simulate(job()).step_time * (1 - 1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------- prices
+
+
+def test_a_node_needs_no_network() -> None:
+    costs = priced(8, 1)
+    use = costs.use(V3)
+    assert use.links[2] == 0 and 0 < use.links[0] <= 1
+    assert use.multiprocessors == pytest.approx(24 / 132)
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_an_exchange_occupies_what_its_bytes_take(operation: str) -> None:
+    costs, work = priced(), replace(V3, operation=operation, dtype="bf16")
+    one, use = costs.estimate(work), costs.use(work)
+    assert 0 < use.moving < one.seconds
+    port = costs.cluster.scale_out.bandwidth
+    assert use.links[2] * use.moving * port >= spread(work, 64, 8).out
+    assert all(0 < share <= 1 for share in (use.links[0], use.links[2]))
+
+
+@given(st.integers(1, 8192), st.sampled_from(["fp8", "bf16"]))
+def test_more_tokens_and_wider_ones_take_longer(tokens: int, dtype: str) -> None:
+    costs = priced()
+    one = costs.estimate(replace(V3, tokens=tokens, dtype=dtype)).seconds
+    assert costs.estimate(replace(V3, tokens=2 * tokens, dtype=dtype)).seconds > one
+    assert costs.estimate(replace(V3, tokens=tokens, dtype="bf16")).seconds >= one
+    assert math.isfinite(one)
+
+
+def test_faster_links_make_it_faster() -> None:
+    slow, fast = priced(communication=0.5), priced(communication=1.2)
+    assert slow.estimate(V3).seconds > priced().estimate(V3).seconds > fast.estimate(V3).seconds
+
+
+def test_within_a_node_it_is_no_slower_than_across() -> None:
+    assert priced(64, 8).estimate(replace(V3, most=8)).seconds > priced(8, 1).estimate(V3).seconds
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "b200-sxm", "a100-sxm-80", "mi300x"])
+def test_every_gpu_has_a_price(gpu: str) -> None:
+    assert 1e-5 < priced(16, 2, gpu).estimate(V3).seconds < 0.1

@@ -1,0 +1,128 @@
+"""ZeRO-Infinity: what passes over the links to the hosts, what it costs, and what is left on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import simulate
+from simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
+from tests.contract.played import Ideal, Played, play_job
+from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, played
+from tests.strategies import EVERY, jobs
+
+USE = "data/zero-infinity"
+
+
+def job(n: int, batches: int = 1, gradients: str = "fp32", layers: int = 3, micro: int = 1, **options: Any) -> Any:
+    """A small GPT on n ranks."""
+    model = {"layers": layers, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
+    return {
+        "model": model,
+        "cluster": {"gpu": "h100-sxm", "gpus": n},
+        "batch": {"global": n * batches * micro, "micro": micro},
+        "precision": {"compute": "bf16", "gradients": gradients},
+        "plan": {"mesh": {"dp": n}, "schemes": [{"use": USE, "over": "dp", **options}]},
+    }
+
+
+def moved(found: Played, back: bool, to: str | None = None) -> int:
+    """Bytes over one rank's link to its host."""
+    works = [op.work for _, op in found.instances() if isinstance(op.work, HostCopy)]
+    return sum(work.nbytes for work in works if work.back == back and to in (None, work.to))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 64])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_two_shards_of_the_weights_come_and_one_of_the_gradients_goes(n: int, batches: int) -> None:
+    """2 M/N down and M/N up, per rank and micro-batch."""
+    found = play_job(job(n, batches, "bf16"))
+    whole = 2 * found.plan.job.model.parameters
+    assert moved(found, back=True) == pytest.approx(batches * 2 * whole / n, rel=1e-3)
+    assert moved(found, back=False) == pytest.approx(batches * whole / n, rel=1e-3)
+    assert all(peak.left == 0 for peak in found.peaks)
+    assert set(found.resting(0).values()) == {0}
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_all_links_bring_a_part_of_every_unit(n: int) -> None:
+    """1/N of what an owner would have to bring before it could broadcast it: N times the bandwidth."""
+    found = play_job(job(n))
+    units = {op.work.nbytes for _, op in found.instances() if _gathers(op)}
+    shards = {op.work.nbytes for _, op in found.instances() if isinstance(op.work, HostCopy) and op.work.back}
+    assert {n * shard for shard in shards} == units
+
+
+def _gathers(op: Op) -> bool:
+    return isinstance(op.work, Collective) and op.work.operation == "all_gather"
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.sampled_from([2, 4, 8]), micro=st.integers(1, 4), link=st.sampled_from([1e6, 1e8]))
+def test_the_efficiency_is_that_of_the_arithmetic_intensity(n: int, micro: int, link: float) -> None:
+    """ait bw / (ait bw + peak), where nothing overlaps; ait is tokens times the linears' share of parameters."""
+    peak = 1e9
+    found = play_job(job(n, 1, "bf16", micro=micro))
+    linear = sum(op.work.m * op.work.n * op.work.k * op.work.batch for _, op in found.instances() if _linear(op))
+    compute = sum(op.work.flops for _, op in found.instances() if isinstance(op.work, Gemm)) / peak
+    copies = (moved(found, True) + moved(found, False)) / link
+    ait, bw = linear / found.plan.job.model.parameters, n * link
+    assert 0.5 * micro * 32 < ait < micro * 32
+    assert compute / (compute + copies) == pytest.approx(ait * bw / (ait * bw + peak), rel=1e-3)
+
+
+def _linear(op: Op) -> bool:
+    return isinstance(op.work, Gemm) and op.phase == "F"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("parameters", ["gpu", "cpu", "nvme"])
+@pytest.mark.parametrize("optimizer", ["cpu", "nvme"])
+def test_states_rest_where_the_options_say(parameters: str, optimizer: str, overlap: bool) -> None:
+    n = 4
+    told = job(n, parameters=parameters, optimizer=optimizer)
+    told["framework"] = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
+    found = play_job(told)
+    elements = found.plan.job.model.parameters
+    held = {"parameters": 2 * elements / n if parameters == "gpu" else 0, "gradients": 0, "optimizer": 0}
+    assert found.resting(0) == pytest.approx(held, rel=1e-3)
+    weights = 2 * elements / n if parameters == "gpu" else 4 * elements / n
+    assert moved(found, True, "cpu" if parameters == "gpu" else parameters) == pytest.approx(weights, rel=1e-2)
+    assert moved(found, False, optimizer) == pytest.approx(4 * elements / n, rel=1e-3)
+    (step,) = [op.work for _, op in found.instances() if op.name == "adam on the host"]
+    assert isinstance(step, HostUpdate)
+    assert step.nbytes == pytest.approx(30 * elements / n, rel=1e-3)
+    assert (step.loaded > 0) == (step.stored > 0) == (optimizer == "nvme")
+
+
+def test_one_rank_keeps_its_states() -> None:
+    found = play_job(job(1))
+    assert moved(found, True) == moved(found, False) == 0
+    assert min(found.resting(0).values()) > 0
+
+
+def test_a_model_that_fits_no_gpu_fits_with_its_hosts() -> None:
+    """A trillion parameters on one DGX-2 (section 8.2): of 16 bytes each no GPU has a sixteenth, of units all have."""
+    shape = {"layers": 128, "hidden": 25600, "heads": 200, "vocab": 51200, "seq": 1024, "tied": False}
+    plan = {"mesh": {"dp": 16}, "schemes": [{"use": USE, "over": "dp"}, {"use": "memory/recompute-full"}]}
+    told = {"model": shape, "cluster": "dgx-2:1", "batch": {"global": 16}, "plan": plan, "precision": "fp16"}
+    report = simulate(told)
+    assert 0.9e12 < report.job.model.parameters < 1.1e12
+    less = {**plan, "schemes": [{"use": "data/zero-3", "over": "dp"}, {"use": "memory/recompute-full"}]}
+    assert report.peak_allocated < 1 / 10 * simulate({**told, "plan": less}).peak_allocated
+
+
+@settings(max_examples=40, deadline=None)
+@given(told=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]))
+def test_all_engines_agree_and_memory_is_given_back(told: dict[str, Any], links: float) -> None:
+    plan = told["plan"]
+    schemes = [{**entry, "use": USE} if entry["use"].startswith("data/") else entry for entry in plan["schemes"]]
+    told = {**told, "plan": {**plan, "schemes": schemes}}
+    ways = [played(told, Ideal(links=links), engine, skip) for engine, skip in WAYS]
+    check_alike(ways)
+    for peak in ways[0].peaks:
+        assert peak.left == 0
+        assert min(peak.by.values()) >= 0

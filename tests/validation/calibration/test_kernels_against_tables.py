@@ -1,0 +1,70 @@
+"""The shipped calibrations against the measured tables: every cell near its goal, intervals that hold what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from validation.calibration.collectives import tables as collectives
+from validation.calibration.kernels import tables as kernels
+from validation.calibration.tables.summary import SCORED, cells, figures, grouped
+
+FARTHER = {
+    ("gemm", "bf16", "large"): (1.1, 1.5),
+    ("gemm", "bf16", "all"): (1.3, 1.5),
+    ("gemm-fp8", "fp8", "large"): (1.0, 1.35),
+    ("gemm-fp8", "fp8-block", "large"): (1.05, 1.25),
+    ("gemm", "training", "large"): (1.0, 1.2),
+    ("grouped", "experts-bf16", "tuned-4k"): (1.0, 1.35),
+    ("grouped", "experts-fp8", "tuned-4k"): (1.0, 1.8),
+    ("ring", "all_reduce", "node-small"): (1.0, 2.3),
+}
+"""By what factor median and 90th percentile may miss a goal."""
+
+TABLES = {
+    kernels: ("gemm_*", "attention_*", "moe_*", "grouped_*", "elementwise*", "memory_stream*"),
+    collectives: ("collectives*",),
+}
+
+
+@pytest.fixture(scope="module", params=TABLES, ids=["kernels", "collectives"])
+def room(request, shared):
+    files = [file for pattern in TABLES[request.param] for file in sorted((shared / "data").glob(f"{pattern}.csv*"))]
+    held = [request.param.hold(sample) for file in files for sample in request.param.read(file).samples]
+    return request.param, held
+
+
+def test_cells_are_near_their_goals(room):
+    goals, held = room[0].GOALS, room[1]
+    scored = [cell for cell in cells(held, goals) if cell["met"] is not None]
+    assert len(scored) > 20
+    for cell in scored:
+        factors = FARTHER.get((cell["operation"], cell["kind"], cell["class"]), (1.0, 1.0))
+        name = cell["gpu"], cell["kind"], cell["class"]
+        assert cell["median"] <= factors[0] * cell["goal"][0], name
+        assert cell["p90"] <= factors[1] * cell["goal"][1], name
+    assert sum(cell["met"] for cell in scored) >= 0.6 * len(scored)
+
+
+def test_intervals_hold_nine_of_ten_rows(room):
+    counted = 0
+    for name, own in grouped(room[1], "gpu", "operation", "kind").items():
+        told = figures(own)
+        if told["rows"] >= 10 * SCORED:
+            counted += 1
+            assert 0.80 <= told["inside_90"] <= 0.98, name
+    assert counted > 15 and 0.86 <= figures(room[1])["inside_90"] <= 0.94
+
+
+def test_nothing_is_faster_than_the_hardware(room):
+    assert all((one.priced.seconds >= one.least * (1 - 1e-9)).all() for one in room[1])
+    assert all((one.sample.seconds >= one.least * (1 - 1e-3)).mean() > 0.999 for one in room[1])
+
+
+def test_other_hardware_lends_what_is_near(room):
+    """Large products and attention of a GPU priced without its own rows."""
+    if room[0] is not kernels:
+        return
+    large = [one for one in room[1] if one.sample.operation == "gemm" and one.sample.kind == "bf16"]
+    for (gpu,), own in grouped(large, "gpu").items():
+        if gpu != "l40s" and figures(own, "large")["rows"] >= SCORED:
+            assert figures(own, "large")["borrowed"] <= 0.12, gpu

@@ -1,0 +1,162 @@
+"""Campaigns: every job of those that ship can be run, files that are finished are not measured again."""
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.job.job import load_job
+from simulator.plan.plan import Plan
+from validation.measurements import campaign
+from validation.measurements.measurement import Machine, Measurement, Row
+
+FOLDER = Path(str(resources.files("validation"))) / "campaigns"
+SHIPPED = sorted(file.name for file in FOLDER.glob("*.yaml"))
+
+SMALL = """
+title: two runs
+device: cpu
+jobs:
+  one: {model: gpt2-124m, cluster: {gpu: cpu-core, gpus: 1}, framework: reference, precision: fp32}
+runs:
+  - {name: first, measure: kernels, job: one}
+  - {name: second, measure: distributed, job: one, set: {batch: {global: 2}}, options: {steps: 3}}
+"""
+
+
+def made(kind: str, notes: tuple[str, ...] = ()) -> Measurement:
+    machine = Machine(device="cpu", name="a processor")
+    told = {
+        "title": kind,
+        "machine": machine,
+        "versions": {},
+        "command": "",
+        "forecast_written": "then",
+        "notes": notes,
+    }
+    return Measurement(kind=kind, rows=(Row(name="step", samples=(1.0,)),), measured="now", **told)  # type: ignore[arg-type]
+
+
+class Rooms:
+    """Stands in for what measures: notes how it was called, and writes a file."""
+
+    def __init__(self, notes: tuple[str, ...] = ()) -> None:
+        self.calls: list[tuple[str, dict]] = []
+        self.calibrated: list[Path] = []
+        self.refreshed = 0
+        self.notes = notes
+
+    def __call__(self, kind: str):
+        def measure(job, device, path, **options):
+            self.calls.append((path.stem, {"job": job, "device": device, **options}))
+            found = made(kind, self.notes)
+            found.write(path)
+            return found
+
+        return measure
+
+    def calibrate(self, device: str, folder: Path, processes: int) -> None:
+        self.calibrated.append(folder)
+        folder.mkdir(parents=True)
+        (folder / "steps.yaml").write_text("", "utf-8")
+
+    def refresh(self, *_: object) -> None:
+        self.refreshed += 1
+
+
+def go(path: Path, out: Path, rooms: Rooms) -> list:
+    return list(campaign.go(campaign.load(path), out, rooms, rooms.calibrate, rooms.refresh, "meshcast"))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_ones_ask_for_what_can_be_run(name: str) -> None:
+    pytest.importorskip("torch")
+    from validation.distributed.trainer import check as trained
+    from validation.reference.model import check
+
+    found = campaign.load(FOLDER / name)
+    for run in found.runs:
+        plan = Plan(load_job(found.job(run)))
+        check(plan)
+        if run.measure == "distributed":
+            trained(plan)
+
+
+def test_the_cpu_campaign_has_the_plans_that_were_asked_for() -> None:
+    found = campaign.load(FOLDER / "cpu.yaml")
+    steps = [run for run in found.runs if run.measure == "distributed"]
+    plans = [run.set["plan"] for run in steps]
+    assert len(steps) >= 12
+    assert {plan.get("schedule") for plan in plans if plan.get("pp") == 2} >= {"gpipe", "1f1b"}
+    assert any(plan.get("tp") == 2 for plan in plans) and any(plan.get("fsdp") for plan in plans)
+
+
+def test_runs_replace_keys_of_their_job_and_pass_options_on(small: Path, tmp_path: Path) -> None:
+    rooms = Rooms()
+    found = go(small, tmp_path / "out", rooms)
+    assert [run.name for run, _ in found] == ["first", "second"] == [name for name, _ in rooms.calls]
+    second = rooms.calls[1][1]
+    assert second["job"]["batch"] == {"global": 2} and second["steps"] == 3
+    assert second["calibration"] == tmp_path / "out" / "calibration" == rooms.calibrated[0]
+
+
+def test_the_speed_of_a_shared_machine_is_measured_again_before_each_step(small: Path, tmp_path: Path) -> None:
+    for words, times in (("device: cpu", 0), ("device: cpu\ncalibrate: {processes: 2, refresh: true}", 1)):
+        small.write_text(SMALL.replace("device: cpu", words), "utf-8")
+        rooms = Rooms()
+        go(small, tmp_path / f"out{times}", rooms)
+        assert rooms.refreshed == times  # of a kernel and a step
+
+
+def test_what_is_finished_is_not_done_again(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    made("kernels").write(tmp_path / "out" / "first.json")
+    for note in ("interrupted", "not finished: a process failed"):
+        made("distributed", (note,)).write(tmp_path / "out" / "second.json")
+        rooms = Rooms()
+        go(small, tmp_path / "out", rooms)
+        assert [name for name, _ in rooms.calls] == ["second"]
+    again = Rooms()
+    assert len(go(small, tmp_path / "out", again)) == 2 and not again.calls and not again.calibrated
+
+
+def test_a_run_that_cannot_be_had_says_why_and_the_others_go_on(small: Path, tmp_path: Path) -> None:
+    rooms = Rooms()
+
+    def refusing(kind: str):
+        if kind == "kernels":
+
+            def refuse(*_, **__):
+                raise PlanError("--device", "there is none", "Write cpu")
+
+            return refuse
+        return rooms(kind)
+
+    (first, why), (_, done) = campaign.go(
+        campaign.load(small), tmp_path / "out", refusing, rooms.calibrate, rooms.refresh, ""
+    )
+    assert first.name == "first" and "there is none" in str(why) and isinstance(done, Measurement)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("job: one}", "job: two}", "no such job"),
+        ("name: second", "name: first", "two runs have one name"),
+        ("measure: kernels", "measure: nothing", "measure"),
+        ("gpt2-124m", "gpt2-124", "model"),
+        ("title: two runs", "titel: two runs", "titel"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(small: Path, old: str, new: str, said: str) -> None:
+    small.write_text(SMALL.replace(old, new, 1), "utf-8")
+    with pytest.raises(Exception, match=said):
+        campaign.load(small)

@@ -1,0 +1,313 @@
+"""`validate pipeline`: the contract's examples, the closed forms of the cards, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.ir.scheme import scheme_names
+from tests.strategies import SECONDS, shapes
+from validation.pipelines.cases import EXAMPLES, answer, answers
+
+CONTRACT = [
+    (
+        '{"schedule": "1f1b", "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1}',
+        {"makespan": 15, "bubble_rate": 0.2, "in_flight_b": [2, 1]},
+    ),
+    (
+        '{"schedule": "interleaved-1f1b", "p": 2, "m": 4, "v": 2, "t_f": 2, "t_b": 2, "t_w": 2}',
+        {"makespan": 27, "in_flight_b": [5, 3]},
+    ),
+    (
+        '{"schedule": "zb-h1", "p": 4, "m": 8, "t_f": 1, "t_b": 1, "t_w": 1}',
+        {"makespan": 27, "in_flight_b": [4, 3, 2, 1], "in_flight_w": [4, 4, 4, 4]},
+    ),
+]
+"""The examples of the contract, as they stand there."""
+
+EXACT = ("gpipe", "1f1b")
+TRIPLE = st.tuples(SECONDS, SECONDS, SECONDS)
+
+
+def case(schedule: str, p: int, m: int, times: Any = (1, 1, 1), **more: Any) -> dict[str, Any]:
+    return {"schedule": schedule, "p": p, "m": m, **dict(zip(("t_f", "t_b", "t_w"), times, strict=True)), **more}
+
+
+def played(told: dict[str, Any]) -> dict[str, Any]:
+    found = answer(told)
+    assert found["status"] == "played", found
+    return found
+
+
+@pytest.mark.parametrize(("text", "expected"), CONTRACT)
+def test_the_contract(text: str, expected: dict[str, Any]) -> None:
+    told = json.loads(text)
+    found = answer(told)
+    if f"pipeline/{told['schedule']}" not in scheme_names():
+        assert found["status"] == "refused"
+        assert "no such scheme" in found["reason"] and told["schedule"] in found["reason"]
+        return
+    assert found["status"] == "played"
+    assert {key: found[key] for key in expected} == {k: pytest.approx(v, rel=1e-12) for k, v in expected.items()}
+
+
+def test_an_answer_is_plain_json_with_the_keys_of_the_contract() -> None:
+    found = json.loads(json.dumps(played(case("1f1b", 2, 3, order=True))))
+    assert list(found) == [
+        "status",
+        "makespan",
+        "span_max",
+        "bubble_rate",
+        "bubble_rate_span",
+        "in_flight_b",
+        "in_flight_w",
+        "period",
+        "weight_versions",
+        "order",
+    ]
+    assert found["order"] == [
+        ["0F0", "0F1", "0BW0", "0F2", "0BW1", "0BW2"],
+        ["1F0", "1BW0", "1F1", "1BW1", "1F2", "1BW2"],
+    ]
+    assert "order" not in played(case("1f1b", 2, 3))
+    assert (found["period"], found["weight_versions"]) == (None, None)
+
+
+def test_the_cards_orders() -> None:
+    """The worked examples p=4, m=8 of GPipe, 1F1B and the interleaved schedule (upper case: chunk 0)."""
+    wanted = {
+        "gpipe": ["F0 F1 F2 F3 F4 F5 F6 F7 B0 B1 B2 B3 B4 B5 B6 B7"] * 4,
+        "1f1b": [
+            "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
+            "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",
+            "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7",
+            "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7",
+        ],
+        "interleaved-1f1b": [
+            "F0 F1 F2 F3 f0 f1 f2 f3 F4 F5 F6 b0 F7 b1 f4 b2 f5 b3 f6 B0 f7 B1 B2 B3 b4 b5 b6 b7 B4 B5 B6 B7",
+            "F0 F1 F2 F3 f0 f1 f2 f3 F4 b0 F5 b1 F6 b2 F7 b3 f4 B0 f5 B1 f6 B2 f7 B3 b4 b5 b6 b7 B4 B5 B6 B7",
+            "F0 F1 F2 F3 f0 f1 f2 b0 f3 b1 F4 b2 F5 b3 F6 B0 F7 B1 f4 B2 f5 B3 f6 b4 f7 b5 b6 b7 B4 B5 B6 B7",
+            "F0 F1 F2 F3 f0 b0 f1 b1 f2 b2 f3 b3 F4 B0 F5 B1 F6 B2 F7 B3 f4 b4 f5 b5 f6 b6 f7 b7 B4 B5 B6 B7",
+        ],
+    }
+    for schedule, orders in wanted.items():
+        v = 2 if schedule.startswith("inter") else 1
+        for device, text in enumerate(orders):
+            spelt = []
+            for word in text.split():
+                stage = device + (4 if word[0].islower() else 0)
+                spelt.append(f"{stage}{'F' if word[0] in 'Ff' else 'BW'}{word[1:]}")
+            assert played(case(schedule, 4, 8, v=v, order=True))["order"][device] == spelt
+
+
+# -------------------------------------------------------------------------------- the table of exact tests
+
+
+@pytest.mark.parametrize("schedule", EXACT)
+@given(shape=shapes(), times=TRIPLE)
+def test_equal_stages(schedule: str, shape: Any, times: tuple[float, float, float]) -> None:
+    p, m, u = shape.p, shape.m, sum(times)
+    found = played(case(schedule, p, m, times))
+    assert found["makespan"] == pytest.approx((m + p - 1) * u, rel=1e-12)
+    assert found["bubble_rate"] == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+    held = [m] * p if schedule == "gpipe" else [min(m, p - i) for i in range(p)]
+    assert found["in_flight_b"] == held
+    assert found["in_flight_w"] == held, "without a W phase both are given back at once"
+    assert found["span_max"] == pytest.approx(found["makespan"], rel=1e-12)
+
+
+@given(p=st.integers(1, 8), groups=st.integers(1, 4), v=st.integers(2, 4), times=TRIPLE)
+def test_interleaved(p: int, groups: int, v: int, times: tuple[float, float, float]) -> None:
+    m, u = p * groups, sum(times)
+    found = played(case("interleaved-1f1b", p, m, times, v=v))
+    assert found["makespan"] == pytest.approx(m * u + (p - 1) * u / v, rel=1e-12)
+    assert found["in_flight_b"] == [min(m * v, 2 * (p - 1 - i) + (v - 1) * p + 1) for i in range(p)]
+    if groups > 1 and p > 1:  # in micro-batches: p (1 + (p-1)/(p v))
+        assert found["in_flight_b"][0] / v == pytest.approx(p * (1 + (p - 1) / (p * v)))
+
+
+@given(p=st.integers(1, 8), m=st.integers(1, 24), data=st.data())
+def test_gpipe_with_unequal_stages(p: int, m: int, data: st.DataObject) -> None:
+    """T = sum F + (m-1) max F + sum B + (m-1) max B."""
+    lists = [data.draw(st.lists(SECONDS, min_size=p, max_size=p)) for _ in range(3)]
+    both = [b + w for b, w in zip(lists[1], lists[2], strict=True)]
+    closed = sum(lists[0]) + (m - 1) * max(lists[0]) + sum(both) + (m - 1) * max(both)
+    assert played(case("gpipe", p, m, lists))["makespan"] == pytest.approx(closed, rel=1e-12)
+
+
+@given(p=st.integers(1, 8), m=st.integers(1, 24), data=st.data())
+@settings(max_examples=100)
+def test_1f1b_with_unequal_stages(p: int, m: int, data: st.DataObject) -> None:
+    """The card's lower bound; with B = 2F the play is at most 6 % above it."""
+    f = data.draw(st.lists(SECONDS, min_size=p, max_size=p))
+    b = [2 * x for x in f] if data.draw(st.booleans()) else data.draw(st.lists(SECONDS, min_size=p, max_size=p))
+    half = [x / 2 for x in b]
+    bound = max(
+        sum(f[:q])
+        + max(sum(f[q:]) + sum(b[q + 1 :]), min(m, p - q) * f[q])
+        + m * b[q]
+        + max(0, m - min(m, p - q)) * f[q]
+        + sum(b[:q])
+        for q in range(p)
+    )
+    makespan = played(case("1f1b", p, m, (f, half, half)))["makespan"]
+    assert makespan >= bound * (1 - 1e-12)
+    if b == [2 * x for x in f]:
+        assert makespan <= bound * 1.06
+    if len(set(f)) == len(set(b)) == 1:
+        assert makespan == pytest.approx(bound, rel=1e-12)
+
+
+@given(p=st.integers(1, 8), m=st.integers(1, 24), times=TRIPLE, hop=st.sampled_from([1 / 8, 1 / 4, 1 / 2]))
+def test_gpipe_with_hops(p: int, m: int, times: tuple[float, float, float], hop: float) -> None:
+    """T = (m+p-1) u + 2 (p-1) c: only filling and draining pay."""
+    found = played(case("gpipe", p, m, times, hop=hop))
+    assert found["makespan"] == pytest.approx((m + p - 1) * sum(times) + 2 * (p - 1) * hop, rel=1e-12)
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 1, 3), (1, 2, 0.5), (4, 1, 2)])
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
+def test_1f1b_with_hops(p: int, times: tuple[float, float, float]) -> None:
+    """T = (m+p-1) u + c [2 (p-1) m/p + 2p - 4] with m a multiple of p: every group of p pays a round trip."""
+    for groups in (1, 2, 3, 5):
+        for hop in (1 / 8, 1 / 4, 1 / 2):
+            m = p * groups
+            closed = (m + p - 1) * sum(times) + hop * (2 * (p - 1) * m / p + 2 * p - 4)
+            assert played(case("1f1b", p, m, times, hop=hop))["makespan"] == pytest.approx(closed, rel=1e-12)
+
+
+@given(p=st.integers(2, 6), groups=st.integers(2, 4), v=st.integers(2, 3), hop=st.sampled_from([1 / 64, 1 / 32]))
+def test_interleaved_with_hops(p: int, groups: int, v: int, hop: float) -> None:
+    """Strict in-order replay: (p-1) u/v + (2 p v - 2) c, the card's remark on the rows of the Zero-Bubble paper."""
+    found = played(case("interleaved-1f1b", p, p * groups, (v, v, v), v=v, hop=hop))
+    assert found["makespan"] == pytest.approx(p * groups * 3 * v + (p - 1) * 3 + (2 * p * v - 2) * hop, rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------------ what always holds
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+    v = draw(st.integers(2, 4)) if schedule.startswith("inter") else 1
+    p = draw(st.integers(1, 6))
+    m = p * draw(st.integers(1, 4)) if v > 1 else draw(st.integers(1, 16))
+    one = SECONDS | st.lists(SECONDS, min_size=p, max_size=p) | st.lists(SECONDS, min_size=p * v, max_size=p * v)
+    return case(schedule, p, m, (draw(one), draw(one), draw(one)), v=v, hop=draw(st.sampled_from([0, 0.25, 3])))
+
+
+@given(told=cases())
+def test_what_holds_for_every_case(told: dict[str, Any]) -> None:
+    found = played(told)
+    assert answer(told) == found, "the same case gives the same answer"
+    assert found["makespan"] >= found["span_max"] > 0
+    assert 0 <= found["bubble_rate"] < 1
+    assert found["bubble_rate_span"] <= found["bubble_rate"] + 1e-12
+    busy = 0.0
+    for name in ("t_f", "t_b", "t_w"):
+        given_ = told[name]
+        mean = sum(given_) / len(given_) if isinstance(given_, list) else given_
+        busy += mean * told["m"]
+    assert found["makespan"] * (1 - found["bubble_rate"]) == pytest.approx(busy)
+    assert len(found["in_flight_b"]) == told["p"]
+    assert all(1 <= held <= told["m"] * told["v"] for held in found["in_flight_b"])
+    # Held until the end of the weights' gradient is never less than until that of the inputs'.
+    assert all(w >= b for b, w in zip(found["in_flight_b"], found["in_flight_w"], strict=True))
+    without = played({**told, "hop": 0})
+    assert without["makespan"] <= found["makespan"] + 1e-9
+    assert without["in_flight_b"] == found["in_flight_b"], "peaks depend on the order only"
+
+
+@given(told=cases(), factor=st.sampled_from([2, 8, 0.25]))
+def test_time_has_no_unit(told: dict[str, Any], factor: float) -> None:
+    def scaled(value: Any) -> Any:
+        return [factor * x for x in value] if isinstance(value, list) else factor * value
+
+    more = {key: scaled(told[key]) if key in ("t_f", "t_b", "t_w", "hop") else told[key] for key in told}
+    assert played(more)["makespan"] == pytest.approx(factor * played(told)["makespan"], rel=1e-12)
+
+
+def test_lists_of_equal_times_are_a_number() -> None:
+    for schedule, v in (("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 3)):
+        one = played(case(schedule, 4, 8, (1, 2, 3), v=v))
+        assert played(case(schedule, 4, 8, ([1] * 4, 2, [3] * 4 * v), v=v)) == one
+
+
+def test_rows_keep_their_order_and_the_shipped_examples_play() -> None:
+    rows = answers([case("1f1b", 2, 4), case("nonesuch", 2, 4), case("gpipe", 2, 4)])
+    assert [row["status"] for row in rows] == ["played", "refused", "played"]
+    assert "case 2" in answers([case("1f1b", 2, 4), {"schedule": "1f1b"}])[1]["reason"]
+    assert all(row["status"] == "played" for row in answers(EXAMPLES))
+    assert answers([]) == []
+
+
+def test_no_work_at_all_is_no_bubble() -> None:
+    found = played(case("1f1b", 2, 2, (0, 0, 0)))
+    assert (found["makespan"], found["bubble_rate"], found["bubble_rate_span"]) == (0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ refused
+
+GOOD = case("1f1b", 2, 4)
+BAD = {
+    "unknown schedule": ({"schedule": "1f1bb"}, ["no such scheme", "1f1b"]),
+    "interleave without the rest": ({"schedule": "interleaved"}, ["no such scheme", "interleaved-1f1b"]),
+    "another family": ({"schedule": "../tensor/megatron"}, ["no such scheme"]),
+    "p = 0": ({"p": 0}, ["p", "at least 1"]),
+    "p negative": ({"p": -2}, ["p", "-2"]),
+    "p a fraction": ({"p": 2.5}, ["p", "whole number"]),
+    "p text": ({"p": "two"}, ["p", "whole number"]),
+    "p null": ({"p": None}, ["p"]),
+    "m = 0": ({"m": 0}, ["m", "at least 1"]),
+    "m a list": ({"m": [4]}, ["m"]),
+    "NaN": ({"t_f": math.nan}, ["t_f"]),
+    "NaN in a list": ({"t_b": [1, math.nan]}, ["t_b"]),
+    "infinite": ({"t_w": math.inf}, ["t_w", "finite"]),
+    "negative time": ({"t_f": -1}, ["t_f", "at least 0"]),
+    "negative hop": ({"hop": -0.5}, ["hop", "at least 0"]),
+    "time is text": ({"t_f": "fast"}, ["t_f"]),
+    "list too short": ({"t_f": [1]}, ["t_f", "one time a device (2)"]),
+    "list too long": ({"t_w": [1, 1, 1]}, ["t_w", "one time a device (2)"]),
+    "empty list": ({"t_b": []}, ["t_b", "one time a device (2)"]),
+    "chunks where there are none": ({"v": 2}, ["1f1b", "chunk"]),
+    "one chunk interleaved": ({"schedule": "interleaved-1f1b"}, ["interleaved-1f1b", "at least 2 chunks"]),
+    "m % p": ({"schedule": "interleaved-1f1b", "v": 2, "m": 5}, ["multiples of pp = 2", "6"]),
+    "unknown key": ({"tf": 1}, ["tf", "t_f"]),
+    "unknown key, nothing near": ({"colour": "red"}, ["colour"]),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), BAD.values(), ids=BAD.keys())
+def test_a_malformed_case_is_refused_with_a_reason(change: dict[str, Any], words: list[str]) -> None:
+    found = answer({**GOOD, **change})
+    assert set(found) == {"status", "reason"}
+    assert found["status"] == "refused"
+    for word in words:
+        assert word in found["reason"], found["reason"]
+    assert "\n" not in found["reason"] and len(found["reason"]) < 500
+
+
+@pytest.mark.parametrize("key", ["schedule", "p", "m", "t_f", "t_b"])
+def test_what_is_missing_is_named(key: str) -> None:
+    found = answer({k: v for k, v in GOOD.items() if k != key})
+    assert found["status"] == "refused" and key in found["reason"] and "missing" in found["reason"]
+
+
+@pytest.mark.parametrize("change", [{"p": True}, {"m": "4"}, {"t_f": True}, {"t_f": 1e308}])
+def test_what_is_no_number_of_the_case_is_refused(change: dict[str, Any]) -> None:
+    assert answer({**GOOD, **change})["status"] == "refused"
+
+
+@pytest.mark.parametrize("key", ["slices", "waves", "t_pair", "t_r", "memory_limit"])
+def test_a_key_of_the_contract_is_known(key: str) -> None:
+    assert "no such key" not in answer({**GOOD, key: 1}).get("reason", "")
+
+
+@given(told=st.dictionaries(st.sampled_from([*GOOD, "v", "hop", "order", "x"]), st.none() | st.text(max_size=3)))
+def test_nonsense_never_raises(told: dict[str, Any]) -> None:
+    assert answer(told)["status"] == "refused"

@@ -1,0 +1,319 @@
+"""A real trace beside the simulated one: a trace made from a forecast agrees with it in every line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from experiments.plots import style
+from experiments.plots import traces as plot
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.bridges import kineto
+from simulator.ir.ops import COMPUTE
+from simulator.program.categories import COMPUTING
+from simulator.report.report import Report
+from tests.simulator.bridges.samples import event, kernel, launch
+from validation.traces.compare import ANY, Comparison, Slice, compare, group, simulated, stream_of
+
+MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
+JOBS: dict[str, dict[str, Any]] = {
+    "alone": {"model": MODEL, "cluster": {"gpu": "a100-sxm-80", "gpus": 1}, "batch": {"global": 2}},
+    "many": {
+        "model": MODEL,
+        "cluster": "dgx-h100:1",
+        "batch": {"global": 8, "micro": 1},
+        "plan": {"tp": 2, "pp": 2, "zero": 1},
+    },
+}
+NAMES = {
+    "gemm": "nvjet_tst_192x192",
+    "attention": "void pytorch_flash::flash_fwd_kernel<...>",
+    "norm": "vectorized_layer_norm_kernel",
+    "activation": "GeluCUDAKernelImpl",
+    "rope": "fused_rope_forward",
+    "addition": "CUDAFunctor_add<float>",
+    "embedding": "indexSelectLargeIndex",
+    "loss": "cross_entropy_forward",
+    "optimizer": "FusedAdamMathFunctor",
+    "copy": "Memcpy DtoD (Device -> Device)",
+    "all_reduce": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+    "all_gather": "ncclDevKernel_AllGather_RING_LL",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
+    "send_recv": "ncclDevKernel_SendRecv",
+}
+WHOLE = "the trace marks no step: all of it is taken for one"
+GROUPS = {"tensor": "mesh_tp", "data": "DATA_PARALLEL_GROUP_WITH_CP", "pipeline": "mesh_pp"}
+
+
+def pictured(report: Report, rank: int, device: int, slower: float = 1.0) -> dict[str, Any]:
+    """The forecast as if a GPU had been traced; kernels of computation last `slower` times as long as forecast."""
+    rows: list[dict[str, Any]] = []
+    for i, one in enumerate(simulated(report, device).slices):
+        told: dict[str, Any] = {}
+        if one.stream != COMPUTE:
+            # The reduction of the gradients' norm is one over all ranks.
+            told["Process Group Description"] = GROUPS.get(one.stream, "default_pg")
+        seconds = one.seconds * (slower if one.stream == COMPUTE else 1.0)
+        rows.append(kernel(NAMES[one.kind], one.begin * 1e6, seconds * 1e6, i, hash(one.stream) % 50, **told))
+    info = {"rank": rank, "world_size": report.play.plan.mesh.world, "backend": "nccl"}
+    return {"deviceProperties": [{"name": "NVIDIA H100"}], "distributedInfo": info, "traceEvents": rows}
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    return {name: simulate(job) for name, job in JOBS.items()}
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Any:
+    def write(data: Any) -> kineto.Trace:
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps(data), "utf-8")
+        return kineto.read(path)
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "rank", "device"), [("alone", 0, 0), ("many", 1, 0), ("many", 6, 1)])
+def test_a_trace_made_from_the_forecast_agrees_with_it(
+    reports: Any, put: Any, name: str, rank: int, device: int
+) -> None:
+    report = reports[name]
+    found = compare(put(pictured(report, rank, device)), report)
+    assert (found.device, found.on, found.notes) == (device, "NVIDIA H100", (WHOLE,))
+    streams = {line.stream for line in found.lines}
+    assert streams == ({COMPUTE} if name == "alone" else {COMPUTE, "tensor", "data", "pipeline", ANY})
+    for line in found.lines:
+        assert line.ratio == pytest.approx(1.0, rel=1e-6), line
+        assert line.real_calls == line.simulated_calls > 0
+    real, forecast = found.real.account, found.simulated.account
+    # Moments of a trace are far from zero: a nanosecond is all that they resolve.
+    assert (real["compute"], real["exposed"]) == pytest.approx((forecast["compute"], forecast["exposed"]), rel=1e-4)
+    # It reaches from kernel to kernel; the host issues the first one a moment earlier.
+    first = found.simulated.slices[0].begin
+    assert found.real.span == pytest.approx(report.play.step.span - first, rel=1e-4)
+
+
+def test_the_simulated_side_is_the_forecast(reports: Any) -> None:
+    for report in reports.values():
+        for device in range(report.play.program.devices):
+            side = simulated(report, device)
+            assert sum(side.account.values()) == pytest.approx(report.step_time)
+            sums = report.play.program.sums[device, : len(COMPUTING), 0].sum()
+            talk = sum(s for (stream, kind), (s, _) in side.sums.items() if kind in plot.LOOKS and stream == COMPUTE)
+            in_updates = side.sums.get((ANY, "all_reduce"), (0.0, 0))[0]
+            assert talk + in_updates == pytest.approx(sums)
+
+
+def test_ratios_show_what_is_slower(reports: Any, put: Any) -> None:
+    found = compare(put(pictured(reports["many"], 0, 0, slower=1.25)), reports["many"])
+    for line in found.lines:
+        assert line.ratio == pytest.approx(0.8 if line.stream == COMPUTE else 1.0, rel=1e-6)
+    told = found.to_dict()
+    assert len(told["rows"]) == len(found.lines) and json.dumps(told)
+
+
+def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -> None:
+    rows = [
+        event("ProfilerStep#1", "user_annotation", 0, 100),
+        event("ProfilerStep#2", "user_annotation", 100, 100),
+        event("_RMSNorm", "cpu_op", 110, 20),
+        launch(10, 1),
+        launch(112, 2),
+        launch(190, 3),
+        kernel("void gemm", 50, 30, 1),
+        kernel("void elementwise_kernel", 150, 10, 2),  # begins behind the step before, runs behind its own mark
+        kernel("void gemm", 205, 5, 3),
+        kernel("another GPU", 0, 1, 9, device=1),
+    ]
+    trace, report = put({"traceEvents": rows}), reports["alone"]
+    last, first = compare(trace, report), compare(trace, report, step=0)
+    seconds = {line.kind: line.real for line in last.lines if line.real}
+    assert seconds == pytest.approx({"norm": 10e-6, "gemm": 5e-6}, rel=1e-4)
+    assert last.real.span == pytest.approx(60e-6, rel=1e-4) and "step 1 (from 0)" in last.notes[0]
+    assert {line.kind: line.real for line in first.lines if line.real} == pytest.approx({"gemm": 30e-6}, rel=1e-4)
+    for step in (2, -3):
+        with pytest.raises(PlanError, match="marks 2 steps"):
+            compare(trace, report, step=step)
+
+
+def test_whom_a_collective_serves(reports: Any, put: Any) -> None:
+    plan = reports["many"].play.plan
+    assert group(plan, 6, "tp") == (6, 7) and group(plan, 6, "pp") == (2, 6) and group(plan, 6, "dp") == (4, 6)
+    config = [{"pg_name": "3", "pg_desc": "undefined", "ranks": [4, 6]}, {"pg_name": "4", "ranks": [2, 6]}]
+    gemm = kernel("gemm", 0, 1, 1)
+    trace = put({"distributedInfo": {"rank": 6, "world_size": 8, "pg_config": config}, "traceEvents": [gemm]})
+
+    def stream(**args: Any) -> str:
+        told = {name.replace("_", " "): value for name, value in args.items()}
+        return stream_of(trace, plan, 6, kineto.Event("nccl", "kernel", 0.0, 1.0, ("0", "7"), told))
+
+    assert stream(Process_Group_Description="mesh_dp") == "data"
+    assert stream(Process_Group_Description="EXPERT_MODEL_PARALLEL_GROUP") == "expert"
+    assert stream(Process_Group_Ranks="[6, 7]") == "tensor"
+    assert stream(Process_Group_Name="3") == "data" and stream(Process_Group_Name="4") == "pipeline"
+    assert stream(Process_Group_Description="default_pg") == stream() == stream(Process_Group_Ranks="[...]") == ""
+
+
+def test_what_the_trace_does_not_say_is_joined(reports: Any, put: Any) -> None:
+    data = pictured(reports["many"], 0, 0)
+    for row in data["traceEvents"]:
+        row["args"].pop("Process Group Description", None)
+    found = compare(put(data), reports["many"])
+    lines = {(line.stream, line.kind): line for line in found.lines}
+    # Only one stream of the forecast sends messages; several reduce.
+    assert lines["pipeline", "send_recv"].ratio == pytest.approx(1.0, rel=1e-6)
+    assert "all_reduce" in found.notes[-1] or "all_gather" in found.notes[-1]
+    for line in found.lines:
+        assert line.ratio == pytest.approx(1.0, rel=1e-6), line
+
+
+def test_a_processor_waits_for_what_it_sends(reports: Any, put: Any) -> None:
+    node = "autograd::engine::evaluate_function: "
+    rows = [
+        event("step", "user_annotation", 0, 200),
+        event("aten::linear", "cpu_op", 10, 40),
+        event("aten::mm", "cpu_op", 15, 30),
+        event(f"{node}_CopyBackward", "cpu_op", 60, 100),
+        event("_CopyBackward", "cpu_op", 62, 96),
+        event("c10d::allreduce_", "cpu_op", 64, 4),
+        event("aten::add_", "cpu_op", 100, 10),  # computes beside the collective
+        event("gloo:all_reduce", "user_annotation", 70, 80, tid=2),
+        event("aten::copy_", "cpu_op", 80, 20, tid=2),  # gloo's own
+    ]
+    found = compare(put({"traceEvents": rows}), reports["alone"]).real
+    told = {
+        key: pytest.approx(us * 1e-6, rel=1e-3) for key, us in {"gemm": 40, "addition": 10, "all_reduce": 80}.items()
+    }
+    assert {kind: seconds for (_, kind), (seconds, _) in found.sums.items() if kind != "other"} == told
+    assert found.sums[COMPUTE, "gemm"][1] == 1  # one product, called through another operator
+    # What the function has for itself before and behind the collective is the host's work, what lies beside it is not.
+    assert found.sums[COMPUTE, "other"][0] == pytest.approx(20e-6, rel=1e-3)
+    account = {"compute": 70e-6, "exposed": 70e-6, "idle": 60e-6}
+    assert found.account == pytest.approx(account, rel=1e-3) and found.span == pytest.approx(200e-6, rel=1e-3)
+
+
+def test_what_gloo_was_asked_for(reports: Any, put: Any) -> None:
+    rows = [
+        event("c10d::_reduce_scatter_base_", "cpu_op", 0, 5),
+        event("gloo:all_reduce", "user_annotation", 10, 20, tid=2),
+        event("c10d::_allgather_base_", "cpu_op", 6, 5),
+        event("gloo:all_gather", "user_annotation", 30, 20, tid=2),
+    ]
+    found = compare(put({"traceEvents": rows}), reports["many"])
+    # The forecast scatters and gathers for several, so the trace, which does not say for whom, has one line for all.
+    told = {(line.stream, line.kind): line.real_calls for line in found.lines if line.real and line.stream != COMPUTE}
+    assert told.keys() == {
+        (line.stream, line.kind) for line in found.lines if line.kind in ("reduce_scatter", "all_gather")
+    }
+    assert {kind for _, kind in told} == {"reduce_scatter", "all_gather"} and set(told.values()) == {1}
+    fewer = compare(put({"traceEvents": rows[1:]}), reports["many"])
+    assert {line.kind for line in fewer.lines if line.real_calls and line.stream != COMPUTE} == {
+        "all_reduce",
+        "all_gather",
+    }
+
+
+@pytest.mark.parametrize(
+    ("info", "rank", "words"),
+    [({"rank": 0, "world_size": 16}, None, "has 8 ranks"), ({"rank": 9}, None, "0 to 7"), ({}, -1, "0 to 7")],
+)
+def test_a_trace_of_another_job(reports: Any, put: Any, info: dict[str, int], rank: int | None, words: str) -> None:
+    trace = put({"distributedInfo": info, "traceEvents": [kernel("gemm", 0, 1, 1)]})
+    with pytest.raises(PlanError, match=words):
+        compare(trace, reports["many"], rank)
+
+
+def test_steps_without_work(reports: Any, put: Any) -> None:
+    marks = [event("step", "user_annotation", 0, 5), event("step", "user_annotation", 50, 5)]
+    with pytest.raises(PlanError, match="no operator ran"):
+        compare(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 0)]}), reports["alone"])
+    other = [kernel("gemm", 2, 1, 1, device=1), kernel("gemm", 20, 9, 2, device=0)]
+    with pytest.raises(PlanError, match="no kernel was issued"):
+        compare(put({"traceEvents": [*marks, *other]}), reports["alone"])
+    # The second mark is that of a step which was not recorded.
+    found = compare(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 3)]}), reports["alone"])
+    assert found.real.span == pytest.approx(5e-6, rel=1e-3)
+    with pytest.raises(PlanError, match="marks no steps"):
+        compare(put({"traceEvents": [kernel("gemm", 20, 1, 1)]}), reports["alone"], step=0)
+
+
+# -------------------------------------------------------------------------------------------- figure
+
+
+def drawn(comparison: Comparison) -> Any:
+    with matplotlib.rc_context(style.RC):
+        figure = plot.traces(comparison)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+@pytest.fixture(params=["alone", "many"])
+def comparison(request: Any, reports: Any, put: Any) -> Comparison:
+    return compare(put(pictured(reports[request.param], 0, 0, 1.25)), reports[request.param])
+
+
+def test_the_figure_tells_the_table(comparison: Comparison) -> None:
+    figure = drawn(comparison)
+    texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text().strip()]
+    words = {text.get_text() for text in texts}
+    for line in comparison.lines:
+        assert {line.kind.replace("_", "-"), f"{line.real * 1e3:,.3f}", f"{line.ratio:.2f}"} <= words
+    for text in texts:
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_the_same_comparison_gives_the_same_bytes(comparison: Comparison, tmp_path: Path, kind: str) -> None:
+    for name in ("first", "second"):
+        plot.draw(comparison, tmp_path / f"{name}.{kind}")
+    first, second = (tmp_path / f"{name}.{kind}" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
+
+
+def test_columns_have_the_colours_of_what_ran() -> None:
+    edges = np.array([0.0, 1.0, 2.0, 3.0])
+    slices = [Slice(COMPUTE, "gemm", 0.0, 1.5), Slice(COMPUTE, "norm", 2.0, 1.0), Slice(COMPUTE, "norm", 2.0, 1.0)]
+    found = plot.shades(slices, edges)
+    gemm, norm = (np.array(plot.colour(COMPUTE, kind)) for kind in ("gemm", "norm"))
+    assert found == pytest.approx(np.array([gemm, (gemm + 1) / 2, norm]))
+
+
+# ------------------------------------------------------------------------------------ a real trace
+
+
+@pytest.mark.torch
+def test_a_real_step_on_a_processor(reports: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    layers = torch.nn
+    model = layers.Sequential(layers.Linear(64, 256), layers.GELU(), layers.Linear(256, 64), layers.LayerNorm(64))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        x = torch.randn(2, 4, 64, 16)
+        y = layers.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        out = model(y.transpose(1, 2).reshape(2, 64, 64))
+        layers.functional.cross_entropy(out.flatten(0, 1), torch.zeros(128, dtype=torch.int64)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    step()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("step"):
+        step()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = compare(kineto.read(tmp_path / "trace.json"), reports["alone"])
+    calls = {line.kind: line.real_calls for line in found.lines}
+    # Two linear layers: a product each forward, and backward one for the weight, and for the input of the second.
+    assert calls["gemm"] == 5 and calls["attention"] == 1 and calls["norm"] == calls["activation"] == 2
+    assert {"loss", "optimizer"} <= calls.keys() and found.on == "CPU"
+    assert sum(found.real.account.values()) == pytest.approx(found.real.span)
+    assert found.real.account["compute"] == pytest.approx(sum(line.real for line in found.lines))

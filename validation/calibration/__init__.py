@@ -1,0 +1,1 @@
+"""From tables of measurements to the coefficients of the cost models."""

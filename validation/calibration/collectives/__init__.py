@@ -1,0 +1,1 @@
+"""Tables of measured collectives: readers, predictions, calibrations."""

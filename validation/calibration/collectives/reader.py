@@ -1,0 +1,169 @@
+"""Tables of collectives: gpu, interconnect, op, gpus, nodes, bytes, time_us, algo, source, as nccl-tests counts bytes.
+
+Each row becomes a collective or a message on a small cluster: the GPU's usual node, or what `interconnect` tells of
+links and of ports per node. What is not told is not guessed: rows between nodes whose network is not stated
+are refused, for a forecast of an unknown network is none.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hardware import CatalogError, Cluster, gpus, load, load_cluster, reach
+from simulator.ir.ops import Collective, Transfer
+from validation.calibration.collectives.sample import Sample
+
+COLUMNS = (frozenset({"gpu", "interconnect", "op", "gpus", "nodes", "bytes", "time_us", "source"}),)
+OPTIONAL = frozenset({"algo"})
+
+GPUS = {
+    "v100": "v100-sxm2-16",
+    "a100": "a100-sxm-80",
+    "a100_pcie": "a100-pcie-80",
+    "a100_pcie_pairwise": "a100-pcie-80",
+    "h100": "h100-sxm",
+    "h100_pcie": "h100-pcie",
+    "h100_pairwise": "h100-pcie",
+    "h800": "h800-sxm",
+    "h200": "h200-sxm",
+    "b200": "b200-sxm",
+    "b300": "b300-sxm",
+}
+"""Names in the catalog, by the names of tables, where they differ."""
+
+OPERATIONS = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "ring",
+    "all_to_all": "pair",
+    "alltoall": "pair",
+    "p2p": "message",
+    "send_recv": "message",
+}
+"""Sections of a calibration by the names of operations."""
+
+LIBRARIES = (
+    (r"int8", "nccl-tests-int8"),
+    (r"all_reduce_bench", "all-reduce-bench"),
+    (r"torch profiler|^vidur", "torch-profiler"),
+    (r"^vTrain", "nccl-tests-vtrain"),
+    (r"^Azure", "nccl-tests-azure"),
+    (r"RCCL|rccl", "rccl-tests"),
+    (r"nccl[-_]?tests|NCCL|GTC|aws-samples|coreweave|oracle|oci-hpc", "nccl-tests"),
+)
+"""Programs that call and time collectives, by patterns of sources; the first that is found counts."""
+
+STAGED = "nccl-tests-staged"
+"""Without copies from card to card: four and eight L40S reach 5 and 2 GB/s of 31, for data is staged in the memory of
+the host and waits there for other data. The other tables of cards do not show that."""
+
+NETWORKS = (
+    (r"EFA", "efa"),
+    (r"RoCE", "roce"),
+    (r"InfiniBand|\bIB\b|\bNDR\b|\bHDR\b|\bXDR\b|\bEDR\b", "infiniband"),
+    (r"Slingshot", "slingshot"),
+    (r"Omni-?Path", "omnipath"),
+    (r"TCP|Ethernet", "ethernet"),
+)
+
+MIB = 2**20
+ROW = ["gpu", "interconnect", "op", "gpus", "nodes", "source", "algo"]
+
+
+def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+    """The rows that can be priced, and why others cannot, by their numbers."""
+    rows = table.reset_index(drop=True)
+    if "algo" not in rows:
+        rows["algo"] = ""
+    numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in ("gpus", "nodes", "bytes", "time_us")}
+    rows = rows.assign(**numbers, **{name: rows[name].fillna("").astype(str) for name in ROW if name not in numbers})
+    refused: dict[int, str] = {}
+    for name, least, word in (("gpus", 2, "2"), ("nodes", 1, "1"), ("bytes", 1, "1"), ("time_us", 1e-9, "a time")):
+        for row in rows.index[~(rows[name] >= least) | ~np.isfinite(rows[name])]:
+            refused.setdefault(int(row), f"{name} is {rows[name][row]:g}, less than {word}")
+    samples: dict[tuple[Any, ...], list[int]] = {}
+    for told, own in rows.drop(index=list(refused)).groupby(ROW, sort=False):
+        try:
+            key = _key(*told)
+        except (ValueError, OverflowError, CatalogError) as error:
+            refused |= dict.fromkeys(map(int, own.index), str(error).partition(". ")[0])
+            continue
+        samples.setdefault(key, []).extend(map(int, own.index))
+    size, time = rows["bytes"].to_numpy(float), rows["time_us"].to_numpy(float) * 1e-6
+    return [_sample(key, np.array(at), size[at], time[at]) for key, at in samples.items()], refused
+
+
+def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, algo: str) -> tuple[Any, ...]:
+    """What tells one sample from another. Raises ValueError where a row cannot be priced."""
+    name = GPUS.get(gpu, gpu.replace("_", "-"))
+    if name not in gpus():
+        raise ValueError(f"no GPU {gpu!r} in the catalog")
+    if op not in OPERATIONS:
+        raise ValueError(f"no operation {op!r}")
+    if n % 1 or nodes % 1 or n % nodes:
+        raise ValueError(f"{n:g} GPUs do not spread evenly over {nodes:g} nodes")
+    if OPERATIONS[op] == "message" and n != 2:
+        raise ValueError("a message has two ends")
+    library = next((lib for pattern, lib in LIBRARIES if re.search(pattern, source)), "")
+    if name == "l40s" and library:
+        library = STAGED
+    sums = library != "nccl-tests-int8" and not re.match(r"Ring|Tree", algo)
+    return name, op, library, sums, _cluster(name, joined, int(n), int(nodes)), int(n), int(nodes)
+
+
+@cache
+def _cluster(gpu: str, joined: str, n: int, nodes: int) -> Cluster:
+    """The cluster that `joined` tells of. Raises ValueError where it tells too little."""
+    usual = load("nodes", load("gpus", gpu).usual_node) if load("gpus", gpu).usual_node else None
+    per = max(n // nodes, int(usual.gpus) if usual else 0)
+    pairs = bool(re.search(r"pairs?\b|pairwise", joined))
+    cards = not re.search("NVLink|Infinity", joined) and "PCIe" in joined
+    told: dict[str, Any] = {"gpu": gpu, "gpus": nodes * per, "gpus_per_node": per}
+    if pairs or cards:
+        told["scale_up_domain"] = 2 if pairs else 1
+    if nodes > 1 and nodes * per > (usual.domain if usual and usual.domain > per else 0):
+        told["inter"] = _network(joined, per)
+    return load_cluster(told)
+
+
+def _network(joined: str, per: int) -> dict[str, Any]:
+    """Kind and rate per GPU of the network that is told."""
+    kind = next((kind for pattern, kind in NETWORKS if re.search(pattern, joined)), None)
+    if kind is None or re.search("not stated|unstated", joined):
+        raise ValueError("the network between the nodes is not stated")
+    ports = re.search(r"(\d+)\s*x\s*(\d+)\s*G", joined)
+    whole = re.search(r"([\d.]+)\s*Tb/s per node", joined)
+    each = re.search(r"(\d+)\s*G[^,;]*per GPU", joined)
+    if ports:
+        return {"kind": kind, "gbps_per_gpu": int(ports[1]) * int(ports[2]) / per}
+    if whole:
+        return {"kind": kind, "gbps_per_gpu": float(whole[1]) * 1000 / per}
+    if each:
+        return {"kind": kind, "gbps_per_gpu": float(each[1])}
+    return {"kind": kind}
+
+
+def _sample(key: tuple[Any, ...], at: np.ndarray, size: np.ndarray, time: np.ndarray) -> Sample:
+    gpu, op, library, sums, cluster, n, nodes = key
+    per = cluster.gpus // nodes
+    ranks = [node * per + place for node in range(nodes) for place in range(n // nodes)]
+    spread = reach(cluster, ranks)
+    message = OPERATIONS[op] == "message"
+    work = Transfer(size, "all", 0, ranks[-1]) if message else Collective(op, size, ("all",))  # type: ignore[arg-type]
+    far = spread.islands.number > 1
+    fast = not far and spread.domains.number == 1 and cluster.domain >= per
+    classes = {"all": np.ones(len(at), bool)}
+    if fast and OPERATIONS[op] == "ring":
+        classes |= {"node-large": size >= MIB, "node-small": size < MIB}
+    if not far and OPERATIONS[op] == "pair":
+        classes["alltoall-large"] = size >= MIB
+    if far and op == "all_reduce":
+        classes["multinode-large"] = size >= 16 * MIB
+    section = "network" if far else OPERATIONS[op]
+    return Sample(section, gpu, library, cluster, spread, work, sums, at, time, op, classes)

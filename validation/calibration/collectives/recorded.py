@@ -1,0 +1,71 @@
+"""Collectives of measurement files, measured here or imported, as samples that calibrations are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hardware.cluster import Cluster
+from hardware.errors import PlanError
+from hardware.topology import reach
+from simulator.ir.ops import Collective, Transfer
+from simulator.job.job import load_job
+from validation.calibration.collectives.reader import OPERATIONS
+from validation.calibration.collectives.sample import Sample
+from validation.measurements.measurement import Row, read
+
+MESSAGES = ("p2p", "send_recv")
+"""Operations of two."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Samples of one machine, as calibrations take those of a table. told: where they were measured."""
+
+    samples: list[Any]
+    told: str
+
+    def source(self, _: Any) -> str:
+        """Of any of the samples."""
+        return self.told
+
+
+def samples(
+    rows: Sequence[Row], cluster_of: Callable[[int], Cluster], gpu: str, library: str, law: str = ""
+) -> list[Sample]:
+    """One for each operation and number of members, which are the first ranks of `cluster_of` so many.
+
+    law: the section that prices all of them; each operation's own if not given, the network's between islands.
+    """
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row.samples and row.shape.get("operation") in OPERATIONS and "members" in row.shape:
+            groups.setdefault((row.shape["operation"], row.shape["members"]), []).append(row)
+    found = []
+    for (operation, members), some in groups.items():
+        cluster = cluster_of(members)
+        spread = reach(cluster, [0, members - 1] if operation in MESSAGES else list(range(members)))
+        nbytes: Any = np.array([float(row.shape["bytes"]) for row in some])
+        seconds = np.array([row.measured for row in some], float)
+        plain = "all_to_all" if operation == "alltoall" else operation
+        work: Any = Transfer(nbytes, "x", 0, 1) if operation in MESSAGES else Collective(plain, nbytes, ("x",))
+        own = law or ("network" if spread.islands.number > 1 else OPERATIONS[operation])
+        index = np.arange(len(some))
+        found.append(Sample(own, gpu, library, cluster, spread, work, True, index, seconds, plain))
+    return found
+
+
+def recorded(path: Path) -> Recorded:
+    """The collectives of a measurement file whose job names the cluster. Raises PlanError where there is none."""
+    found = read(path)
+    if found.kind != "collectives" or not found.job:
+        rule = "a calibration needs measured collectives and the job whose cluster they ran on"
+        remedy = "Measure collectives, or import them with --job JOB"
+        raise PlanError("--data", rule, remedy, str(path))
+    cluster = load_job(found.job).cluster
+    made = samples(found.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
+    return Recorded(made, f"{found.title} on {found.machine.name}, {path.name}")

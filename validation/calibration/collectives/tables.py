@@ -1,0 +1,36 @@
+"""Tables of measured collectives: readers of their formats, their forecasts, and calibrations of links from them.
+
+``collectives`` reads tables (and ``validation.calibration.kernels.dispatch`` those of calls that dispatch tokens), ``held``
+forecasts, ``fitting`` and ``calibration`` fit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from validation.calibration.collectives import reader as collectives
+from validation.calibration.collectives.calibrate import calibrate, names, title
+from validation.calibration.collectives.predict import hold
+from validation.calibration.kernels import dispatch
+from validation.calibration.tables import table
+from validation.calibration.tables.summary import Goals
+from validation.calibration.tables.table import Table
+
+__all__ = ["GOALS", "calibrate", "hold", "names", "read", "title"]
+
+READERS: tuple[Any, ...] = (collectives, dispatch)
+
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+
+GOALS: Goals = {
+    **{("ring", kind, "node-large"): (0.07, 0.18) for kind in RINGS},
+    **{("ring", kind, "node-small"): (0.15, 0.35) for kind in RINGS},
+    ("pair", "all_to_all", "alltoall-large"): (0.12, 0.30),
+    ("network", "all_reduce", "multinode-large"): (0.12, 0.30),
+}
+
+
+def read(path: Path) -> Table:
+    """The collectives of a .csv or .csv.gz file."""
+    return table.read(path, READERS)

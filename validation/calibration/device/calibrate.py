@@ -1,0 +1,287 @@
+"""``meshcast calibrate --device``: measures the fixed set, fits the laws to it, writes the device and its calibration.
+
+The folder holds ``measured.json`` (raw samples), the calibrations of the device and of its links by their names, and
+``device.yaml`` where the device is in no catalog. ``predict --calibration FOLDER`` uses it, with ``gpu:
+FOLDER/device.yaml`` in the job.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from hardware import load
+from hardware.cluster import Cluster
+from hardware.inline import ByGPU, Inter
+from simulator.costs.calibration.calibration import DEVICE, forget
+from simulator.costs.calibration.check import STEPS
+from simulator.costs.calibration.cost_models import PROCESSES
+from simulator.costs.collectives.links import Laws, LinkLaw
+from simulator.costs.collectives.processes import ProcessLaw
+from simulator.costs.costs import TRAINING
+from simulator.costs.kernels.sections import section_of
+from simulator.ir.ops import Gemm, Work
+from validation.calibration.collectives import tables as collectives
+from validation.calibration.collectives.recorded import Recorded
+from validation.calibration.collectives.recorded import samples as sent
+from validation.calibration.collectives.sample import Sample as Sent
+from validation.calibration.collectives.sample import predict
+from validation.calibration.device import describe
+from validation.calibration.device.kernels import cases
+from validation.calibration.device.neighbours import neighbours
+from validation.calibration.device.sustained_rate import stepped
+from validation.calibration.fit import fit
+from validation.calibration.kernels import tables as kernels
+from validation.calibration.kernels.sample import Sample
+from validation.calibration.write import section, spreads, write
+from validation.distributed.measure import measure_collectives
+from validation.kernels.measure import INSTRUMENTS
+from validation.measurements.device import Device, versions
+from validation.measurements.measurement import Measurement, Row, now
+
+MEASURED = "measured.json"
+
+SENT = tuple(int(1000 * 3.7**i) for i in range(9))
+"""Bytes of collectives: 1 kB to 35 MB, none of them a power of two."""
+
+ROUNDS = 3
+"""Of the whole set: a machine is not equally fast all the time."""
+
+REPEAT = 5
+"""Samples of each kernel, of which the median counts."""
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+
+
+def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[str, Any]:
+    """Measures, fits and writes into `out`; what was written, and how far the set lies from its own laws.
+
+    processes: devices that collectives are measured among. Raises PlanError where there is no such device.
+    """
+    device = Device.of(kind)
+    most = torch.cuda.device_count() if kind == "cuda" else processes
+    sent = collectives_among(kind, min(processes, most)) if min(processes, most) > 1 else ()
+    company = processes - 1 if kind == "cpu" else 0
+    with neighbours(company):
+        measured, works = measure(device, progress, sent)
+    measured = measured.model_copy(update={"machine": device.machine(max(1, min(processes, most)))})
+    out.mkdir(parents=True, exist_ok=True)
+    measured.write(out / MEASURED)
+    described = out / DEVICE
+    told = fitted(measured, works, device, out)
+    told["files"].insert(1, str(refresh(kind, out, processes)))
+    return told | {
+        "title": measured.title,
+        "device": str(described) if described.is_file() else "",
+    }
+
+
+def refresh(kind: str, out: Path, processes: int) -> Path:
+    """Measures again what a training step takes off the rate of kernels, and writes it into `out`: how fast a machine
+    is that others use too changes from minute to minute."""
+    described = out / DEVICE
+    name = str(described) if described.is_file() else describe.known(Device.of(kind).machine())
+    architecture = load("gpus", name).architecture
+    file = out / f"{STEPS}.yaml"
+    with neighbours(processes - 1 if kind == "cpu" else 0):
+        write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
+    forget()
+    return file
+
+
+def collectives_among(kind: str, members: int) -> Sequence[Row]:
+    """Collectives of a few sizes among processes of this machine."""
+    name = describe.known(Device.of(kind).machine()) or ("cpu-core" if kind == "cpu" else "h100-sxm")
+    job = {
+        "model": "llama3-8b",  # any: nothing of it is run
+        "cluster": {"gpu": name, "gpus": members, "gpus_per_node": members},
+        "framework": {"name": "reference"},
+        "precision": "fp32" if kind == "cpu" else "bf16",
+    }
+    with TemporaryDirectory() as place:
+        return measure_collectives(
+            job, kind, Path(place) / MEASURED, SENT, repeat=12, warmup=4, busy=kind == "cpu"
+        ).rows
+
+
+def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] = ()) -> tuple[Measurement, list[Work]]:
+    """The kernels of the set, in fp32 on a core and in bf16 on a GPU; the works that the first rows are of."""
+    dtype = "fp32" if device.kind == "cpu" else "bf16"
+    every = list(cases(device, dtype))
+    begun = now()
+    rows = []
+    torch.manual_seed(0)
+    turns = [case for _ in range(ROUNDS) for case in every]
+    taken: list[list[float]] = [[] for _ in every]
+    for number, case in enumerate(progress(turns, len(turns), "kernels")):
+        taken[number % len(every)] += device.seconds(case.make(), 2, REPEAT, cold=True)
+    for case, samples in zip(every, taken, strict=True):
+        rows.append(
+            Row(
+                name=_name(case.work),
+                samples=tuple(samples),
+                instrument=INSTRUMENTS[device.kind],
+                shape=_shape(case.work),
+            )
+        )
+    rows.append(Row(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes/s"))
+    rows.append(Row(name="host launch", samples=tuple(_launches(device)), instrument="time.perf_counter"))
+    made = Measurement(
+        kind="calibration",
+        title=f"calibration of {device.machine().name}",
+        machine=device.machine(),
+        versions=versions(),
+        command=" ".join(["meshcast", *sys.argv[1:]]),
+        settings={"dtype": dtype, "repeat": REPEAT, "cold": True},
+        forecast_written=begun,
+    )
+    return made.finished([*rows, *collective_rows]), [case.work for case in every]
+
+
+def _launches(device: Device) -> list[float]:
+    """Seconds of the host to issue a small operation."""
+    x = torch.zeros(8, device=device.torch)
+    found = []
+    for _ in range(20):
+        device.sync()
+        begin = time.perf_counter()
+        for _ in range(100):
+            x.add_(1.0)
+        found.append((time.perf_counter() - begin) / 100)
+    return found
+
+
+def _name(work: Work) -> str:
+    if isinstance(work, Gemm):
+        return f"gemm {work.layout}"
+    what = getattr(work, "what", "attention backward" if getattr(work, "backward", False) else "attention")
+    return str(what)
+
+
+def _shape(work: Work) -> dict[str, Any]:
+    return {key: getattr(work, key) for key in work.__dataclass_fields__ if getattr(work, key) not in ("", ())}
+
+
+# ------------------------------------------------------------------------------------------------ fits
+
+
+def fitted(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> dict[str, Any]:
+    """Fits and writes all files into `out`; which there are, and how far the set lies from its own laws."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = _described(measured, works, device, out)
+    source = f"meshcast calibrate --device {device.kind} on {measured.machine.name}, torch {measured.versions['torch']}"
+    samples = _samples(measured, works, name)
+    found = kernels.calibrate([Recorded(samples, source)], name, leave_out=False)  # type: ignore[list-item]
+    file = out / f"{load('gpus', name).name}.yaml"
+    write(file, str(load("gpus", name).title), found.data)
+    files, told = [file], [vars(one) for one in found.libraries]
+    links = [row for row in measured.rows if "operation" in row.shape and "members" in row.shape]
+    if links:
+        told += _links(links, name, measured.machine.count, source, device, out, files)
+    forget()
+    return {"files": [str(one) for one in [*files, *sorted(out.glob(DEVICE))]], "libraries": told}
+
+
+def _described(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
+    """What laws and files call the device: its name in the catalog, or the file that describes it."""
+    catalogued = describe.known(measured.machine)
+    if catalogued:
+        return catalogued
+    products = [(w, r) for w, r in zip(works, measured.rows, strict=False) if isinstance(w, Gemm)]
+    flops = max(work.flops / min(row.samples) for work, row in products)
+    stream = next(row.samples[0] for row in measured.rows if row.name == "stream")
+    told = (
+        describe.core(measured.machine, flops, stream) if device.kind == "cpu" else describe.gpu(device, flops, stream)
+    )
+    file = out / DEVICE
+    file.write_text(
+        "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(told, sort_keys=False), "utf-8"
+    )
+    load.cache_clear()
+    return str(file)
+
+
+def _samples(measured: Measurement, works: Sequence[Work], name: str) -> list[Sample]:
+    """Works of one kind together, with arrays in their numeric fields."""
+    gpu = load("gpus", name)
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for at, work in enumerate(works):
+        words = ((k, getattr(work, k)) for k in work.__dataclass_fields__ if not _number(getattr(work, k)))
+        groups.setdefault((type(work), *words), []).append(at)
+    found = []
+    for (kind, *plain), index in groups.items():
+        numbers = [k for k in kind.__dataclass_fields__ if k not in dict(plain)]
+        arrays = {k: np.array([float(getattr(works[at], k)) for at in index]) for k in numbers}
+        work = kind(**dict(plain), **arrays)
+        seconds = np.array([measured.rows[at].measured or 0.0 for at in index])
+        part = section_of(works[index[0]], gpu)  # type: ignore[arg-type]
+        library = TRAINING.get((part, gpu.architecture), "torch")
+        found.append(Sample(part, name, library, (work,), np.array(index), seconds, "measured"))
+    return found
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _links(
+    rows: Sequence[Row], name: str, members: int, source: str, device: Device, out: Path, files: list[Path]
+) -> list[dict[str, Any]]:
+    """The links between the devices that took part."""
+    library, law = ("gloo", "processes") if device.kind == "cpu" else ("nccl-tests", "")
+    samples = sent(rows, lambda count: _cluster(name, count), name, library, law)
+    if device.kind == "cpu":
+        file = out / f"{PROCESSES}.yaml"
+        data, told = _processes(samples, source)
+        write(file, "processes of one host, as gloo joins them", {"processes": data})
+        files.append(file)
+        return [told]
+    told_all: list[dict[str, Any]] = []
+    for family in collectives.names([Recorded(samples, source)]):  # type: ignore[list-item]
+        found = collectives.calibrate([Recorded(samples, source)], family, leave_out=False)  # type: ignore[list-item]
+        file = out / f"{family}.yaml"
+        write(file, collectives.title(family), found.data)
+        files.append(file)
+        told_all += [vars(one) for one in found.libraries]
+    return told_all
+
+
+def _cluster(name: str, members: int) -> Cluster:
+    gpu = load("gpus", name)
+    domain = members if gpu.scale_up else 1
+    return ByGPU(
+        gpu=gpu, gpus=members, gpus_per_node=members, scale_up_domain=domain, inter=Inter(kind="none")
+    ).cluster()
+
+
+def _processes(samples: Sequence[Sent], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The law of gloo's processes, fitted to all operations at once."""
+
+    def by(sample: Sent, law: Any) -> tuple[np.ndarray, np.ndarray]:
+        link = LinkLaw(law, law, law)
+        return predict(sample, Laws(link, link, None))  # type: ignore[arg-type]
+
+    found = fit(ProcessLaw, samples, lambda sample, law: by(sample, law)[0])
+    prices = [by(sample, found.law(ProcessLaw, "gloo")) for sample in samples]
+    predicted, launch = (np.concatenate(column) for column in zip(*prices, strict=True))
+    seconds = np.concatenate([sample.seconds for sample in samples])
+    own = spreads(predicted, seconds, launch)
+    rows = len(seconds)
+    made = section(ProcessLaw, found, {"gloo": own}, {"any": own}, {"gloo": rows}, {"gloo": "any"}, {"gloo": source})
+    far = np.abs(predicted / seconds - 1)
+    told = {
+        "section": "processes",
+        "library": "gloo",
+        "rows": rows,
+        "median": float(np.median(far)),
+        "p90": float(np.quantile(far, 0.9)),
+    }
+    return made, told

@@ -1,0 +1,123 @@
+"""What the device at hand is, in the words of the catalog: a file like those of its GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardware import gpus, load
+from validation.measurements.device import Device, Machine
+from validation.measurements.measurement import now
+
+LARGE = 128 * 2**20
+"""Bytes whose scaling in place tells the speed of the memory: far beyond any cache."""
+
+KNOWN = {
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200-sxm",
+    "NVIDIA H200 NVL": "h200-nvl",
+    "NVIDIA H800": "h800-sxm",
+    "NVIDIA H20": "h20",
+    "NVIDIA A100-SXM4-80GB": "a100-sxm-80",
+    "NVIDIA A100-SXM4-40GB": "a100-sxm-40",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80",
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40",
+    "NVIDIA A800-SXM4-80GB": "a800-sxm-80",
+    "NVIDIA B200": "b200-sxm",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA B300": "b300-sxm",
+    "NVIDIA GB300": "gb300",
+    "NVIDIA L40S": "l40s",
+    "Tesla V100-SXM2-16GB": "v100-sxm2-16",
+    "Tesla V100-SXM2-32GB": "v100-sxm2-32",
+}
+"""Names in the catalog by those that torch.cuda.get_device_name tells; recalled, not checked on each GPU."""
+
+ARCHITECTURES = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell"}
+"""By the first number of the compute capability; 8.9 is ada."""
+
+
+def known(machine: Machine) -> str:
+    """The catalog's name of a GPU, "" where it has none."""
+    name = KNOWN.get(machine.name, "")
+    assert not name or name in gpus()
+    return name
+
+
+def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
+    """One core as a GPU of the catalog.
+
+    flops: the most FLOP/s in fp32 that a product reached. stream: bytes/s of a long tensor scaled in place, read and
+    written.
+    """
+    count = machine.processors or 1
+    told = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {now()[:10]}"}
+    cache = _cache()
+    generic = load("gpus", "cpu-core")
+    clock = _clock() or float(generic.clock)
+    return {
+        "name": "this-core",
+        "title": f"one core of {machine.name}",
+        "architecture": "cpu",
+        "memory": {"value": f"{(machine.memory or 0) // count} B", **told},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **told},
+        "l2": {"value": f"{cache or int(generic.l2)} B", **told},
+        "multiprocessors": {"value": 1, "per": "gpu", **told},
+        "clock": {"value": f"{clock / 1e6:.4g} MHz", **told},
+        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **told}},
+        "power": {"value": generic.power.text, "kind": "assumed", "source": generic.power.source},
+        "host": "loopback",
+        "usual_node": "cpu-host",
+    }
+
+
+def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
+    """A GPU that is in no catalog. Its peaks are what it reached, so its calibration's shares are of that."""
+    machine, properties = device.machine(), torch.cuda.get_device_properties(device.index)
+    told = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {now()[:10]}"}
+    major, minor = properties.major, properties.minor
+    power = {"value": "400 W", "kind": "assumed", "source": "not asked for"}
+    return {
+        "name": "this-gpu",
+        "title": machine.name,
+        "architecture": "ada" if (major, minor) == (8, 9) else ARCHITECTURES.get(major, "hopper"),
+        "memory": {"value": f"{properties.total_memory} B", **told},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **told},
+        "l2": {"value": f"{properties.L2_cache_size} B", **told},
+        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **told},
+        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **told} for name in ("bf16", "fp16")},
+        "power": power,
+        "host": "pcie4",
+    }
+
+
+def streamed(device: Device) -> float:
+    """Bytes/s of a long tensor scaled in place, read and written: nothing is fetched only to be written over."""
+    tensor = torch.ones(LARGE // 4, device=device.torch)
+    return 2 * LARGE / _middle(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
+
+
+def _middle(samples: Sequence[float]) -> float:
+    return sorted(samples)[len(samples) // 2]
+
+
+def _cache() -> int:
+    """Bytes of the last-level cache that a core reaches; 0 where the system does not tell."""
+    places = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    sizes = [file.read_text().strip() for file in places]
+    units = {"K": 2**10, "M": 2**20}
+    return max((int(size[:-1]) * units.get(size[-1], 1) for size in sizes if size[:-1].isdigit()), default=0)
+
+
+def _clock() -> float:
+    """Of the first core now [Hz]; 0 where the system does not tell."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    told = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
+    return float(told[0]) * 1e6 if told and os.name == "posix" else 0.0

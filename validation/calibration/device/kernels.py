@@ -1,0 +1,207 @@
+"""The small fixed set of kernels that a device is calibrated with.
+
+Sizes lie between those of models, so that no model's own kernels are fitted: products around odd multiples of 64,
+sequences that no preset has. Memory-bound kernels are those of the reference trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from simulator.ir.ops import BYTES, Attention, Gemm, Memory, Work
+from simulator.job.framework import load_framework
+from validation.measurements.device import Device
+from validation.reference import functions
+from validation.reference.parallel import TensorGroup
+
+Run = Callable[[], Any]
+
+
+class Case(NamedTuple):
+    """A kernel, and what makes its operands and then runs it."""
+
+    work: Work
+    make: Callable[[], Run]
+
+
+class Sizes(NamedTuple):
+    """rows: tokens of products. weights: (n, k). heads: (samples, positions, heads, key heads, width). streams: (rows,
+    columns) of memory-bound kernels. logits: (tokens, columns)."""
+
+    rows: tuple[int, ...]
+    weights: tuple[tuple[int, int], ...]
+    heads: tuple[tuple[int, int, int, int, int], ...]
+    streams: tuple[tuple[int, int], ...]
+    logits: tuple[tuple[int, int], ...]
+
+
+SIZES = {
+    "cpu": Sizes(
+        (96, 320, 640),
+        ((192, 320), (320, 192), (448, 320), (320, 896), (960, 320), (640, 640), (1920, 640), (640, 1728), (5120, 320)),
+        ((1, 192, 4, 4, 64), (1, 320, 5, 5, 64), (2, 320, 4, 2, 64), (1, 640, 5, 5, 64), (1, 640, 3, 3, 128)),
+        ((96, 320), (320, 320), (320, 896), (640, 640), (640, 1728), (1280, 1728), (2560, 2560)),
+        ((96, 2560), (320, 5120), (640, 10240)),
+    ),
+    "cuda": Sizes(
+        (320, 1344, 2880, 5440, 12096),
+        ((960, 2880), (2880, 960), (2880, 2880), (8640, 2880), (2880, 7744), (5440, 5440), (16320, 5440)),
+        ((1, 1344, 20, 20, 128), (1, 2880, 20, 4, 128), (2, 5440, 10, 2, 128), (1, 8000, 8, 8, 128)),
+        ((320, 2880), (1344, 2880), (2880, 2880), (5440, 5440), (12096, 5440), (12096, 16320)),
+        ((1344, 16320), (2880, 40320)),
+    ),
+}  # fmt: skip
+"""By kind of device."""
+
+
+def cases(device: Device, dtype: str) -> Iterator[Case]:
+    """All kernels of the set, in `dtype`."""
+    sizes = SIZES[device.kind]
+    of = _Maker(device, dtype)
+    for m, (n, k) in product(sizes.rows, sizes.weights):
+        yield from of.products(m, n, k)
+    for shape in sizes.heads:
+        yield from of.attention(*shape)
+    for rows, columns in sizes.streams:
+        yield from of.streams(rows, columns)
+    for rows, columns in sizes.logits:
+        yield from of.loss(rows, columns)
+
+
+class _Maker:
+    def __init__(self, device: Device, dtype: str) -> None:
+        self.device, self.dtype = device, dtype
+
+    def _new(self, *shape: int, grad: bool = False) -> torch.Tensor:
+        made = torch.randn(shape, dtype=self.device.dtype(self.dtype), device=self.device.torch)
+        return made.requires_grad_(grad)
+
+    def products(self, m: int, n: int, k: int) -> Iterator[Case]:
+        """Forward, the gradient of the input, the gradient of the weight."""
+
+        def forward() -> Run:
+            x, weight = self._new(m, k), self._new(n, k)
+            return lambda: F.linear(x, weight)
+
+        def of_input() -> Run:
+            grad, weight = self._new(m, n), self._new(n, k)
+            return lambda: grad @ weight
+
+        def of_weight() -> Run:
+            grad, x = self._new(m, n), self._new(m, k)
+            return lambda: grad.t() @ x
+
+        yield Case(Gemm(m, n, k, 1, self.dtype, "tn", out_dtype=self.dtype), forward)
+        yield Case(Gemm(m, k, n, 1, self.dtype, "nn", out_dtype=self.dtype), of_input)
+        yield Case(Gemm(n, k, m, 1, self.dtype, "nt", out_dtype=self.dtype), of_weight)
+
+    def attention(self, b: int, s: int, heads: int, keys: int, width: int) -> Iterator[Case]:
+        """Forward and backward of causal attention."""
+
+        def inputs(grad: bool) -> list[torch.Tensor]:
+            return [self._new(b, s, n, width).transpose(1, 2).requires_grad_(grad) for n in (heads, keys, keys)]
+
+        def forward() -> Run:
+            q, k, v = inputs(False)
+            return lambda: functions.attention(q, k, v)
+
+        work = Attention(b, s, s, heads, keys, width, width, 0.5, False, self.dtype)
+        yield Case(work, forward)
+        back = Attention(b, s, s, heads, keys, width, width, 0.5, True, self.dtype)
+        yield Case(back, lambda: _backward(functions.attention, inputs(True)))
+
+    def streams(self, rows: int, columns: int) -> Iterator[Case]:
+        """Norms, activations, rope, additions, gathers, the optimizer, over so many rows and columns."""
+        size = rows * columns * BYTES[self.dtype]
+
+        def of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[bool], Callable[[], Run]]:
+            def made(backward: bool) -> Callable[[], Run]:
+                def make() -> Run:
+                    given = [self._new(*shape, grad=backward) for shape in shapes]
+                    return _backward(function, given) if backward else lambda: function(*given)
+
+                return make
+
+            return made
+
+        rms = of(lambda x, w: functions.rms_norm(x, w, 1e-5), (1, rows, columns), (columns,))
+        yield Case(Memory("rms-norm", size, size), rms(False))
+        yield Case(Memory("rms-norm", 2 * size, size, True), rms(True))
+        layer = of(lambda x, w, b: F.layer_norm(x, (columns,), w, b), (1, rows, columns), (columns,), (columns,))
+        yield Case(Memory("norm", size, size), layer(False))
+        yield Case(Memory("norm", 2 * size, size, True), layer(True))
+        gated = of(functions.swiglu, (1, rows, 2 * columns))
+        yield Case(Memory("activation", 2 * size, size), gated(False))
+        yield Case(Memory("activation", 3 * size, 2 * size, True), gated(True))
+        gelu = of(lambda x: F.gelu(x, approximate="tanh"), (1, rows, columns))
+        yield Case(Memory("gelu", size, size), gelu(False))
+        yield Case(Memory("gelu", 2 * size, size, True), gelu(True))
+        yield Case(Memory("residual", 2 * size, size), of(lambda x, y: x + y, (rows, columns), (rows, columns))(False))
+        yield Case(Memory("zero-grad", 0, size), of(lambda x: x.zero_(), (rows, columns))(False))
+        yield Case(Memory("add", 2 * size, size), of(lambda x, y: x.add_(y), (rows, columns), (rows, columns))(False))
+        yield from self._rope(rows, columns)
+        yield Case(Memory("embedding", size, size), self._rows(rows, columns))
+        yield Case(Memory("grad-norm", size, 0), of(lambda x: torch.linalg.vector_norm(x), (rows, columns))(False))
+        yield self._adam(rows, columns)
+
+    def _rope(self, rows: int, columns: int) -> Iterator[Case]:
+        """Queries and as many keys and values, of which the first two are turned."""
+        heads = columns // 64
+        table = functions.rope_table(rows, 64, 1e4, self.device.torch)
+        size = 2 * rows * heads * 64 * BYTES[self.dtype]
+
+        def forward() -> Run:
+            qkv = self._new(1, rows, 3 * heads * 64)
+            return lambda: functions.heads(qkv, heads, heads, table)
+
+        def backward() -> Run:
+            qkv = self._new(1, rows, 3 * heads * 64, grad=True)
+            parts = functions.heads(qkv, heads, heads, table)
+            grads = [torch.randn_like(one) for one in parts]
+            return lambda: torch.autograd.grad(parts, qkv, grads, retain_graph=True)
+
+        yield Case(Memory("rope", size, size), forward)
+        yield Case(Memory("rope", size, size, True), backward)
+
+    def _rows(self, rows: int, columns: int) -> Callable[[], Run]:
+        def make() -> Run:
+            ids = torch.randint(0, 2 * rows, (1, rows), device=self.device.torch)
+            table = self._new(2 * rows, columns)
+            return lambda: functions.embedding(ids, table, 0)
+
+        return make
+
+    def _adam(self, rows: int, columns: int) -> Case:
+        """A fused step over fp32 weights: gradient, weight and two moments are read, all but the gradient written."""
+        size = rows * columns
+
+        def make() -> Run:
+            weight = torch.nn.Parameter(torch.randn(rows, columns, device=self.device.torch))
+            weight.grad = torch.randn_like(weight)
+            adam = torch.optim.AdamW([weight], lr=1e-4, fused=True)
+            return adam.step
+
+        return Case(Memory("adam", 16 * size, 12 * size), make)
+
+    def loss(self, tokens: int, columns: int) -> Iterator[Case]:
+        """Cross-entropy forward; its backward pass writes over what it kept, and is a stream."""
+
+        def make() -> Run:
+            targets, group = torch.randint(0, columns, (1, tokens), device=self.device.torch), TensorGroup()
+            logits = self._new(1, tokens, columns, grad=True)
+            return lambda: functions.cross_entropy(logits, targets, group)
+
+        traffic = load_framework("reference").loss.forward
+        yield Case(Memory("cross-entropy", traffic * tokens * columns, 0), make)
+
+
+def _backward(function: Callable[..., Any], given: list[torch.Tensor]) -> Run:
+    """The backward pass alone, over and over."""
+    out = function(*given)
+    grad = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, given, grad, retain_graph=True)

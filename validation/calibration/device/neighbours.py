@@ -1,0 +1,45 @@
+"""Company for a core that is measured: in training all cores of a host compute, and share its caches and power."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from validation.distributed.launch import environment
+
+SIZES = (256, 512, 1408)
+"""Of the products that they compute: operands of some MB."""
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """While it lasts, so many processes compute products without end."""
+    command = [sys.executable, "-m", "validation.calibration.device.neighbours"]
+    running = [subprocess.Popen(command, env=environment("cpu")) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def main() -> None:
+    """Never ends by itself, but where whoever started it is gone."""
+    import os
+
+    import torch
+
+    torch.set_num_threads(1)
+    m, k, n = SIZES
+    x, weights = torch.ones(m, k), [torch.ones(k, n) for _ in range(16)]
+    parent = os.getppid()
+    while os.getppid() == parent:
+        for weight in weights:
+            x @ weight
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Fits a law to measurements: robust least squares of log(predicted / measured).
+
+Coefficients that are positive move on a log scale, the others on a linear one, all within their bounds. Those of a
+library are fitted for each library that the measurements name, together with those of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from simulator.costs.coefficients import Coefficient, coefficients
+
+LOSS = 0.03
+"""Residuals of log(predicted / measured) beyond this count linearly, not squared."""
+
+
+class Measured(Protocol):
+    """Measurements of one library. seconds: an array."""
+
+    @property
+    def library(self) -> str: ...
+    @property
+    def seconds(self) -> np.ndarray: ...
+
+
+ROUNDS = 3
+"""Most fits, each with the coefficients that have come to matter."""
+
+Name = tuple[str, str | None]
+"""A coefficient and the library that it belongs to; None for the GPU or the link."""
+
+S = TypeVar("S", bound=Measured)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit found: values and their relative standard errors, of the GPU and of each library.
+
+    A coefficient that the measurements do not depend on has no error, and stays where it starts.
+    """
+
+    values: dict[str, float]
+    errors: dict[str, float]
+    libraries: dict[str, dict[str, float]]
+    library_errors: dict[str, dict[str, float]]
+
+    def law(self, kind: type, library: str) -> Any:
+        """The law of one library, without spreads."""
+        return kind(**self.values, **self.libraries[library], spread=0.0, spread_short=0.0)
+
+
+def fit(
+    kind: type,
+    samples: Sequence[S],
+    predict: Callable[[S, Any], np.ndarray],
+    held: Mapping[str, float] | None = None,
+    most: int = 4000,
+    loss: float = LOSS,
+) -> Fit:
+    """The coefficients of the law `kind` that fit `samples` best.
+
+    predict: seconds of a sample by a law. held: coefficients that stay as they are. most: evaluations.
+    """
+    from scipy.optimize import least_squares
+
+    held = held or {}
+    known = coefficients(kind)
+    libraries = sorted({sample.library for sample in samples})
+    # Whose coefficient it is: a library's, or None for the GPU's.
+    every: list[Name] = [(name, None) for name, c in known.items() if c.of == "gpu"]
+    every += [(name, library) for library in libraries for name, c in known.items() if c.of == "library"]
+    start = {(name, of): held.get(name, known[name].start) for name, of in every}
+
+    def laws(at: Mapping[Name, float]) -> Fit:
+        common = {name: value for (name, of), value in at.items() if of is None}
+        own = {library: {n: value for (n, of), value in at.items() if of == library} for library in libraries}
+        return Fit(common, {}, own, {})
+
+    def residuals(at: Mapping[Name, float]) -> np.ndarray:
+        by = laws(at)
+        told = {library: by.law(kind, library) for library in libraries}
+        return np.concatenate([np.log(predict(s, told[s.library]) / s.seconds) for s in samples])
+
+    def from_best(best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
+        """What the solver found, and the coefficients by it."""
+        scales = [_scale(known[name].low) for name, _ in free]
+
+        def at(x: np.ndarray) -> dict[Name, float]:
+            moved = zip(free, scales, x, strict=True)
+            return {**best, **{one: float(back(value)) for one, (_, back), value in moved}}
+
+        ends = [(known[one[0]].low, known[one[0]].high, best[one]) for one in free]
+        low, high, begin = np.array([[to(v) for v in end] for (to, _), end in zip(scales, ends, strict=True)]).T
+        span = high - low
+        found = least_squares(
+            lambda x: residuals(at(x)),
+            np.clip(begin, low + 1e-6 * span, high - 1e-6 * span),
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=loss,
+            x_scale=span,
+            diff_step=1e-4,
+            max_nfev=max(10, most // (len(free) + 1)),
+        )
+        return found, at(found.x)
+
+    # What moves nothing stays where it starts; what moves something only where others have gone is fitted then.
+    best, free, found = start, list[Name](), None
+    for _ in range(ROUNDS):
+        first = residuals(best)
+        asked = [one for one in every if one not in free and one[0] not in held]
+        more = [one for one in asked if _moves(residuals, best, one, known[one[0]], first)]
+        if not more:
+            break
+        free = [one for one in every if one in free or one in more]
+        found, best = from_best(best, free)
+    if found is None:
+        return laws(best)
+    # Relative standard errors from the curvature, with the scatter of the residuals themselves.
+    sigma = np.median(np.abs(residuals(best))) * 1.4826
+    curvature = found.jac.T @ found.jac
+    errors = sigma * np.sqrt(np.diag(np.linalg.inv(curvature + 1e-9 * np.eye(len(free)))))
+    told: dict[Name, float] = {}
+    for one, error in zip(free, errors, strict=True):
+        c = known[one[0]]
+        told[one] = float(min(error / (1.0 if c.low > 0 else max(abs(best[one]), c.start)), 1.0))
+    of_all = laws(best)
+    by = laws(told)
+    return Fit(of_all.values, by.values, of_all.libraries, by.libraries)
+
+
+def _moves(
+    residuals: Callable[[Mapping[Name, float]], np.ndarray],
+    start: Mapping[Name, float],
+    one: Name,
+    c: Coefficient,
+    first: np.ndarray,
+) -> bool:
+    """Whether anything depends on a coefficient."""
+    others = [value for value in (c.low + 0.3 * (c.high - c.low), c.high) if value != start[one]]
+    return any(bool(np.any(residuals({**start, one: value}) != first)) for value in others)
+
+
+def _scale(low: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """There and back: logarithms where a coefficient is positive for certain."""
+    if low > 0:
+        return np.log, np.exp
+    return (lambda v: v), (lambda v: v)

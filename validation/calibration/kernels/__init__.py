@@ -1,0 +1,1 @@
+"""Tables of measured kernels: readers, predictions, calibrations."""

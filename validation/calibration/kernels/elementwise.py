@@ -1,0 +1,109 @@
+"""Tables of kernels bound by memory: the elementwise kernels of models, and streams."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from simulator.ir.ops import Memory
+from validation.calibration.kernels.sample import GPUS, Sample
+
+KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
+STREAMS = frozenset({"gpu", "op", "TBps", "source"})
+COLUMNS = (KERNELS, STREAMS)
+"""Columns that tell the two formats."""
+
+LIBRARIES = (
+    (r"vidur", "vllm"),
+    (r"trtllm|TensorRT", "tensorrt-llm"),
+    (r"BabelStream", "babelstream"),
+)
+"""Whose kernels they are, by what their source contains."""
+
+WORK = {
+    "norm": "norm",
+    "rope": "rope",
+    "gated_act": "activation",
+    "gelu": "gelu",
+    "residual_add": "residual",
+    "embedding": "embedding",
+    "amax_reduce": "amax",
+    "cast_bf16_to_fp8": "cast",
+}
+"""The name of a table's operation in `simulator.ir.ops.Memory`."""
+
+ARRAY = 2**28
+"""Bytes of one array of BabelStream, by its defaults."""
+ARRAYS = {"copy": (1, 1), "mul": (1, 1), "add": (2, 1), "triad": (2, 1), "dot": (2, 0)}
+"""How many arrays of BabelStream are read and written."""
+
+LARGE = 16e6
+"""Bytes of kernels above which launches count little."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What is the same in both formats: columns of numbers, and why rows have no price."""
+
+    read: np.ndarray
+    written: np.ndarray
+    seconds: np.ndarray
+    refused: dict[int, str]
+
+
+def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+    """Samples, and why the other rows have no price."""
+    table = table.reset_index(drop=True)
+    rows = _kernels(table) if set(table.columns) >= KERNELS else _streams(table)
+    refused = {at: f"the GPU {gpu} is not known" for at, gpu in enumerate(table["gpu"]) if gpu not in GPUS}
+    refused = rows.refused | refused
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for at, (gpu, op, source) in enumerate(zip(table["gpu"], table["op"], table["source"], strict=True)):
+        if at not in refused:
+            groups.setdefault((GPUS[gpu], op, library(str(source))), []).append(at)
+    samples = []
+    for (gpu, op, name), own in groups.items():
+        index = np.array(own)
+        work = Memory(WORK.get(op, "add"), rows.read[index], rows.written[index])
+        large = rows.read[index] + rows.written[index] > LARGE
+        classes = {"all": np.ones(len(index), bool)} | ({"large": large} if op in ("norm", "gated_act", "gelu") else {})
+        samples.append(Sample("memory", gpu, name, (work,), index, rows.seconds[index], op, classes))
+    return samples, refused
+
+
+def library(source: str) -> str:
+    """Whose kernels a source measured, "" for one that is not known."""
+    return next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+
+
+def _kernels(table: pd.DataFrame) -> _Rows:
+    read, written, micro = (_numbers(table, name) for name in ("bytes_read", "bytes_written", "time_us"))
+    refused = {}
+    for at, op in enumerate(table["op"]):
+        if op not in WORK:
+            refused[at] = f"the operation {op} is not known"
+        elif not (read[at] >= 0 and written[at] >= 0 and 0 < read[at] + written[at] < np.inf):
+            refused[at] = f"bytes_read {read[at]:g} and bytes_written {written[at]:g} are not the bytes of a kernel"
+        elif not 0 < micro[at] < np.inf:
+            refused[at] = f"time_us is {micro[at]:g}, which is no time"
+    return _Rows(read, written, micro * 1e-6, refused)
+
+
+def _streams(table: pd.DataFrame) -> _Rows:
+    rate = _numbers(table, "TBps") * 1e12
+    moved = np.array([ARRAYS.get(op, (0, 0)) for op in table["op"]], float).reshape(len(table), 2) * ARRAY
+    refused = {}
+    for at, op in enumerate(table["op"]):
+        if op not in ARRAYS:
+            refused[at] = f"the stream {op} is not known"
+        elif not 0 < rate[at] < np.inf:
+            refused[at] = f"TBps is {rate[at] / 1e12:g}, which is no rate"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _Rows(moved[:, 0], moved[:, 1], moved.sum(axis=1) / rate, refused)
+
+
+def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:
+    return pd.to_numeric(table[name], errors="coerce").to_numpy(float)

@@ -1,0 +1,249 @@
+"""Tables of grouped matrix products, and of whole expert blocks.
+
+A block is one rank's permute, up and gate product, activation, down product and unpermute, in a CUDA graph and without
+communication. Its `num_tokens` counts the tokens of all `ep` ranks; routing.py says how many rows each expert of the
+measured rank gets from them. Tables leave open which kernels a program fuses; that is known of the programs:
+
+- trtllm-gen gathers the rows while it multiplies, and in bf16 it activates them in the same kernel; with 8-bit operands
+  its other kernels walk over the places of all tokens, also of those that another rank's experts have chosen.
+- all others permute, activate and unpermute in kernels of their own; fp8 operands are quantised on the way.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hardware import load
+from simulator.ir.ops import BYTES, Gemm, Memory, Work
+from validation.calibration.kernels import routing
+from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
+
+BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
+PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})
+COLUMNS = (BLOCKS, PRODUCTS)
+"""Columns that tell the two formats."""
+OPTIONAL = frozenset({"hidden", "inter", "tp", "gated", "n", "k", "accumulate"})
+
+LIBRARIES = (
+    (r"fused_moe_triton", "triton"),
+    (r"flashinfer_cutlass", "flashinfer"),
+    (r"flashinfer_trtllm|min_latency", "trtllm-gen"),
+    (r"DeepGEMM", "deepgemm-kernels"),
+    (r"deepgemm", "deepgemm"),
+    (r"moe_torch_flow", "cutlass"),
+    (r"SimuMax|Transformer ?Engine", "transformer-engine"),
+)
+"""Whose kernels they are, by what their source contains."""
+
+UNTUNED = "triton"
+LEAST = 4096
+"""The class "tuned-4k": at least so many tokens, of a program that tunes its kernels to the shape.
+
+The class "own-4k": those of them whose kernels were tuned for the model itself. The benchmark of TensorRT-LLM keeps
+tuned kernels in files named by number format, hidden, inter / tp and num_experts / ep. Where two models of a table
+share a name, the one that came second found no entry of its own and ran an untuned kernel, at a fifth of the rate;
+which one that was is not told (collector/trtllm/collect_moe.py in ai-dynamo/aiconfigurator @095f58a51c4c).
+"""
+CACHED = r"moe_torch_flow_(?:cutlass|nongated)"
+"""Sources that use these files. DeepGEMM (fp8_block) has nothing to tune."""
+
+SIZES = ("num_tokens", "hidden", "inter", "topk", "num_experts", "tp", "ep", "gated")
+SHAPE = ("groups", "m_per_group", "n", "k")
+PASSES = ("fwd", "dgrad", "wgrad")
+
+ROUTED = 16
+"""Most choices of a token that TensorRT-LLM finds in one kernel; for more, PyTorch goes through the logits again and
+again (tensorrt_llm/_torch/modules/fused_moe/routing.py)."""
+
+INDEX = 8
+"""Bytes of the number of an expert and its weight."""
+
+SIZES_OF_GROUPS = 8
+"""How many sizes of groups a row's experts are sorted into."""
+
+
+def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+    """Samples, and why the other rows have no price."""
+    table = table.reset_index(drop=True)
+    blocks = set(table.columns) >= BLOCKS
+    names = SIZES if blocks else SHAPE
+    table = table.assign(**{name: _numbers(table, name) for name in (*names, "time_us")})
+    refused = _refused(table, names)
+    refused |= _no_blocks(table, refused) if blocks else _no_products(table, refused)
+    if not blocks:
+        table["out_dtype"] = _results(table)
+    own: dict[tuple[str, ...], list[int]] = {}
+    for at, row in enumerate(table.to_dict("records")):
+        if at not in refused:
+            rest = () if blocks else (row["pass"], row["out_dtype"], str(_true(row.get("accumulate"))))
+            key = row["gpu"], row["dtype"], library(str(row["source"]), row["dtype"]), *rest
+            own.setdefault(key, []).append(at)
+    if blocks:
+        table["shared"] = _shared(table.drop(index=list(refused)))
+    make = _block if blocks else _product
+    return [make(table.iloc[rows], np.array(rows), key[2]) for key, rows in own.items()], refused
+
+
+def library(source: str, dtype: str) -> str:
+    """Whose kernels a source measured, "" for one that is not known. Those of 8-bit operands are others."""
+    name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+    return name and name + {"fp8": "-fp8", "fp8_block": "-fp8-block"}.get(dtype, "")
+
+
+def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
+    """Expert blocks of one GPU, library and number format."""
+    dtype = rows["dtype"].iloc[0]
+    form, wide = DTYPES[dtype], BYTES["bf16"]
+    operand = BYTES[form]
+    tokens, hidden, inter, topk, experts, tp, _, gated = (rows[name].to_numpy(float) for name in SIZES)
+    inner, outer = inter / tp, (1 + gated) * inter / tp
+    counts, sizes = _groups(rows)
+    chosen, number = (counts * sizes).sum(axis=0), counts.sum(axis=0)
+    mean = chosen / np.maximum(number, 1)
+    groups: Any = ((counts, sizes),)
+    up = Gemm(mean, outer, hidden, number, form, what="experts", groups=groups)
+    down = Gemm(mean, hidden, inner, number, form, what="experts", groups=groups)
+    fused = name.startswith("trtllm-gen")
+    places = tokens * topk if fused and operand < wide else chosen
+    parts: list[Work] = [up, down, Memory("permute", places * hidden * wide, tokens * hidden * wide)]
+    rounds = np.where(topk > ROUTED, topk, 1) if not fused else 1
+    parts.append(Memory("router", rounds * tokens * experts * BYTES["fp32"], tokens * topk * INDEX))
+    parts += [Memory("permute", tokens * topk * INDEX, tokens * topk * INDEX)] * (1 if fused else 4)
+    if not fused:
+        parts.append(Memory("permute", tokens * hidden * wide, chosen * hidden * operand))
+    elif operand < wide:
+        parts.append(Memory("cast", tokens * hidden * wide, tokens * hidden * operand))
+    if not fused or operand < wide:
+        parts.append(Memory("activation", places * outer * wide, places * inner * operand))
+    kind = "experts-" + ("fp8-block" if dtype == "fp8_block" else form if operand < wide else "bf16")
+    return _sample(rows, index, name, tuple(parts), kind, tokens)
+
+
+def _groups(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """How many experts of which size the measured rank has: sizes x rows."""
+    counts, sizes = np.zeros((2, SIZES_OF_GROUPS, len(rows)))
+    asked = zip(*(rows[name] for name in ("distribution", "num_tokens", "topk", "num_experts", "ep")), strict=True)
+    for column, (distribution, *where) in enumerate(asked):
+        loads = routing.loads(distribution, *map(int, where))
+        for at, (count, size) in enumerate(routing.histogram(loads, SIZES_OF_GROUPS)):
+            counts[at, column], sizes[at, column] = count, size
+    return counts, sizes
+
+
+def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
+    """Grouped products of one GPU, library, number format and pass."""
+    groups, m, n, k = (rows[name].to_numpy(float) for name in SHAPE)
+    first = rows.iloc[0]
+    form, out, accumulate = DTYPES[first["dtype"]], first["out_dtype"], _true(first.get("accumulate"))
+    equal: Any = ((groups, m),)
+    if first["pass"] == "wgrad":
+        part = Gemm(n, k, m, groups, form, "nt", accumulate, out, "experts", equal)
+    elif first["pass"] == "dgrad":
+        part = Gemm(m, k, n, groups, form, "nn", accumulate, out, "experts", equal)
+    else:
+        part = Gemm(m, n, k, groups, form, "tn", accumulate, out, "experts", equal)
+    return _sample(rows, index, name, (part,), "grouped", groups * m)
+
+
+def _sample(
+    rows: pd.DataFrame, index: np.ndarray, name: str, parts: tuple[Work, ...], kind: str, tokens: np.ndarray
+) -> Sample:
+    tuned = not name.startswith(UNTUNED)
+    many = (tokens >= LEAST) & tuned
+    shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
+    classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
+    gpu, micro = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float)
+    return Sample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned)
+
+
+def _true(cell: object) -> bool:
+    return str(cell).lower() == "true"
+
+
+def _results(table: pd.DataFrame) -> list[str]:
+    """The number format of each result.
+
+    SimuMax names that of outputs, also where a gradient is added to a main gradient of another one: its lists come
+    first with main gradients in fp32, then again in bf16.
+    """
+    found: list[str] = []
+    seen: set[tuple[object, ...]] = set()
+    for row in table.to_dict("records"):
+        out = DTYPES.get(str(row["out_dtype"]), str(row["out_dtype"]).replace("float32", "fp32"))
+        key = tuple(row[name] for name in ("gpu", "dtype", "pass", *SHAPE, "source"))
+        if row["pass"] == "wgrad" and str(row["source"]).startswith("SimuMax") and key not in seen:
+            out = "fp32"
+        seen.add(key)
+        found.append(out)
+    return found
+
+
+def _shared(rows: pd.DataFrame) -> pd.Series:
+    """Whether another model of the table may have tuned the kernels of a row."""
+    models: dict[tuple[float, ...], set[tuple[float, float]]] = {}
+    split = [(tp, ep) for tp in set(rows["tp"]) for ep in set(rows["ep"])]
+    most = (rows["tp"] * rows["ep"]).max()
+    for hidden, inter, experts in set(zip(rows["hidden"], rows["inter"], rows["num_experts"], strict=True)):
+        for tp, ep in split:
+            if tp * ep <= most and not inter % tp and not experts % ep:
+                models.setdefault((hidden, inter / tp, experts / ep), set()).add((inter, experts))
+    names = zip(rows["hidden"], rows["inter"] / rows["tp"], rows["num_experts"] / rows["ep"], strict=True)
+    several = pd.Series([len(models[name]) > 1 for name in names], index=rows.index, dtype=bool)
+    return several & rows["source"].astype(str).str.contains(CACHED) & (rows["dtype"] != "fp8_block")
+
+
+def _refused(table: pd.DataFrame, names: tuple[str, ...]) -> dict[int, str]:
+    """What can be wrong in both formats."""
+    refused = {}
+    for at, row in enumerate(table.to_dict("records")):
+        if row["gpu"] not in GPUS:
+            refused[at] = f"the GPU {row['gpu']} is not known"
+        elif row["dtype"] not in DTYPES:
+            refused[at] = f"the number format {row['dtype']} is not known"
+        elif DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
+            refused[at] = f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
+        elif odd := [n for n in names if n != "gated" and not (row[n] >= 1 and row[n] % 1 == 0)]:
+            refused[at] = f"{', '.join(f'{n} = {row[n]:g}' for n in odd)}: must be whole numbers above 0"
+        elif not 0 < row["time_us"] < np.inf:
+            refused[at] = f"time_us is {row['time_us']:g}, which is no time"
+    return refused
+
+
+def _no_blocks(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
+    refused = {}
+    for at, row in enumerate(table.to_dict("records")):
+        if at in known:
+            continue
+        if row["gated"] not in (0, 1):
+            refused[at] = f"gated is {row['gated']:g}, which is neither 0 nor 1"
+        elif row["topk"] > row["num_experts"]:
+            refused[at] = f"topk is {row['topk']:g}, which is more than {row['num_experts']:g} experts"
+        elif row["num_experts"] % row["ep"] or row["inter"] % row["tp"]:
+            shares = f"{row['num_experts']:g} by ep {row['ep']:g}, or inter {row['inter']:g} by tp {row['tp']:g}"
+            refused[at] = f"num_experts cannot be divided evenly: {shares}"
+        elif not routing.known(row["distribution"]):
+            refused[at] = f"the distribution {row['distribution']} is not known"
+    return refused
+
+
+def _no_products(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
+    refused = {}
+    for at, row in enumerate(table.to_dict("records")):
+        if at in known:
+            continue
+        if row["pass"] not in PASSES:
+            refused[at] = f"the pass {row['pass']} is not known"
+        elif str(row["out_dtype"]) not in {*DTYPES, "fp32", "float32"}:
+            refused[at] = f"the number format {row['out_dtype']} is not known"
+    return refused
+
+
+def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:
+    """A column as numbers; what a table lacks is not one, but blocks are gated unless it says otherwise."""
+    if name not in table:
+        return np.full(len(table), 1.0 if name == "gated" else np.nan)
+    return pd.to_numeric(table[name], errors="coerce").to_numpy(float)

@@ -1,0 +1,134 @@
+"""Tables of dense matrix products: of inference (m tokens by a weight of n x k) and of training, by layout.
+
+Times of inference in 8 bits hold the kernels that quantise the activation: they are parts of a row. Tables of kernels
+alone say so in their source.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hardware import load
+from simulator.costs.kernels.sections import section_of
+from simulator.ir.ops import BYTES, Gemm, Memory, Work
+from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
+
+PRODUCTS = frozenset({"gpu", "dtype", "m", "n", "k", "time_us", "source"})
+LAYOUTS = PRODUCTS | {"batch", "layout", "accumulate", "out_dtype"}
+COLUMNS = (PRODUCTS, LAYOUTS)
+"""Columns that tell the two formats."""
+
+LIBRARIES = (
+    (r"trtllm|TensorRT", "tensorrt-llm"),
+    (r"sglang", "sglang"),
+    (r"vidur|vllm", "vllm"),
+    (r"SimuMax|TransformerEngine|Transformer Engine", "transformer-engine"),
+    (r"DeepGEMM", "deepgemm"),
+    (r"cuBLAS", "cublas"),
+    (r"ThunderKittens", "thunderkittens"),
+)
+"""Whose kernels they are, by what their source contains."""
+ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens"
+"""Sources of 8-bit products whose activation was quantised before."""
+KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
+LARGE = 1024
+"""Least m, n and k of the class "large"."""
+
+
+@dataclass(frozen=True)
+class _Same:
+    """What the rows of a sample have in common. how: layout, accumulate and out_dtype of products of training."""
+
+    gpu: str
+    dtype: str
+    library: str
+    alone: bool
+    how: tuple[str, bool, str] | None
+
+
+def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+    """Samples, and why the other rows have no price."""
+    table = table.reset_index(drop=True)
+    layouts = set(table.columns) >= LAYOUTS
+    sizes = ("batch", "m", "n", "k") if layouts else ("m", "n", "k")
+    table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in (*sizes, "time_us")})
+    refused: dict[int, str] = {}
+    rows: dict[_Same, list[int]] = {}
+    for at, row in enumerate(table.to_dict("records")):
+        if reason := _odd(row, sizes, layouts):
+            refused[at] = reason
+        else:
+            rows.setdefault(_same(row, layouts), []).append(at)
+    return [_sample(same, table, np.array(own)) for same, own in rows.items()], refused
+
+
+def _same(row: dict[Any, Any], layouts: bool) -> _Same:
+    source = str(row["source"])
+    how = None
+    if layouts:
+        how = str(row["layout"]).lower(), str(row["accumulate"]).lower() == "true", _format(row["out_dtype"])
+    return _Same(row["gpu"], row["dtype"], library(source, row["dtype"]), bool(re.search(ALONE, source)), how)
+
+
+def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> Sample:
+    m, n, k, micro = (table[name].to_numpy(float)[index] for name in ("m", "n", "k", "time_us"))
+    form: Any = DTYPES[same.dtype]
+    parts: list[Work] = []
+    if same.how:
+        batch, (layout, accumulate, out) = table["batch"].to_numpy(float)[index], same.how
+        product, kind = Gemm(m, n, k, batch, form, layout, accumulate, out), "training"  # type: ignore[arg-type]
+    else:
+        product, kind = Gemm(m, n, k, dtype=form), KINDS.get(same.dtype, "bf16")  # type: ignore[arg-type]
+        if BYTES[form] == 1 and not same.alone:
+            parts += _quantised(m * k, same.library)
+    classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
+    every, seconds = (*parts, product), micro * 1e-6
+    section = section_of(product, load("gpus", GPUS[same.gpu]))
+    return Sample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
+
+
+def library(source: str, dtype: str) -> str:
+    """Whose kernels a source measured in a number format of the tables, "" for one that is not known."""
+    name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+    return name and name + ("-" + KINDS[dtype] if KINDS.get(dtype, "").startswith("fp8") else "")
+
+
+def _quantised(elements: Any, name: str) -> list[Work]:
+    """The kernels that make an activation of 16 bits one of 8.
+
+    One scale for all of it needs its maximum first, in a kernel of its own; with one scale for each token (sgl-kernel's
+    per-token quantisation) a kernel walks over every token twice, for the maximum and to cast.
+    """
+    wide, narrow = elements * BYTES["bf16"], elements * BYTES["fp8"]
+    largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
+    return [*largest, Memory("cast", 2 * wide if name == "sglang-fp8" else wide, narrow)]
+
+
+def _format(dtype: Any) -> str:
+    return DTYPES.get(str(dtype), str(dtype).replace("float32", "fp32"))
+
+
+def _odd(row: dict[Any, Any], sizes: tuple[str, ...], layouts: bool) -> str:
+    """Why a row has no price; empty if it has one."""
+    if row["gpu"] not in GPUS:
+        return f"the GPU {row['gpu']} is not known"
+    if row["dtype"] not in DTYPES:
+        return f"the number format {row['dtype']} is not known"
+    if DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
+        return f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
+    if odd := [name for name in sizes if not (1 <= row[name] < np.inf and row[name] % 1 == 0)]:
+        return f"{', '.join(odd)} must be whole numbers above 0"
+    if not 0 < row["time_us"] < np.inf:
+        return "time_us is no time"
+    if layouts and str(row["layout"]).lower() not in ("tn", "nn", "nt"):
+        return f"the layout {row['layout']} is not known"
+    if layouts and str(row["accumulate"]).lower() not in ("true", "false"):
+        return "accumulate is neither true nor false"
+    if layouts and _format(row["out_dtype"]) not in BYTES:
+        return f"the number format {row['out_dtype']} is not known"
+    return ""

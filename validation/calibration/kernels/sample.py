@@ -1,0 +1,60 @@
+"""What every reader of a table of kernels makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hardware import gpus
+from simulator.ir.ops import Work
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a table that differ in sizes only: one GPU, one library, one operation.
+
+    operation: the section of a calibration that prices it (gemm, attention, memory, ...). gpu: its name in the catalog.
+    library: whose kernels they are, by the names of calibrations. parts: the kernels of a row one after another, with
+    arrays in their numeric fields; their times add up. index: the rows in the table, from 0. seconds: measured.
+    kind: what errors are grouped by (bf16, fp8, backward, ...). classes: named sets of the rows, to be scored apart
+    ("large": all of m, n, k at least 1024). tuned: whether they were chosen for these sizes; others say little of the
+    GPU.
+    """
+
+    operation: str
+    gpu: str
+    library: str
+    parts: tuple[Work, ...]
+    index: np.ndarray
+    seconds: np.ndarray
+    kind: str
+    classes: dict[str, np.ndarray] = field(default_factory=dict)
+    tuned: bool = True
+
+    def shape(self, at: int) -> str:
+        """The sizes of one row, of the kernel that has most to do."""
+        part = max(self.parts, key=lambda each: float(np.max(each.flops)))
+        sizes = {name: getattr(part, name) for name in part.__dataclass_fields__}
+        return " ".join(f"{k} {v[at]:,.10g}" for k, v in sizes.items() if isinstance(v, np.ndarray) and v.ndim == 1)
+
+
+GPUS = {
+    **{name: name for name in gpus()},
+    **{name.replace("-", "_"): name for name in gpus()},
+    "v100": "v100-sxm2-16",
+    "a100": "a100-sxm-80",
+    "a100_pcie": "a100-pcie-80",
+    "h100": "h100-sxm",
+    "h800": "h800-sxm",
+    "h200": "h200-sxm",
+    "b200": "b200-sxm",
+    "gb200": "gb200",
+    "b300": "b300-sxm",
+    "gb300": "gb300",
+    "l40s": "l40s",
+}
+"""Names in the catalog, by those of tables: the catalog's own, and shorter ones."""
+
+DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
+"""Number formats, by the names of tables."""

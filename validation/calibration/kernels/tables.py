@@ -1,0 +1,50 @@
+"""Tables of measured kernels: readers of their formats, their forecasts, and calibrations from them.
+
+``gemm``, ``attention``, ``experts``, ``elementwise`` and ``dispatch`` read tables, ``routing`` says how many tokens
+each expert gets, ``held`` forecasts, ``calibration`` fits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hardware import load
+from validation.calibration.kernels import attention, dispatch, elementwise, experts, gemm
+from validation.calibration.kernels.calibrate import calibrate, names
+from validation.calibration.kernels.predict import hold
+from validation.calibration.tables import table
+from validation.calibration.tables.summary import Goals
+from validation.calibration.tables.table import Table
+
+__all__ = ["GOALS", "calibrate", "hold", "names", "read", "title"]
+
+READERS: tuple[Any, ...] = (gemm, attention, experts, elementwise, dispatch)
+
+GOALS: Goals = {
+    ("gemm", "bf16", "large"): (0.04, 0.10),
+    ("gemm", "bf16", "all"): (0.06, 0.18),
+    ("gemm-fp8", "fp8", "large"): (0.07, 0.18),
+    ("gemm-fp8", "fp8-block", "large"): (0.07, 0.18),
+    ("gemm", "training", "large"): (0.06, 0.18),
+    ("attention", "bf16", "forward-8k"): (0.07, 0.20),
+    ("attention", "fp8", "forward-8k"): (0.07, 0.20),
+    ("attention", "backward", "backward"): (0.08, 0.20),
+    ("grouped", "grouped", "tuned-4k"): (0.10, 0.25),
+    ("grouped", "experts-bf16", "tuned-4k"): (0.10, 0.25),
+    ("grouped", "experts-fp8", "tuned-4k"): (0.10, 0.25),
+    ("grouped", "experts-fp8-block", "tuned-4k"): (0.10, 0.25),
+    ("memory", "norm", "large"): (0.12, 0.30),
+    ("memory", "gated_act", "large"): (0.12, 0.30),
+    ("memory", "gelu", "large"): (0.12, 0.30),
+}
+
+
+def read(path: Path) -> Table:
+    """The kernels of a .csv or .csv.gz file."""
+    return table.read(path, READERS)
+
+
+def title(name: str) -> str:
+    """Of the file of a GPU."""
+    return str(load("gpus", name).title)

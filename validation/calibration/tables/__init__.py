@@ -1,0 +1,1 @@
+"""Rows of measured tables beside their predictions, and summaries of their errors."""

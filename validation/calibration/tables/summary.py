@@ -1,0 +1,107 @@
+"""Errors of measured rows: per GPU, operation, kind and class, per library, and the rows that lie farthest off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from validation.calibration.tables.rows import Z50, Z90, Held
+
+SCORED = 20
+"""Cells with fewer rows are shown and held against no goal."""
+
+Goals = Mapping[tuple[str, str, str], tuple[float, float]]
+"""Median and 90th percentile of the absolute error that a law should stay below, by operation, kind and class."""
+
+
+def summary(held: Sequence[Held], rows: int, goals: Goals) -> dict[str, Any]:
+    """All figures. rows: of the tables, refused ones included."""
+    priced = sum(len(one.sample.index) for one in held)
+    return {
+        **figures(held),
+        "rows": rows,  # of the tables, not of the figures
+        "predicted": priced,
+        "refused": rows - priced,
+        "impossible": sum(int((one.priced.seconds < one.least * (1 - 1e-9)).sum()) for one in held),
+        "cells": cells(held, goals),
+        "libraries": libraries(held),
+        "worst": worst(held),
+    }
+
+
+def cells(held: Sequence[Held], goals: Goals) -> list[dict[str, Any]]:
+    """Figures of each GPU, operation, kind and class, beside their goal. met: None without one or with too few rows."""
+    found = []
+    for (gpu, operation, kind), own in grouped(held, "gpu", "operation", "kind").items():
+        for name in sorted({name for one in own for name in one.sample.classes}):
+            told = figures(own, name)
+            if not told["rows"]:
+                continue
+            goal, met = goals.get((operation, kind, name)), None
+            if goal and told["rows"] >= SCORED:
+                met = told["median"] <= goal[0] and told["p90"] <= goal[1]
+            words = {"gpu": gpu, "operation": operation, "kind": kind, "class": name}
+            found.append({**words, **told, "goal": goal, "met": met})
+    return found
+
+
+def grouped(held: Sequence[Held], *by: str) -> dict[tuple[str, ...], list[Held]]:
+    """The samples that agree in these fields, sorted by them."""
+    found: dict[tuple[str, ...], list[Held]] = {}
+    for one in held:
+        found.setdefault(tuple(getattr(one.sample, name) for name in by), []).append(one)
+    return dict(sorted(found.items()))
+
+
+def libraries(held: Sequence[Held]) -> list[dict[str, Any]]:
+    """Figures of each GPU, operation, library and kind."""
+    return [
+        {"gpu": gpu, "operation": operation, "library": library or "unnamed", "kind": kind} | figures(own)
+        for (gpu, operation, library, kind), own in grouped(held, "gpu", "operation", "library", "kind").items()
+    ]
+
+
+def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
+    """Of the rows of one class; None: of all.
+
+    median, p90, bias: of forecast / measured - 1 (absolute, absolute, signed). inside_90, inside_50: shares of rows in
+    these intervals. borrowed: the median absolute error with the calibrations of other hardware.
+    """
+    masks = [
+        one.sample.classes.get(name, np.zeros(len(one.sample.index), bool)) if name else slice(None) for one in held
+    ]
+    rows = [
+        (one.errors[mask], (np.abs(one.far) / np.maximum(one.priced.spread, 1e-12))[mask], _borrowed(one)[mask])
+        for one, mask in zip(held, masks, strict=True)
+    ]
+    error, apart, other = (np.concatenate(column) for column in zip(*rows, strict=True)) if rows else [np.zeros(0)] * 3
+    if not len(error):
+        return {"rows": 0} | dict.fromkeys(("median", "p90", "bias", "inside_90", "inside_50", "borrowed"))
+    return {
+        "rows": len(error),
+        "median": float(np.median(np.abs(error))),
+        "p90": float(np.quantile(np.abs(error), 0.9)),
+        "bias": float(np.median(error)),
+        "inside_90": float(np.mean(apart <= Z90)),
+        "inside_50": float(np.mean(apart <= Z50)),
+        "borrowed": float(np.median(other)) if len(other := other[np.isfinite(other)]) else None,
+    }
+
+
+def _borrowed(one: Held) -> np.ndarray:
+    return np.abs(one.borrowed / one.sample.seconds - 1)
+
+
+def worst(held: Sequence[Held], count: int = 12) -> list[dict[str, Any]]:
+    """The rows farthest from their forecasts, one a GPU, operation and kind."""
+    found = []
+    for (gpu, operation, kind), own in grouped(held, "gpu", "operation", "kind").items():
+        one = max(own, key=lambda each: float(np.max(np.abs(each.far))))
+        at = int(np.argmax(np.abs(one.far)))
+        told = {"gpu": gpu, "operation": operation, "kind": kind, "library": one.sample.library or "unnamed"}
+        told |= {"shape": one.sample.shape(at), "measured_us": float(one.sample.seconds[at] * 1e6)}
+        told |= {"predicted_us": float(one.priced.seconds[at] * 1e6), "error": float(one.errors[at])}
+        found.append((abs(float(one.far[at])), told))
+    return [told for _, told in sorted(found, key=lambda each: -each[0])[:count]]

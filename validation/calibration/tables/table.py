@@ -1,0 +1,177 @@
+"""Tables of measurements: which reader a file belongs to, what it makes of the rows, and one answer for each."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from hardware.errors import PlanError
+from validation.calibration.tables.rows import Z90, Held, Rows
+from validation.calibration.tables.sheet import BLANK, Sheet, sheet
+
+SOURCES = {
+    "AIC": "ai-dynamo/aiconfigurator @095f58a51c4c, systems/data",
+    "vidur": "microsoft/vidur @7d47513363ec, data/profiling",
+    "SimuMax": "MooreThreads/SimuMax @4dcaae513ba7, configs/system",
+    "Azure": "Azure/AI-benchmarking-guide @8fd0c6e1bd0f",
+    "aws-samples": "aws-samples/awsome-distributed-training @7217859f67bc, micro-benchmarks/nccl-tests",
+    "coreweave": "coreweave/nccl-tests @cb86553328f8",
+    "oracle-quickstart": "oracle-quickstart",
+    "ml-engineering": "stas00/ml-engineering @744d01e18b79",
+    "digitised": "stas00/ml-engineering @744d01e18b79, network, read off a plot",
+    "flash-attention repo figure": "Dao-AILab/flash-attention @0251105a2fb1, assets",
+    "FlashAttention-3 paper": "arXiv 2407.08608",
+    "DeepGEMM": "deepseek-ai/DeepGEMM @327ec92",
+    "DeepEP": "deepseek-ai/DeepEP @dd758caf4518",
+    "deepseek-ai": "deepseek-ai/profile-data @449602428a1b",
+    "vTrain": "VIA-Research/vTrain @f8dda8473a48, trace",
+    "BabelStream": "Azure/AI-benchmarking-guide @8fd0c6e1bd0f",
+}
+"""Where measurements were published, by the first words of a row's `source`."""
+
+LONGEST = 160
+"""Characters of a reason, which may quote what a row says."""
+
+
+class Reader(Protocol):
+    """A module that reads one or more formats.
+
+    COLUMNS: of each format those that tell it. A module may also have OPTIONAL: columns that it reads where there are.
+    """
+
+    COLUMNS: tuple[frozenset[str], ...]
+
+    @staticmethod
+    def read(table: pd.DataFrame) -> tuple[list[Any], dict[int, str]]:
+        """Samples, and the reasons of rows that no law can price, by their numbers from 0."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of measurements. refused: rows, from 0, that no law can price, and why."""
+
+    path: Path
+    frame: pd.DataFrame
+    samples: list[Any]
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def source(self, sample: Rows) -> str:
+        """Where the rows of `sample` were published."""
+        if "source" not in self.frame:
+            return self.path.name
+        told = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
+        return "; ".join(dict.fromkeys(published(one) for one in told if one)) or self.path.name
+
+    def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
+        """One answer for each row, in their order. held: the samples beside their forecasts."""
+        measured = _times(self.frame)
+        rows: list[dict[str, Any]] = [
+            {
+                "file": str(self.path),
+                "line": at + 1,
+                "status": "refused",
+                "reason": self.refused.get(at, "no law prices it"),
+                "predicted_us": None,
+                "interval_90_us": None,
+                "measured_us": measured[at],
+                "error": None,
+            }
+            for at in range(len(self.frame))
+        ]
+        for one in held:
+            micro, room = one.priced.seconds * 1e6, np.exp(Z90 * one.priced.spread)
+            columns = one.sample.index, micro, micro / room, micro * room, one.errors, one.sample.seconds * 1e6
+            for at, value, low, high, error, took in zip(*(column.tolist() for column in columns), strict=True):
+                told = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
+                # Tables of rates have no times: theirs are what the rates come to.
+                told["measured_us"] = took if measured[at] is None else measured[at]
+                rows[at].update(status="predicted", reason=None, **told)
+        return rows
+
+
+def _times(frame: pd.DataFrame) -> list[float | None]:
+    """The measured times [us], None where a row has none."""
+    if "time_us" not in frame:
+        return [None] * len(frame)
+    values = pd.to_numeric(frame["time_us"], errors="coerce").tolist()
+    return [value if math.isfinite(value) else None for value in values]
+
+
+def published(source: str) -> str:
+    """A row's `source` with the repository or paper that its tag stands for."""
+    tag = next((tag for tag in SOURCES if source.startswith(tag)), "")
+    return f"{SOURCES[tag]}: {source.removeprefix(tag).strip()}" if tag else source
+
+
+def read(path: Path, readers: Sequence[Reader]) -> Table:
+    """The measurements of a .csv or .csv.gz file.
+
+    Raises PlanError for a file that cannot be read, and for one of no known format.
+    """
+    told = sheet(path)
+    # A row without a source is nobody's in particular.
+    columns = {*told.columns, "source"}
+    fitting = [(len(own), i, own) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
+    if not fitting:
+        raise PlanError("--data", "no format of measurements has these columns", _nearest(columns, readers), str(path))
+    forms = [(own, readers[i]) for _, i, own in sorted(fitting, key=lambda one: one[:2], reverse=True)]
+    samples: list[Any] = []
+    refused: dict[int, str] = {}
+    for form, rows in _by_form(told, forms).items():
+        found, why = _read(told, *forms[form], np.array(rows, int))
+        samples += found
+        refused |= why
+    frame = told.frame(("source", "time_us"), ())[0]
+    return Table(path, frame, samples, {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()})
+
+
+def _by_form(told: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
+    """The rows of each format that a table has the columns of.
+
+    A row is of the largest format whose columns it fills. One that fills a part of what a larger format has more is not
+    of the smaller one: something is missing in it. Rows of none are left to the largest.
+    """
+    if len(forms) == 1:
+        return {0: list(range(len(told.rows)))}
+    every = frozenset().union(*(own for own, _ in forms))
+    found: dict[int, list[int]] = {}
+    for at, filled in enumerate(told.filled(every)):
+        partly = [form for form, _ in forms if any(form < other and filled & (other - form) for other, _ in forms)]
+        own = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled and form not in partly)
+        found.setdefault(next(own, 0), []).append(at)
+    return found
+
+
+def _read(told: Sheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
+    """Samples and refusals of the rows of one format."""
+    frame, faults = told.frame(own | optional(reader) | {"source"}, own)
+    faults = {at: faults[at] for at in rows.tolist() if at in faults}
+    good = np.array([at for at in rows.tolist() if at not in faults], int)
+    if not len(good):
+        return [], faults
+    given = frame if "source" in frame else frame.assign(source="")
+    samples, refused = reader.read(given.iloc[good])
+    samples = [replace(sample, index=good[sample.index]) for sample in samples]
+    return samples, faults | {int(good[at]): reason for at, reason in refused.items()}
+
+
+def optional(reader: Reader) -> frozenset[str]:
+    """Columns that a reader looks at where a table has them."""
+    return getattr(reader, "OPTIONAL", frozenset())
+
+
+def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:
+    """What the format with the largest part of its columns there still lacks."""
+    known = [own for reader in readers for own in reader.COLUMNS]
+    best = max(known, key=lambda own: len(own & columns) / len(own))
+    listed = ", ".join(sorted(best - columns))
+    if len(best & columns) > len(best) / 2:
+        return f"Nearest is the one of {', '.join(sorted(best))}: add {listed}"
+    return "Known are: " + "; or ".join(", ".join(sorted(own)) for own in known)

@@ -1,0 +1,87 @@
+"""The leaves of a job's model as one rank has them: what its kernels are, before anybody runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from simulator.forecast.simulate import lowered
+from simulator.ir.modules import Leaf, Local, walk
+from simulator.ir.operators import Boundary
+from simulator.ir.ops import BYTES, Collective, Gemm, Memory, Work
+from simulator.lowering.lower import Lowering
+from simulator.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """A leaf at the sizes that the plan leaves to one rank."""
+
+    leaf: Leaf
+    at: Local
+
+    @property
+    def name(self) -> str:
+        return self.leaf.name
+
+    @property
+    def forward(self) -> list[Work]:
+        """What its forward pass runs here; collectives are no kernels."""
+        return kernels(self.leaf.forward(self.at))
+
+    @property
+    def backward(self) -> list[Work]:
+        """The gradients of inputs and weights, each weight's made aside."""
+        works = [*self.leaf.backward_inputs(self.at), *self.leaf.backward_weights(self.at), *self.leaf.aside(self.at)]
+        return kernels(works)
+
+    @property
+    def weights(self) -> int:
+        """Elements of all its weights on this rank."""
+        return self.at.size(*self.leaf.weights)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Local sizes of inputs and outputs, and elements of the weights."""
+        ins, outs = ([[int(n) for n in self.at.dims(t).values()] for t in ts] for ts in (self.leaf.ins, self.leaf.outs))
+        return {"inputs": ins, "outputs": outs, "weights": self.weights}
+
+
+def parts(plan: Plan) -> list[Part]:
+    """The leaves of one layer of each kind and of both ends of the model, once each, in forward order."""
+    lowering = Lowering(plan.mesh, plan.inside)
+    found: dict[str, Part] = {}
+
+    def visit(leaf: Leaf) -> None:
+        if not isinstance(leaf, Boundary):
+            found.setdefault(leaf.name, Part(leaf, Local(lowering.division(leaf), plan.mesh)))
+
+    for unit in plan.blocks.units:
+        walk(unit, visit)
+    return list(found.values())
+
+
+def kernels(works: Iterable[Work]) -> list[Work]:
+    """What runs on one rank that is alone. The gradient of a weight is the result of its product, in the format of the
+    operands: adding it to one that persists is no part of a module's own backward pass."""
+    found = [work for work in works if not isinstance(work, Collective)]
+    return [
+        replace(work, accumulate=False, out_dtype=work.dtype) if isinstance(work, Gemm) and work.accumulate else work
+        for work in found
+    ]
+
+
+def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
+    """Elements of one layer's weights, one with experts if there are some; clipping's norm and Adam over them."""
+    lowering = Lowering(plan.mesh, plan.inside)
+    kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
+    leaves = plan.blocks.layer(kind).leaves()
+    elements = sum(Part(leaf, Local(lowering.division(leaf), plan.mesh)).weights for leaf in leaves)
+    _, updates = lowered(plan)
+    works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}
+    norm, adam = works["grad-norm"], works["adam"]
+    share = elements * BYTES[plan.job.framework.gradients] / norm.read
+    return elements, [
+        replace(one, read=round(one.read * share), write=round(one.write * share)) for one in (norm, adam)
+    ]

@@ -1,0 +1,1 @@
+"""Measurement files: format, device, forecasts written before a measurement, comparison, campaigns, imports."""

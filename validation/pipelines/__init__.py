@@ -1,0 +1,1 @@
+"""Schedules beside closed forms and beside the shortest schedule there can be."""

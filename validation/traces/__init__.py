@@ -1,0 +1,1 @@
+"""A profiler trace of a real step beside the simulated one."""
