@@ -15,7 +15,7 @@ from simulator.ir.scheme import find_scheme, scheme_names
 from simulator.job.job import load_job
 from simulator.models.model import Model
 from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Schedule, Shape
+from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import Ideal
 
 ONE = st.just(1)
@@ -92,11 +92,11 @@ def modern_models(draw: st.DrawFn, tensor: int, layers: int, cut: int, experts: 
 
 
 @st.composite
-def shapes(draw: st.DrawFn, v: st.SearchStrategy[int] = ONE, most_p: int = 8, most_m: int = 24) -> Shape:
+def shapes(draw: st.DrawFn, v: st.SearchStrategy[int] = ONE, most_p: int = 8, most_m: int = 24) -> PipelineShape:
     """Devices, micro-batches and chunks of a pipeline; half of them with m a multiple of p."""
     p = draw(st.integers(1, most_p))
     m = draw(st.integers(1, most_m)) if draw(st.booleans()) else p * draw(st.integers(1, max(1, most_m // p)))
-    return Shape(p, m, draw(v))
+    return PipelineShape(p, m, draw(v))
 
 
 PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
@@ -155,7 +155,7 @@ def accepted(pipeline: str, pp: int, chunks: int, most: int) -> list[int]:
     schedule, found = kind(("pp",), kind.Options(chunks=chunks, **CHAIN.get(pipeline, {}))), []
     for m in range(1, most + 1):
         with suppress(PlanError):
-            schedule.check(Shape(pp, m, schedule.chunks(), len(schedule.slices)))
+            schedule.check(PipelineShape(pp, m, schedule.chunks(), len(schedule.slices)))
             found.append(m)
     return found
 

@@ -14,8 +14,8 @@ from hardware import cluster, inline, load_cluster, mixed
 from simulator import load_job, simulate
 from simulator.costs.calibration.cost_models import EVERY
 from simulator.costs.costs import RATES
-from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
 from simulator.job import job
+from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
 from simulator.models.model import MLA, Model, MoE
@@ -36,7 +36,16 @@ def block(name: str, language: str, at: int = 0) -> Any:
 
 
 JOB = [job.JobFile, job.Batch, job.Precision, job.RunLength, job.ShortPlan, job.LongPlan, job.SchemeEntry]
-SPEC = [rows.Spec, rows.Shape, rows.Degrees, rows.Batch, rows.Recompute, rows.Offload, rows.Adapters, rows.Network]
+SPEC = [
+    rows.Spec,
+    rows.Shape,
+    rows.Degrees,
+    rows.Batch,
+    rows.Recompute,
+    rows.Offload,
+    rows.Adapters,
+    rows.Network,
+]
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,11 @@ def memory(report: Report) -> Figure:
 
 def bars(report: Report) -> list[Bar]:
     """Every device at its peak."""
-    habits = report.job.framework.memory
+    framework = report.job.framework.memory
     found = []
     for device, peak in enumerate(report.play.peaks):
         by = {category: float(peak.by.get(category, 0.0)) for category in CATEGORIES}
-        found.append(Bar(device, by, sum(by.values()) * (habits.reserved_share - 1), habits.context_gib * GIB))
+        found.append(Bar(device, by, sum(by.values()) * (framework.reserved_share - 1), framework.context_gib * GIB))
     return found
 
 
@@ -170,8 +170,8 @@ def chosen(devices: int, full: int, most: int = ROWS) -> list[int]:
 
 def room_of(report: Report) -> float:
     """What tensors can have of a GPU's memory: what broken blocks and the context leave [bytes]."""
-    habits = report.job.framework.memory
-    return (report.capacity - habits.context_gib * GIB) / habits.reserved_share
+    framework = report.job.framework.memory
+    return (report.capacity - framework.context_gib * GIB) / framework.reserved_share
 
 
 def columns(moments: np.ndarray, held: np.ndarray, span: float, count: int = BINS) -> np.ndarray:

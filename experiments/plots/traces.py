@@ -111,13 +111,13 @@ def _accounts(comparison: Comparison) -> list[str]:
     return parts
 
 
-Pair = tuple[str, str, tuple[float, float], tuple[int, int]]
+OverlappedPasses = tuple[str, str, tuple[float, float], tuple[int, int]]
 """Stream, class, seconds and calls of both sides."""
 
 
-def _rows(comparison: Comparison) -> list[Pair]:
+def _rows(comparison: Comparison) -> list[OverlappedPasses]:
     """A pair for each class of each stream, and for what is no computation."""
-    rows: list[Pair] = [
+    rows: list[OverlappedPasses] = [
         (line.stream, line.kind, (line.real, line.simulated), (line.real_calls, line.simulated_calls))
         for line in comparison.lines
     ]
@@ -128,7 +128,7 @@ def _rows(comparison: Comparison) -> list[Pair]:
     return rows
 
 
-def _bars(sheet: Sheet, rows: Sequence[Pair], top: float) -> None:
+def _bars(sheet: Sheet, rows: Sequence[OverlappedPasses], top: float) -> None:
     """A line for each pair: its bars and its figures."""
     longest = max((max(times) for _, _, times, _ in rows), default=0.0) or 1.0
     heads = {REAL: "real ms", FORECAST: "simulated ms", RATIO: "ratio", style.PAGE - EDGE: "kernels"}

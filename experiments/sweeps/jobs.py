@@ -11,7 +11,7 @@ from typing import Any
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.engine.play import Engine
-from simulator.forecast.simulate import Workshop
+from simulator.forecast.simulate import SharedWork
 
 
 def answers(
@@ -27,13 +27,13 @@ def answers(
     name: what errors call the file. base: the folder that paths in jobs start from. changes: made in every job first.
     engine, skip: see simulator.forecast.simulate.
     """
-    workshop = Workshop()
+    shared_work = SharedWork()
     for number, line in enumerate(lines, 1):
         if line.strip():
             where, told = f"{name}:{number}", dict[str, Any]()
             try:
                 told = _parsed(line)
-                report = simulate(load_job(told, changes, base), engine, skip, workshop)
+                report = simulate(load_job(told, changes, base), engine, skip, shared_work)
                 yield report.to_dict()
             except MeshcastError as error:
                 known = told.get("id")

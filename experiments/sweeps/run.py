@@ -27,7 +27,7 @@ from experiments.sweeps.grid import Changes, Names, Sweep, at, load_sweep
 from experiments.sweeps.store import Row, Store, figures
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
-from simulator.forecast.simulate import Workshop
+from simulator.forecast.simulate import SharedWork
 
 __all__ = ["Sweep", "load_sweep", "run"]
 
@@ -148,7 +148,7 @@ def answered(chunk: Chunk) -> list[Row]:
     names = Names(chunk.job, Path(chunk.base))
     where = [parsed(*constraint) for constraint in chunk.where]
     if not hasattr(_local, "workshop"):  # one for each thread of a worker: what it knows changes no answer
-        _local.workshop = Workshop()
+        _local.shared_work = SharedWork()
     rows = (_row(changes, chunk, names, where) for changes in chunk.points)
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
 
@@ -159,7 +159,7 @@ def _row(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) 
         look = names.at(changes)
         if not all(holds(look) for holds in where):
             return None
-        report = simulate(load_job(at(chunk.job, changes), base=chunk.base), workshop=_local.workshop)
+        report = simulate(load_job(at(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
         told = report.to_dict()
         return {**changes, "status": told["status"], **figures(told)}
     except MeshcastError as error:

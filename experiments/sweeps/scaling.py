@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hardware.cluster import Cluster
 from hardware.errors import MeshcastError, PlanError, nearest
-from simulator.forecast.simulate import Workshop, simulate
+from simulator.forecast.simulate import SharedWork, simulate
 from simulator.job.job import Job, load_job
 from simulator.report.report import Report
 
@@ -94,14 +94,14 @@ def curve(source: str | Path | Mapping[str, Any], gpus: Sequence[int], kind: Kin
         rule = "a cluster of several kinds of nodes has no larger one of its kind"
         raise PlanError("cluster.groups", rule, "Describe it by one kind of node")
     base = Path(".") if isinstance(source, Mapping) else Path(source).parent
-    shop = Workshop()
+    shop = SharedWork()
     return Curve(job, kind, chosen, tuple(_points(job, sorted(set(gpus)), kind, chosen, base, shop)))
 
 
-def _points(job: Job, gpus: Sequence[int], kind: Kind, axis: str, base: Path, shop: Workshop) -> Iterator[Point]:
+def _points(job: Job, gpus: Sequence[int], kind: Kind, axis: str, base: Path, shop: SharedWork) -> Iterator[Point]:
     for count in gpus:
         try:
-            yield Point(count, simulate(load_job(scaled(job, count, kind, axis), base=base), workshop=shop))
+            yield Point(count, simulate(load_job(scaled(job, count, kind, axis), base=base), shared_work=shop))
         except MeshcastError as error:
             yield Point(count, None, error)
 

@@ -129,15 +129,15 @@ class Trace:
         """Every event of the host, names of those around it (the nearest first), and the place of the nearest of them
         in this list, -1 where there is none."""
         found: list[tuple[Event, tuple[str, ...], int]] = []
-        for nest in self._nests.values():
+        for composite in self._nests.values():
             start = len(found)
-            for event, parent in zip(nest.events, nest.parent, strict=True):
-                found.append((event, nest.chain(parent), start + parent if parent >= 0 else -1))
+            for event, parent in zip(composite.events, composite.parent, strict=True):
+                found.append((event, composite.chain(parent), start + parent if parent >= 0 else -1))
         return found
 
     def stretches(self) -> list[Stretch]:
         """What every thread of the host did, each moment filed under the innermost operator."""
-        found = [one for nest in self._nests.values() for one in nest.stretches()]
+        found = [one for composite in self._nests.values() for one in composite.stretches()]
         return sorted(found, key=lambda one: (one.begin, one.end))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hardware.errors import PlanError
 from simulator.bridges.files import text
-from simulator.scheduling.schedule import Action, Pair, Turn, actions_of
+from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem, actions_of
 
 SPELT = {"F": "F", "BW": "B", "B": "I", "W": "W"}
 """Kinds of actions in torch's letters."""
@@ -36,11 +36,11 @@ REMEDY = "Name a CSV file that torch's schedule wrote with _dump_csv(file), or m
 class Written:
     """A schedule from a file. rows: by device, its steps; None where it idles. where: the file's name."""
 
-    rows: list[list[Turn | None]]
+    rows: list[list[ScheduleItem | None]]
     where: str = "schedule"
 
     @cached_property
-    def orders(self) -> list[list[Turn]]:
+    def orders(self) -> list[list[ScheduleItem]]:
         """What every device does, in order."""
         return [[turn for turn in row if turn is not None] for row in self.rows]
 
@@ -90,7 +90,7 @@ def parse(told: str, where: str = "schedule") -> Written:
     return Written(found, where)
 
 
-def written(rows: Sequence[Sequence[Turn | None]], where: str = "schedule") -> str:
+def written(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "schedule") -> str:
     """Orders as the text of a file, for `parse` and torch.
 
     Raises PlanError for what torch has no word for.
@@ -104,7 +104,7 @@ def _place(where: str, device: int, step: int) -> str:
     return f"{where} row {device + 1} cell {step + 1}"
 
 
-def _turn(cell: str, place: str) -> Turn | None:
+def _turn(cell: str, place: str) -> ScheduleItem | None:
     if not cell:
         return None
     if match := TOGETHER.fullmatch(cell):
@@ -112,7 +112,7 @@ def _turn(cell: str, place: str) -> Turn | None:
         if forward.kind != "F" or backward.kind not in ("BW", "B"):
             rule = "two passes together are a forward pass and then a backward pass"
             raise PlanError(place, rule, "Write (0F3;3B1)OVERLAP_F_B", cell)
-        return Pair(forward, backward)
+        return OverlappedPasses(forward, backward)
     return _action(cell, place)
 
 
@@ -127,10 +127,10 @@ def _action(cell: str, place: str) -> Action:
     raise PlanError(place, rule, "Write it like 2F0", cell)
 
 
-def _cell(turn: Turn | None, where: str) -> str:
+def _cell(turn: ScheduleItem | None, where: str) -> str:
     if turn is None:
         return ""
-    if isinstance(turn, Pair):
+    if isinstance(turn, OverlappedPasses):
         return f"({_cell(turn.forward, where)};{_cell(turn.backward, where)})OVERLAP_F_B"
     if turn.slice or turn.kind not in SPELT:
         remedy = "Export a schedule of whole micro-batches whose actions are F, BW, B and W"

@@ -39,7 +39,7 @@ from simulator.ir.ops import (
     Memory,
     Transfer,
     Work,
-    paced,
+    slowest_rank,
 )
 
 __all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
@@ -124,7 +124,7 @@ class Costs:
         prices = self._known if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
         if known is None:
-            known = prices[work] = self._price[type(work)](paced(work))
+            known = prices[work] = self._price[type(work)](slowest_rank(work))
         return known
 
     @property
@@ -157,15 +157,15 @@ class Costs:
             case Gemm() | Attention():
                 return FULL
             case Collective(operation="shift"):
-                price, nbytes = self.estimate(work), paced(work).nbytes
+                price, nbytes = self.estimate(work), slowest_rank(work).nbytes
                 slowest = next(one for one in self._steps(work) if p2p.price(nbytes, one, self.links) == price)
                 return p2p.use(nbytes, slowest, self.links)
             case Collective():
-                price, most = self.estimate(work), paced(work)
+                price, most = self.estimate(work), slowest_rank(work)
                 slowest = next(one for one in self._reaches(most) if collective.price(most, one, self.links) == price)
                 return collective.use(most, slowest, self.links)
             case Exchange():
-                most = paced(work)
+                most = slowest_rank(work)
                 return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)
             case Transfer() if paths := self._paths(work):
                 price = self.estimate(work)
@@ -284,7 +284,7 @@ class IdealCosts:
 
     def estimate(self, work: Work) -> Estimate:
         """How long `work` takes, for certain."""
-        work = paced(work)
+        work = slowest_rank(work)
         moved = getattr(work, "nbytes", 0) * (2 if getattr(work, "operation", "") == "all_reduce" else 1)
         seconds = work.flops / self.flops + (moved / self.communication if self.communication else 0.0)
         return Estimate(seconds, 0.0)

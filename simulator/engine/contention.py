@@ -25,11 +25,11 @@ import simpy
 
 from simulator.costs.estimate import ALONE, TIERS, Use
 from simulator.engine.fair_share import fair
-from simulator.engine.longest_path import Times
+from simulator.engine.longest_path import OpTimes
 from simulator.engine.play import Uses
 from simulator.engine.simpy_engine import play as play_on
 from simulator.ir.ops import Communication
-from simulator.program.flatten import Flat
+from simulator.program.flatten import FlatProgram
 
 Place = tuple[int, str, str]
 """A device, a tier of its links, and the direction."""
@@ -41,7 +41,7 @@ LEAST = 0.01
 """Of the multiprocessors, what kernels keep however many communicate: one of a hundred or so."""
 
 
-def play(flat: Flat, uses: Sequence[Uses]) -> Times:
+def play(flat: FlatProgram, uses: Sequence[Uses]) -> OpTimes:
     """The times of all ops. uses: on every device.
 
     Raises ScheduleError when some wait for each other for ever.
@@ -67,7 +67,7 @@ class Traffic:
     device, the share of these that communication keeps from them.
     """
 
-    def __init__(self, env: simpy.Environment, flat: Flat, uses: Sequence[Uses]) -> None:
+    def __init__(self, env: simpy.Environment, flat: FlatProgram, uses: Sequence[Uses]) -> None:
         self.env, self.flat, self.uses = env, flat, uses
         self.flows: dict[Place, dict[int, Running]] = defaultdict(dict)
         self.kernels: dict[int, dict[int, Running]] = defaultdict(dict)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from simulator.program.flatten import Flat
+from simulator.program.flatten import FlatProgram
 
 
 @dataclass(frozen=True)
-class Times:
+class OpTimes:
     """Begin and end of every instance of a flat program; for those that waited for the host, when they could have begun
     without it [s]."""
 
@@ -27,7 +27,9 @@ class Times:
         return max(self.end, default=0.0)
 
 
-def sweep(flat: Flat, free: Mapping[tuple[int, str], float] | None = None, host: Sequence[float] = ()) -> Times:
+def longest_path(
+    flat: FlatProgram, free: Mapping[tuple[int, str], float] | None = None, host: Sequence[float] = ()
+) -> OpTimes:
     """The times of all ops. free, host: when each stream and each device's host begin; zero if not given."""
     count = len(flat.ops)
     begin, end, seen = [0.0] * count, [0.0] * count, [0.0] * count
@@ -53,4 +55,4 @@ def sweep(flat: Flat, free: Mapping[tuple[int, str], float] | None = None, host:
         begin[number] = at
         end[number] = ready[stream] = at = at + seconds
         seen[number] = at + latency
-    return Times(begin, end, unissued)
+    return OpTimes(begin, end, unissued)

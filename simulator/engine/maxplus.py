@@ -21,9 +21,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from simulator.ir.ops import COMPUTE
-from simulator.program.block import COMING, Part
+from simulator.program.block import COMING, PricedBlock
 from simulator.program.build import Program, Task
-from simulator.program.side_stream import Side
+from simulator.program.side_stream import PricedSideOps
 
 NEVER = -np.inf
 """The zero of (max,+): no path."""
@@ -129,7 +129,7 @@ class Walked(NamedTuple):
     each `shift` [columns] later than the one before. states: what the copies find [copies, coordinates, columns].
     """
 
-    item: Part | Side
+    item: PricedBlock | PricedSideOps
     begin: np.ndarray
     states: np.ndarray
     repeats: int = 0
@@ -158,14 +158,14 @@ class Coordinates:
         self.size = self.ports.stop
         self.key = tuple(self.streams), self.launch, self.size
 
-    def _once(self, part: Part, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    def _once(self, part: PricedBlock, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """What is large, and made once for all copies of a part in this program."""
         key = id(part.tables), part.count, what
         if key not in self._own:
             self._own[key] = make()
         return self._own[key]
 
-    def _kept(self, part: Part, what: Hashable, make: Callable[[], T]) -> T:
+    def _kept(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
         """What is made once for a block at its prices, and stays with it."""
         tables = part.tables
         key = (self.key, what)
@@ -173,16 +173,16 @@ class Coordinates:
             tables[key] = make()
         return tables[key]  # type: ignore[return-value]
 
-    def table(self, part: Part) -> Table:
+    def table(self, part: PricedBlock) -> Table:
         """The matrices of one copy of a part."""
         return self._kept(part, "table", lambda: self._sweep(part, ()))
 
-    def _held(self, part: Part, marks: Marks) -> Table:
+    def _held(self, part: PricedBlock, marks: Marks) -> Table:
         """The same with a column for each of `marks`: a time before which the ops at its places must not begin."""
         table = self._kept(part, marks, lambda: self._sweep(part, marks))
         return Table(table.begin[:, self.size :], table.out[:, self.size :])
 
-    def _powers(self, part: Part) -> Orbit:
+    def _powers(self, part: PricedBlock) -> Orbit:
         """The matrices of no copy, of one, and so on to all."""
         key = self.key, "powers"
         known = part.tables.get(key)
@@ -192,7 +192,7 @@ class Coordinates:
             known = part.tables[key] = self.table(part).orbit(identity, part.count)
         return known.of(part.count)
 
-    def _orbit(self, part: Part, state: np.ndarray) -> Orbit:
+    def _orbit(self, part: PricedBlock, state: np.ndarray) -> Orbit:
         """What becomes of `state` in all copies of a part."""
         powers = self._powers(part)
         moves = powers.moves[:, (state > NEVER).any(axis=1)]
@@ -201,11 +201,11 @@ class Coordinates:
             return Orbit(product(powers.states, state), np.repeat(moves[:, :1], state.shape[1], axis=1), part.count)
         return self.table(part).orbit(state, part.count)
 
-    def power(self, part: Part) -> np.ndarray:
+    def power(self, part: PricedBlock) -> np.ndarray:
         """The matrix of all copies of a part."""
         return self._kept(part, ("power", part.count), lambda: self._powers(part).last)
 
-    def _ready(self, part: Part, marks: Marks) -> np.ndarray:
+    def _ready(self, part: PricedBlock, marks: Marks) -> np.ndarray:
         """When the ops at the places of each of `marks` have ended [copies, marks, coordinates]."""
 
         def rows() -> np.ndarray:
@@ -221,12 +221,12 @@ class Coordinates:
 
         return self._once(part, "ready", rows)
 
-    def _pushed(self, part: Part, marks: Marks) -> np.ndarray:
+    def _pushed(self, part: PricedBlock, marks: Marks) -> np.ndarray:
         """What holding back the ops at the places of `marks` in each copy does to the state behind the last copy
         [copies, coordinates, marks]."""
         return self._once(part, "pushed", lambda: product(self._powers(part).before[::-1], self._held(part, marks).out))
 
-    def _sweep(self, part: Part, marks: Marks) -> Table:
+    def _sweep(self, part: PricedBlock, marks: Marks) -> Table:
         block = part.block
         width = self.size + len(marks)
         now = np.full((self.size, width), NEVER)
@@ -263,11 +263,11 @@ class Coordinates:
         begins = [self.table(part).begin for part in task.parts[:1]]
         return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
 
-    def issue(self, part: Part) -> float:
+    def issue(self, part: PricedBlock) -> float:
         """How long the host takes to issue one copy of a part."""
         return 0.0 if self.host is None else float(self.table(part).out[self.host, self.host])
 
-    def host_matters(self, part: Part, state: np.ndarray, host: float) -> bool:
+    def host_matters(self, part: PricedBlock, state: np.ndarray, host: float) -> bool:
         """Whether some op of a copy that finds `state` (its host left out) waits for a host that begins at `host`."""
         if self.host is None or host == NEVER:
             return False
@@ -318,13 +318,13 @@ class Coordinates:
 
     def _behind(
         self, task: Task, state: np.ndarray, ready: list[tuple[int, np.ndarray]]
-    ) -> list[tuple[int, Side, np.ndarray]]:
+    ) -> list[tuple[int, PricedSideOps, np.ndarray]]:
         """Streams, the ops behind the parts on them, and their ends [ops, columns]: each waits for its parameters."""
         total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
         complete = np.full((total, state.shape[1]), NEVER)
         for part, times in ready:
             self._of_copies(task, part, complete)[:] = times
-        found: list[tuple[int, Side, np.ndarray]] = []
+        found: list[tuple[int, PricedSideOps, np.ndarray]] = []
         free = dict(enumerate(state))
         for side in task.behind:
             stream = self.at[side.stream]

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.engine.longest_path import Times
+from simulator.engine.longest_path import OpTimes
 from simulator.engine.maxplus import ALIKE, NEVER, Coordinates, Walked
 from simulator.engine.task_player import Play, states
 from simulator.ir.ops import COMPUTE
-from simulator.program.block import Part
+from simulator.program.block import PricedBlock
 from simulator.program.build import Program, Task
 from simulator.program.categories import EXPOSED, HOST, axis_of
-from simulator.program.flatten import Flat
-from simulator.program.side_stream import Side
+from simulator.program.flatten import FlatProgram
+from simulator.program.side_stream import PricedSideOps
 
 INSTANT = 1e-12
 """Gaps that are no more than rounding [s]."""
@@ -41,7 +41,7 @@ def measure(spans: Spans) -> float:
     return float((reached[-1] - begin[0]) - np.maximum(begin[1:] - reached[:-1], 0.0).sum())
 
 
-def occupied_in(flat: Flat, times: Times, device: int) -> dict[str, Spans]:
+def occupied_in(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Spans]:
     """When each axis ran on `device`, from the times of all ops."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for (owner, _), queue in flat.queues.items():
@@ -79,7 +79,7 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
             if coordinates.host is not None:
                 given[coordinates.host] = play.host[action]
             for item, begin, *_ in coordinates.walk(task, given):
-                if isinstance(item, Side):
+                if isinstance(item, PricedSideOps):
                     found[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
     levels = [axis for axis in EXPOSED if axis in present]
@@ -149,7 +149,7 @@ def _covers(
             state = state.copy()
             state[coordinates.host] = host
         for walked in coordinates.walk(task, state[:, None]):
-            if isinstance(walked.item, Side):
+            if isinstance(walked.item, PricedSideOps):
                 begin = walked.begin[:, 0]
                 covers.append((axis_of(walked.item.ops[0]), begin, begin + walked.item.lasting))
             else:
@@ -187,7 +187,7 @@ class Copy(NamedTuple):
     steady: float | None
 
 
-def _copy(part: Part, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
+def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
     """Worked out once for equal states, and kept with the part: for the rounded state, whoever asks first."""
     state = np.round(state - state[0], 13)
     copies = part.tables.setdefault("copies", {})
@@ -221,7 +221,7 @@ def _repeated(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> t
 def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """What a part covers, up to each of `levels`, and how long it waits for the host."""
     part, begin = walked.item, walked.begin[..., 0]
-    assert isinstance(part, Part)
+    assert isinstance(part, PricedBlock)
     end = begin + part.lasting
     rows: list[int] = []
     for axis in (COMPUTE, *EXPOSED):
@@ -242,7 +242,7 @@ def _host_waits(
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """From when ops that begin as they are issued could have begun without the host."""
     part, begin, states = walked.item, walked.begin[..., 0], walked.states[..., 0]
-    assert isinstance(part, Part) and coordinates.host is not None
+    assert isinstance(part, PricedBlock) and coordinates.host is not None
     block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
     issued = states[:, coordinates.host, None] + coordinates.launch * launched
     late = np.abs(begin - issued) <= INSTANT

@@ -16,8 +16,8 @@ from simulator.engine.play import alone
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange
 from simulator.program.build import Program
-from simulator.program.flatten import Flat, flatten
-from simulator.scheduling.schedule import KINDS, Action, Turn, actions_of
+from simulator.program.flatten import FlatProgram, flatten
+from simulator.scheduling.schedule import KINDS, Action, ScheduleItem, actions_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ Key = tuple[int, ...]
 
 
 def unfold(
-    program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int = 0, flat: Flat | None = None
+    program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int = 0, flat: FlatProgram | None = None
 ) -> Unfolded:
     """Plays one of the steps, each of which has paces of its own. pipeline: the pipeline's axis, if there is one. flat:
     the program op by op, where that is known."""
@@ -107,7 +107,9 @@ def unfold(
     return Unfolded(span, busy, waited)
 
 
-def paced(program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int) -> Callable[[Turn], float]:
+def stretch_passes(
+    program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int
+) -> Callable[[ScheduleItem], float]:
     """How long the turns of a step last on the slowest rank of their stage, each as if it were alone [s]."""
     _, shape = _inside(mesh, pipeline)
     table = program.timetable
@@ -115,7 +117,7 @@ def paced(program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int) ->
     known: dict[int, float] = {}
     slots = {action: slot for action, slot in zip(table.actions, table.slot, strict=True)}
 
-    def lasts(turn: Turn) -> float:
+    def lasts(turn: ScheduleItem) -> float:
         action = actions_of([turn])[0]
         slot, device = slots[action], table.device(action.stage)
         if slot not in known:
@@ -141,7 +143,7 @@ def _over(work: object, axes: list[str]) -> tuple[int, ...]:
     return tuple(i for i, axis in enumerate(axes) if axis in joined)
 
 
-def _owners(program: Program, flat: Flat) -> list[Key]:
+def _owners(program: Program, flat: FlatProgram) -> list[Key]:
     """The action that every op belongs to; an update goes by its device."""
     found = [Key()] * len(flat.ops)
     for action, first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
@@ -152,7 +154,7 @@ def _owners(program: Program, flat: Flat) -> list[Key]:
     return found
 
 
-def _last_readers(flat: Flat) -> list[list[int]]:
+def _last_readers(flat: FlatProgram) -> list[list[int]]:
     """For every op those whose results nobody needs behind it: times of all ranks are not kept longer than that."""
     reader = list(range(len(flat.ops)))
     for number, after in enumerate(flat.after):

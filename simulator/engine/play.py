@@ -10,17 +10,17 @@ from typing import Literal, get_args
 import numpy as np
 
 from simulator.costs.estimate import Use
-from simulator.engine.longest_path import Times, sweep
+from simulator.engine.longest_path import OpTimes, longest_path
 from simulator.engine.maxplus import Coordinates
 from simulator.engine.occupancy import Spans, occupied_by, occupied_in
 from simulator.engine.steady_state import Window
 from simulator.engine.task_player import Play
 from simulator.engine.task_player import play as play_by_matrices
-from simulator.ir.ops import Chain, Transfer, Work
+from simulator.ir.ops import StageOps, Transfer, Work
 from simulator.program.block import SUMS, Price
 from simulator.program.build import Program, Task, task_of
 from simulator.program.categories import KINDS, kind_of
-from simulator.program.flatten import Flat, flatten, flatten_task
+from simulator.program.flatten import FlatProgram, flatten, flatten_task
 from simulator.scheduling.schedule import Durations
 
 Engine = Literal["matrices", "sweep", "simpy", "shared"]
@@ -35,48 +35,48 @@ Uses = Callable[[Work], Use]
 
 def alone(task: Task, host: float = 0.0) -> float:
     """How long a task takes that begins on a device where nothing runs [s]."""
-    flat = Flat()
+    flat = FlatProgram()
     for op, seconds, latency, issue, after in flatten_task(task, host).ops:
         flat.add(op, seconds, latency, issue, after, 0)
-    return sweep(flat).span
+    return longest_path(flat).span
 
 
-def durations(stages: Sequence[Chain], prices: Sequence[Price], axis: str, host: float = 0.0) -> Durations:
+def durations(stages: Sequence[StageOps], prices: Sequence[Price], axis: str, host: float = 0.0) -> Durations:
     """How long the passes through every stage last at its prices, each alone on its device, and a hop between two."""
     known: dict[tuple[int, int, str], float] = {}
     parts: dict[int, float] = {}
 
     def lasts(kind: str) -> tuple[float, ...]:
-        keys = [(id(chain), prices.index(price), kind) for chain, price in zip(stages, prices, strict=True)]
-        for key, chain, price in zip(keys, stages, prices, strict=True):
+        keys = [(id(stage_ops), prices.index(price), kind) for stage_ops, price in zip(stages, prices, strict=True)]
+        for key, stage_ops, price in zip(keys, stages, prices, strict=True):
             if key not in known:
-                known[key] = alone(task_of(chain, kind, price), host)
+                known[key] = alone(task_of(stage_ops, kind, price), host)
         return tuple(known[key] for key in keys)
 
     hop = 0.0
     if len(stages) > 1:
-        hop = sum(prices[0](Transfer(stages[0].links[-1].nbytes, axis, 0, 1))[::2])
-    for chain, price in zip(stages, prices, strict=True):
-        if id(chain) not in parts:
-            grown = [task_of(chain, kind, price).memory.grown for kind in "FW"]
-            parts[id(chain)] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
-    kept = tuple(parts[id(chain)] for chain in stages) if any(parts.values()) else None
+        hop = sum(prices[0](Transfer(stages[0].unit_runs[-1].nbytes, axis, 0, 1))[::2])
+    for stage_ops, price in zip(stages, prices, strict=True):
+        if id(stage_ops) not in parts:
+            grown = [task_of(stage_ops, kind, price).memory.grown for kind in "FW"]
+            parts[id(stage_ops)] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
+    kept = tuple(parts[id(stage_ops)] for stage_ops in stages) if any(parts.values()) else None
     return Durations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)
 
 
-class Step(ABC):
+class PlayedStep(ABC):
     """A step that was played. flat: all its ops, one by one."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     @cached_property
-    def flat(self) -> Flat:
+    def flat(self) -> FlatProgram:
         return flatten(self.program)
 
     @property
     @abstractmethod
-    def times(self) -> Times:
+    def times(self) -> OpTimes:
         """The times of all ops."""
 
     @property
@@ -102,7 +102,7 @@ class Step(ABC):
         """When something ran on a device, for its breakdown."""
 
 
-class ByOps(Step):
+class ByOps(PlayedStep):
     """Played op by op."""
 
     def __init__(self, program: Program, simpy: bool = False) -> None:
@@ -112,10 +112,10 @@ class ByOps(Step):
 
             self._times = play(self.flat)
         else:
-            self._times = sweep(self.flat)
+            self._times = longest_path(self.flat)
 
     @property
-    def times(self) -> Times:
+    def times(self) -> OpTimes:
         return self._times
 
     @property
@@ -135,7 +135,7 @@ class Shared(ByOps):
     def __init__(self, program: Program, uses: Sequence[Uses]) -> None:
         from simulator.engine.contention import play
 
-        Step.__init__(self, program)
+        PlayedStep.__init__(self, program)
         self._times = play(self.flat, uses)
 
     def sums_in(self, window: Window | None) -> np.ndarray:
@@ -157,7 +157,7 @@ class Shared(ByOps):
         return found
 
 
-class ByMatrices(Step):
+class ByMatrices(PlayedStep):
     """Played task by task; its ops are worked out when somebody asks for them."""
 
     def __init__(self, program: Program, skip: bool = True) -> None:
@@ -166,8 +166,8 @@ class ByMatrices(Step):
         self.play: Play = play_by_matrices(program, self.coordinates, skip)
 
     @cached_property
-    def times(self) -> Times:
-        return sweep(self.flat)
+    def times(self) -> OpTimes:
+        return longest_path(self.flat)
 
     @property
     def span(self) -> float:
@@ -180,7 +180,7 @@ class ByMatrices(Step):
         return occupied_by(self.program, self.coordinates, self.play, device)
 
 
-def played(program: Program, engine: Engine = "matrices", skip: bool = True, uses: Sequence[Uses] = ()) -> Step:
+def played(program: Program, engine: Engine = "matrices", skip: bool = True, uses: Sequence[Uses] = ()) -> PlayedStep:
     """Plays a program.
 
     skip: whether the matrices may jump over what is proven to repeat. uses: on every device, what work occupies that

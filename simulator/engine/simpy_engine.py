@@ -12,14 +12,14 @@ from collections.abc import Callable, Generator
 import simpy
 
 from hardware.errors import ScheduleError
-from simulator.engine.longest_path import Times
-from simulator.program.flatten import Flat
+from simulator.engine.longest_path import OpTimes
+from simulator.program.flatten import FlatProgram
 
 Run = Callable[[int], simpy.Event]
 """Begins an op, by its number: the event happens at its end."""
 
 
-def play(flat: Flat, running: Callable[[simpy.Environment], Run] | None = None) -> Times:
+def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None = None) -> OpTimes:
     """The times of all ops. running: how ops run that share something; if not given, each takes its seconds.
 
     Raises ScheduleError when some wait for each other for ever.
@@ -81,4 +81,4 @@ def play(flat: Flat, running: Callable[[simpy.Environment], Run] | None = None) 
             "it waits for something that never happens",
             "A scheme issues an op ahead of what it depends on; see the order with `meshcast validate pipeline`",
         )
-    return Times(begin, end, unissued)
+    return OpTimes(begin, end, unissued)

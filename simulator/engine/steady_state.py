@@ -16,7 +16,7 @@ import numpy as np
 from simulator.engine.occupancy import Spans
 from simulator.program.build import Program
 from simulator.program.timetable import Timetable
-from simulator.scheduling.schedule import Shape
+from simulator.scheduling.schedule import PipelineShape
 
 LEAD = 4
 """Micro-batches in front of the part that is measured, for each stage: by then the pipe is full and has settled."""
@@ -78,19 +78,19 @@ class Window:
         return np.diff(ends).tolist()
 
 
-def long_enough(shape: Shape, every: int) -> Shape:
+def long_enough(shape: PipelineShape, every: int) -> PipelineShape:
     """A run with an update behind every so many micro-batches in which devices have come to repeat themselves."""
     updates = math.ceil(LEAD * shape.stages / every) + 2 * most_updates(shape, every) - 1 + drained(shape, every)
     return replace(shape, m=updates * every)
 
 
-def most_updates(shape: Shape, every: int) -> int:
+def most_updates(shape: PipelineShape, every: int) -> int:
     """Within how many updates the way in which devices wait should come round: as many as there are stages, but fewer
     where each takes many micro-batches, for then little is left of how one began."""
     return min(shape.stages, math.ceil(CYCLE * shape.stages / every))
 
 
-def drained(shape: Shape, every: int) -> int:
+def drained(shape: PipelineShape, every: int) -> int:
     """Updates at the end of a run that lack the forward passes of micro-batches behind them."""
     return math.ceil(shape.stages / every)
 

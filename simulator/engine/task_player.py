@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.engine.longest_path import Times, sweep
+from simulator.engine.longest_path import OpTimes, longest_path
 from simulator.engine.maxplus import NEVER, Coordinates, ahead, product
-from simulator.program.block import Part
+from simulator.program.block import PricedBlock
 from simulator.program.build import Program, Task
-from simulator.program.flatten import Flat, flatten_updates
+from simulator.program.flatten import FlatProgram, flatten_updates
 from simulator.program.timetable import Rounds
 
 
@@ -37,8 +37,8 @@ class Play:
     full: dict[int, np.ndarray]
     sent: list[float]
     apart: dict[int, float]
-    tail: Times
-    tail_ops: Flat
+    tail: OpTimes
+    tail_ops: FlatProgram
     span: float
     skipped: int
     """Actions whose times were not worked out one by one."""
@@ -153,7 +153,7 @@ class _Player:
         distinct = {id(task.parts): task.parts for task in self.program.tasks}.values()
         return all(self._follows(parts, s) for parts in distinct)
 
-    def _follows(self, parts: Sequence[Part], s: int) -> bool:
+    def _follows(self, parts: Sequence[PricedBlock], s: int) -> bool:
         others = [i for i in range(self.axes.size) if i != s]
         state = np.full((self.axes.size, self.axes.size), NEVER)
         np.fill_diagonal(state, 0.0)
@@ -396,7 +396,7 @@ class _Player:
             ends += own
             begins.append(max(*own, *self.seen[2 * device : 2 * device + 2]))
         flat = flatten_updates(program)
-        tail = sweep(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
+        tail = longest_path(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
         span = float(max(*ends, *self.ports, tail.span))
         second = self.second, self.beside
         before = self.entry, second, self.arrival, self.host, self.full

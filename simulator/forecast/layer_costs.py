@@ -35,14 +35,14 @@ def weights_of(plan: Plan) -> list[Weights]:
 
 
 def _on(plan: Plan, price: Price) -> Weights:
-    habits, model = plan.job.framework, plan.job.model
-    host = 0.0 if habits.cuda_graphs else habits.launch_s
-    lowering = Lowering(plan.mesh, plan.schemes, habits.regather, None, habits.fused_gradients)
+    framework, model = plan.job.framework, plan.job.model
+    host = 0.0 if framework.cuda_graphs else framework.launch_s
+    lowering = Lowering(plan.mesh, plan.schemes, framework.regather, None, framework.fused_gradients)
     known: dict[Hashable, float] = {}
 
     def cost(layers: range, first: bool = False, last: bool = False) -> float:
-        chain = lowering.run(plan.blocks.stage(layers, first, last))
-        return sum(alone(task_of(chain, kind, price, again=False), host) for kind in ("F", "BW"))
+        stage_ops = lowering.run(plan.blocks.stage(layers, first, last))
+        return sum(alone(task_of(stage_ops, kind, price, again=False), host) for kind in ("F", "BW"))
 
     def of_layer(layer: int) -> float:
         kind = model.kind(layer)

@@ -14,20 +14,20 @@ from hardware.cluster import Cluster
 from simulator.costs.costs import Costs, Estimate
 from simulator.engine.play import Engine, Uses, alone, durations, played
 from simulator.ir.modules import Update
-from simulator.ir.ops import BYTES, Chain, Exchange, Fragment, Param, Transfer, Work
+from simulator.ir.ops import BYTES, Exchange, Fragment, Param, StageOps, Transfer, Work
 from simulator.job.job import Job, load_job, located
-from simulator.lowering.lower import Known, Lowering, by_axes, rests
+from simulator.lowering.lower import Known, Lowering, by_axes, shards_at_rest
 from simulator.plan.plan import Plan
 from simulator.program.block import Price, Prices
-from simulator.program.build import Chains, Program, build, one_of, task_of
+from simulator.program.build import EveryStageOps, Program, build, one_of, task_of
 from simulator.program.timetable import Timetable, timetable
 from simulator.report.report import Forecast, Report
-from simulator.scheduling.schedule import Durations, Schedule, Shape, Turn, weight_versions
+from simulator.scheduling.schedule import Durations, PipelineShape, Schedule, ScheduleItem, weight_versions
 
 T = TypeVar("T")
 
 
-class Workshop:
+class SharedWork:
     """What many jobs have in common, made once: lowered units, timetables, prices. Sharing changes no answer."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Workshop:
             self.divisible.clear()
 
     def timetable(
-        self, schedule: Schedule, shape: Shape, lasting: Durations | None = None, every: int = 0
+        self, schedule: Schedule, shape: PipelineShape, lasting: Durations | None = None, every: int = 0
     ) -> Timetable:
         key = schedule.use, schedule.options, shape, lasting, every
         return _kept(self._timetables, key, lambda: timetable(schedule, shape, lasting, every))
@@ -82,7 +82,7 @@ def simulate(
     job: Job | str | Path | Mapping[str, Any],
     engine: Engine = "matrices",
     skip: bool = True,
-    workshop: Workshop | None = None,
+    shared_work: SharedWork | None = None,
 ) -> Report:
     """The forecast of one training step.
 
@@ -90,7 +90,7 @@ def simulate(
     jobs share, where there are many.
     Raises PlanError, ModelError or CatalogError for a job that is wrong; a job that does not fit in memory is no error.
     """
-    shop = workshop or Workshop()
+    shop = shared_work or SharedWork()
     shop.tidy()
     plan = Plan(job if isinstance(job, Job) else load_job(job), shop.divisible)
     with located(*plan.job.origin):
@@ -99,7 +99,7 @@ def simulate(
     prices = [one.estimate for one in own]
     stages, program = programmed(plan, prices, shop)
     borrowed = (*costs.assumed, *(costs.of_experts if plan.job.model.moe else ()))
-    forward = (op for stage in stages for link in one_of(stage).links for op in link.fragment.forward)
+    forward = (op for stage in stages for unit_run in one_of(stage).unit_runs for op in unit_run.fragment.forward)
     borrowed += costs.of_exchanges if any(isinstance(op.work, Exchange) for op in forward) else ()
     borrowed += costs.of_host(op.work for task in (*program.tasks, *program.updates) for op, _ in task.counted())
     borrowed += (MEETING,) if engine == "shared" else ()
@@ -114,7 +114,7 @@ def simulate(
 
 def forecast(
     plan: Plan,
-    stages: Chains,
+    stages: EveryStageOps,
     program: Program,
     assumed: Sequence[str] = (),
     engine: Engine = "matrices",
@@ -135,47 +135,47 @@ def forecast(
 def programmed(
     plan: Plan,
     price: Prices,
-    workshop: Workshop | None = None,
-    orders: Sequence[Sequence[Turn]] | None = None,
+    shared_work: SharedWork | None = None,
+    orders: Sequence[Sequence[ScheduleItem]] | None = None,
     rare: bool = True,
-) -> tuple[Chains, Program]:
+) -> tuple[EveryStageOps, Program]:
     """Lowers a plan: its stages, and the program of its step at the given prices. orders: in place of the plan's. rare:
     with what runs in one step of a period only."""
     prices = [price] * plan.shape.p if callable(price) else price
-    shop = workshop or Workshop()
-    habits = plan.job.framework
-    host = 0.0 if habits.cuda_graphs else habits.launch_s
+    shop = shared_work or SharedWork()
+    framework = plan.job.framework
+    host = 0.0 if framework.cuda_graphs else framework.launch_s
     plan.settle(_Slice(plan, prices, shop.units, host))
     stages, updates = lowered(plan, shop.units)
     if not rare:
         often = {id(one): replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
         updates = [often[id(one)] for one in updates]
     lasting = None
-    if plan.schedule.weighs:
+    if plan.schedule.needs_durations:
         of_stages = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
         lasting = durations([one_of(stage) for stage in stages], of_stages, plan.pipeline_axis, host)
     if orders is None:
         table = shop.timetable(plan.schedule, plan.run, lasting, plan.every)
     else:
         table = timetable(plan.schedule, plan.run, lasting, plan.every, orders)
-    return stages, build(table, stages, prices, plan.pipeline_axis, habits.overlap.pp, updates, host)
+    return stages, build(table, stages, prices, plan.pipeline_axis, framework.overlap.pp, updates, host)
 
 
-def lowered(plan: Plan, known: Known | None = None) -> tuple[Chains, list[Fragment]]:
+def lowered(plan: Plan, known: Known | None = None) -> tuple[EveryStageOps, list[Fragment]]:
     """Every virtual stage, equal ones once, and the update of every device. known: units that were lowered before."""
     last = plan.parts - 1
-    made: dict[Hashable, Chain | Sequence[Chain]] = {}
+    made: dict[Hashable, StageOps | Sequence[StageOps]] = {}
     stages = []
     for index in range(plan.shape.stages):
         part = plan.part(index)
         embeds = part == last and plan.device(index) in plan.holders(0)
         slices = [plan.stage(part, blocks) for blocks in plan.slices]
-        spared = plan.schedule.spares(plan.shape, index)
+        spared = plan.schedule.idle_roles(plan.shape, index)
         key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, spared)
         if key not in made:
             lowering = lowering_of(plan, known, spared)
-            chains = [lowering.run(stage, embeds) for stage in slices]
-            made[key] = chains if len(chains) > 1 else chains[0]
+            stages_ops = [lowering.run(stage, embeds) for stage in slices]
+            made[key] = stages_ops if len(stages_ops) > 1 else stages_ops[0]
         stages.append(made[key])
     made_updates: dict[Hashable, Fragment] = {}
     updates = []
@@ -190,9 +190,9 @@ def lowered(plan: Plan, known: Known | None = None) -> tuple[Chains, list[Fragme
 
 def lowering_of(plan: Plan, known: Known | None = None, spared: Sequence[str] = ()) -> Lowering:
     """spared: roles of the plan's schemes that do nothing here."""
-    habits = plan.job.framework
+    framework = plan.job.framework
     schemes = [scheme for scheme in plan.schemes if scheme.role not in spared]
-    return Lowering(plan.mesh, schemes, habits.regather, known, habits.fused_gradients)
+    return Lowering(plan.mesh, schemes, framework.regather, known, framework.fused_gradients)
 
 
 class _Slice:
@@ -217,15 +217,15 @@ class _Slice:
 
     def _forecast(self, tokens: int, before: int) -> float:
         blocks = self.plan.blocks.cut(before, before + tokens)
-        chain = self.lowering.run(self.plan.stage(self.part, blocks))
-        seconds = sum(alone(task_of(chain, kind, self.price, again=False), self.host) for kind in ("F", "BW"))
+        stage_ops = self.lowering.run(self.plan.stage(self.part, blocks))
+        seconds = sum(alone(task_of(stage_ops, kind, self.price, again=False), self.host) for kind in ("F", "BW"))
         if self.plan.shape.p > 1:
-            work = Transfer(chain.links[0].nbytes, self.plan.pipeline_axis, 0, 1)
+            work = Transfer(stage_ops.unit_runs[0].nbytes, self.plan.pipeline_axis, 0, 1)
             seconds += 2 * sum(self.price(work)[::2])
         return seconds
 
 
-def device_params(plan: Plan, stages: Chains) -> list[tuple[tuple[Param, int], ...]]:
+def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
     """The parameters that one rank of every device holds, each with the number of its copies."""
     held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.shape.p)]
     for index, stage in enumerate(stages):
@@ -233,7 +233,7 @@ def device_params(plan: Plan, stages: Chains) -> list[tuple[tuple[Param, int], .
     return [tuple(params) for params in held]
 
 
-def _shared(plan: Plan, device: int, stages: Chains) -> tuple[tuple[tuple[int, ...], int], ...]:
+def _shared(plan: Plan, device: int, stages: EveryStageOps) -> tuple[tuple[tuple[int, ...], int], ...]:
     """What several devices of the pipeline hold, and sum the gradients of: devices, and elements on one rank.
 
     Of stages that are there twice every rank sums what it updates; a table is summed whole, for both of its uses.
@@ -243,7 +243,7 @@ def _shared(plan: Plan, device: int, stages: Chains) -> tuple[tuple[tuple[int, .
     def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]], state: str) -> None:
         if device in holders and len(holders) > 1:
             trained = [(param, n) for param, n in params if param.trained]
-            cut = (n * param.size // plan.mesh.size(rests(plan.schemes, state, param)) for param, n in trained)
+            cut = (n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained)
             found[holders] += sum(cut)
 
     for index, stage in enumerate(stages):
@@ -263,14 +263,14 @@ def _update(
     params: tuple[tuple[Param, int], ...],
     shared: tuple[tuple[tuple[int, ...], int], ...],
 ) -> Update:
-    habits = plan.job.framework
-    state = BYTES[habits.main_weights] + 2 * BYTES[habits.moments]
+    framework = plan.job.framework
+    state = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
     return Update(
         f"update {device}",
         tuple((param, count) for param, count in params if param.trained),
-        BYTES[habits.gradients],
-        BYTES[habits.gradients] + state,
-        state + (BYTES[habits.weights] if habits.weights != habits.main_weights else 0),
+        BYTES[framework.gradients],
+        BYTES[framework.gradients] + state,
+        state + (BYTES[framework.weights] if framework.weights != framework.main_weights else 0),
         shared,
         plan.pipeline_axis,
         clipped=plan.schedule.flush,
@@ -284,27 +284,27 @@ def resting(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[str, floa
     own format, unless it is the same. Frozen weights and second copies only compute. What rests elsewhere takes no
     memory.
     """
-    habits = plan.job.framework
-    compute, full, moments = BYTES[habits.weights], BYTES[habits.main_weights], 2 * BYTES[habits.moments]
+    framework = plan.job.framework
+    compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]
     found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
     for param, size in by_axes(params):
-        at_rest = {state: plan.mesh.size(rests(plan.schemes, state, param)) for state in found}
+        at_rest = {state: plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for state in found}
         cut = at_rest["parameters"] > 1 and all(scheme.updates_weights for scheme in plan.schemes)
-        second = [axes for scheme in plan.schemes if (axes := scheme.secondary(param)) is not None]
+        second = [axes for scheme in plan.schemes if (axes := scheme.secondary_shards(param)) is not None]
         found["parameters"] += sum(size * compute / plan.mesh.size(axes) for axes in second)
         if not param.trained:
             found["parameters"] += size * compute / at_rest["parameters"]
             continue
-        main = full if habits.main_weights != habits.weights and not cut else 0
+        main = full if framework.main_weights != framework.weights and not cut else 0
         found["parameters"] += size * (full if cut else compute) / at_rest["parameters"]
-        found["gradients"] += size * BYTES[habits.gradients] / at_rest["gradients"]
+        found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         found["optimizer"] += size * (main + moments) / at_rest["optimizer"]
-    return {state: 0.0 if any(s.elsewhere(state) for s in plan.schemes) else found[state] for state in found}
+    return {state: 0.0 if any(s.offloads(state) for s in plan.schemes) else found[state] for state in found}
 
 
 def stashed(plan: Plan, params: tuple[tuple[Param, int], ...], versions: int) -> float:
     """Bytes of the older versions of the weights on one rank, where it holds so many: in the format they compute in."""
     nbytes = BYTES[plan.job.framework.weights]
     trained = [(param, size) for param, size in by_axes(params) if param.trained]
-    cut = (size / plan.mesh.size(rests(plan.schemes, "parameters", param)) for param, size in trained)
+    cut = (size / plan.mesh.size(shards_at_rest(plan.schemes, "parameters", param)) for param, size in trained)
     return float((versions - 1) * nbytes * sum(cut))

@@ -19,7 +19,7 @@ from simulator.ir.ops import BYTES, Param, Work
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalShapes:
     """A leaf's tensors as one rank sees them."""
 
     divide: Mapping[str, str]
@@ -45,11 +45,11 @@ class Local:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
-    """A place in the model. `module` is the word by which options name it (``core_attn``, ``attention``, ``mlp``)."""
+class Module:
+    """A place in the model. `label` is the word by which options name it (``core_attn``, ``attention``, ``mlp``)."""
 
     name: str
-    module: ClassVar[str] = ""
+    label: ClassVar[str] = ""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
@@ -66,10 +66,10 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
-class Nest(Site):
+class CompositeModule(Module):
     """A site made of sites, in execution order; tensors of equal name join them."""
 
-    children: tuple[Site, ...]
+    children: tuple[Module, ...]
 
     @cached_property
     def inputs(self) -> Sequence[Tensor]:  # type: ignore[override]
@@ -82,12 +82,18 @@ class Nest(Site):
         """Everything made inside: what is read further on is up to the nest around."""
         return tuple(tensor for child in self.children for tensor in child.outputs)
 
-    def leaves(self) -> list[Leaf]:
-        return [leaf for c in self.children for leaf in (c.leaves() if isinstance(c, Nest) else [c])]  # type: ignore[misc]
+    def operators(self) -> list[Operator]:
+        found: list[Operator] = []
+        for child in self.children:
+            if isinstance(child, CompositeModule):
+                found += child.operators()
+            elif isinstance(child, Operator):
+                found.append(child)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
-class Unit(Nest):
+class Unit(CompositeModule):
     """A part of a stage between two places where only the residual stream passes, in the layout of a `Boundary`.
 
     takes, gives: that stream, as it comes in and goes out; None at the ends of the model. count: how often the unit
@@ -99,7 +105,7 @@ class Unit(Nest):
     gives: Tensor | None = None
     count: int = 1
     marks: frozenset[str] = frozenset()
-    alike: Hashable = None
+    lowering_key: Hashable = None
 
 
 LOWEST = "lowest"
@@ -112,12 +118,12 @@ class Layer(Unit):
 
 
 @dataclass(frozen=True, eq=False)
-class SelfAttention(Nest):
+class SelfAttention(CompositeModule):
     module = "attention"
 
 
 @dataclass(frozen=True, eq=False)
-class MLP(Nest):
+class MLP(CompositeModule):
     module = "mlp"
 
 
@@ -129,7 +135,7 @@ class SharedExperts(MLP):
 
 
 @dataclass(frozen=True, eq=False)
-class MoE(Nest):
+class MoE(CompositeModule):
     """Experts and what routes tokens to them.
 
     experts: how many tokens are routed to. capacity: places of each, in tokens x top_k / experts, filled or not; None:
@@ -142,14 +148,14 @@ class MoE(Nest):
 
 
 @dataclass(frozen=True, eq=False)
-class Stage(Site):
+class Stage(Module):
     """The units that one virtual pipeline stage holds, with embedding or loss at the ends."""
 
     units: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Update(Site):
+class Update(Module):
     """The optimizer's turn at the end of the step, over all parameters of one device.
 
     params: each with the number of its copies. grad_bytes: of one gradient element. read, write: bytes that the
@@ -171,7 +177,7 @@ class Update(Site):
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf(Site):
+class Operator(Module):
     """One operation: `ins` to `outs`, with `weights`.
 
     Its three works are asked at local sizes; `reads` are the tensors that the backward pass reads again,
@@ -208,16 +214,16 @@ class Leaf(Site):
         """How an output leaves."""
         return leaving(tensor, divide)
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return []
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return []
 
-    def backward_weights(self, at: Local) -> list[Work]:
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
         return []
 
-    def aside(self, at: Local) -> list[Work]:
+    def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
         """What weight gradients cost besides, where they are made in tensors of their own."""
         return []
 
@@ -234,21 +240,21 @@ class Leaf(Site):
         """Inputs that later slices of the sequence read, too, forward and backward."""
         return ()
 
-    def handed(self, at: Local) -> tuple[int, int]:
+    def handed(self, at: LocalShapes) -> tuple[int, int]:
         """Bytes of gradients that the backward pass finds from the slice behind, and leaves to the one before."""
         return 0, 0
 
-    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         """What is neither input nor output and lives until the backward pass: (name, bytes, category)."""
         return []
 
-    def temporaries(self, at: Local, backward: bool) -> list[tuple[int, int, int]]:
+    def temporaries(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         """What lives within one pass, from one of its kernels to another: (first, last, bytes)."""
         return []
 
 
-def walk(site: Site, visit: Callable[[Leaf], None]) -> None:
-    """Calls `visit` on every leaf under `site`, in execution order."""
-    for leaf in site.leaves() if isinstance(site, Nest) else [site]:
-        if isinstance(leaf, Leaf):
-            visit(leaf)
+def walk(module: Module, visit: Callable[[Operator], None]) -> None:
+    """Calls `visit` on every leaf under `module`, in execution order."""
+    for operator in module.operators() if isinstance(module, CompositeModule) else [module]:
+        if isinstance(operator, Operator):
+            visit(operator)

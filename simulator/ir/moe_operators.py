@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from simulator.ir.layout import Tensor
-from simulator.ir.modules import Leaf, Local
+from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.operators import Activation, Cast, Linear
 from simulator.ir.ops import Memory, Work
 
@@ -25,13 +25,13 @@ class ExpertCast(Cast):
 
 
 @dataclass(frozen=True, eq=False)
-class TopK(Leaf):
+class TopK(Operator):
     """From a router's logits to the experts of a token and their weights."""
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("router", 2 * at.bytes(*self.ins), at.bytes(*self.ins, *self.outs))]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("router", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins))]
 
     @property
@@ -40,24 +40,24 @@ class TopK(Leaf):
 
 
 @dataclass(frozen=True, eq=False)
-class Permute(Leaf):
+class Permute(Operator):
     """A copy of every token for each of its experts, in the order of the experts."""
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
 @dataclass(frozen=True, eq=False)
-class Unpermute(Leaf):
+class Unpermute(Operator):
     """The results of a token's experts added up. ins: the results, and the weights of `TopK` that they bear."""
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
@@ -72,26 +72,26 @@ class ExpertLinear(Linear):
     sorts: str = ""
     view = EXPERTS
 
-    def _sizes(self, at: Local) -> tuple[int, int, int, int]:
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
         tokens, columns, inner, _ = super()._sizes(at)
         experts = at.dims(self.weights[0])["e"]
         return math.ceil(tokens / experts), columns, inner, experts
 
-    def _groups(self, at: Local) -> tuple[tuple[int, int], ...]:
+    def _groups(self, at: LocalShapes) -> tuple[tuple[int, int], ...]:
         tokens, _, _, experts = self._sizes(at)
         return ((experts, tokens),)
 
-    def _sorted(self, at: Local) -> list[Work]:
+    def _sorted(self, at: LocalShapes) -> list[Work]:
         if not self.sorts or not at.axes_of("e") or at.dims(self.weights[0])["e"] == 1:
             return []
         nbytes = at.bytes(*(self.ins if self.sorts == "ins" else self.outs))
         return [Memory("permute", nbytes, nbytes)]
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         first, sort = super().forward(at), self._sorted(at)
         return [*first, *sort] if self.sorts == "outs" else [*sort, *first]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         first, sort = super().backward_inputs(at), self._sorted(at)
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
 

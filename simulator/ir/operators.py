@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from simulator.ir.attention_mask import WHOLE, Block
 from simulator.ir.layout import Layout, Tensor, needed
-from simulator.ir.modules import Leaf, Local
+from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
 
 
 @dataclass(frozen=True, eq=False)
-class Boundary(Leaf):
+class Boundary(Operator):
     """Where the residual stream enters or leaves a unit: no work, its input handed on, in the layout of a residual."""
 
 
 @dataclass(frozen=True, eq=False)
-class Embedding(Leaf):
+class Embedding(Operator):
     """Rows of a table [v, h] picked by ids [b, s]; where v is divided, a rank adds zeros for rows it lacks.
 
     tied: the table is a copy of the model's first one.
@@ -30,14 +30,14 @@ class Embedding(Leaf):
 
     tied: bool = False
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("embedding", at.bytes(*self.outs), at.bytes(*self.outs))]
 
-    def backward_weights(self, at: Local) -> list[Work]:
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
         # Rows are added to an fp32 gradient: read the incoming gradient, read and write four bytes an element.
         return [Memory("embedding", at.bytes(*self.outs) + 4 * at.size(*self.outs), 4 * at.size(*self.outs))]
 
-    def aside(self, at: Local) -> list[Work]:
+    def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
         # A gradient of all rows, set to zero first.
         return [Memory("zero-grad", 0, at.bytes(*self.weights))]
 
@@ -47,7 +47,7 @@ class Embedding(Leaf):
 
 
 @dataclass(frozen=True, eq=False)
-class Residual(Leaf):
+class Residual(Operator):
     """Bias, dropout and addition in one kernel: y = ins[0] + dropout(ins[1] + bias). The bias is of the linear before.
 
     With one input (positions, embedding dropout) the second operand is a weight or nothing.
@@ -60,22 +60,22 @@ class Residual(Leaf):
         """Inputs whose gradient from here is the gradient of the output itself, and takes no memory of its own."""
         return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         mask = at.size(*self.outs) if self.dropout else 0
         return [Memory("residual", at.bytes(*self.ins), at.bytes(*self.outs) + mask)]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         if not self.dropout:
             return []
         size = at.bytes(*self.outs)
         return [Memory("dropout", size + at.size(*self.outs), size)]
 
-    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("mask", at.size(*self.outs), "workspace")] if self.dropout else []
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Leaf):
+class Sum(Operator):
     """outs[i] = ins[i] + ins[n + i], for n outputs in one kernel."""
 
     @property
@@ -83,12 +83,12 @@ class Sum(Leaf):
         """Every input, with the output whose gradient is its own."""
         return [(t, self.outs[i % len(self.outs)]) for i, t in enumerate(self.ins)]
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("add", at.bytes(*self.ins), at.bytes(*self.outs))]
 
 
 @dataclass(frozen=True, eq=False)
-class Norm(Leaf):
+class Norm(Operator):
     """Layer or RMS norm over h; the weight gradients come out of the same backward kernel.
 
     Where h (or the width r of a latent) is divided, a first kernel sums over the part of a rank and an all-reduce joins
@@ -96,16 +96,16 @@ class Norm(Leaf):
     Heads are never cut, so norms over the width of each have nothing to join.
     """
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         read, write = at.bytes(*self.ins), at.bytes(*self.outs)
         return [*self._statistics(at, read, backward=False), Memory(self._what, read, write)]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         size = at.bytes(*self.ins)
         first = self._statistics(at, 2 * size, backward=True)
         return [*first, Memory(self._what, 2 * size, size, backward=True)]
 
-    def _statistics(self, at: Local, read: int, backward: bool) -> list[Work]:
+    def _statistics(self, at: LocalShapes, read: int, backward: bool) -> list[Work]:
         """What joins the parts of a divided width."""
         width = next((dim for dim in ("h", "r") if at.axes_of(dim)), "")
         if not width:
@@ -154,28 +154,28 @@ QUANTISED = {
 
 
 @dataclass(frozen=True, eq=False)
-class Cast(Leaf):
+class Cast(Operator):
     """An activation in the format `quantised`; its gradient stays as it is."""
 
     quantised: str = "fp8"
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [QUANTISED[self.quantised].cast(at.size(*self.ins))]
 
 
 @dataclass(frozen=True, eq=False)
-class Concat(Leaf):
+class Concat(Operator):
     """Its inputs side by side."""
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("concat", at.bytes(*self.ins), at.bytes(*self.outs))]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("concat", at.bytes(*self.outs), at.bytes(*self.ins))]
 
 
 @dataclass(frozen=True, eq=False)
-class Linear(Leaf):
+class Linear(Operator):
     """outs[i] = ins[0] @ weights[i], all in one GEMM; further weights are biases.
 
     Weight gradients are added to a gradient buffer of `grad_dtype` inside the GEMM. quantised: a key of `QUANTISED`,
@@ -185,7 +185,7 @@ class Linear(Leaf):
     grad_dtype: str = "fp32"
     quantised: str = ""
 
-    def _sizes(self, at: Local) -> tuple[int, int, int, int]:
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
         """Rows (what input and outputs share), columns of all outputs, the contracted size; how many such products."""
         given, first = at.dims(self.ins[0]), self.outs[0]
         rows = math.prod(n for dim, n in given.items() if first.has(dim))
@@ -193,21 +193,21 @@ class Linear(Leaf):
         columns = sum(math.prod(n for dim, n in at.dims(out).items() if dim not in given) for out in self.outs)
         return rows, columns, inner, 1
 
-    def _groups(self, at: Local) -> tuple[tuple[int, int], ...]:
+    def _groups(self, at: LocalShapes) -> tuple[tuple[int, int], ...]:
         """See `Gemm.groups`."""
         return ()
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         rows, columns, inner, count = self._sizes(at)
         return [Gemm(rows, columns, inner, count, self.ins[0].dtype, "tn", what="linear", groups=self._groups(at))]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         rows, columns, inner, count = self._sizes(at)
         casts = [QUANTISED[self.quantised].cast(at.size(*self.outs))] if self.quantised else []
         product = Gemm(rows, inner, columns, count, self.ins[0].dtype, "nn", what="linear", groups=self._groups(at))
         return [*casts, product]
 
-    def backward_weights(self, at: Local) -> list[Work]:
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
         rows, columns, inner, count = self._sizes(at)
         dtypes = self.ins[0].dtype, "nt", True, self.grad_dtype
         return [Gemm(columns, inner, rows, count, *dtypes, "linear", self._groups(at))]
@@ -225,7 +225,7 @@ class Head(Linear):
 
 
 @dataclass(frozen=True, eq=False)
-class Rope(Leaf):
+class Rope(Operator):
     """Rotary positions on queries and keys: each turned element read and written once per direction.
 
     share: of the elements that are turned.
@@ -233,19 +233,19 @@ class Rope(Leaf):
 
     share: float = 1.0
 
-    def _turn(self, at: Local, backward: bool) -> list[Work]:
+    def _turn(self, at: LocalShapes, backward: bool) -> list[Work]:
         read, write = (round(self.share * at.bytes(*tensors)) for tensors in (self.ins, self.outs))
         return [Memory("rope", read, write, backward)]
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return self._turn(at, backward=False)
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return self._turn(at, backward=True)
 
 
 @dataclass(frozen=True, eq=False)
-class CoreAttention(Leaf):
+class CoreAttention(Operator):
     """Softmax(Q K^T) V for queries [b, s, a] over keys and values [b, t, a].
 
     kernel ``flash``: one fused kernel a direction, that keeps the row sums (4 bytes a row and head). ``unfused``:
@@ -283,13 +283,13 @@ class CoreAttention(Leaf):
         """Pairs of queries in front of a position and keys, of those that the causal mask and the window leave."""
         return self._met(position) * (position - self._met(position) / 2)
 
-    def _shape(self, at: Local) -> tuple[int, int, int, int, int]:
+    def _shape(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
         queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
         t = keys["t"] + self._met(self.before)
         return queries["b"], queries["s"], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
 
-    def _fused(self, at: Local, backward: bool) -> list[Work]:
+    def _fused(self, at: LocalShapes, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)
         own = at.dims(self.ins[1])["t"]
         dims = self.head_dim, self.value_dim
@@ -301,16 +301,16 @@ class CoreAttention(Leaf):
         share = (self._pairs(self.before + own) - self._pairs(self.before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 
-    def _summed(self, at: Local) -> list[Work]:
+    def _summed(self, at: LocalShapes) -> list[Work]:
         """The gradients that were found, added to those made here."""
         found, _ = self.handed(at)
         return [Memory("add", 2 * found, found)] if found else []
 
-    def _scores(self, at: Local) -> int:
+    def _scores(self, at: LocalShapes) -> int:
         b, q, t, heads, _ = self._shape(at)
         return b * heads * q * t
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         if self.kernel == "flash":
             return self._fused(at, backward=False)
         b, q, t, heads, _ = self._shape(at)
@@ -320,7 +320,7 @@ class CoreAttention(Leaf):
             works.append(Memory("dropout", 2 * scores, 3 * scores))
         return [*works, Gemm(q, v, t, b * heads, dtype, what="scores")]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         if self.kernel == "flash":
             return [*self._fused(at, backward=True), *self._summed(at)]
         b, q, t, heads, _ = self._shape(at)
@@ -345,12 +345,12 @@ class CoreAttention(Leaf):
     def lent(self) -> tuple[Tensor, ...]:
         return self.ins[1:] if self.behind else ()
 
-    def handed(self, at: Local) -> tuple[int, int]:
+    def handed(self, at: LocalShapes) -> tuple[int, int]:
         own = at.dims(self.ins[1])["t"]
         each = at.bytes(*self.ins[1:]) // own
         return each * self._met(self.before + own) if self.behind else 0, each * self._met(self.before)
 
-    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         b, q, _, heads, _ = self._shape(at)
         sums = [("lse", 4 * b * heads * q, "workspace")]
         if self.kernel == "flash":
@@ -359,7 +359,7 @@ class CoreAttention(Leaf):
         dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
         return [("softmax", 2 * scores, "workspace"), *dropped, *(sums if self.block is not None else [])]
 
-    def temporaries(self, at: Local, backward: bool) -> list[tuple[int, int, int]]:
+    def temporaries(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash":
             return []
         scores, softmax = 2 * self._scores(at), 2 + self.dropout
@@ -368,17 +368,17 @@ class CoreAttention(Leaf):
 
 
 @dataclass(frozen=True, eq=False)
-class Activation(Leaf):
+class Activation(Operator):
     """GELU of one input, or the gated product of two."""
 
     @property
     def _what(self) -> str:
         return "gelu" if len(self.ins) == 1 else "activation"
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory(self._what, at.bytes(*self.ins), at.bytes(*self.outs))]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory(self._what, at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
 
     @property
@@ -387,7 +387,7 @@ class Activation(Leaf):
 
 
 @dataclass(frozen=True, eq=False)
-class Loss(Leaf):
+class Loss(Operator):
     """Cross-entropy over v. Where v is divided, three all-reduces of one fp32 value a token join the parts: the
     maximum, the logit of the target, the sum of exponentials (arXiv 1909.08053, section 3).
 
@@ -400,7 +400,7 @@ class Loss(Leaf):
     def leaving(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         return needed(tensor, divide)
 
-    def forward(self, at: Local) -> list[Work]:
+    def forward(self, at: LocalShapes) -> list[Work]:
         logits = at.size(self.ins[0])
         axes = tuple(at.axes_of("v"))
         joins = [Collective("all_reduce", at.bytes(*self.outs), axes) for _ in range(3)] if axes else []
@@ -409,8 +409,8 @@ class Loss(Leaf):
         kernels = [Memory("cross-entropy", part * logits, 0) for part in (first, self.traffic[0] - first)]
         return [kernels[0], *joins, kernels[1]]
 
-    def backward_inputs(self, at: Local) -> list[Work]:
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0, backward=True)]
 
-    def keeps(self, at: Local) -> list[tuple[str, int, str]]:
+    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("softmax", self.kept * at.size(self.ins[0]), "logits")]

@@ -37,7 +37,7 @@ class Gemm:
     ``nt`` gradient of the weight. accumulate: the result is added to what lies in memory, in `out_dtype`
     (a weight gradient fused with its accumulation). what: the site it belongs to, for reports. groups: experts, by
     their tokens: (how many, tokens of each), ...; `m`, or `k` of a weight gradient, is then their mean, and `batch`
-    their number. Those without tokens are left out. pace: see `paced`.
+    their number. Those without tokens are left out. pace: see `slowest_rank`.
     """
 
     m: float
@@ -69,7 +69,7 @@ class Attention:
 
     q, kv: positions of queries and keys; heads and kv_heads: local counts; qk_dim, v_dim: widths of a head;
     share: part of the q x kv rectangle that is computed (1/2 for causal self-attention). FLOPs forward:
-    2 b heads q kv (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again. pace: see `paced`.
+    2 b heads q kv (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again. pace: see `slowest_rank`.
     """
 
     batch: int
@@ -102,7 +102,7 @@ class Memory:
 
     what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
     add, concat, cast, router, permute, grad-norm, adam, zero-grad. backward: of a backward pass, where both have one.
-    pace: see `paced`.
+    pace: see `slowest_rank`.
     """
 
     what: str
@@ -126,7 +126,7 @@ class Collective:
     on one rank, as nccl-tests counts it: the tensor of an all-reduce, the gathered tensor of an all-gather, the
     unreduced one of a reduce-scatter, all that one rank sends (its own share included) in an all-to-all. In a shift
     every rank sends that much to the one `by` positions further round the group, all at the same time.
-    members: positions in the group that take part; None for all of them. pace: see `paced`.
+    members: positions in the group that take part; None for all of them. pace: see `slowest_rank`.
     """
 
     operation: str
@@ -158,7 +158,7 @@ class Exchange:
 
     tokens: of one rank, each of `hidden` elements of `dtype` with their scales; topk: experts of each, of so many
     `experts`, which the ranks of `axes` hold. most: nodes that the experts of a token lie on at most. sms:
-    multiprocessors that copy. pace: see `paced`.
+    multiprocessors that copy. pace: see `slowest_rank`.
     """
 
     operation: str
@@ -216,7 +216,7 @@ Host = HostCopy | HostUpdate
 Work = Gemm | Attention | Memory | Communication | Host
 
 
-def paced(work: Any) -> Any:
+def slowest_rank(work: Any) -> Any:
     """What the rank does of `work` that the others wait for.
 
     One device stands for all ranks that run the same ops. Where they do not all do the same amount of it, `work` states
@@ -265,7 +265,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Touch:
+class TensorUse:
     """`op` needs `nbytes` of memory named `key` to exist while it runs; `made` says that it writes it.
 
     Memory lives from the begin of the first op that touches it to the end of the last one: an activation is saved
@@ -321,7 +321,7 @@ class Fragment:
     grad_exit: dict[str, Op] = field(default_factory=dict)
     params: list[Param] = field(default_factory=list)
     borrowed: list[str] = field(default_factory=list)
-    touches: list[Touch] = field(default_factory=list)
+    tensor_uses: list[TensorUse] = field(default_factory=list)
     compiled: dict[Hashable, object] = field(default_factory=dict, repr=False)
     """What the engine has made of it."""
 
@@ -347,12 +347,12 @@ class Fragment:
             marks(self.grad_exit),
             [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
             list(self.borrowed),
-            [replace(touch, op=mine(touch.op)) for touch in self.touches],
+            [replace(tensor_use, op=mine(tensor_use.op)) for tensor_use in self.tensor_uses],
         )
 
 
 @dataclass(slots=True)
-class Link:
+class UnitRun:
     """A unit of a stage: `count` copies of one fragment in a row, each taking what the one before gives.
 
     takes, gives: names of the tensor that comes in and of the one that goes out. keys: under which memory they are
@@ -373,7 +373,7 @@ class Link:
 
 
 @dataclass(slots=True)
-class Beside:
+class SideOps:
     """Ops that a scheme puts beside the links of a chain, one after another on a stream of their own.
 
     params: numbers of the parameters that each has to do with, one op's after another's, from `starts` on: the ops wait
@@ -389,32 +389,32 @@ class Beside:
     ops: list[Op]
     params: np.ndarray
     starts: np.ndarray
-    formed: Callable[[np.ndarray], list[Beside]] | None = None
+    formed: Callable[[np.ndarray], list[SideOps]] | None = None
     waits: Sequence[float] = ()
-    after: tuple[Beside, np.ndarray] | None = None
+    after: tuple[SideOps, np.ndarray] | None = None
 
 
 @dataclass(slots=True)
-class Chain:
+class StageOps:
     """What a stage lowers to: its links in forward order, and what schemes put beside them.
 
     ahead: beside the forward pass, in front of it. behind: beside the backward pass, at its end. Parameters are
     numbered in forward order, copy after copy.
     """
 
-    links: list[Link] = field(default_factory=list)
-    ahead: list[Beside] = field(default_factory=list)
-    behind: list[Beside] = field(default_factory=list)
+    unit_runs: list[UnitRun] = field(default_factory=list)
+    ahead: list[SideOps] = field(default_factory=list)
+    behind: list[SideOps] = field(default_factory=list)
 
     def params(self) -> list[tuple[Param, int]]:
         """The distinct parameters, each with the number of its copies."""
-        return [(param, link.count) for link in self.links for param in link.fragment.params]
+        return [(param, unit_run.count) for unit_run in self.unit_runs for param in unit_run.fragment.params]
 
     def of_params(self, values: Sequence[float]) -> np.ndarray:
         """Of a value for each distinct parameter, those of all by their numbers."""
         parts, start = [], 0
-        for link in self.links:
-            stop = start + len(link.fragment.params)
-            parts.append(np.tile(values[start:stop], link.count))
+        for unit_run in self.unit_runs:
+            stop = start + len(unit_run.fragment.params)
+            parts.append(np.tile(values[start:stop], unit_run.count))
             start = stop
         return np.concatenate(parts)

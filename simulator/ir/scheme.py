@@ -3,7 +3,7 @@
 A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_``
 in the file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping
 all that is nested in it; `lower_stage`, around a whole stage), or, for a pipeline, an order of actions (see
-``simulator.scheduling.schedule``); and the closed forms that must come out under ideal costs (`laws`). It speaks of shapes,
+``simulator.scheduling.schedule``); and the closed forms that must come out under ideal costs (`closed_forms`). It speaks of shapes,
 bytes, groups and order only, and never of seconds.
 """
 
@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict
 
 from hardware.errors import PlanError, nearest
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Leaf, Site, Stage
-from simulator.ir.ops import Chain, Fragment, Param
+from simulator.ir.modules import Module, Operator, Stage
+from simulator.ir.ops import Fragment, Param, StageOps
 
 FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
 SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}
@@ -41,7 +41,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Law:
+class ClosedForm:
     """A closed form: `quantity` (a name the contract suite can measure, see tests/contract) must equal `value`."""
 
     quantity: str
@@ -62,8 +62,8 @@ class Rule:
     rest: Mapping[str, str] = field(default_factory=dict)
 
 
-Inner = Callable[[Site], Fragment]
-Around = Callable[[Stage], Chain]
+Inner = Callable[[Module], Fragment]
+Around = Callable[[Stage], StageOps]
 
 
 class SchemeOptions(BaseModel):
@@ -101,18 +101,18 @@ class Scheme:
         over: Sequence[str] = (),
         options: SchemeOptions | None = None,
         mesh: Mesh | None = None,
-        habits: Any = None,
-        beside: Sequence[str] = (),
+        framework: Any = None,
+        sequence_axes: Sequence[str] = (),
     ) -> None:
-        self.claims = tuple(over)
+        self.axes = tuple(over)
         self.options: Any = options if options is not None else self.Options()
         self.mesh = mesh if mesh is not None else Mesh({})
-        self.over = self.mesh.parts(self.claims)
-        self.habits = habits
-        self.beside = tuple(beside)
+        self.over = self.mesh.parts(self.axes)
+        self.framework = framework
+        self.sequence_axes = tuple(sequence_axes)
 
     @classmethod
-    def axes(cls, over: Sequence[str], told: Mapping[str, Any]) -> tuple[str, ...]:
+    def all_axes(cls, over: Sequence[str], told: Mapping[str, Any]) -> tuple[str, ...]:
         """All axes that a scheme of a plan claims: those it is `over`, and those that its options name."""
         named = (told.get(option) for option in cls.names_axes)
         return (*over, *(axis for axis in named if axis))
@@ -120,7 +120,7 @@ class Scheme:
     @property
     def view(self) -> str:
         """The view of the mesh that its axes belong to; empty for the mesh itself."""
-        return self.mesh.view_of(self.claims[0]) if self.claims else ""
+        return self.mesh.view_of(self.axes[0]) if self.axes else ""
 
     def adapt(self, model: Any) -> Any:
         """The model as the plan runs it."""
@@ -133,44 +133,44 @@ class Scheme:
     def accept(self, job: Any) -> None:
         """Raises PlanError where the job has something that the scheme cannot do."""
 
-    def layouts(self, site: Leaf) -> str | Rule | None:
+    def layouts(self, module: Operator) -> str | Rule | None:
         """Which dim my axes divide here; None: I leave this site whole."""
         return None
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
         """What happens here; ``inner(site)`` is everything nested in me."""
-        return inner(site)
+        return inner(module)
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
         """What happens around a whole stage; ``inner(stage)`` is the chain of its units, each lowered by itself."""
         return inner(stage)
 
     @property
-    def alike(self) -> Hashable:
+    def lowering_key(self) -> Hashable:
         """Equal for schemes under which a unit lowers to the same ops."""
-        parts = tuple(self.mesh.parts(axis) for axis in self.claims)
+        parts = tuple(self.mesh.parts(axis) for axis in self.axes)
         return self.use, parts, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
-    def sums(self, param: Param) -> tuple[str, ...]:
+    def reduces(self, param: Param) -> tuple[str, ...]:
         """Axes over which I sum the gradient of `param`; what no scheme sums is summed at the update."""
         return ()
 
-    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+    def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         """Axes over which `state` (parameters, gradients, optimizer) of `param` is cut while it rests in memory."""
         return ()
 
-    def elsewhere(self, state: str) -> bool:
+    def offloads(self, state: str) -> bool:
         """Whether `state` rests outside of the GPU's memory."""
         return False
 
-    def secondary(self, param: Param) -> tuple[str, ...] | None:
+    def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Axes over which a second copy of cut weights rests cut, in the format that they compute in; None: no copy."""
         return None
 
-    def updates(self, param: Param) -> tuple[str, ...]:
+    def update_shards(self, param: Param) -> tuple[str, ...]:
         """Axes over which ranks share the update of `param`, each with a part of it: by default those over which the
         optimizer's states rest cut."""
-        return self.rests("optimizer", param)
+        return self.shards_at_rest("optimizer", param)
 
     @property
     def buffers(self) -> int:
@@ -178,7 +178,7 @@ class Scheme:
         return 0
 
     @property
-    def apart(self) -> tuple[str, ...]:
+    def unsynchronised(self) -> tuple[str, ...]:
         """Axes along which ranks take steps of their own, and sum no gradients."""
         return ()
 
@@ -187,7 +187,7 @@ class Scheme:
         """How many steps come round for each in which its ops of a period (`Op.when`) run."""
         return 1
 
-    def laws(self, setting: Any) -> Iterable[Law]:
+    def closed_forms(self, setting: Any) -> Iterable[ClosedForm]:
         """Closed forms that must hold at `setting` under ideal costs."""
         return ()
 

@@ -389,7 +389,7 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
 def _degree(plan: LongPlan, family: str) -> int:
     """The product of the axes that a family claims."""
     claims = (
-        find_scheme(entry.use).axes(entry.over, entry.model_extra or {})
+        find_scheme(entry.use).all_axes(entry.over, entry.model_extra or {})
         for entry in plan.schemes
         if entry.use.startswith(f"{family}/") and entry.use in scheme_names()
     )

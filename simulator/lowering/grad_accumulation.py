@@ -10,33 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simulator.ir.modules import Leaf, Local
-from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
+from simulator.ir.modules import LocalShapes, Operator
+from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
 
 
-def apart(weights: Iterable[Op], dtype: str) -> None:
+def write_out_of_place(weights: Iterable[Op], dtype: str) -> None:
     """Makes products write a tensor of `dtype`, where they would add to what lies in memory."""
     for op in weights:
         if isinstance(op.work, Gemm):
             op.work = replace(op.work, accumulate=False, out_dtype=dtype)
 
 
-def make_aside(frag: Fragment, leaf: Leaf, at: Local, weights: list[Op], ready: Op, whole: int) -> None:
+def accumulate_separately(
+    frag: Fragment, operator: Operator, at: LocalShapes, weights: list[Op], ready: Op, whole: int
+) -> None:
     """Changes the backward pass of a leaf, whose ops that make the weight gradients are `weights`; they are `ready`.
 
     whole: elements of the gradients that persist uncut.
     """
-    dtype = leaf.weights[0].dtype
-    apart(weights, dtype)
+    dtype = operator.weights[0].dtype
+    write_out_of_place(weights, dtype)
     if not whole:
         return
     nbytes = whole * BYTES[dtype]
-    more = [Op(f"make {leaf.name}", work=work, phase="W") for work in leaf.aside(at)]
-    add = Op(f"add w{leaf.name}", work=Memory("add", 2 * nbytes, nbytes), after=[ready], phase="W")
+    more = [Op(f"make {operator.name}", work=work, phase="W") for work in operator.temporary_gradient_work(at)]
+    add = Op(f"add w{operator.name}", work=Memory("add", 2 * nbytes, nbytes), after=[ready], phase="W")
     first = (more or weights or [add])[0]
     place = frag.backward.index(weights[0]) if weights else len(frag.backward)
     frag.backward[place:place] = more
     frag.backward.append(add)
     for param in frag.params:
         param.ready = add
-    frag.touches += [Touch(f"w:{leaf.name}", nbytes, first, made=True), Touch(f"w:{leaf.name}", nbytes, add)]
+    frag.tensor_uses += [
+        TensorUse(f"w:{operator.name}", nbytes, first, made=True),
+        TensorUse(f"w:{operator.name}", nbytes, add),
+    ]

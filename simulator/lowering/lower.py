@@ -14,18 +14,18 @@ from dataclasses import replace
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, leaving, needed
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import LOWEST, Leaf, Local, Nest, Site, Stage, Unit, Update, walk
+from simulator.ir.modules import LOWEST, CompositeModule, LocalShapes, Module, Operator, Stage, Unit, Update, walk
 from simulator.ir.operators import Boundary, Cast, Embedding, Residual, Sum
-from simulator.ir.ops import COMPUTE, Chain, Collective, Fragment, Link, Memory, Op, Param, Touch, Work
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, StageOps, TensorUse, UnitRun, Work
 from simulator.ir.scheme import Inner, Rule, Scheme
-from simulator.lowering.grad_accumulation import make_aside
-from simulator.lowering.resharding import Join
-from simulator.lowering.sharded_weights import bring_together
+from simulator.lowering.grad_accumulation import accumulate_separately
+from simulator.lowering.resharding import Resharding
+from simulator.lowering.sharded_weights import gather_weights
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
 
-Known = dict[Hashable, Link]
+Known = dict[Hashable, UnitRun]
 """Lowered units by what they depend on."""
 
 
@@ -49,18 +49,18 @@ class Lowering:
         self.mesh, self.schemes, self.regather, self.fused = mesh, tuple(schemes), regather, fused
         self._known: Known = known if known is not None else {}
         turns = tuple(self.in_turn(view) for view in ("", *mesh.views))
-        self._alike = (
+        self._lowering_key = (
             regather,
             fused,
             tuple(mesh.axes),
             tuple(mesh.views),
             turns,
-            *(scheme.alike for scheme in schemes),
+            *(scheme.lowering_key for scheme in schemes),
         )
-        self.producer: dict[str, tuple[Tensor, Leaf]] = {}
-        self.readers: dict[str, list[Leaf]] = defaultdict(list)
-        self._divisions: dict[Leaf, dict[str, str]] = {}
-        self._cuts: dict[Leaf, dict[str, str]] = {}
+        self.producer: dict[str, tuple[Tensor, Operator]] = {}
+        self.readers: dict[str, list[Operator]] = defaultdict(list)
+        self._divisions: dict[Operator, dict[str, str]] = {}
+        self._cuts: dict[Operator, dict[str, str]] = {}
         self._families: dict[str, str] = {part: one.family for one in self.schemes if not one.view for part in one.over}
         self._embeds = False
         self._same: dict[str, Tensor] = {}
@@ -69,31 +69,33 @@ class Lowering:
         self.arriving = ""
         """The key of the gradient that comes into the unit."""
 
-    def run(self, stage: Stage, embeds: bool = False) -> Chain:
+    def run(self, stage: Stage, embeds: bool = False) -> StageOps:
         """Lowers a whole stage; `embeds`: its device holds the embedding, in this stage or another."""
         self._embeds = embeds or any(
-            isinstance(leaf, Embedding) and not leaf.tied for unit in stage.units for leaf in unit.leaves()
+            isinstance(operator, Embedding) and not operator.tied
+            for unit in stage.units
+            for operator in unit.operators()
         )
         return self._around(stage, 0)
 
-    def lower(self, site: Site) -> Fragment:
-        """Lowers `site` through all schemes."""
-        return self._fold(site, 0)
+    def lower(self, module: Module) -> Fragment:
+        """Lowers `module` through all schemes."""
+        return self._fold(module, 0)
 
-    def division(self, leaf: Leaf) -> dict[str, str]:
-        """Which dim each axis divides at `leaf`, over all schemes; axes of size one divide nothing.
+    def division(self, operator: Operator) -> dict[str, str]:
+        """Which dim each axis divides at `operator`, over all schemes; axes of size one divide nothing.
 
         In a view its own schemes have the last word. Along the axes of a view that no scheme claims ranks hold copies
         of the weights, and along those that cut them at rest alone they use copies: so only tokens are divided there.
         """
-        if leaf not in self._divisions:
+        if operator not in self._divisions:
             divide: dict[str, str] = {}
             cuts: dict[str, str] = {}
-            inside = leaf.view if leaf.view in self.mesh.views else ""
+            inside = operator.view if operator.view in self.mesh.views else ""
             for scheme in sorted(self.schemes, key=lambda one: one.view != ""):
                 if scheme.view not in ("", inside):
                     continue
-                rule = scheme.layouts(leaf)
+                rule = scheme.layouts(operator)
                 if isinstance(rule, str):
                     rule = Rule(dict.fromkeys(scheme.over, rule))
                 if rule is not None:
@@ -103,30 +105,30 @@ class Lowering:
             for part in self.mesh.parts(self.mesh.views.get(inside, ())):
                 if (part not in claimed or part in cuts) and divide.get(part, "").split("|")[0] not in TOKENS:
                     divide[part] = "s"
-            self._divisions[leaf], self._cuts[leaf] = divide, cuts
-        return self._divisions[leaf]
+            self._divisions[operator], self._cuts[operator] = divide, cuts
+        return self._divisions[operator]
 
-    def at_rest(self, leaf: Leaf, weight: Tensor) -> Layout:
-        """How a weight of `leaf` lies while nobody uses it."""
-        used = needed(weight, self.division(leaf))
-        cuts = self._cuts[leaf].items()
+    def at_rest(self, operator: Operator, weight: Tensor) -> Layout:
+        """How a weight of `operator` lies while nobody uses it."""
+        used = needed(weight, self.division(operator))
+        cuts = self._cuts[operator].items()
         return {axis: dim for axis, dim in cuts if weight.has(dim) and axis not in used} | dict(used)
 
     # --------------------------------------------------------------------------------------- inside
 
-    def _around(self, stage: Stage, depth: int) -> Chain:
+    def _around(self, stage: Stage, depth: int) -> StageOps:
         if depth < len(self.schemes):
             return self.schemes[depth].lower_stage(stage, lambda part: self._around(part, depth + 1))
-        return Chain([self._link(unit) for unit in stage.units])
+        return StageOps([self._link(unit) for unit in stage.units])
 
-    def _link(self, unit: Unit) -> Link:
-        tied = any(getattr(leaf, "tied", False) for leaf in unit.leaves()) and self._embeds
-        key = (unit.alike, unit.marks, tied, self._alike) if unit.alike is not None else unit
+    def _link(self, unit: Unit) -> UnitRun:
+        tied = any(getattr(operator, "tied", False) for operator in unit.operators()) and self._embeds
+        key = (unit.lowering_key, unit.marks, tied, self._lowering_key) if unit.lowering_key is not None else unit
         if key not in self._known:
             self._known[key] = self._lowered(unit)
         return replace(self._known[key], count=unit.count, marks=unit.marks)
 
-    def _lowered(self, unit: Unit) -> Link:
+    def _lowered(self, unit: Unit) -> UnitRun:
         for notes in (self.producer, self.readers, self._same, self._passed_on):
             notes.clear()
         # Ids, and what only frozen leaves have made of them.
@@ -143,42 +145,42 @@ class Lowering:
             ends.append(self.key(tensor, layout) if tensor is not None else None)
         self.arriving = f"d:{ends[1]}"
         takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.takes, unit.gives))
-        names = [leaf.name for leaf in unit.leaves()]
+        names = [operator.name for operator in unit.operators()]
         found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
-        return Link(unit.name, self.lower(unit), 1, takes, gives, (ends[0], ends[1]), nbytes, found, left)
+        return UnitRun(unit.name, self.lower(unit), 1, takes, gives, (ends[0], ends[1]), nbytes, found, left)
 
-    def _note(self, leaf: Leaf) -> None:
-        if isinstance(leaf, Residual):
+    def _note(self, operator: Operator) -> None:
+        if isinstance(operator, Residual):
             # Only what is read nowhere else: a gradient that is summed is a new tensor.
-            alone = leaf.ins if len(leaf.ins) == 1 else leaf.ins[1:]
-            self._same |= {t.name: leaf.outs[0] for t in leaf.passing if t in alone}
-        if isinstance(leaf, Sum):
-            self._same |= {t.name: out for t, out in leaf.passing}
-        if isinstance(leaf, Cast):
-            self._same[leaf.ins[0].name] = leaf.outs[0]
-        if isinstance(leaf, Boundary):
-            self._passed_on[leaf.outs[0].name] = leaf.ins[0]
-        for tensor in leaf.outs:
-            self.producer[tensor.name] = (tensor, leaf)
-        for tensor in leaf.ins:
-            self.readers[tensor.name].append(leaf)
-        if leaf.frozen and not self._moving(leaf):
-            self._fixed |= {tensor.name for tensor in leaf.outs}
+            alone = operator.ins if len(operator.ins) == 1 else operator.ins[1:]
+            self._same |= {t.name: operator.outs[0] for t in operator.passing if t in alone}
+        if isinstance(operator, Sum):
+            self._same |= {t.name: out for t, out in operator.passing}
+        if isinstance(operator, Cast):
+            self._same[operator.ins[0].name] = operator.outs[0]
+        if isinstance(operator, Boundary):
+            self._passed_on[operator.outs[0].name] = operator.ins[0]
+        for tensor in operator.outs:
+            self.producer[tensor.name] = (tensor, operator)
+        for tensor in operator.ins:
+            self.readers[tensor.name].append(operator)
+        if operator.frozen and not self._moving(operator):
+            self._fixed |= {tensor.name for tensor in operator.outs}
 
-    def _moving(self, leaf: Leaf) -> list[Tensor]:
+    def _moving(self, operator: Operator) -> list[Tensor]:
         """The inputs that something trained has made, so that their gradients are wanted."""
-        return [t for t in leaf.ins if t.dtype != "int64" and t.name not in self._fixed]
+        return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._fixed]
 
-    def _fold(self, site: Site, depth: int) -> Fragment:
+    def _fold(self, module: Module, depth: int) -> Fragment:
         if depth < len(self.schemes):
             inner: Inner = lambda part: self._fold(part, depth + 1)  # noqa: E731
-            return self.schemes[depth].lower(site, inner)
-        if isinstance(site, Nest):
-            return Join(self, site).fragment
-        if isinstance(site, Update):
-            return self._update(site)
-        assert isinstance(site, Leaf)
-        return self._leaf(site)
+            return self.schemes[depth].lower(module, inner)
+        if isinstance(module, CompositeModule):
+            return Resharding(self, module).fragment
+        if isinstance(module, Update):
+            return self._update(module)
+        assert isinstance(module, Operator)
+        return self._leaf(module)
 
     def op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
         """`view`: the one in which a collective takes place, or to which it leads."""
@@ -188,7 +190,7 @@ class Lowering:
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
         return Op(name, stream, work, list(after), phase)
 
-    def chain(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
+    def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
         """Ops of one leaf, each waiting for the one before (they may lie on different streams)."""
         ops: list[Op] = []
         for work in works:
@@ -202,74 +204,78 @@ class Lowering:
         cuts = (f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and self.mesh.size(a) > 1)
         return f"{tensor.name}@{','.join(cuts)}"
 
-    def touch(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> Touch:
+    def tensor_use(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> TensorUse:
         whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
         if prefix:
             while tensor.name in self._same:
                 tensor = self._same[tensor.name]
             tensor = tensor.gradient
         category = "logits" if tensor.has("v") else "workspace"
-        return Touch(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
+        return TensorUse(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
 
     def produced(self, tensor: Tensor) -> Layout:
         """How a tensor leaves its producer, in the dims of this reader."""
-        made, leaf = self.producer[tensor.name]
-        return tensor.arriving(leaf.leaving(made, self.division(leaf)))
+        made, operator = self.producer[tensor.name]
+        return tensor.arriving(operator.leaving(made, self.division(operator)))
 
-    def meeting(self, tensor: Tensor, *readers: Leaf) -> str:
+    def meeting(self, tensor: Tensor, *readers: Operator) -> str:
         """The view in which the maker of a tensor or one of its readers lies."""
         maker = self.producer.get(tensor.name)
-        leaves = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
-        return next((leaf.view for leaf in leaves if leaf.view), "")
+        operators = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
+        return next((operator.view for operator in operators if operator.view), "")
 
     def in_turn(self, view: str) -> bool:
         """Whether gradients of activations of a view wait for all that was issued before them."""
-        habits = [one.habits.overlap for one in self.schemes if one.view == view and one.habits]
-        return not all(overlap.ep if view else overlap.gradients for overlap in habits)
+        framework = [one.framework.overlap for one in self.schemes if one.view == view and one.framework]
+        return not all(overlap.ep if view else overlap.gradients for overlap in framework)
 
-    def _leaf(self, leaf: Leaf) -> Fragment:
-        divide = self.division(leaf)
-        at = Local(divide, self.mesh)
-        frag = Fragment(entry={t.name: Op(f"{t.name} in") for t in leaf.ins})
-        frag.grad_entry = {t.name: Op(f"d{t.name} in", phase="B") for t in leaf.outs}
+    def _leaf(self, operator: Operator) -> Fragment:
+        divide = self.division(operator)
+        at = LocalShapes(divide, self.mesh)
+        frag = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
+        frag.grad_entry = {t.name: Op(f"d{t.name} in", phase="B") for t in operator.outs}
         start, grads = list(frag.entry.values()), list(frag.grad_entry.values())
 
-        frag.forward = self.chain(leaf.name, leaf.forward(at), start, "F")
-        end = frag.forward[-1] if frag.forward else Op(leaf.name, after=start)
-        frag.exit = {t.name: end for t in leaf.outs}
+        frag.forward = self.serial_ops(operator.name, operator.forward(at), start, "F")
+        end = frag.forward[-1] if frag.forward else Op(operator.name, after=start)
+        frag.exit = {t.name: end for t in operator.outs}
 
-        moving = self._moving(leaf)
-        inputs = self.chain(f"d{leaf.name}", leaf.backward_inputs(at) if moving else [], grads, "B")
-        weights = self.chain(f"w{leaf.name}", [] if leaf.frozen else leaf.backward_weights(at), grads, "W")
+        moving = self._moving(operator)
+        inputs = self.serial_ops(f"d{operator.name}", operator.backward_inputs(at) if moving else [], grads, "B")
+        weights = self.serial_ops(
+            f"w{operator.name}", [] if operator.frozen else operator.backward_weights(at), grads, "W"
+        )
         frag.backward = [*inputs, *weights]
-        given = inputs[-1] if inputs else Op(f"d{leaf.name}", after=grads, phase="B")
+        given = inputs[-1] if inputs else Op(f"d{operator.name}", after=grads, phase="B")
         frag.grad_exit = {t.name: given for t in moving}
-        ready = (weights or inputs or [Op(f"w{leaf.name}", after=grads, phase="W")])[-1]
+        ready = (weights or inputs or [Op(f"w{operator.name}", after=grads, phase="W")])[-1]
         params = []
-        for weight in leaf.weights:
+        for weight in operator.weights:
             # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
-            summed = (axis for axis, dims in divide.items() if any(t.first(dims) for t in leaf.outs))
-            rested = self.at_rest(leaf, weight)
+            summed = (axis for axis, dims in divide.items() if any(t.first(dims) for t in operator.outs))
+            rested = self.at_rest(operator, weight)
             partial = tuple(axis for axis in summed if axis not in rested)
             size = weight.local(rested, self.mesh)
             total = weight.local({}, self.mesh)
-            tied = getattr(leaf, "tied", False)
-            view = leaf.view if leaf.view in self.mesh.views else ""
-            copies, trained = self._copies(weight, at), not leaf.frozen
+            tied = getattr(operator, "tied", False)
+            view = operator.view if operator.view in self.mesh.views else ""
+            copies, trained = self._copies(weight, at), not operator.frozen
             params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained))
         # A tied output layer beside its embedding has no table of its own.
-        borrows = getattr(leaf, "tied", False) and self._embeds
+        borrows = getattr(operator, "tied", False) and self._embeds
         frag.params = [] if borrows else params
         frag.borrowed = [param.name for param in params] if borrows else []
-        frag.touches = list(self._touches(leaf, at, frag, inputs, weights))
-        if not self.fused and params and not leaf.frozen:
-            uncut = {weight.name for weight in leaf.weights if self.at_rest(leaf, weight) == at.layout(weight)}
-            kept = (param for param in params if self.mesh.size(rests(self.schemes, "gradients", param)) == 1)
-            make_aside(frag, leaf, at, weights, ready, sum(param.size for param in kept if param.name in uncut))
-        bring_together(self, leaf, at, frag, inputs, weights)
+        frag.tensor_uses = list(self._touches(operator, at, frag, inputs, weights))
+        if not self.fused and params and not operator.frozen:
+            uncut = {weight.name for weight in operator.weights if self.at_rest(operator, weight) == at.layout(weight)}
+            kept = (param for param in params if self.mesh.size(shards_at_rest(self.schemes, "gradients", param)) == 1)
+            accumulate_separately(
+                frag, operator, at, weights, ready, sum(param.size for param in kept if param.name in uncut)
+            )
+        gather_weights(self, operator, at, frag, inputs, weights)
         return frag
 
-    def _copies(self, weight: Tensor, at: Local) -> tuple[tuple[str, ...], int] | None:
+    def _copies(self, weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:
         """The axes along which neighbours hold the same part of a weight, though they cut it, and their number."""
         layout = at.layout(weight)
         for name, dim in weight.dims.items():
@@ -278,71 +284,75 @@ class Lowering:
                 return tuple(axes), holders
         return None
 
-    def _touches(self, leaf: Leaf, at: Local, frag: Fragment, inputs: list[Op], weights: list[Op]) -> Iterable[Touch]:
+    def _touches(
+        self, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
+    ) -> Iterable[TensorUse]:
         if frag.forward:
             first, last = frag.forward[0], frag.forward[-1]
-            yield from (self.touch(t, at.layout(t), op) for t in leaf.ins for op in (first, last))
-            yield from (self.touch(t, leaf.leaving(t, at.divide), last, made=True) for t in leaf.outs)
-        yield from self._temporaries(leaf, at, frag.forward, backward=False)
+            yield from (self.tensor_use(t, at.layout(t), op) for t in operator.ins for op in (first, last))
+            yield from (self.tensor_use(t, operator.leaving(t, at.divide), last, made=True) for t in operator.outs)
+        yield from self._temporaries(operator, at, frag.forward, backward=False)
         backward = [*inputs, *weights]
         if not backward:
             return
         for op in (backward[0], backward[-1]):
-            yield from (self.touch(t, at.layout(t), op, prefix="d:") for t in leaf.outs)
+            yield from (self.tensor_use(t, at.layout(t), op, prefix="d:") for t in operator.outs)
         if inputs:
-            moving = self._moving(leaf)
-            yield from (self.touch(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in moving)
-            yield from (replace(self.touch(t, at.layout(t), inputs[-1]), stays=True) for t in leaf.lent)
-            for what, nbytes in zip(("found", "left"), leaf.handed(at), strict=True):
+            moving = self._moving(operator)
+            yield from (self.tensor_use(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in moving)
+            yield from (replace(self.tensor_use(t, at.layout(t), inputs[-1]), stays=True) for t in operator.lent)
+            for what, nbytes in zip(("found", "left"), operator.handed(at), strict=True):
                 ends = (inputs[0], inputs[-1]) if nbytes else ()
-                key, made = f"d:{leaf.name}.{what}", what == "left"
-                yield from (Touch(key, nbytes, op, made, "activations") for op in ends)
+                key, made = f"d:{operator.name}.{what}", what == "left"
+                yield from (TensorUse(key, nbytes, op, made, "activations") for op in ends)
         # What both gradients read goes after the weight gradient; what only one reads goes with it.
-        for t in leaf.reads if leaf.frozen else (*leaf.reads, *leaf.reads_for_weights):
-            op = (weights or inputs)[-1] if t in leaf.reads_for_weights else (inputs or weights)[-1]
-            yield self.touch(t, at.layout(t) if t in leaf.ins else leaf.leaving(t, at.divide), op)
-        yield from self._temporaries(leaf, at, inputs, backward=True)
+        for t in operator.reads if operator.frozen else (*operator.reads, *operator.reads_for_weights):
+            op = (weights or inputs)[-1] if t in operator.reads_for_weights else (inputs or weights)[-1]
+            yield self.tensor_use(t, at.layout(t) if t in operator.ins else operator.leaving(t, at.divide), op)
+        yield from self._temporaries(operator, at, inputs, backward=True)
         if frag.forward:
-            for what, nbytes, category in leaf.keeps(at):
-                yield Touch(f"{leaf.name}.{what}", nbytes, frag.forward[-1], True, category)
-                yield Touch(f"{leaf.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
+            for what, nbytes, category in operator.keeps(at):
+                yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
+                yield TensorUse(f"{operator.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
 
-    def _temporaries(self, leaf: Leaf, at: Local, ops: list[Op], backward: bool) -> Iterable[Touch]:
-        for i, (start, stop, nbytes) in enumerate(leaf.temporaries(at, backward) if ops else ()):
-            key = f"{'d:' * backward}{leaf.name}.{i}"
-            yield from (Touch(key, nbytes, ops[place], made=place == start) for place in (start, stop))
+    def _temporaries(self, operator: Operator, at: LocalShapes, ops: list[Op], backward: bool) -> Iterable[TensorUse]:
+        for i, (start, stop, nbytes) in enumerate(operator.temporaries(at, backward) if ops else ()):
+            key = f"{'d:' * backward}{operator.name}.{i}"
+            yield from (TensorUse(key, nbytes, ops[place], made=place == start) for place in (start, stop))
 
-    def _update(self, site: Update) -> Fragment:
+    def _update(self, module: Update) -> Fragment:
         """Sums what no data scheme summed, then clipping's norm, then the optimizer over the local shards."""
         rest: dict[tuple[str, ...], int] = defaultdict(int)
         copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
         elements = shard = 0.0
-        for param, count in site.params:
+        for param, count in module.params:
             if param.copies:
-                cut = self.mesh.size(rests(self.schemes, "gradients", param))
+                cut = self.mesh.size(shards_at_rest(self.schemes, "gradients", param))
                 copied[param.copies] += count * param.size // cut
-        for param, size in by_axes(site.params):
-            summed = {axis for scheme in self.schemes for axis in (*scheme.sums(param), *scheme.apart)}
-            held = size / self.mesh.size(rests(self.schemes, "gradients", param))
+        for param, size in by_axes(module.params):
+            summed = {axis for scheme in self.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised)}
+            held = size / self.mesh.size(shards_at_rest(self.schemes, "gradients", param))
             if axes := tuple(axis for axis in param.partial if axis not in summed):
                 rest[axes] += round(held)
             elements += held
-            shard += size / self.mesh.size(axis for scheme in self.schemes for axis in scheme.updates(param))
-        sums = [Collective("all_reduce", n * site.grad_bytes, axes) for axes, n in sorted(rest.items())]
+            shard += size / self.mesh.size(axis for scheme in self.schemes for axis in scheme.update_shards(param))
+        sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items())]
         for (axes, holders), n in sorted(copied.items()):
-            sums.append(Collective("all_reduce", n * site.grad_bytes, axes, tuple(range(holders))))
-        sums += [Collective("all_reduce", n * site.grad_bytes, (site.axis,), members) for members, n in site.shared]
+            sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
+        sums += [
+            Collective("all_reduce", n * module.grad_bytes, (module.axis,), members) for members, n in module.shared
+        ]
         ops = [self.op("reduce", work, [], "U") for work in sums]
-        if site.clipped:
-            ops.append(self.op("grad-norm", Memory("grad-norm", round(shard * site.grad_bytes), 0), ops, "U"))
-            apart = {axis for scheme in self.schemes for axis in scheme.apart}
+        if module.clipped:
+            ops.append(self.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))
+            apart = {axis for scheme in self.schemes for axis in scheme.unsynchronised}
             everyone = tuple(axis for axis in self.mesh.axes if self.mesh.size(axis) > 1 and axis not in apart)
             if everyone:
                 ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
-        behind = ops[-1:] if site.clipped else ops
-        step = self.op("adam", Memory("adam", round(shard * site.read), round(shard * site.write)), behind, "U")
+        behind = ops[-1:] if module.clipped else ops
+        step = self.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
         # Zeroing the gradient buffer touches every gradient that rests here.
-        zero = self.op("zero-grad", Memory("zero-grad", 0, round(elements * site.grad_bytes)), [step], "U")
+        zero = self.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
         return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
 
 
@@ -358,6 +368,6 @@ def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
     return list(found.values())
 
 
-def rests(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
+def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
     """All axes over which `state` of a parameter is cut while it rests."""
-    return tuple(axis for scheme in schemes for axis in scheme.rests(state, param))
+    return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.ir.modules import Update
-from simulator.ir.ops import Chain, Fragment, HostCopy, HostUpdate, Link, Memory, Op, Touch
+from simulator.ir.ops import Fragment, HostCopy, HostUpdate, Memory, Op, StageOps, TensorUse, UnitRun
 from simulator.lowering.rewrite import Rewrite
 
 OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
@@ -20,81 +20,87 @@ Saved = dict[str, int]
 """What waits for a unit's backward pass: bytes by the keys of the touches."""
 
 
-def activations_away(chain: Chain, mark: str, to: str) -> Chain:
-    """`chain`, where what units with `mark` save for their backward pass rests on the host meanwhile.
+def activations_away(stage_ops: StageOps, mark: str, to: str) -> StageOps:
+    """`serial_ops`, where what units with `mark` save for their backward pass rests on the host meanwhile.
 
     The unit in front of the loss is needed again at once, and keeps its own. The last one of a stage leaves behind its
     own pass, and comes back when its gradient is there.
     """
-    made: list[Link] = []
+    made: list[UnitRun] = []
     coming: Saved = {}
-    for i, link in enumerate(chain.links):
-        after = chain.links[i + 1] if i + 1 < len(chain.links) and chain.links[i + 1].takes else None
-        own = _saved(link) if mark in link.marks else {}
+    for i, unit_run in enumerate(stage_ops.unit_runs):
+        after = (
+            stage_ops.unit_runs[i + 1]
+            if i + 1 < len(stage_ops.unit_runs) and stage_ops.unit_runs[i + 1].takes
+            else None
+        )
+        own = _saved(unit_run) if mark in unit_run.marks else {}
         last = {} if after and not after.gives else own
-        before = coming if link.takes else {}
+        before = coming if unit_run.takes else {}
         # Copies differ in the one before them, and the last in what is behind it.
-        copies = [(1, before, own), (link.count - 2, own, own), (1, own, last)]
-        if link.count == 1 or not own:
-            copies = [(1, before, last), (link.count - 1, {}, {})] if before or own else [(link.count, {}, {})]
+        copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
+        if unit_run.count == 1 or not own:
+            copies = [(1, before, last), (unit_run.count - 1, {}, {})] if before or own else [(unit_run.count, {}, {})]
         for place, (count, previous, mine) in enumerate(copies):
             if count:
                 alone = after is None and place == len(copies) - 1
-                made.append(replace(link, fragment=_moved(link, mine, previous, alone, to), count=count))
+                made.append(replace(unit_run, fragment=_moved(unit_run, mine, previous, alone, to), count=count))
         coming = last
-    return Chain(made, chain.ahead, chain.behind)
+    return StageOps(made, stage_ops.ahead, stage_ops.behind)
 
 
-def _saved(link: Link) -> Saved:
+def _saved(unit_run: UnitRun) -> Saved:
     """What a unit touches in both passes; not what others need meanwhile, and no states."""
-    fragment = link.fragment
+    fragment = unit_run.fragment
     forward, backward = set(map(id, fragment.forward)), set(map(id, fragment.backward))
-    others = {t.key for t in fragment.touches if t.stays or t.category in ("parameters", "gradients")}
-    others |= {link.keys[1] or "", *link.found, *link.left}
-    both = {t.key for t in fragment.touches if id(t.op) in forward} & {
-        t.key for t in fragment.touches if id(t.op) in backward
+    others = {t.key for t in fragment.tensor_uses if t.stays or t.category in ("parameters", "gradients")}
+    others |= {unit_run.keys[1] or "", *unit_run.found, *unit_run.left}
+    both = {t.key for t in fragment.tensor_uses if id(t.op) in forward} & {
+        t.key for t in fragment.tensor_uses if id(t.op) in backward
     }
     found: Saved = {}
-    for touch in fragment.touches:
-        if touch.key in both - others and touch.nbytes:
-            found[touch.key] = max(touch.nbytes, found.get(touch.key, 0))
+    for tensor_use in fragment.tensor_uses:
+        if tensor_use.key in both - others and tensor_use.nbytes:
+            found[tensor_use.key] = max(tensor_use.nbytes, found.get(tensor_use.key, 0))
     return found
 
 
-def _moved(link: Link, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
+def _moved(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
     """A unit whose `own` activations are away between its passes, and which has those of the `previous` one copied.
     alone: nobody behind it copies its own."""
     if not own and not previous:
-        return link.fragment
-    made = link.fragment.copy()
+        return unit_run.fragment
+    made = unit_run.fragment.copy()
     backward = set(map(id, made.backward))
-    made.touches = [replace(t, key=f"{t.key}~") if t.key in own and id(t.op) in backward else t for t in made.touches]
-    comes = [made.entry[link.takes]] if link.takes in made.entry else []
-    grads = [made.grad_entry[link.gives]] if link.gives in made.grad_entry else []
+    made.tensor_uses = [
+        replace(t, key=f"{t.key}~") if t.key in own and id(t.op) in backward else t for t in made.tensor_uses
+    ]
+    comes = [made.entry[unit_run.takes]] if unit_run.takes in made.entry else []
+    grads = [made.grad_entry[unit_run.gives]] if unit_run.gives in made.grad_entry else []
     if own and alone:
-        result = made.exit[link.gives or ""]
+        result = made.exit[unit_run.gives or ""]
         made.forward.append(_copy(own, [result], "F", to))
         back = _copy(own, grads, "B", to)
-        for touch in made.touches:
-            if id(touch.op) in backward and touch.key.removesuffix("~") in own:
-                touch.op.after.append(back)
+        for tensor_use in made.tensor_uses:
+            if id(tensor_use.op) in backward and tensor_use.key.removesuffix("~") in own:
+                tensor_use.op.after.append(back)
         made.backward.insert(0, back)
     if previous:
         for ops, waits, phase, gate, name in (
-            (made.forward, comes, "F", made.exit, link.gives),
-            (made.backward, grads, "B", made.grad_exit, link.takes),
+            (made.forward, comes, "F", made.exit, unit_run.gives),
+            (made.backward, grads, "B", made.grad_exit, unit_run.takes),
         ):
             copy = _copy(previous, waits, phase, to)
             ops.insert(0, copy)
             if name in gate:
                 gate[name] = Op(f"{copy.name} of the one before", after=[gate[name], copy], phase=phase)
             nbytes = sum(previous.values())
-            made.touches += [
-                Touch(f"{copy.name} {phase}", nbytes, op, op is copy, "activations") for op in (copy, ops[-1])
+            made.tensor_uses += [
+                TensorUse(f"{copy.name} {phase}", nbytes, op, op is copy, "activations") for op in (copy, ops[-1])
             ]
     for key, nbytes in own.items():
-        made.touches.append(Touch(key, nbytes, made.forward[-1]))
-        made.touches.append(Touch(f"{key}~", nbytes, made.backward[0], True, "activations"))
+        made.tensor_uses.append(TensorUse(key, nbytes, made.forward[-1]))
+        made.tensor_uses.append(TensorUse(f"{key}~", nbytes, made.backward[0], True, "activations"))
     return made
 
 
@@ -105,7 +111,7 @@ def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
     return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
 
 
-def updated_on_host(site: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
+def updated_on_host(module: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
     """The update of states that rest on the host: gradients go there, the host's processors work, weights come back.
 
     weights: bytes of an element of those that come back; none do where it is 0. to: where states rest; from disks they
@@ -117,8 +123,8 @@ def updated_on_host(site: Update, fragment: Fragment, weights: int, to: str, the
             continue
         read, write = op.work.read, op.work.write
         if op.work.what == "adam":
-            elements = round(read / site.read)
-            sent, back = elements * site.grad_bytes, elements * weights
+            elements = round(read / module.read)
+            sent, back = elements * module.grad_bytes, elements * weights
             disks = (read - sent, write - back) if to == "nvme" else (0, 0)
             step = Op("adam on the host", HOST, HostUpdate(read, write, *disks), list(op.after), "U")
             ops = [step]

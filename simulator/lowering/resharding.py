@@ -6,9 +6,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
-from simulator.ir.modules import Leaf, Nest, Site
+from simulator.ir.modules import CompositeModule, Module, Operator
 from simulator.ir.operators import CoreAttention, Linear, Residual
-from simulator.ir.ops import Collective, Fragment, Memory, Op, Touch
+from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
 
 if TYPE_CHECKING:
     from simulator.lowering.lower import Lowering
@@ -16,97 +16,101 @@ if TYPE_CHECKING:
 Contribution = tuple[Layout, Op]
 
 
-class Join:
+class Resharding:
     """Joins the children of a nest: what moves between them forward, and the same for gradients backward."""
 
-    def __init__(self, lowering: Lowering, nest: Nest) -> None:
-        self.lowering, self.nest, self.mesh = lowering, nest, lowering.mesh
+    def __init__(self, lowering: Lowering, composite: CompositeModule) -> None:
+        self.lowering, self.composite, self.mesh = lowering, composite, lowering.mesh
         self.fragment = Fragment()
-        self.regathered: dict[Site, list[Op]] = {}
-        fragments = [lowering.lower(child) for child in nest.children]
+        self.regathered: dict[Module, list[Op]] = {}
+        fragments = [lowering.lower(child) for child in composite.children]
         self._forward(fragments)
         self._backward(fragments)
         for frag in fragments:
             self.fragment.params += frag.params
             self.fragment.borrowed += frag.borrowed
-            self.fragment.touches += frag.touches
+            self.fragment.tensor_uses += frag.tensor_uses
 
     # ------------------------------------------------------------------------------------- forward
 
     def _forward(self, fragments: list[Fragment]) -> None:
         out = self.fragment
-        out.entry = {t.name: Op(f"{t.name} in") for t in self.nest.inputs}
+        out.entry = {t.name: Op(f"{t.name} in") for t in self.composite.inputs}
         ready: dict[str, Op] = dict(out.entry)
         moved: dict[str, Op] = {}
-        for child, frag in zip(self.nest.children, fragments, strict=True):
+        for child, frag in zip(self.composite.children, fragments, strict=True):
             for tensor in child.inputs:
                 source = ready[tensor.name]
-                if isinstance(child, Leaf) and tensor.name in self.lowering.producer:
+                if isinstance(child, Operator) and tensor.name in self.lowering.producer:
                     source = self._arrive(child, tensor, source, frag, moved)
                 frag.entry[tensor.name].after.append(source)
             out.forward += frag.forward
             ready |= frag.exit
         out.exit = {name: op for name, op in ready.items() if name not in out.entry}
 
-    def _arrive(self, leaf: Leaf, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
+    def _arrive(self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
         """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
         low = self.lowering
-        made, wanted = low.produced(tensor), needed(tensor, low.division(leaf))
+        made, wanted = low.produced(tensor), needed(tensor, low.division(operator))
         steps = moves(tensor, made, wanted, self.mesh)
         key = low.key(tensor, wanted)
         if steps and key not in moved:
             for work in steps:
-                source = low.op(f"{work.operation} {tensor.name}", work, [source], "F", low.meeting(tensor, leaf))
+                source = low.op(f"{work.operation} {tensor.name}", work, [source], "F", low.meeting(tensor, operator))
                 self.fragment.forward.append(source)
-            self.fragment.touches += [low.touch(tensor, made, source), low.touch(tensor, wanted, source, made=True)]
+            self.fragment.tensor_uses += [
+                low.tensor_use(tensor, made, source),
+                low.tensor_use(tensor, wanted, source, made=True),
+            ]
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
         # Experts keep the tokens that they have gathered, and slices what later ones read.
-        again = isinstance(leaf, Linear | CoreAttention) and not leaf.view and tensor not in leaf.lent
+        again = isinstance(operator, Linear | CoreAttention) and not operator.view and tensor not in operator.lent
         if gathered and low.regather and again:
-            self._gather_again(leaf, tensor, steps, made, wanted, frag)
+            self._gather_again(operator, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
 
     def _gather_again(
-        self, leaf: Leaf, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
+        self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
         """Keeps the shard instead of the gathered input, and gathers it again for the gradient that needs it."""
         low = self.lowering
-        phase = "W" if isinstance(leaf, Linear) else "B"
+        phase = "W" if isinstance(operator, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]
         if not readers:
             return
         key = low.key(tensor, wanted)
-        gradients, view = list(frag.grad_entry.values()), low.meeting(tensor, leaf)
-        again = low.chain(f"regather {tensor.name}", steps, gradients, phase, view)
+        gradients, view = list(frag.grad_entry.values()), low.meeting(tensor, operator)
+        again = low.serial_ops(f"regather {tensor.name}", steps, gradients, phase, view)
         for op in readers:
             op.after.append(again[-1])
-        frag.touches = [
-            Touch(f"{key}~{leaf.name}", t.nbytes, t.op) if t.key == key and t.op in readers else t for t in frag.touches
+        frag.tensor_uses = [
+            TensorUse(f"{key}~{operator.name}", t.nbytes, t.op) if t.key == key and t.op in readers else t
+            for t in frag.tensor_uses
         ]
-        frag.touches += [
-            Touch(f"{key}~{leaf.name}", tensor.nbytes(wanted, self.mesh), again[-1], made=True),
-            low.touch(tensor, made, again[0]),
+        frag.tensor_uses += [
+            TensorUse(f"{key}~{operator.name}", tensor.nbytes(wanted, self.mesh), again[-1], made=True),
+            low.tensor_use(tensor, made, again[0]),
         ]
-        self.regathered.setdefault(leaf, []).extend(again)
+        self.regathered.setdefault(operator, []).extend(again)
 
     # ------------------------------------------------------------------------------------ backward
 
     def _backward(self, fragments: list[Fragment]) -> None:
         out, low = self.fragment, self.lowering
-        inside = {leaf for leaf in self.nest.leaves()}
-        made_here = {t.name for child in self.nest.children for t in child.outputs}
-        waiting = {t.name: 0 for child in self.nest.children for t in child.inputs}
+        inside = {operator for operator in self.composite.operators()}
+        made_here = {t.name for child in self.composite.children for t in child.outputs}
+        waiting = {t.name: 0 for child in self.composite.children for t in child.inputs}
         given: dict[str, list[Contribution]] = defaultdict(list)
-        for child in self.nest.children:
+        for child in self.composite.children:
             for tensor in child.inputs:
                 waiting[tensor.name] += 1
         for name in made_here:
-            if any(leaf not in inside for leaf in low.readers[name]) or not low.readers[name]:
+            if any(operator not in inside for operator in low.readers[name]) or not low.readers[name]:
                 out.grad_entry[name] = Op(f"d{name} in", phase="B")
                 given[name].append((self._wanted(name), out.grad_entry[name]))
 
-        for child, frag in zip(reversed(self.nest.children), reversed(fragments), strict=True):
+        for child, frag in zip(reversed(self.composite.children), reversed(fragments), strict=True):
             for tensor in child.outputs:
                 if tensor.name in frag.grad_entry:
                     frag.grad_entry[tensor.name].after += [op for _, op in given[tensor.name]]
@@ -122,9 +126,9 @@ class Join:
                         out.grad_exit[tensor.name] = given[tensor.name][0][1]
             out.backward += ops
 
-    def _left(self, child: Site, tensor: Tensor) -> Layout:
+    def _left(self, child: Module, tensor: Tensor) -> Layout:
         """How the gradient of an input leaves a child, in the producer's dims; a nest has moved it already."""
-        if not isinstance(child, Leaf) or tensor.name not in self.lowering.producer:
+        if not isinstance(child, Operator) or tensor.name not in self.lowering.producer:
             return self._wanted(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
         return {axis: back.get(dim, dim) for axis, dim in leaving(tensor, self.lowering.division(child)).items()}
@@ -133,8 +137,8 @@ class Join:
         """How the gradient of a tensor must arrive at its producer."""
         if name not in self.lowering.producer:
             return {}
-        tensor, leaf = self.lowering.producer[name]
-        return needed(tensor, self.lowering.division(leaf))
+        tensor, operator = self.lowering.producer[name]
+        return needed(tensor, self.lowering.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
         """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
@@ -157,20 +161,20 @@ class Join:
                 source, op = op, low.op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
                 ops.insert(place, op)
                 place += 1
-                self.fragment.touches.append(low.touch(tensor, wanted, op, made=True, prefix="d:"))
-                arrived = low.touch(tensor, layout, op, prefix="d:")
+                self.fragment.tensor_uses.append(low.tensor_use(tensor, wanted, op, made=True, prefix="d:"))
+                arrived = low.tensor_use(tensor, layout, op, prefix="d:")
                 if source.work is not None or arrived.key == low.arriving:
-                    self.fragment.touches.append(arrived)
+                    self.fragment.tensor_uses.append(arrived)
             moved.append(op)
         return wanted, self._sum(tensor, wanted, moved, ops)
 
     def _passed(self, tensor: Tensor, total: Op) -> None:
         """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
-        for leaf in self.lowering.readers[tensor.name]:
-            if isinstance(leaf, Residual) and tensor.name in [t.name for t in leaf.passing]:
-                out = leaf.outs[0]
-                layout = needed(out, self.lowering.division(leaf))
-                self.fragment.touches.append(self.lowering.touch(out, layout, total, prefix="d:"))
+        for operator in self.lowering.readers[tensor.name]:
+            if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.passing]:
+                out = operator.outs[0]
+                layout = needed(out, self.lowering.division(operator))
+                self.fragment.tensor_uses.append(self.lowering.tensor_use(out, layout, total, prefix="d:"))
 
     def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
         """One op after which the sum of `members` exists: an addition kernel when there are several."""
@@ -179,6 +183,6 @@ class Join:
         size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
         total = self.lowering.op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
         ops.append(total)
-        self.fragment.touches.append(self.lowering.touch(tensor, layout, total, made=True, prefix="d:"))
+        self.fragment.tensor_uses.append(self.lowering.tensor_use(tensor, layout, total, made=True, prefix="d:"))
         self._passed(tensor, total)
         return total

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, Touch, Transfer, Work
+from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, TensorUse, Transfer, Work
 
 
 def parts(work: Work, n: int) -> list[Work]:
@@ -108,7 +108,7 @@ class Rewrite:
             for name, op in ends.items():
                 ends[name] = self._end(op)
         frag.params = [self._param(param) for param in frag.params]
-        frag.touches = [one for touch in frag.touches for one in self._touches(touch)]
+        frag.tensor_uses = [one for tensor_use in frag.tensor_uses for one in self._touches(tensor_use)]
         return frag
 
     def _end(self, op: Op) -> Op:
@@ -122,11 +122,11 @@ class Rewrite:
     def _param(self, param: Param) -> Param:
         return replace(param, ready=self._end(param.ready), used=self._stand(param.used)[0])
 
-    def _touches(self, touch: Touch) -> Iterable[Touch]:
+    def _touches(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
         """Memory that an op needs is there from the first to the last of those that stand in for it."""
-        ops = self._stand(touch.op)
-        ends = [replace(touch, op=ops[0])]
-        return ends if len(ops) == 1 else [*ends, replace(touch, op=ops[-1], made=False)]
+        ops = self._stand(tensor_use.op)
+        ends = [replace(tensor_use, op=ops[0])]
+        return ends if len(ops) == 1 else [*ends, replace(tensor_use, op=ops[-1], made=False)]
 
 
 def sources(op: Op) -> set[Op]:

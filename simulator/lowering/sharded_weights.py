@@ -11,16 +11,16 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from simulator.ir.layout import moves
-from simulator.ir.modules import Leaf, Local
-from simulator.ir.ops import Collective, Fragment, Op, Touch
-from simulator.lowering.grad_accumulation import apart
+from simulator.ir.modules import LocalShapes, Operator
+from simulator.ir.ops import Collective, Fragment, Op, TensorUse
+from simulator.lowering.grad_accumulation import write_out_of_place
 
 if TYPE_CHECKING:
     from simulator.lowering.lower import Lowering
 
 
-def bring_together(
-    lowering: Lowering, leaf: Leaf, at: Local, frag: Fragment, inputs: list[Op], weights: list[Op]
+def gather_weights(
+    lowering: Lowering, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
 ) -> None:
     """Changes the passes of a leaf, whose backward ops are `inputs` and `weights`, where its weights rest cut finer.
 
@@ -28,8 +28,8 @@ def bring_together(
     """
     elements: dict[tuple[str, ...], int] = defaultdict(int)
     finer = []
-    for weight in (*leaf.weights, *leaf.borrowed):
-        if steps := moves(weight, lowering.at_rest(leaf, weight), at.layout(weight), at.mesh):
+    for weight in (*operator.weights, *operator.borrowed):
+        if steps := moves(weight, lowering.at_rest(operator, weight), at.layout(weight), at.mesh):
             finer.append(weight)
             for step in steps:
                 elements[step.axes] += step.nbytes
@@ -41,28 +41,31 @@ def bring_together(
     came, grads = list(frag.entry.values()), list(frag.grad_entry.values())
 
     def lives(key: str, begin: Op, end: Op, category: str = "parameters") -> None:
-        frag.touches += [Touch(key, nbytes, begin, True, category), Touch(key, nbytes, end, False, category)]
+        frag.tensor_uses += [
+            TensorUse(key, nbytes, begin, True, category),
+            TensorUse(key, nbytes, end, False, category),
+        ]
 
-    ahead = lowering.chain(f"gather w{leaf.name}", gathers, came, "F", leaf.view)
+    ahead = lowering.serial_ops(f"gather w{operator.name}", gathers, came, "F", operator.view)
     frag.forward[0].after.append(ahead[-1])
     frag.forward[:0] = ahead
     kept = bool(inputs) and not lowering.regather
-    lives(f"whole w{leaf.name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
+    lives(f"whole w{operator.name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
     if inputs and not kept:
-        again = lowering.chain(f"regather w{leaf.name}", gathers, grads, "B", leaf.view)
+        again = lowering.serial_ops(f"regather w{operator.name}", gathers, grads, "B", operator.view)
         inputs[0].after.append(again[-1])
         frag.backward[:0] = again
-        lives(f"whole w{leaf.name} again", again[0], inputs[-1])
+        lives(f"whole w{operator.name} again", again[0], inputs[-1])
     names = {weight.name for weight in finer}
     for param in frag.params:
         param.used = ahead[0] if param.name in names else param.used
     if weights:
-        apart(weights, finer[0].dtype)
+        write_out_of_place(weights, finer[0].dtype)
         place = frag.backward.index(weights[0])
-        zeroed = lowering.chain(f"make {leaf.name}", leaf.aside(at), grads, "W")
+        zeroed = lowering.serial_ops(f"make {operator.name}", operator.temporary_gradient_work(at), grads, "W")
         frag.backward[place:place] = zeroed
-        behind = lowering.chain(f"scatter w{leaf.name}", scatters, weights[-1:], "W", leaf.view)
+        behind = lowering.serial_ops(f"scatter w{operator.name}", scatters, weights[-1:], "W", operator.view)
         frag.backward += behind
-        lives(f"d:whole w{leaf.name}", (zeroed or weights)[0], behind[-1], "workspace")
+        lives(f"d:whole w{operator.name}", (zeroed or weights)[0], behind[-1], "workspace")
         for param in frag.params:
             param.ready = behind[-1] if param.name in names else param.ready

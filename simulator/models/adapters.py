@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from hardware.errors import PlanError
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import LOWEST, MLP, Layer, Leaf, Nest, SelfAttention, Site, Unit
+from simulator.ir.modules import LOWEST, MLP, CompositeModule, Layer, Module, Operator, SelfAttention, Unit
 from simulator.ir.operators import Cast, Linear, Sum
 from simulator.models.model import Model
 
@@ -29,7 +29,7 @@ Target = Literal["attn_qkv", "attn_proj", "mlp_up", "mlp_down"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
 
-LINEARS: dict[tuple[type[Nest], str], Target] = {
+LINEARS: dict[tuple[type[CompositeModule], str], Target] = {
     (SelfAttention, "qkv"): "attn_qkv",
     (SelfAttention, "proj"): "attn_proj",
     (MLP, "up"): "mlp_up",
@@ -66,23 +66,23 @@ class Adapters:
         layers = len(model.every_layer) + model.mtp
         return self.rank * layers * sum(widths[target] for target in self.targets)
 
-    def on(self, sites: Sequence[Site], inside: type[Nest] = Nest) -> list[Site]:
+    def on(self, sites: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
         """The sites of a unit with every leaf frozen, and an adapter beside the linears that get one."""
-        found: list[Site] = []
+        found: list[Module] = []
         plain: Mapping[str, Tensor] = {s.outs[0].name: s.ins[0] for s in sites if isinstance(s, Cast)}
         for site in sites:
-            if isinstance(site, Nest):
+            if isinstance(site, CompositeModule):
                 found.append(replace(site, children=tuple(self.on(site.children, type(site)))))
                 continue
-            assert isinstance(site, Leaf)
-            leaf = replace(site, frozen=True)
-            if LINEARS.get((inside, site.name.rpartition(".")[2])) in self.targets and isinstance(leaf, Linear):
-                found += self._beside(leaf, plain.get(leaf.ins[0].name, leaf.ins[0]))
+            assert isinstance(site, Operator)
+            operator = replace(site, frozen=True)
+            if LINEARS.get((inside, site.name.rpartition(".")[2])) in self.targets and isinstance(operator, Linear):
+                found += self._beside(operator, plain.get(operator.ins[0].name, operator.ins[0]))
             else:
-                found.append(leaf)
+                found.append(operator)
         return found
 
-    def _beside(self, linear: Linear, x: Tensor) -> list[Site]:
+    def _beside(self, linear: Linear, x: Tensor) -> list[Module]:
         """A linear and its adapter, which reads the input `x` in the format that it had before any cast."""
         name, rank, first = f"{linear.name}.lora", Dim(self.rank), linear.outs[0]
         rows = {dim: size for dim, size in x.dims.items() if first.has(dim)}

@@ -13,7 +13,18 @@ from functools import cached_property
 from itertools import groupby
 
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import MLP, Layer, Leaf, MoE, Nest, SelfAttention, SharedExperts, Site, Stage, Unit
+from simulator.ir.modules import (
+    MLP,
+    CompositeModule,
+    Layer,
+    Module,
+    MoE,
+    Operator,
+    SelfAttention,
+    SharedExperts,
+    Stage,
+    Unit,
+)
 from simulator.ir.moe_operators import ExpertActivation, ExpertCast, ExpertLinear, Permute, TopK, Unpermute
 from simulator.ir.operators import (
     QUANTISED,
@@ -152,7 +163,7 @@ class Blocks:
         self,
         kind: type[Unit],
         name: str,
-        children: list[Site],
+        children: list[Module],
         takes: bool,
         gives: Tensor | None,
         alike: Hashable = None,
@@ -166,7 +177,7 @@ class Blocks:
             children = self.adapters.on(children)
         # The work of one rank is the same with any number of replicas.
         same = name, alike, replace(self, replicas=1)
-        return kind(name, tuple(children), self.residual if takes else None, y if gives else None, alike=same)
+        return kind(name, tuple(children), self.residual if takes else None, y if gives else None, lowering_key=same)
 
     @cached_property
     def embedding(self) -> Unit:
@@ -174,7 +185,7 @@ class Blocks:
         model = self.model
         ids = Tensor("ids", self._tokens, "int64")
         x = self._act("embedded")
-        sites: list[Site] = [Embedding("embedding", (ids,), (x,), (self._table,))]
+        sites: list[Module] = [Embedding("embedding", (ids,), (x,), (self._table,))]
         if model.embedding_norm:
             sites.append(Norm("embedding_norm", (x,), (normed := self._act("embedded.norm"),), self._norm("embedding")))
             x = normed
@@ -205,7 +216,7 @@ class Blocks:
     def _layers(self) -> dict[Kind, Layer]:
         return {}
 
-    def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Site]:
+    def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Module]:
         """The sites of a layer, from x to end."""
         model, (experts, slides) = self.model, kind
         drop = model.dropout > 0
@@ -216,7 +227,7 @@ class Blocks:
         passed = not experts or (model.moe and model.moe.shared_ffn)
         down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and passed else ()
         block, results = self._moe(again) if experts else self._dense(again)
-        inner: list[Site]
+        inner: list[Module]
         if model.parallel_residual:
             joined = Residual("residual", (x, projected, *results), (end,), (*proj_bias, *down_bias), dropout=drop)
             inner = [self._layernorm("norm2", x, again), block, joined]
@@ -290,7 +301,7 @@ class Blocks:
         return self._core(sites, *turned, v, y, slides, qk, mla.v)
 
     def _core(
-        self, sites: list[Site], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
+        self, sites: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
     ) -> SelfAttention:
         """The attention of queries on keys and values, and its output layer."""
         model = self.model
@@ -305,12 +316,12 @@ class Blocks:
 
     def _linear(
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
-    ) -> list[Site]:
+    ) -> list[Module]:
         """A linear, behind the cast of its input where that is not done."""
         x, casts = self._cast(x)
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
 
-    def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Site]]:
+    def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Module]]:
         """x in the format of the products, and what casts it."""
         if not self.quantised or x.dtype == (dtype := QUANTISED[self.quantised].dtype):
             return x, []
@@ -319,7 +330,7 @@ class Blocks:
 
     # --------------------------------------------------------------------------------- MLP and experts
 
-    def _dense(self, x: Tensor) -> tuple[Site, tuple[Tensor, ...]]:
+    def _dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
         """A layer's MLP, and its result."""
         moe, y = self.model.moe, self._act("down")
         ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
@@ -342,7 +353,7 @@ class Blocks:
             ),
         )
 
-    def _moe(self, x: Tensor) -> tuple[Site, tuple[Tensor, ...]]:
+    def _moe(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
         """Routed experts and what all tokens pass, and their results."""
         moe = self.model.moe
         assert moe is not None
@@ -352,7 +363,7 @@ class Blocks:
         router = [self._weight("wrouter", h=self._h, r=r)]
         router += [self._weight("brouter", r=r)] if moe.router_bias else []
         # Plain precision: routers are not quantised.
-        sites: list[Site] = [
+        sites: list[Module] = [
             Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
             TopK("top_k", (logits,), (chosen,)),
             *self._experts(moe, x, chosen, y),
@@ -363,7 +374,7 @@ class Blocks:
         sites.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
         return MoE("moe", tuple(sites), moe.experts, moe.capacity), (y, shared)
 
-    def _experts(self, moe: Experts, x: Tensor, chosen: Tensor, y: Tensor) -> list[Site]:
+    def _experts(self, moe: Experts, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
         """Tokens to their experts, through them and back.
 
         A token takes `top_k` places, more or less where the experts' capacity is fixed: places lie along its positions
@@ -414,7 +425,7 @@ class Blocks:
             x = replace(self._act("end"), name=f"mtp{i}.end")
         return self._unit(Unit, "ending", sites, True, None)
 
-    def _predict(self, x: Tensor, owns: bool) -> list[Site]:
+    def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Loss of the next token. owns: whether the norm and the output layer are held here, or only read."""
         normed, logits = self._act("norm.out"), self._act("logits", v=Dim(self.vocab))
         loss = Tensor("loss", self._tokens, "fp32")
@@ -427,7 +438,7 @@ class Blocks:
             Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
         ]
 
-    def _further(self, x: Tensor, owns: bool) -> list[Site]:
+    def _further(self, x: Tensor, owns: bool) -> list[Module]:
         """A layer of multi-token prediction, from the stream of the one before, and its loss (arXiv 2412.19437, 2.2).
 
         owns: whether a copy of the embedding is held here, where no other is.
@@ -448,12 +459,12 @@ class Blocks:
         ]
 
 
-def prefixed(site: Site, prefix: str, outside: Container[str]) -> Site:
+def prefixed(site: Module, prefix: str, outside: Container[str]) -> Module:
     """A copy of `site` with a prefix to all names, except tensors that come from outside."""
     name = prefix + site.name
-    if isinstance(site, Nest):
+    if isinstance(site, CompositeModule):
         return replace(site, name=name, children=tuple(prefixed(one, prefix, outside) for one in site.children))
-    assert isinstance(site, Leaf)
+    assert isinstance(site, Operator)
 
     def named(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from hardware.errors import PlanError
 from simulator.ir.layout import needed
-from simulator.ir.modules import Leaf, walk
+from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
 from simulator.ir.scheme import find_scheme, scheme_names
 from simulator.job.framework import Format
@@ -40,11 +40,11 @@ MAX_PASSES = 2_000_000
 
 def check_formats(plan: Plan) -> None:
     """The GPU multiplies numbers of the format that products run in."""
-    gpu, habits = plan.job.cluster.gpu, plan.job.framework
-    number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
-    if habits.quantised == "mxfp8" and "fp4" not in gpu.peak and "fp8" in gpu.peak:
+    gpu, framework = plan.job.cluster.gpu, plan.job.framework
+    number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
+    if framework.quantised == "mxfp8" and "fp4" not in gpu.peak and "fp8" in gpu.peak:
         rule = f"{gpu.name} multiplies no blocks of 32 with scales of their own; GPUs that do have fp4 as well"
-        raise PlanError("precision.compute", rule, "Use fp8-blockwise or fp8-tensorwise", habits.quantised)
+        raise PlanError("precision.compute", rule, "Use fp8-blockwise or fp8-tensorwise", framework.quantised)
     if number not in gpu.peak:
         words = [word for word, one in QUANTISED.items() if one.dtype in gpu.peak]
         known = ", ".join([*(word for word in get_args(Format) if word in gpu.peak), *words])
@@ -68,7 +68,7 @@ def check_axes(plan: Plan) -> None:
     """Every axis larger than one has one scheme that says what it does."""
     owners: dict[str, str] = {}
     for scheme in plan.schemes:
-        for axis in scheme.claims:
+        for axis in scheme.axes:
             if axis in owners:
                 rule = f"{owners[axis]} and {scheme.use} both claim the axis {axis!r}"
                 raise PlanError("plan.schemes", rule, "Give each scheme an axis of its own")
@@ -149,7 +149,7 @@ def check_experts(plan: Plan) -> None:
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
     for name, view in plan.mesh.views.items():
         for axis in list(view)[1:]:
-            if view[axis] > 1 and axis not in plan.claimed:
+            if view[axis] > 1 and axis not in plan.claimed_axes:
                 remedy = f"Add {{use: expert/all-to-all, over: {axis}}}; only along the first axis experts are copied"
                 raise PlanError(f"plan.views.{name}.{axis}", "no scheme says what this axis does", remedy, view[axis])
 
@@ -157,7 +157,7 @@ def check_experts(plan: Plan) -> None:
 def check_divisible(plan: Plan) -> None:
     """Every dim divides by the axes that cut it, at every site."""
     # The samples of all replicas divide by their number, whatever it is.
-    key = (replace(plan.blocks, replicas=1), tuple(plan.mesh.views), *(scheme.alike for scheme in plan.inside))
+    key = (replace(plan.blocks, replicas=1), tuple(plan.mesh.views), *(scheme.lowering_key for scheme in plan.inside))
     if key in plan.divisible:
         return
     lowering = Lowering(plan.mesh, plan.inside)
@@ -165,18 +165,18 @@ def check_divisible(plan: Plan) -> None:
     # A tower's part of a sequence is the least that must divide.
     called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
 
-    def visit(leaf: Leaf) -> None:
-        divide = lowering.division(leaf)
-        for tensor in (*leaf.ins, *leaf.outs, *leaf.weights):
+    def visit(operator: Operator) -> None:
+        divide = lowering.division(operator)
+        for tensor in (*operator.ins, *operator.outs, *operator.weights):
             parts: dict[str, list[str]] = {}
-            layout = lowering.at_rest(leaf, tensor) if tensor in leaf.weights else needed(tensor, divide)
+            layout = lowering.at_rest(operator, tensor) if tensor in operator.weights else needed(tensor, divide)
             for part, dim in layout.items():
                 parts.setdefault(dim, []).append(part)
             for dim, cutting in parts.items():
                 size, count = tensor.dims[dim], plan.mesh.size(cutting)
                 if not size.divides(count):
-                    names = EXPERT_NAMES if leaf.view else called
-                    axes = list(dict.fromkeys(plan.axis_of(part, leaf.view) for part in cutting))
+                    names = EXPERT_NAMES if operator.view else called
+                    axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in cutting))
                     _refuse(names, dim, int(size.size // size.unit), count, axes)
 
     for unit in plan.blocks.units:

@@ -21,7 +21,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.plan.checks import ALWAYS, check_divisible, check_size, check_slices
 from simulator.plan.partition import Weights, layers_of_graph
-from simulator.scheduling.schedule import Lasts, Schedule, Shape
+from simulator.scheduling.schedule import Lasts, PipelineShape, Schedule
 
 MAX_CUTS = 64
 """Most places at which a policy may cut a sequence."""
@@ -53,7 +53,7 @@ class Plan:
         self.shape = self._shape()
         check_size(self)
         self.schedule.check(self.shape)
-        self.parts = self.shape.stages // self.schedule.ways
+        self.parts = self.shape.stages // self.schedule.directions
         before = [self.schedule.before(self.shape, stage) for stage in range(self.parts)]
         self.layers = layers_of_graph(job.plan.partition, job.model, before, self.schedule.use, self._weights)
         check_divisible(self)
@@ -79,7 +79,7 @@ class Plan:
         where = f"plan.schemes[{i}]"
         kind = find_scheme(entry.use, f"{where}.use")
         told = entry.model_extra or {}
-        over = kind.axes(entry.over, told)
+        over = kind.all_axes(entry.over, told)
         if kind.most_axes is not None and len(over) > kind.most_axes:
             most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
             rule = f"{entry.use} takes {most}"
@@ -127,19 +127,19 @@ class Plan:
     @property
     def pipeline_axis(self) -> str:
         """The axis of the pipeline; empty, and of size one, where no scheme makes a pipeline."""
-        return self.schedule.claims[0] if self.schedule.claims else ""
+        return self.schedule.axes[0] if self.schedule.axes else ""
 
     @property
     def replicas(self) -> int:
         """Data-parallel copies: each takes its own samples."""
         return self.mesh.size(axis for scheme in self.family("data") for axis in scheme.over)
 
-    def _shape(self) -> Shape:
+    def _shape(self) -> PipelineShape:
         batch = self.job.batch
         assert batch.total is not None
         m = batch.total // (batch.micro * self.replicas)
         slices = max(1, len(self.schedule.slices))
-        return Shape(self.mesh.size(self.pipeline_axis), m, self.schedule.chunks(), slices)
+        return PipelineShape(self.mesh.size(self.pipeline_axis), m, self.schedule.chunks(), slices)
 
     def _lengths(self) -> tuple[int, ...]:
         """Tokens of the slices of a sequence; all, as long as the schedule waits for `settle`.
@@ -170,8 +170,8 @@ class Plan:
         """Of how many tokens every slice must be a multiple: all the ways in which ranks divide positions."""
         division, found = Lowering(self.mesh, self.inside).division, 1
         for unit in self.blocks.units:
-            for leaf in unit.leaves():
-                cutting = [part for part, dims in division(leaf).items() if "s" in dims.split("|")]
+            for operator in unit.operators():
+                cutting = [part for part, dims in division(operator).items() if "s" in dims.split("|")]
                 found = math.lcm(found, self.mesh.size(cutting))
         return found
 
@@ -192,7 +192,7 @@ class Plan:
         return math.lcm(*(scheme.period for scheme in self.schemes))
 
     @property
-    def run(self) -> Shape:
+    def run(self) -> PipelineShape:
         """What is played: one batch; without a flush as many micro-batches as show how batches follow each other."""
         return long_enough(self.shape, self.every) if self.every else self.shape
 
@@ -207,7 +207,7 @@ class Plan:
     @cached_property
     def blocks(self) -> Blocks:
         """Builds the stages' sites."""
-        job, habits = self.job, self.job.framework
+        job, framework = self.job, self.job.framework
         assert job.batch.sequence is not None
         return Blocks(
             job.model,
@@ -215,12 +215,12 @@ class Plan:
             job.batch.sequence,
             self.vocab,
             self.replicas,
-            habits.weights,
-            habits.gradients,
-            habits.attention,
-            (habits.loss.forward, habits.loss.backward),
-            habits.loss.kept,
-            habits.quantised,
+            framework.weights,
+            framework.gradients,
+            framework.attention,
+            (framework.loss.forward, framework.loss.backward),
+            framework.loss.kept,
+            framework.quantised,
             adapters=job.adapters,
         )
 
@@ -242,14 +242,14 @@ class Plan:
         """The axis, as the plan names it, that a part of the mesh belongs to; in a view its own ones come first."""
         for wanted in (view, ""):
             for axis in self.mesh.views.get(wanted, {}) if wanted else self.mesh.named:
-                if part in self.mesh.parts(axis) and (not wanted or axis in self.claimed):
+                if part in self.mesh.parts(axis) and (not wanted or axis in self.claimed_axes):
                     return axis
         return part
 
     @cached_property
-    def claimed(self) -> set[str]:
+    def claimed_axes(self) -> set[str]:
         """The axes that a scheme says something about."""
-        return {axis for scheme in self.schemes for axis in scheme.claims}
+        return {axis for scheme in self.schemes for axis in scheme.axes}
 
     def layers_of(self, index: int) -> range:
         """The layers of one part of the model: of a virtual stage."""

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import Link, Op, Param, Work
+from simulator.ir.ops import Op, Param, UnitRun, Work
 from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
 
@@ -108,7 +108,7 @@ class Block:
 
 
 @dataclass(eq=False)
-class Part:
+class PricedBlock:
     """A block at its prices, `count` times in a row."""
 
     block: Block
@@ -138,19 +138,19 @@ class Part:
         return np.array(self.seconds) + np.array(self.latency)
 
 
-def priced(block: Block, count: int, price: Price) -> Part:
+def priced(block: Block, count: int, price: Price) -> PricedBlock:
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
     seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
-    return Part(block, count, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
+    return PricedBlock(block, count, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
 
 
 PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 """The phases of the backward ops that an action of each kind runs."""
 
 
-def block_of(link: Link, kind: str, again: bool) -> Block:
+def block_of(unit_run: UnitRun, kind: str, again: bool) -> Block:
     """One pass of a link, compiled; kept with its fragment. again: what is made again has passes of its own."""
-    fragment = link.fragment
+    fragment = unit_run.fragment
     key = (kind, again)
     if key not in fragment.compiled:
         phases = PHASES.get(kind, "")
@@ -160,13 +160,15 @@ def block_of(link: Link, kind: str, again: bool) -> Block:
         apart = kind in ("B", "W")
         backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if apart else fragment.backward
         entry, result = {
-            "F": (fragment.entry.get(link.takes or ""), fragment.exit.get(link.gives or "")),
+            "F": (fragment.entry.get(unit_run.takes or ""), fragment.exit.get(unit_run.gives or "")),
             "W": (None, None),
             "R": (None, None),
-        }.get(kind, (fragment.grad_entry.get(link.gives or ""), fragment.grad_exit.get(link.takes or "")))
+        }.get(kind, (fragment.grad_entry.get(unit_run.gives or ""), fragment.grad_exit.get(unit_run.takes or "")))
         after, port = compiled(ops, entry, result)
         if ("events", apart) not in fragment.compiled:
-            fragment.compiled["events", apart] = memory_events(fragment.touches, fragment.forward, backward, link)
+            fragment.compiled["events", apart] = memory_events(
+                fragment.tensor_uses, fragment.forward, backward, unit_run
+            )
         events = block_events(ops, after, fragment.compiled["events", apart])  # type: ignore[arg-type]
         fragment.compiled[key] = Block(list(ops), after, (port,), events, entry)
     block = fragment.compiled[key]
@@ -209,10 +211,10 @@ Where = dict[int, tuple[int, ...]]
 """Where the places of a block are in a longer one."""
 
 
-def joined(parts: Sequence[Part]) -> tuple[Part, list[list[Where]]]:
+def joined(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]]:
     """All copies of parts as one copy of one part; and for every part and copy, where its places are then: what comes
     in to one is what the one before has made."""
-    issued: list[tuple[Part, int]] = []
+    issued: list[tuple[PricedBlock, int]] = []
     after: list[tuple[int, ...]] = []
     entry, events = list[int](), list[Event]()
     coming, through, where = tuple[int, ...](), True, list[list[Where]]()
@@ -238,10 +240,10 @@ def joined(parts: Sequence[Part]) -> tuple[Part, list[list[Where]]]:
     seconds, spread, latency = (
         tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "spread", "latency")
     )
-    return Part(block, 1, seconds, spread, latency, {}), where
+    return PricedBlock(block, 1, seconds, spread, latency, {}), where
 
 
-def beside(one: Part, other: Part) -> tuple[Part, tuple[dict[int, int], dict[int, int]]]:
+def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
     """Two passes played together, one copy of each: of the two next ops the one is issued that can begin sooner. And
     for each of them, where its places are then."""
     issued: list[tuple[int, int]] = []
@@ -268,10 +270,10 @@ def beside(one: Part, other: Part) -> tuple[Part, tuple[dict[int, int], dict[int
     seconds, spread, latency = (
         tuple(getattr(parts[i], name)[place] for i, place in issued) for name in ("seconds", "spread", "latency")
     )
-    return Part(block, 1, seconds, spread, latency, {}), where
+    return PricedBlock(block, 1, seconds, spread, latency, {}), where
 
 
-def _begin(part: Part, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
+def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
     """When an op could begin; never, where there is none."""
     if place == len(part.block.ops):
         return np.inf

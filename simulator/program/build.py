@@ -15,25 +15,25 @@ from functools import cached_property
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.ir.ops import COMPUTE, Chain, Collective, Fragment, Op, Transfer
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, StageOps, Transfer
 from simulator.program.block import (
     COMING,
     SUMS,
     Block,
-    Part,
     Port,
     Price,
+    PricedBlock,
     Prices,
     Where,
-    beside,
     block_of,
     compiled,
+    interleave,
     joined,
     priced,
 )
 from simulator.program.categories import KINDS, kind_of
 from simulator.program.memory_profile import CATEGORIES, Profile
-from simulator.program.side_stream import Side, sides_of
+from simulator.program.side_stream import PricedSideOps, price_side_ops
 from simulator.program.timetable import Slot, Timetable
 from simulator.scheduling.schedule import MOVES
 
@@ -55,9 +55,9 @@ class Task:
     order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
     """
 
-    parts: list[Part]
-    ahead: list[Side]
-    behind: list[Side]
+    parts: list[PricedBlock]
+    ahead: list[PricedSideOps]
+    behind: list[PricedSideOps]
     comes: tuple[Flow, ...] = ()
     goes: tuple[Flow, ...] = ()
     marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Task:
         parts = [(part.block.memory, part.count) for part in self.parts]
         comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
         goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
-        return Profile.chain([*comes, *parts, *goes])
+        return Profile.in_series([*comes, *parts, *goes])
 
     @property
     def ports(self) -> int:
@@ -174,18 +174,18 @@ class Program:
         return found
 
 
-Chains = Sequence[Chain | Sequence[Chain]]
+EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 """What every virtual stage lowers to; where sequences are cut, one for each slice."""
 
 
-def one_of(stage: Chain | Sequence[Chain]) -> Chain:
+def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
     """The chain of a stage, or of its first slice: all slices pass the same units and weights."""
-    return stage if isinstance(stage, Chain) else stage[0]
+    return stage if isinstance(stage, StageOps) else stage[0]
 
 
 def build(
     timetable: Timetable,
-    stages: Chains,
+    stages: EveryStageOps,
     price: Prices,
     axis: str = "pp",
     overlap_sends: bool = True,
@@ -215,7 +215,7 @@ class _Builder:
     def __init__(
         self,
         timetable: Timetable,
-        stages: Chains,
+        stages: EveryStageOps,
         prices: Sequence[Price],
         axis: str,
         updates: Sequence[Fragment] = (),
@@ -228,14 +228,14 @@ class _Builder:
         self.alike = [prices.index(price) for price in prices]
         self.again = any(slot.kind == "R" for slot in timetable.slots)
         self._tasks: dict[Hashable, Task] = {}
-        self._parts: dict[int, dict[tuple[int, str], Part]] = defaultdict(dict)
-        self._whole: dict[int, tuple[Part, list[list[Where]]]] = {}
-        self._together: dict[tuple[int, int], tuple[Part, tuple[dict[int, int], dict[int, int]]]] = {}
+        self._parts: dict[int, dict[tuple[int, str], PricedBlock]] = defaultdict(dict)
+        self._whole: dict[int, tuple[PricedBlock, list[list[Where]]]] = {}
+        self._together: dict[tuple[int, int], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]] = {}
         self._sends: dict[Hashable, list[Send | None]] = {}
 
-    def chain(self, stage: int, part: int) -> Chain:
+    def in_series(self, stage: int, part: int) -> StageOps:
         found = self.stages[stage]
-        return found if isinstance(found, Chain) else found[part]
+        return found if isinstance(found, StageOps) else found[part]
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
@@ -261,10 +261,12 @@ class _Builder:
     def _send(self, slot: Slot, receiver: int) -> Send | None:
         if not self.timetable.elsewhere(slot.stage, receiver):
             return None
-        forward, chain = slot.kind == "F", self.chain(slot.stage, slot.slice)
+        forward, stage_ops = slot.kind == "F", self.in_series(slot.stage, slot.slice)
         stream = "pipeline-forward" if forward else "pipeline-backward"
         # What comes back to one of several that were joined is its own share.
-        nbytes = chain.links[-1].nbytes if forward else self.chain(receiver, slot.slice).links[-1].nbytes
+        nbytes = (
+            stage_ops.unit_runs[-1].nbytes if forward else self.in_series(receiver, slot.slice).unit_runs[-1].nbytes
+        )
         work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
         # What goes from one kind of GPU to another is as slow as the slower one.
         prices = [self.prices[end](work) for end in (work.source, work.target)]
@@ -274,7 +276,7 @@ class _Builder:
         """The bytes that a slot's actions receive from other devices."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
         givers = far if slot.kind == "F" else [slot.stage] * len(far)
-        return sum(self.chain(stage, slot.slice).links[-1].nbytes for stage in givers)
+        return sum(self.in_series(stage, slot.slice).unit_runs[-1].nbytes for stage in givers)
 
     # ------------------------------------------------------------------------------------------- tasks
 
@@ -283,11 +285,15 @@ class _Builder:
         on them is done, and they go on when it is. What is exchanged with other devices goes as it comes: nobody waits.
         """
         fragment, price = self.updates[device], self.alike[device]
-        own = [one_of(chain) for i, chain in enumerate(self.stages) if self.timetable.device(i) == device]
+        own = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
         streams = {COMPUTE} | {op.stream for op in fragment.forward}
-        for chain in own:
-            streams |= {op.stream for link in chain.links for op in (*link.fragment.forward, *link.fragment.backward)}
-            streams |= {op.stream for side in (*chain.ahead, *chain.behind) for op in side.ops}
+        for stage_ops in own:
+            streams |= {
+                op.stream
+                for unit_run in stage_ops.unit_runs
+                for op in (*unit_run.fragment.forward, *unit_run.fragment.backward)
+            }
+            streams |= {op.stream for side in (*stage_ops.ahead, *stage_ops.behind) for op in side.ops}
         key = id(fragment), price, tuple(sorted(streams - {COMPUTE}))
         if key not in self._tasks:
             begin, made = _everywhere("begin", key[-1], []), dict[int, Op]()
@@ -303,16 +309,16 @@ class _Builder:
     def _alone(self, slot: Slot) -> Task:
         if slot.kind == "O":
             return self._update(self.timetable.device(slot.stage))
-        chain = self.chain(slot.stage, slot.slice)
+        stage_ops = self.in_series(slot.stage, slot.slice)
         completes = slot.kind in ("BW", "W") and slot.last
         first = slot.first and slot.kind == "F"
         price = self.alike[self.timetable.device(slot.stage)]
-        key = (id(chain), slot.kind, price, bool(chain.ahead) and first, bool(chain.behind) and completes)
+        key = (id(stage_ops), slot.kind, price, bool(stage_ops.ahead) and first, bool(stage_ops.behind) and completes)
         if key not in self._tasks:
             plain = self._tasks.get((*key[:3], False, False))
-            plain = plain or task_of(chain, slot.kind, self.prices[price], self.again, self._parts[price])
-            ahead = sides_of(chain.ahead, plain, self.prices[price], self.host) if key[3] else []
-            behind = sides_of(chain.behind, plain, self.prices[price], self.host) if key[4] else []
+            plain = plain or task_of(stage_ops, slot.kind, self.prices[price], self.again, self._parts[price])
+            ahead = price_side_ops(stage_ops.ahead, plain, self.prices[price], self.host) if key[3] else []
+            behind = price_side_ops(stage_ops.behind, plain, self.prices[price], self.host) if key[4] else []
             self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
         return self._tasks[key]
 
@@ -352,7 +358,7 @@ class _Builder:
         made.goes = one.goes + other.goes
         (first, _), (second, _) = both = self._joined(one), self._joined(other)
         if (key := (id(first), id(second))) not in self._together:
-            self._together[key] = beside(first, second)
+            self._together[key] = interleave(first, second)
         part, where = self._together[key]
         i = int(bool(other.ahead or other.behind))
         counting, copies = (one, other)[i], both[i][1]
@@ -365,7 +371,7 @@ class _Builder:
         made.parts, made.numbers, made.marks = [part], [0], [tuple(marks[at] for at in range(len(marks)))]
         return made
 
-    def _joined(self, task: Task) -> tuple[Part, list[list[Where]]]:
+    def _joined(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
         key = id(task.parts)
         if key not in self._whole:
             self._whole[key] = joined(task.parts)
@@ -373,24 +379,30 @@ class _Builder:
 
 
 def task_of(
-    chain: Chain, kind: str, price: Price, again: bool = True, known: dict[tuple[int, str], Part] | None = None
+    stage_ops: StageOps,
+    kind: str,
+    price: Price,
+    again: bool = True,
+    known: dict[tuple[int, str], PricedBlock] | None = None,
 ) -> Task:
     """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
     parts = known if known is not None else {}
     forward = kind == "F"
-    starts = np.cumsum([0, *(link.count * len(link.fragment.params) for link in chain.links)]).tolist()
-    links = list(zip(chain.links, starts, strict=False))
+    starts = np.cumsum(
+        [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
+    ).tolist()
+    unit_runs = list(zip(stage_ops.unit_runs, starts, strict=False))
     task = Task([], [], [], forward=forward)
-    for link, start in links if forward else reversed(links):
-        block = block_of(link, kind, again)
-        key = id(link.fragment), kind
+    for unit_run, start in unit_runs if forward else reversed(unit_runs):
+        block = block_of(unit_run, kind, again)
+        key = id(unit_run.fragment), kind
         if key not in parts:
-            parts[key] = priced(block, link.count, price)
+            parts[key] = priced(block, unit_run.count, price)
         part = parts[key]
-        task.parts.append(part if part.count == link.count else replace(part, count=link.count))
-        task.marks.append(block.marks(link.fragment.params, forward))
+        task.parts.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
+        task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
-    first, last = chain.links[0], chain.links[-1]
+    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
     ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
     category = "activations" if forward else "workspace"
     comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])

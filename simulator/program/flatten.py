@@ -14,14 +14,14 @@ from hardware.errors import PlanError
 from simulator.ir.ops import COMPUTE, Op
 from simulator.program.block import COMING
 from simulator.program.build import Program, Send, Task
-from simulator.program.side_stream import Side
+from simulator.program.side_stream import PricedSideOps
 
 MAX_OPS = 20_000_000
 """Most ops that are held one by one: some 10 GiB, a minute or two."""
 
 
 @dataclass
-class Flat:
+class FlatProgram:
     """Flat lists over op instances.
 
     issue: seconds that the host takes to issue an op. queues: instances by device and stream, in issue order. first,
@@ -115,13 +115,13 @@ def flatten_task(task: Task, host: float) -> FlatTask:
     return FlatTask(ops, [frozenset(places) for places in outside], coming, through)
 
 
-def _owners(side: Side) -> list[int]:
+def _owners(side: PricedSideOps) -> list[int]:
     """For each of a side's parameters, the op that it belongs to."""
     lengths = np.diff([*side.starts, len(side.params)])
     return np.repeat(np.arange(len(lengths)), lengths).tolist()
 
 
-def flatten(program: Program) -> Flat:
+def flatten(program: Program) -> FlatProgram:
     """The whole step, op by op.
 
     Raises PlanError for a step of more than `MAX_OPS` ops.
@@ -130,7 +130,7 @@ def flatten(program: Program) -> Flat:
     if count > MAX_OPS:
         rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
         raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")
-    table, flat = program.timetable, Flat()
+    table, flat = program.timetable, FlatProgram()
     tasks = {id(task): flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
     result: list[tuple[int, ...]] = [()] * table.results
@@ -184,15 +184,15 @@ def flatten(program: Program) -> Flat:
     return flat
 
 
-def flatten_updates(program: Program) -> Flat:
+def flatten_updates(program: Program) -> FlatProgram:
     """The updates alone."""
-    flat = Flat()
+    flat = FlatProgram()
     tasks = {id(task): flatten_task(task, program.host) for task in program.updates}
     _updates(program, flat, tasks, [()] * program.devices)
     return flat
 
 
-def _updates(program: Program, flat: Flat, tasks: dict[int, FlatTask], waiting: list[tuple[int, ...]]) -> None:
+def _updates(program: Program, flat: FlatProgram, tasks: dict[int, FlatTask], waiting: list[tuple[int, ...]]) -> None:
     """The updates: each begins when its device is done, op by op, and waits at every meeting until all have come."""
     members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
     tails = [

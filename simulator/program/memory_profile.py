@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.ir.ops import COMPUTE, Link, Op, Touch
+from simulator.ir.ops import COMPUTE, Op, TensorUse, UnitRun
 from simulator.scheduling.schedule import MOVES
 
 if TYPE_CHECKING:
-    from simulator.engine.longest_path import Times
+    from simulator.engine.longest_path import OpTimes
     from simulator.program.build import Program
-    from simulator.program.flatten import Flat
+    from simulator.program.flatten import FlatProgram
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
 
@@ -79,7 +79,7 @@ class Profile:
         return cls.of([(0, False, nbytes, category)])
 
     @classmethod
-    def chain(cls, parts: Iterable[tuple[Profile, int]]) -> Profile:
+    def in_series(cls, parts: Iterable[tuple[Profile, int]]) -> Profile:
         """Of profiles one after another, each so many times."""
         level = top = np.zeros(len(CATEGORIES))
         held = highest = 0.0
@@ -95,7 +95,7 @@ class Profile:
 
 
 def memory_events(
-    touches: Iterable[Touch], forward: list[Op], backward: list[Op], link: Link
+    tensor_uses: Iterable[TensorUse], forward: list[Op], backward: list[Op], unit_run: UnitRun
 ) -> dict[int, list[Event]]:
     """When memory comes and goes, by the identity of the op: from the first op that touches a key to the last one.
 
@@ -103,11 +103,11 @@ def memory_events(
     with what the link finds, and leaves to others.
     """
     place = {id(op): i for i, op in enumerate([*forward, *backward])}
-    spans: dict[str, list[Touch]] = defaultdict(list)
-    for touch in touches:
-        if id(touch.op) in place and touch.nbytes:
-            spans[touch.key].append(touch)
-    taken, given = link.keys
+    spans: dict[str, list[TensorUse]] = defaultdict(list)
+    for tensor_use in tensor_uses:
+        if id(tensor_use.op) in place and tensor_use.nbytes:
+            spans[tensor_use.key].append(tensor_use)
+    taken, given = unit_run.keys
     found: dict[int, list[Event]] = defaultdict(list)
     for key, members in spans.items():
         first = min(members, key=lambda t: place[id(t.op)]).op
@@ -116,9 +116,9 @@ def memory_events(
         category = next((t.category for t in members if t.category != "workspace"), "workspace")
         if key in (taken, given) or (category == "workspace" and place[id(first)] < len(forward) <= place[id(last)]):
             category = "activations"
-        if key not in (taken, f"d:{given}", *link.found):
+        if key not in (taken, f"d:{given}", *unit_run.found):
             found[id(first)].append((0, False, nbytes, category))
-        if key not in (given, f"d:{taken}", *link.left):
+        if key not in (given, f"d:{taken}", *unit_run.left):
             found[id(last)].append((0, True, -nbytes, category))
     return found
 
@@ -185,7 +185,7 @@ def in_flight(program: Program, device: int) -> np.ndarray:
 
 
 def over_time(
-    program: Program, flat: Flat, times: Times, device: int, static: dict[str, float]
+    program: Program, flat: FlatProgram, times: OpTimes, device: int, static: dict[str, float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The memory of a device through the step: moments [s], and from each on the bytes of every category
     [moments, categories]. It peaks where `peaks` says.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.ir.ops import Beside, Op
+from simulator.ir.ops import Op, SideOps
 from simulator.program.block import COMING, FREE, Price
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Side:
-    """Priced ops beside the parts, one after another; see `simulator.ir.ops.Beside`.
+class PricedSideOps:
+    """Priced ops beside the parts, one after another; see `simulator.ir.ops.SideOps`.
 
     after: a side in front of this one, and for each op here the place of the op there that it waits for; -1: of none.
     """
@@ -30,7 +30,7 @@ class Side:
     latency: np.ndarray
     params: np.ndarray
     starts: np.ndarray
-    after: tuple[Side, np.ndarray] | None = None
+    after: tuple[PricedSideOps, np.ndarray] | None = None
 
     @property
     def stream(self) -> str:
@@ -47,12 +47,12 @@ class Side:
         return np.cumsum(self.seconds)
 
 
-def sides_of(besides: Sequence[Beside], task: Task, price: Price, host: float) -> list[Side]:
+def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
     """Priced; what is formed while the program runs is formed by when the task, played alone, has its gradients."""
     formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
-    sides: dict[int, Side] = {}
+    sides: dict[int, PricedSideOps] = {}
     for one in formed:
-        sides[id(one)] = side = _side(one, price)
+        sides[id(one)] = side = _price(one, price)
         side.after = (sides[id(one.after[0])], one.after[1]) if one.after else None
     return list(sides.values())
 
@@ -79,8 +79,8 @@ def _ready(task: Task, host: float) -> np.ndarray:
     return found
 
 
-def _side(beside: Beside, price: Price) -> Side:
+def _price(beside: SideOps, price: Price) -> PricedSideOps:
     known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
     seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
     latency = latency + np.array(beside.waits) if len(beside.waits) else latency
-    return Side(beside.ops, seconds, spread, latency, beside.params, beside.starts)
+    return PricedSideOps(beside.ops, seconds, spread, latency, beside.params, beside.starts)

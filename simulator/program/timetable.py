@@ -23,10 +23,10 @@ from simulator.scheduling.schedule import (
     MOVES,
     Action,
     Durations,
-    Pair,
+    OverlappedPasses,
+    PipelineShape,
     Schedule,
-    Shape,
-    Turn,
+    ScheduleItem,
     actions_of,
     table,
     with_updates,
@@ -78,8 +78,8 @@ class Timetable:
     schedule without a flush, the micro-batches of an update, which is an action then; else 0.
     """
 
-    shape: Shape
-    orders: list[list[Turn]]
+    shape: PipelineShape
+    orders: list[list[ScheduleItem]]
     starts: list[int]
     slots: list[Slot]
     slot: list[int]
@@ -156,10 +156,10 @@ def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[in
 
 def timetable(
     schedule: Schedule,
-    shape: Shape,
+    shape: PipelineShape,
     lasting: Durations | None = None,
     every: int = 0,
-    orders: Sequence[Sequence[Turn]] | None = None,
+    orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Timetable:
     """The timetable of `schedule`. lasting: how long passes last, for schedules that weigh it. every: micro-batches
     behind which every device updates its weights, where that is part of it. orders: what devices did in place of what
@@ -176,7 +176,7 @@ def timetable(
 class _Maker:
     """Checks orders and works out who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
 
-    def __init__(self, schedule: Schedule, shape: Shape, stated: list[list[Turn]], every: int) -> None:
+    def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
         self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
         self.orders = orders = [with_updates(order, every) for order in stated] if every else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
@@ -223,8 +223,8 @@ class _Maker:
         for order, at, end in zip(self.orders, self.starts, self.starts[1:], strict=False):
             if end - at > len(order):
                 for turn in order:
-                    found[at] = isinstance(turn, Pair)
-                    at += 2 if isinstance(turn, Pair) else 1
+                    found[at] = isinstance(turn, OverlappedPasses)
+                    at += 2 if isinstance(turn, OverlappedPasses) else 1
         return found[:-1]
 
     def made(self) -> Timetable:

@@ -15,8 +15,8 @@ import numpy as np
 from hardware.units import GIB
 from simulator.costs.kernels.roofline import peak
 from simulator.engine.occupancy import Occupied
-from simulator.engine.per_rank import Pace, Unfolded, paced, unfold
-from simulator.engine.play import Step
+from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
+from simulator.engine.play import PlayedStep
 from simulator.engine.steady_state import Window, window
 from simulator.ir.operators import QUANTISED
 from simulator.ir.routing import Routing
@@ -29,7 +29,7 @@ from simulator.program.flatten import flatten
 from simulator.program.memory_profile import CATEGORIES, Peak, over_time, peaks
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.scheduling.list_scheduler import at_run_time
-from simulator.scheduling.schedule import Turn
+from simulator.scheduling.schedule import ScheduleItem
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -58,11 +58,11 @@ class Forecast:
     """A played step, what it was played from, and the memory of every device."""
 
     plan: Plan
-    step: Step
+    step: PlayedStep
     resting: Sequence[dict[str, float]]
     """Bytes of what lives through the whole step on every device, by category."""
     assumed: Sequence[str]
-    anew: Callable[[Sequence[Sequence[Turn]]], Program] | None = None
+    anew: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """The program of the same step by other orders, where devices decide on these at run time."""
 
     @cached_property
@@ -168,8 +168,8 @@ class Report:
             for kind, (seconds, weighted, _, _) in sums
             if seconds and parts[kind]
         ]
-        habits = self.job.framework
-        return math.hypot(habits.spread, habits.spread_experts if self.job.model.moe else 0.0, *terms)
+        framework = self.job.framework
+        return math.hypot(framework.spread, framework.spread_experts if self.job.model.moe else 0.0, *terms)
 
     @property
     def interval_90(self) -> tuple[float, float]:
@@ -189,8 +189,8 @@ class Report:
         return self.tokens / self.step_time / self.job.cluster.gpus
 
     def _utilisation(self, flops_per_step: float) -> float:
-        habits = self.job.framework
-        number = QUANTISED[habits.quantised].dtype if habits.quantised else habits.weights
+        framework = self.job.framework
+        number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
         peaks = [peak(cluster.gpu, number) for cluster in self.play.plan.clusters]
         return flops_per_step / (self.step_time * self.job.cluster.gpus * float(np.mean(peaks)))
 
@@ -222,7 +222,7 @@ class Report:
         """A step under noise; where devices decide at run time, by the paces of their slowest ranks."""
         program, plan, flat = play.program, play.plan, play.step.flat
         if play.anew is not None:
-            lasts = paced(program, plan.mesh, plan.pipeline_axis, pace, step)
+            lasts = stretch_passes(program, plan.mesh, plan.pipeline_axis, pace, step)
             hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
             told = program.timetable.orders
             program = play.anew(at_run_time(plan.schedule, plan.shape, told, lasts, hop).order)
@@ -263,8 +263,8 @@ class Report:
     @property
     def excess(self) -> list[float]:
         """Bytes that every device of the pipeline needs beyond what its GPU has; below zero they are left."""
-        habits = self.job.framework.memory
-        needed = [peak.total * habits.reserved_share + habits.context_gib * GIB for peak in self.play.peaks]
+        framework = self.job.framework.memory
+        needed = [peak.total * framework.reserved_share + framework.context_gib * GIB for peak in self.play.peaks]
         return [need - capacity for need, capacity in zip(needed, self.capacities, strict=True)]
 
     @property
@@ -309,7 +309,7 @@ class Report:
         found = []
         cluster, mesh, plan = self.job.cluster, self.play.plan.mesh, self.play.plan
         for scheme in plan.family("tensor"):
-            for axis in scheme.claims:
+            for axis in scheme.axes:
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
                     found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
@@ -320,10 +320,10 @@ class Report:
     @property
     def assumed(self) -> list[str]:
         """What the forecast takes for granted."""
-        habits = self.job.framework
+        framework = self.job.framework
         return [
-            f"framework {habits.name}: kernels, overlap, buckets and number formats are its defaults",
-            f"{habits.step_overhead_s} s a step for data, logging and launch",
+            f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
+            f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *(["no flush: steps are of a full pipe, and gradients have no common norm"] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),

@@ -1,7 +1,7 @@
 """All schemes as one page for people: idea, paper, options, what is modelled and the laws that are tested.
 
 ``python -m simulator.report.scheme_page docs/schemes.md`` writes it (``make docs-schemes``). Everything on it stands in the
-schemes' own files: docstrings, options with the sentences below them, and the `Law` calls as they are written.
+schemes' own files: docstrings, options with the sentences below them, and the `ClosedForm` calls as they are written.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tree(use: str) -> ast.Module:
     return ast.parse(Path(inspect.getfile(find_scheme(use))).read_text("utf-8"))
 
 
-def laws(use: str) -> Iterator[tuple[str, str, str]]:
+def closed_forms(use: str) -> Iterator[tuple[str, str, str]]:
     """Quantity, place and formula of every law as the file writes them; one that holds in several cases comes again."""
     meant = _Meant(tree(use))
     for node in ast.walk(meant.tree):
@@ -105,7 +105,7 @@ def _scheme(use: str) -> str:
     parts = [f"### {use}\n", " ".join(idea_first.split()), "", _paper(kind.paper), "", _body(modelled)]
     if told := list(_options(kind)):
         parts += ["| option | default | what it says |\n| --- | --- | --- |", *told, ""]
-    if found := dict.fromkeys(laws(use)):
+    if found := dict.fromkeys(closed_forms(use)):
         parts += ["| law | formula | where |\n| --- | --- | --- |"]
         parts += [f"| {quantity} | `{_cell(formula)}` | {_cell(where)} |" for quantity, where, formula in found]
     return "\n".join([*parts, ""])

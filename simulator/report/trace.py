@@ -26,7 +26,7 @@ from simulator.ir.ops import COMPUTE, Op, Transfer, Work
 from simulator.program.categories import kind_of
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report, product_version
-from simulator.scheduling.schedule import Pair
+from simulator.scheduling.schedule import OverlappedPasses
 
 ACTIONS, HOST = "actions", "host"
 
@@ -95,7 +95,7 @@ class _Trace:
         self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
         turns = [turn for order in self.program.timetable.orders for turn in order]
         # A pair has one name, for both of its actions.
-        played = [str(turn) for turn in turns for _ in range(2 if isinstance(turn, Pair) else 1)]
+        played = [str(turn) for turn in turns for _ in range(2 if isinstance(turn, OverlappedPasses) else 1)]
         self.actions = [*played, *[UPDATE] * self.program.devices]
         self.owner = self._owners()
         self.streams: dict[int, list[str]] = defaultdict(list)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from simulator.scheduling.schedule import Action, Durations, Schedule, Shape, Turn, actions_of
+from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem, actions_of
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Move:
 
 def moved(
     schedule: Schedule,
-    shape: Shape,
-    orders: Sequence[Sequence[Turn]],
+    shape: PipelineShape,
+    orders: Sequence[Sequence[ScheduleItem]],
     moves: Sequence[Move],
     lasting: Durations | None = None,
-) -> list[list[Turn]]:
+) -> list[list[ScheduleItem]]:
     """Orders with their moves. lasting: how long passes last; if not given, all alike."""
     played = _played(schedule, shape, orders, lasting or _alike(shape))
     place = {action: at for at, (turn, *_) in enumerate(played) for action in actions_of([turn])}
@@ -49,7 +49,7 @@ def moved(
             halves = [(d, move.forward._replace(kind=kind)) for d, kind in zip(devices, kinds, strict=True)]
             put.append((min(bisect_right(ends, begin), at), begin, tuple(halves)))
     put.sort(key=lambda one: one[:2])
-    found: list[list[Turn]] = [[] for _ in orders]
+    found: list[list[ScheduleItem]] = [[] for _ in orders]
     for at, (turn, device, *_) in enumerate([*played, (None, 0, 0.0, 0.0)]):
         while put and put[0][0] == at:
             for one, half in put.pop(0)[2]:
@@ -59,14 +59,14 @@ def moved(
     return found
 
 
-def _alike(shape: Shape) -> Durations:
+def _alike(shape: PipelineShape) -> Durations:
     one = (1.0,) * shape.stages
     return Durations(one, one, one, one)
 
 
 def _played(
-    schedule: Schedule, shape: Shape, orders: Sequence[Sequence[Turn]], lasting: Durations
-) -> list[tuple[Turn, int, float, float]]:
+    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], lasting: Durations
+) -> list[tuple[ScheduleItem, int, float, float]]:
     """Every turn with its device, begin and end, by their ends; each comes after all that it needs.
 
     An order that stands still ends where it does: who checks it will tell.
@@ -76,7 +76,7 @@ def _played(
         for other in schedule.before(shape, stage):
             after[other].append(stage)
     at, free, done = [0] * len(orders), [0.0] * len(orders), dict[tuple[int, bool, int, int], float]()
-    found: list[tuple[Turn, int, float, float]] = []
+    found: list[tuple[ScheduleItem, int, float, float]] = []
 
     def come(action: Action, device: int) -> float | None:
         """When what an action needs from others has come; None: not yet known."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from simulator.scheduling.schedule import Action, Pair, Turn
+from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
 
 
 def eight_steps(
     entering: tuple[int, Sequence[int]], other: tuple[int, Sequence[int]], place: int, half: int
-) -> list[Turn]:
+) -> list[ScheduleItem]:
     """The order of a device with two stages through which micro-batches go opposite ways, forward passes of one paired
     with backward passes of the other (arXiv 2412.19437, figure 5).
 
@@ -29,18 +29,18 @@ def eight_steps(
         return Action(stage, "BW" if whole else "B", k)
 
     rest, steady = half - 1 - place, len(entering[1]) - 2 * half + place + 1
-    turns: list[Turn] = [next(forward[x]) for _ in range(2 * rest)]
+    turns: list[ScheduleItem] = [next(forward[x]) for _ in range(2 * rest)]
     for _ in range(place + 1):
         turns += [next(forward[x]), next(forward[y])]
     for _ in range(rest):
         turns += [back(y, whole=False), owed.popleft(), next(forward[y])]
     for i in range(steady):
-        pair = Pair(next(forward[x]), back(y))
+        pair = OverlappedPasses(next(forward[x]), back(y))
         # In the middle the first backward pass comes late, and the forward pass must not wait for it.
         turns += pair if i == rest == 0 else [pair]
-        turns.append(Pair(next(forward[y]), back(x)))
+        turns.append(OverlappedPasses(next(forward[y]), back(x)))
     for _ in range(rest):
-        turns += [back(y), Pair(next(forward[y]), back(x))]
+        turns += [back(y), OverlappedPasses(next(forward[y]), back(x))]
     # Half of those that are left are whole; the others' weights fill the gaps while the pipe runs dry.
     turns += [back((y, x)[i % 2], whole=i <= place) for i in range(2 * (place + 1))]
     for _ in range(rest):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from simulator.scheduling.schedule import Action, Schedule, Shape
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule
 
 Needs = Mapping[Action, Sequence[Action]]
 """What must have been done before an action can begin."""
 
 
-def needs(schedule: Schedule, shape: Shape, *, apart: bool) -> Needs:
+def needs(schedule: Schedule, shape: PipelineShape, *, apart: bool) -> Needs:
     """What every pass needs; apart: whether the gradients of weights are passes of their own."""
     found: dict[Action, list[Action]] = {}
     kind = "B" if apart else "BW"
@@ -43,7 +43,7 @@ def turned(needs: Needs) -> Needs:
     return found
 
 
-def greedy(schedule: Schedule, shape: Shape, needs: Needs, rank: Callable[[Action], Any]) -> list[list[Action]]:
+def greedy(schedule: Schedule, shape: PipelineShape, needs: Needs, rank: Callable[[Action], Any]) -> list[list[Action]]:
     """In every slot each device takes, of the actions that are ready, the one of the lowest rank."""
     after = turned(needs)
     left = {action: len(others) for action, others in needs.items()}
@@ -63,7 +63,7 @@ def greedy(schedule: Schedule, shape: Shape, needs: Needs, rank: Callable[[Actio
     return orders
 
 
-def repeated(schedule: Schedule, shape: Shape, block: Sequence[tuple[int, int]]) -> list[list[Action]]:
+def repeated(schedule: Schedule, shape: PipelineShape, block: Sequence[tuple[int, int]]) -> list[list[Action]]:
     """Every micro-batch passes as the one before did, one period later: as many slots as it has passes on a device.
 
     block: for each stage the slots in which the first micro-batch's F and B begin. A W takes the first slot that is
@@ -97,7 +97,7 @@ def _filled(slots: Mapping[int, Action]) -> list[Action]:
     return order + owed
 
 
-def reordered(schedule: Schedule, shape: Shape, orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
+def reordered(schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
     """Fills with other passes what idles while the pipe fills and runs dry; no device holds more chunks than it did.
 
     First, looking back from the end, W's are put off where a device would idle later on: so B's before them come

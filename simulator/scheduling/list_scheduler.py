@@ -2,7 +2,7 @@
 
 `Play` is what a policy looks at while it decides: the passes that it has chosen so far, each begun as soon as its
 device is free and what it needs from others is there; `InTurn` also knows the activations that devices hold.
-`at_run_time` plays orders that are there already, by devices that may leave them as their schedule's `next_turn` says.
+`at_run_time` plays orders that are there already, by devices that may leave them as their schedule's `next_item` says.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from simulator.scheduling.schedule import Action, Durations, Pair, Schedule, Shape, Turn, actions_of
+from simulator.scheduling.schedule import (
+    Action,
+    Durations,
+    OverlappedPasses,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    actions_of,
+)
 
-Lasting = Callable[[Turn], float]
+Lasting = Callable[[ScheduleItem], float]
 """How long a turn lasts."""
 
 GIVES = {"F": ("F",), "BW": ("BW", "B"), "B": ("B", "BW")}
@@ -26,7 +34,7 @@ class Play:
     lasts: asked once for every turn. hop: from device to device, behind a pass whose result goes there.
     """
 
-    def __init__(self, schedule: Schedule, shape: Shape, lasts: Lasting, hop: float = 0.0) -> None:
+    def __init__(self, schedule: Schedule, shape: PipelineShape, lasts: Lasting, hop: float = 0.0) -> None:
         self.lasts, self.hop = lasts, hop
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.before = [schedule.before(shape, stage) for stage in range(shape.stages)]
@@ -34,7 +42,7 @@ class Play:
         for stage, others in enumerate(self.before):
             for other in others:
                 self.after[other].append(stage)
-        self.order: list[list[Turn]] = [[] for _ in range(shape.p)]
+        self.order: list[list[ScheduleItem]] = [[] for _ in range(shape.p)]
         self.clock = [0.0] * shape.p
         self.begin: dict[Action, float] = {}
         self.end: dict[Action, float] = {}
@@ -45,9 +53,9 @@ class Play:
         begins = [self.begin[actions_of(order[:1])[0]] for order in self.order]
         return [end - begin for end, begin in zip(self.clock, begins, strict=True)]
 
-    def comes(self, turn: Turn) -> float:
+    def comes(self, turn: ScheduleItem) -> float:
         """When all that a turn needs from other stages is on its device; inf while that cannot be told."""
-        if isinstance(turn, Pair):
+        if isinstance(turn, OverlappedPasses):
             return max(map(self.comes, turn))
         stage, kind, microbatch, part = turn
         if kind not in GIVES:
@@ -58,9 +66,9 @@ class Play:
             latest = max(latest, min(ends) + self.hop * (self.device[other] != own))
         return latest
 
-    def add(self, turn: Turn) -> float:
+    def add(self, turn: ScheduleItem) -> float:
         """Plays a turn whose needs are there or known to come; when it ends."""
-        actions = turn if isinstance(turn, Pair) else (turn,)
+        actions = turn if isinstance(turn, OverlappedPasses) else (turn,)
         device = self.device[actions[0].stage]
         begin = max(self.clock[device], self.comes(turn))
         end = self.clock[device] = begin + self.lasts(turn)
@@ -77,7 +85,7 @@ class InTurn(Play):
     """
 
     def __init__(
-        self, schedule: Schedule, shape: Shape, lasting: Durations, limit: float, kept: Sequence[float]
+        self, schedule: Schedule, shape: PipelineShape, lasting: Durations, limit: float, kept: Sequence[float]
     ) -> None:
         backward = [once + again for once, again in zip(lasting.backward, lasting.again, strict=True)]
         self.each = {"F": lasting.forward, "B": backward, "W": lasting.weights}
@@ -85,7 +93,7 @@ class InTurn(Play):
         self.limit, self.kept = limit * (1 + 1e-9), kept
         self.made = {kind: [0] * shape.p for kind in self.each}
 
-    def _lasts(self, turn: Turn) -> float:
+    def _lasts(self, turn: ScheduleItem) -> float:
         assert isinstance(turn, Action)
         return self.each[turn.kind][turn.stage]
 
@@ -113,18 +121,18 @@ class InTurn(Play):
 
 
 def at_run_time(
-    schedule: Schedule, shape: Shape, orders: Sequence[Sequence[Turn]], lasts: Lasting, hop: float = 0.0
+    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], lasts: Lasting, hop: float = 0.0
 ) -> Play:
     """Plays orders in which nothing waits for itself.
 
-    A device that is free asks `next_turn`, and again when what it then waits for is there.
+    A device that is free asks `next_item`, and again when what it then waits for is there.
     """
     play = Play(schedule, shape, lasts, hop)
     left = [list(order) for order in orders]
     asks = [(0.0, device) for device in range(shape.p)]
     waiting: set[int] = set()
 
-    def there(turn: Turn) -> bool:
+    def there(turn: ScheduleItem) -> bool:
         return play.comes(turn) <= now
 
     def done(action: Action) -> float:
@@ -135,7 +143,7 @@ def at_run_time(
         now, device = heappop(asks)
         if not left[device]:
             continue
-        turn = schedule.next_turn(shape, left[device], there, done)
+        turn = schedule.next_item(shape, left[device], there, done)
         comes = play.comes(turn)
         if comes == inf:
             waiting.add(device)

@@ -43,7 +43,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.microbatch}" + (f".{self.slice}" if self.slice else "")
 
 
-class Pair(NamedTuple):
+class OverlappedPasses(NamedTuple):
     """A forward and a backward pass of two stages on one device, played together: each op as soon as it can.
 
     What comes out of each is there when its own ops are done.
@@ -56,12 +56,12 @@ class Pair(NamedTuple):
         return f"{{{self.forward}+{self.backward}}}"
 
 
-Turn = Action | Pair
+ScheduleItem = Action | OverlappedPasses
 """What a device does next."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class PipelineShape:
     """p devices, m micro-batches, v chunks a device, each micro-batch cut into so many slices.
 
     Stages are numbered from 0, and so many as devices have chunks.
@@ -107,12 +107,12 @@ class Schedule(Scheme):
     family = "pipeline"
     role = "pipeline schedule"
     most_axes = 1
-    weighs: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = False
     """Whether its orders depend on how long passes last."""
-    ways: ClassVar[int] = 1
+    directions: ClassVar[int] = 1
     """Ways through the devices, each with stages of its own that hold the same parts of the model."""
     at_run_time: ClassVar[bool] = False
-    """Whether devices may leave their orders, as `next_turn` says, where passes do not last as long as they should."""
+    """Whether devices may leave their orders, as `next_item` says, where passes do not last as long as they should."""
     flush: ClassVar[bool] = True
     """Whether the pipe runs empty before the weights are updated. Without a flush one batch follows the other into the
     pipe: the schedule states its order for any number of micro-batches, and every device updates its own weights."""
@@ -122,97 +122,101 @@ class Schedule(Scheme):
         """Virtual stages a device."""
 
     @property
-    def alike(self) -> Hashable:
+    def lowering_key(self) -> Hashable:
         """A schedule orders the passes through units and changes none."""
         return self.family
 
-    def order(self, shape: Shape, device: int) -> Sequence[Turn]:
+    def order(self, shape: PipelineShape, device: int) -> Sequence[ScheduleItem]:
         """All actions of one device, in the order in which it executes them. A schedule states this or `orders`."""
         return self.orders(shape)[device]
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> Sequence[Sequence[Turn]]:
-        """The orders of all devices. lasting: told where `weighs`."""
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> Sequence[Sequence[ScheduleItem]]:
+        """The orders of all devices. lasting: told where `needs_durations`."""
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
     def chunks(self) -> int:
         """Stages a device, of all ways."""
-        return self.options.chunks * self.ways
+        return self.options.chunks * self.directions
 
     @property
     def slices(self) -> tuple[float, ...]:
         """The slices that every sequence is cut into, as shares of it; none where `cut` says it."""
         return (1.0,)
 
-    def cut(self, shape: Shape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
+    def cut(self, shape: PipelineShape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
         """Tokens of the slices of a sequence, multiples of `step`, where that depends on how long they take."""
         return (sequence,)
 
-    def device(self, shape: Shape, stage: int) -> int:
+    def device(self, shape: PipelineShape, stage: int) -> int:
         """The device that holds `stage`: chunks go round-robin."""
         return stage % shape.p
 
-    def part(self, shape: Shape, stage: int) -> int:
+    def part(self, shape: PipelineShape, stage: int) -> int:
         """Which part of the model a stage holds; parts are numbered from the embedding on."""
-        return stage % (shape.stages // self.ways)
+        return stage % (shape.stages // self.directions)
 
-    def before(self, shape: Shape, stage: int) -> tuple[int, ...]:
+    def before(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
         """The stages whose results a stage takes."""
         return (stage - 1,) if self.part(shape, stage) else ()
 
-    def microbatches(self, shape: Shape, stage: int) -> range:
+    def microbatches(self, shape: PipelineShape, stage: int) -> range:
         """The micro-batches that pass through a stage: of several ways each takes a like share, the first the first."""
-        way = stage // (shape.stages // self.ways)
-        return range(way * shape.m // self.ways, (way + 1) * shape.m // self.ways)
+        way = stage // (shape.stages // self.directions)
+        return range(way * shape.m // self.directions, (way + 1) * shape.m // self.directions)
 
-    def update_every(self, shape: Shape) -> int:
+    def update_every(self, shape: PipelineShape) -> int:
         """Micro-batches between two updates of the weights."""
         return shape.m
 
-    def version(self, shape: Shape, device: int, microbatch: int) -> int:
+    def version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
         """How many updates the weights have seen that a micro-batch meets on a device, forward and backward.
 
         shape: of one batch; micro-batches are counted through all of them.
         """
         return microbatch // shape.m
 
-    def spares(self, shape: Shape, stage: int) -> tuple[str, ...]:
+    def idle_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
         """Roles of other schemes that do nothing on a stage."""
         return ()
 
-    def next_turn(
-        self, shape: Shape, left: Sequence[Turn], there: Callable[[Turn], bool], done: Callable[[Action], float]
-    ) -> Turn:
+    def next_item(
+        self,
+        shape: PipelineShape,
+        left: Sequence[ScheduleItem],
+        there: Callable[[ScheduleItem], bool],
+        done: Callable[[Action], float],
+    ) -> ScheduleItem:
         """What a free device plays at run time, of all that is left of its order.
 
         there: whether what a turn needs from other stages is there. done: the part of a pass that is done.
         """
         return left[0]
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         """Raises PlanError where the schedule does not exist for this shape."""
-        if shape.v != self.ways:
-            one = "one chunk a device" + (f" and way, of {self.ways} ways" if self.ways > 1 else "")
+        if shape.v != self.directions:
+            one = "one chunk a device" + (f" and way, of {self.directions} ways" if self.directions > 1 else "")
             rule, remedy = f"{self.use} has {one}", "Use pipeline/interleaved-1f1b for more"
-            raise PlanError("plan.chunks", rule, remedy, shape.v // self.ways)
+            raise PlanError("plan.chunks", rule, remedy, shape.v // self.directions)
 
 
-class TwoWays(Schedule):
+class Bidirectional(Schedule):
     """Base of the schedules with two ways through an even number of devices, one down and one up: every device holds a
     stage of each, and all weights are there twice."""
 
     ways = 2
 
-    def device(self, shape: Shape, stage: int) -> int:
-        return in_v(shape, stage)
+    def device(self, shape: PipelineShape, stage: int) -> int:
+        return v_shape_device(shape, stage)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if shape.p % 2:
             rule = f"{self.use} needs an even number of devices, half of them nearer to the end of each way"
             raise PlanError("the pipeline's axis", rule, f"{shape.p + 1} would work", shape.p)
 
 
-class InV(Schedule):
+class VShape(Schedule):
     """Base of the schedules whose stages go down the devices and up again: two chunks a device, the first and the last
     stage on the first device."""
 
@@ -221,10 +225,10 @@ class InV(Schedule):
 
         chunks: int = Field(default=2, ge=1, strict=True)
 
-    def device(self, shape: Shape, stage: int) -> int:
-        return in_v(shape, stage)
+    def device(self, shape: PipelineShape, stage: int) -> int:
+        return v_shape_device(shape, stage)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         if shape.v != 2:
             raise PlanError("plan.chunks", f"{self.use} has two chunks a device", "Set chunks: 2", shape.v)
 
@@ -233,7 +237,7 @@ class InV(Schedule):
 class PipelineSetting:
     """Where a schedule's laws are asked: a shape and the times of one micro-batch through the layers of one device."""
 
-    shape: Shape
+    shape: PipelineShape
     tf: float
     tb: float
     tw: float
@@ -244,35 +248,35 @@ class PipelineSetting:
         return self.tf + self.tb + self.tw
 
 
-def one_by_one(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
+def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
     """`warmup` forward passes (or all), then one forward and one backward in turn, then what is left."""
     ahead = forward[warmup:]
     steady = [action for pair in zip(ahead, backward, strict=False) for action in pair]
     return [*forward[:warmup], *steady, *backward[len(ahead) :]]
 
 
-def in_v(shape: Shape, stage: int) -> int:
+def v_shape_device(shape: PipelineShape, stage: int) -> int:
     """The device of a stage where stages go down the devices and up again, in waves: the ends of a wave meet on one."""
     down = stage % (2 * shape.p)
     return min(down, 2 * shape.p - 1 - down)
 
 
-def actions_of(turns: Iterable[Turn]) -> list[Action]:
+def actions_of(turns: Iterable[ScheduleItem]) -> list[Action]:
     """All actions; of a pair the forward pass first."""
-    return [action for turn in turns for action in (turn if isinstance(turn, Pair) else (turn,))]
+    return [action for turn in turns for action in (turn if isinstance(turn, OverlappedPasses) else (turn,))]
 
 
-def with_updates(order: Sequence[Turn], every: int) -> list[Turn]:
+def with_updates(order: Sequence[ScheduleItem], every: int) -> list[ScheduleItem]:
     """The order of a device with an update behind every so many micro-batches, as soon as their gradients are complete.
 
     An update goes by the first stage of its device, and by the last of its micro-batches.
     """
     left = Counter(action.microbatch // every for action in actions_of(order) if action.kind in ("BW", "W"))
     stage = min((action.stage for action in actions_of(order)), default=0)
-    found: list[Turn] = []
+    found: list[ScheduleItem] = []
     for turn in order:
         found.append(turn)
-        for action in turn if isinstance(turn, Pair) else (turn,):
+        for action in turn if isinstance(turn, OverlappedPasses) else (turn,):
             if action.kind in ("BW", "W"):
                 update = action.microbatch // every
                 left[update] -= 1
@@ -281,7 +285,7 @@ def with_updates(order: Sequence[Turn], every: int) -> list[Turn]:
     return found
 
 
-def weight_versions(schedule: Schedule, shape: Shape, device: int, order: Sequence[Turn]) -> int:
+def weight_versions(schedule: Schedule, shape: PipelineShape, device: int, order: Sequence[ScheduleItem]) -> int:
     """The most versions of its weights that a device holds at once: the newest, and all that a micro-batch will still
     meet. shape: of one batch. order: of a run of many, with its updates."""
     actions = actions_of(order)
@@ -297,7 +301,7 @@ def weight_versions(schedule: Schedule, shape: Shape, device: int, order: Sequen
     return most
 
 
-def table(orders: Sequence[Iterable[Turn]], marked: dict[int, int]) -> str:
+def table(orders: Sequence[Iterable[ScheduleItem]], marked: dict[int, int]) -> str:
     """A row of actions a device; the step at which a device fails stands in ``>...<``."""
     rows = []
     for device, order in enumerate(orders):

@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from simulator.scheduling.schedule import Action, Lasts, Schedule, Shape
+from simulator.scheduling.schedule import Action, Lasts, PipelineShape, Schedule
 
 MOST_SLICES = 1024
 """Of one sequence."""
@@ -36,7 +36,7 @@ class Sliced(Schedule):
         return tuple(length / sum(told) for length in told)
 
 
-def forward_units(shape: Shape, stage: int) -> list[Action]:
+def forward_units(shape: PipelineShape, stage: int) -> list[Action]:
     """The forward passes of all slices through a stage, in the order of the sequence."""
     return [Action(stage, "F", k, j) for k in shape.microbatches for j in range(shape.slices)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.ir.scheme import FAMILIES, find_scheme, scheme_names
-from simulator.scheduling.schedule import Schedule, Shape
+from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract import of_pipeline
 
 SCHEMES = [
@@ -42,7 +42,11 @@ def axes_for(use: str, name: str) -> tuple[str, ...]:
 def chunks_for(use: str) -> int:
     """Chunks of which a schedule makes four micro-batches on two devices."""
     kind = find_scheme(use)
-    if issubclass(kind, Schedule) and use not in CHAINS and not of_pipeline.exists(kind, Shape(2, 4, kind.ways)):
+    if (
+        issubclass(kind, Schedule)
+        and use not in CHAINS
+        and not of_pipeline.exists(kind, PipelineShape(2, 4, kind.directions))
+    ):
         return 2
     return 1
 

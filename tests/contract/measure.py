@@ -12,14 +12,14 @@ from math import ceil, log2
 from typing import Any
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Beside, Chain, Collective, Link, Op, Param
+from simulator.ir.ops import COMPUTE, Collective, Op, Param, SideOps, StageOps, UnitRun
 from simulator.ir.scheme import Scheme, find_scheme
 from simulator.job.framework import load_framework
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
 from simulator.program.memory_profile import memory_events
-from simulator.program.side_stream import Side
+from simulator.program.side_stream import PricedSideOps
 
 SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Times (n-1)/n of the buffer that a ring sends per rank."""
@@ -39,31 +39,38 @@ def lowered_stage(
     layers: int = 1,
     regather: bool = False,
     **blocks: Any,
-) -> Chain:
+) -> StageOps:
     """A stage of `layers` layers, with embedding and loss as `ends` says, one sample a data-parallel rank."""
     replicas = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
     built = Blocks(model, 1, model.seq, model.vocab, replicas, **blocks)
     return Lowering(mesh, schemes, regather).run(built.stage(range(layers), *ends))
 
 
-def forward_ops(chain: Chain) -> list[Op]:
+def forward_ops(stage_ops: StageOps) -> list[Op]:
     """The ops of the links' forward passes, each as often as it runs."""
-    return [op for link in chain.links for _ in range(link.count) for op in link.fragment.forward]
+    return [op for unit_run in stage_ops.unit_runs for _ in range(unit_run.count) for op in unit_run.fragment.forward]
 
 
-def backward_ops(chain: Chain) -> list[Op]:
+def backward_ops(stage_ops: StageOps) -> list[Op]:
     """The ops of the links' backward passes, each as often as it runs."""
-    return [op for link in reversed(chain.links) for _ in range(link.count) for op in link.fragment.backward]
+    return [
+        op
+        for unit_run in reversed(stage_ops.unit_runs)
+        for _ in range(unit_run.count)
+        for op in unit_run.fragment.backward
+    ]
 
 
-def ops_beside(sides: Iterable[Beside | Side]) -> list[Op]:
+def ops_beside(sides: Iterable[SideOps | PricedSideOps]) -> list[Op]:
     """The ops that schemes put beside the links, in issue order."""
     return [op for side in sides for op in side.ops]
 
 
-def params_of(chain: Chain) -> list[Param]:
+def params_of(stage_ops: StageOps) -> list[Param]:
     """Every parameter of a stage, once for each layer that has it."""
-    return [param for link in chain.links for _ in range(link.count) for param in link.fragment.params]
+    return [
+        param for unit_run in stage_ops.unit_runs for _ in range(unit_run.count) for param in unit_run.fragment.params
+    ]
 
 
 def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
@@ -82,17 +89,19 @@ def told(op: Op) -> tuple[Any, ...]:
     return op.name, op.stream, op.work, op.phase, op.when
 
 
-def described(chain: Chain) -> tuple[Any, ...]:
+def described(stage_ops: StageOps) -> tuple[Any, ...]:
     """All of a stage but the identity of its ops."""
 
-    def of_link(link: Link) -> tuple[Any, ...]:
-        fragment = link.fragment
+    def of_link(unit_run: UnitRun) -> tuple[Any, ...]:
+        fragment = unit_run.fragment
         params = [(p.name, p.size, p.total) for p in fragment.params]
-        touches = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.touches)
-        ends = link.name, link.count, link.takes, link.gives, link.keys, link.nbytes
-        return ends, listed(fragment.forward), listed(fragment.backward), params, touches
+        tensor_uses = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.tensor_uses)
+        ends = unit_run.name, unit_run.count, unit_run.takes, unit_run.gives, unit_run.keys, unit_run.nbytes
+        return ends, listed(fragment.forward), listed(fragment.backward), params, tensor_uses
 
-    return [of_link(link) for link in chain.links], listed(ops_beside((*chain.ahead, *chain.behind)))
+    return [of_link(unit_run) for unit_run in stage_ops.unit_runs], listed(
+        ops_beside((*stage_ops.ahead, *stage_ops.behind))
+    )
 
 
 def waits_for(op: Op) -> set[int]:
@@ -125,12 +134,12 @@ def sent(ops: Iterable[Op], mesh: Mesh) -> float:
     return found
 
 
-def saved(link: Link) -> float:
+def saved(unit_run: UnitRun) -> float:
     """Bytes of one copy that wait for the backward pass at the end of the forward pass.
 
     What comes in was counted where it was made, so what goes out counts here.
     """
-    fragment = link.fragment
-    events = memory_events(fragment.touches, fragment.forward, fragment.backward, link)
+    fragment = unit_run.fragment
+    events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)
     made = [event for op in fragment.forward for event in events.get(id(op), ())]
     return sum(nbytes for _, _, nbytes, category in made if category == "activations")

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.engine.longest_path import sweep
+from simulator.engine.longest_path import longest_path
 from simulator.forecast.simulate import device_params, lowered, resting
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Chain, Collective, Fragment, Memory, Op, Work
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, StageOps, Work
 from simulator.ir.scheme import Scheme, find_scheme
 from simulator.job.framework import load_framework
 from simulator.job.job import load_job
@@ -21,7 +21,7 @@ from simulator.plan.plan import Plan
 from simulator.program.build import build
 from simulator.program.flatten import flatten
 from simulator.program.timetable import timetable
-from simulator.scheduling.schedule import Schedule, Shape
+from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.measure import backward_ops, forward_ops, ops_beside, params_of, sent
 
 
@@ -74,10 +74,10 @@ class DataSetting:
 
     def small(self, least: int) -> int:
         """Elements of all parameters that have fewer than `least`."""
-        chain, _, _ = self.lowered("data/ddp", plain=True)
-        return sum(param.size for param in params_of(chain) if param.size < least)
+        stage_ops, _, _ = self.lowered("data/ddp", plain=True)
+        return sum(param.size for param in params_of(stage_ops) if param.size < least)
 
-    def lowered(self, use: str, plain: bool = False) -> tuple[Chain, Plan, list[Fragment]]:
+    def lowered(self, use: str, plain: bool = False) -> tuple[StageOps, Plan, list[Fragment]]:
         """plain: without what else the setting says."""
         kind = find_scheme(use)
         two = not plain and (self.across > 1 or kind.least_axes > 1)
@@ -95,15 +95,15 @@ class DataSetting:
             "plan": {"mesh": mesh, "schemes": [entry]},
         }
         ready = Plan(load_job(job))
-        (chain,), updates = lowered(ready)
-        return chain, ready, updates
+        (stage_ops,), updates = lowered(ready)
+        return stage_ops, ready, updates
 
 
 def of_a_step(setting: DataSetting, use: str) -> tuple[list[Op], Plan]:
     """The communication of a data scheme in a step: of every micro-batch, and of what is there once."""
-    chain, plan, (update,) = setting.lowered(use)
-    ops = (forward_ops(chain) + backward_ops(chain)) * setting.batches
-    ops += ops_beside((*chain.ahead, *chain.behind)) + update.forward
+    stage_ops, plan, (update,) = setting.lowered(use)
+    ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * setting.batches
+    ops += ops_beside((*stage_ops.ahead, *stage_ops.behind)) + update.forward
     return [op for op in ops if isinstance(op.work, Collective) and op.stream.partition("-")[0] == "data"], plan
 
 
@@ -125,19 +125,19 @@ def exposed(setting: DataSetting, use: str) -> float:
     buckets, made, summed = setting.in_buckets
     mesh, model = Mesh({"dp": setting.n}), Model(layers=buckets, hidden=64, heads=4, vocab=256, seq=32)
     each = model.layer_parameters()
-    habits = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
+    framework = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
     kind = find_scheme(use)
-    lowering = Lowering(mesh, [kind(("dp",), kind.Options(), mesh, habits)])
-    chain = lowering.run(Blocks(model, 1, 32, 256, setting.n).stage(range(buckets), False, False))
-    kernels = sum(op.stream == COMPUTE and op.work is not None for op in chain.links[0].fragment.backward)
+    lowering = Lowering(mesh, [kind(("dp",), kind.Options(), mesh, framework)])
+    stage_ops = lowering.run(Blocks(model, 1, 32, 256, setting.n).stage(range(buckets), False, False))
+    kernels = sum(op.stream == COMPUTE and op.work is not None for op in stage_ops.unit_runs[0].fragment.backward)
 
     def price(work: Work) -> tuple[float, float, float]:
         return (summed if isinstance(work, Collective) else made / kernels), 0.0, 0.0
 
     pipeline = find_scheme("pipeline/1f1b")()
     assert isinstance(pipeline, Schedule)
-    flat = flatten(build(timetable(pipeline, Shape(1, setting.batches, 1)), [chain], price, ""))
-    times = sweep(flat)
+    flat = flatten(build(timetable(pipeline, PipelineShape(1, setting.batches, 1)), [stage_ops], price, ""))
+    times = longest_path(flat)
     last = flat.queues[0, "data"][-1]
     return times.end[last] - max(times.end[number] for number in flat.after[last])
 
@@ -165,8 +165,8 @@ def gathered_across_nodes(setting: DataSetting, use: str) -> float:
 
 
 def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
-    chain, plan, _ = setting.lowered(use)
-    (params,) = device_params(plan, [chain])
+    stage_ops, plan, _ = setting.lowered(use)
+    (params,) = device_params(plan, [stage_ops])
     return sum(resting(plan, params).values()) / setting.model.parameters
 
 

@@ -13,7 +13,7 @@ from hardware.topology import reach
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Collective, Exchange, Gemm, Link, Op, paced
+from simulator.ir.ops import Collective, Exchange, Gemm, Op, UnitRun, slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
@@ -59,27 +59,27 @@ class ExpertSetting:
         """Of one layer's routed experts."""
         return self.experts * self.model.mlp_parameters(16)
 
-    def layer(self, use: str) -> tuple[Link, Mesh]:
+    def layer(self, use: str) -> tuple[UnitRun, Mesh]:
         mesh = Mesh({self.over: self.ep}, {EXPERTS: {"edp": 1, "ep": self.ep}}, [self.over])
         others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
         schemes = [make(others[self.over], mesh, (self.over,)), make(use, mesh, ("ep",))]
         model = schemes[-1].adapt(self.model)
         blocks = Blocks(model, self.b, model.seq, 64, self.ep if self.over == "dp" else 1)
-        (link,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).links
-        return link, mesh
+        (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
+        return unit_run, mesh
 
 
 def expert_parameters(setting: ExpertSetting, use: str) -> int:
-    link, _ = setting.layer(use)
-    return sum(param.size for param in link.fragment.params if param.name.startswith(("wexpert", "bexpert")))
+    unit_run, _ = setting.layer(use)
+    return sum(param.size for param in unit_run.fragment.params if param.name.startswith(("wexpert", "bexpert")))
 
 
 def exchanged(setting: ExpertSetting, use: str) -> list[Dispatch]:
     """The exchanges of tokens, forward and backward, among ranks that lie on so many nodes."""
-    link, mesh = setting.layer(use)
+    unit_run, mesh = setting.layer(use)
     told = {"gpu": "h100-sxm", "gpus": setting.ep, "gpus_per_node": setting.ep // setting.nodes}
     cluster = load_cluster(told)
-    works = [op.work for op in (*link.fragment.forward, *link.fragment.backward)]
+    works = [op.work for op in (*unit_run.fragment.forward, *unit_run.fragment.backward)]
     return [Dispatch.of(work, reach(cluster, mesh.ranks(work.axes))) for work in works if isinstance(work, Exchange)]
 
 
@@ -93,14 +93,14 @@ def scale_up_bytes(setting: ExpertSetting, use: str) -> float:
 
 def round_trip(setting: ExpertSetting, use: str, phase: str) -> float:
     """Seconds from the first token on its way to the experts until the last is back, by the given times."""
-    link, mesh = setting.layer(use)
+    unit_run, mesh = setting.layer(use)
     whole, _ = setting.layer("expert/all-to-all")
     mine = rounds(whole.fragment, mesh.axes)
     (plain,) = (one for one in mine if one.out.phase == phase)
     flops = sum(op.work.flops for op in plain.inside if op.work is not None)
     assert isinstance(plain.out.work, Collective)
     sent = plain.out.work.nbytes
-    issued = link.fragment.forward if phase == "F" else link.fragment.backward
+    issued = unit_run.fragment.forward if phase == "F" else unit_run.fragment.backward
 
     def lasts(op: Op) -> float:
         if op.phase != phase or op.work is None:
@@ -131,8 +131,8 @@ def span(issued: Sequence[Op], lasts: Callable[[Op], float]) -> float:
 
 def _product(setting: ExpertSetting, use: str) -> Gemm:
     """The first product of the experts of a rank."""
-    link, _ = setting.layer(use)
-    products = (op.work for op in link.fragment.forward if op.name.startswith("expert.up"))
+    unit_run, _ = setting.layer(use)
+    products = (op.work for op in unit_run.fragment.forward if op.name.startswith("expert.up"))
     return next(work for work in products if isinstance(work, Gemm))
 
 
@@ -153,9 +153,9 @@ def padding(setting: ExpertSetting, use: str) -> float:
 
 def sent_by_the_busiest(setting: ExpertSetting, use: str) -> float:
     """What is sent in the time that the rank with most to send or receive takes."""
-    link, mesh = setting.layer(use)
-    ops = [op for op in (*link.fragment.forward, *link.fragment.backward) if op.stream == "expert"]
-    return sent([replace(op, work=paced(op.work)) for op in ops], mesh)
+    unit_run, mesh = setting.layer(use)
+    ops = [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) if op.stream == "expert"]
+    return sent([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)
 
 
 def settings(kind: type[Scheme]) -> Iterator[ExpertSetting]:

@@ -27,8 +27,8 @@ def copied_per_layer(setting: LayerSetting, scheme: str) -> float:
     mesh = Mesh({"tp": 1})
     model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)
     blocks = Blocks(model, setting.b, setting.s, 512, attention=setting.attention)
-    chain = Lowering(mesh, [make(scheme, mesh)]).run(blocks.stage(range(4), False, False))
-    works = [op.work for op in forward_ops(chain) + backward_ops(chain)]
+    stage_ops = Lowering(mesh, [make(scheme, mesh)]).run(blocks.stage(range(4), False, False))
+    works = [op.work for op in forward_ops(stage_ops) + backward_ops(stage_ops)]
     assert sum(work.nbytes * (-1) ** work.back for work in works if isinstance(work, HostCopy)) == 0
     return sum(work.nbytes for work in works if isinstance(work, HostCopy)) / 4
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simulator.engine.longest_path import sweep
+from simulator.engine.longest_path import longest_path
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
-from simulator.ir.ops import Collective, Fragment, Gemm, Op, Touch
+from simulator.ir.ops import Collective, Fragment, Gemm, Op, TensorUse
 from simulator.ir.scheme import Scheme
 from simulator.program.block import compiled
-from simulator.program.flatten import Flat
+from simulator.program.flatten import FlatProgram
 from tests.contract import of_tensor
 from tests.contract.measure import make, sent
 from tests.contract.of_tensor import LayerSetting
@@ -73,17 +73,17 @@ class PairSetting:
         moves = Op(operation, "tensor", Collective(operation, nbytes, ("tp",)))
         ops = [moves, product] if gathers else [product, moves]
         ops[1].after = [ops[0]]
-        return Fragment(forward=ops, touches=[Touch("rows", nbytes, op, made=op is ops[0]) for op in ops])
+        return Fragment(forward=ops, tensor_uses=[TensorUse("rows", nbytes, op, made=op is ops[0]) for op in ops])
 
 
 def seconds(ops: Sequence[Op], setting: PairSetting) -> float:
     """From the first begin to the last end, every stream in issue order."""
-    flat, mesh = Flat(), Mesh({"tp": setting.p})
+    flat, mesh = FlatProgram(), Mesh({"tp": setting.p})
     for op, after in zip(ops, compiled(ops, None, None)[0], strict=True):
         assert op.work is not None
         lasts = sent([op], mesh) / setting.links + op.work.flops / setting.flops
         flat.add(op, lasts, 0.0, 0.0, after, 0)
-    return sweep(flat).span
+    return longest_path(flat).span
 
 
 def overlapped(setting: PairSetting, use: str, gathers: bool, **options: object) -> list[Op]:

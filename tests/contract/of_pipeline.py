@@ -7,7 +7,7 @@ from functools import cache
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import Scheme, find_scheme
-from simulator.scheduling.schedule import PipelineSetting, Schedule, Shape
+from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
 from validation.pipelines import cases as pipeline
 from validation.pipelines.cases import Case, Replay, replay
 
@@ -21,25 +21,25 @@ def settings(kind: type[Scheme]) -> Iterator[PipelineSetting]:
     for p in range(1, 9):
         for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
             for v in (1, 2, 3, 4):
-                shape = Shape(p, m, v * kind.ways)
+                shape = PipelineShape(p, m, v * kind.directions)
                 if exists(kind, shape):
                     turn += 1
                     yield PipelineSetting(shape, *TIMES[turn % len(TIMES)])
 
 
 @cache
-def shapes(kind: type[Schedule]) -> list[Shape]:
+def shapes(kind: type[Schedule]) -> list[PipelineShape]:
     """All that the schedule exists for, up to 8 devices, 24 micro-batches and 4 chunks."""
-    every = (Shape(p, m, v) for p in range(1, 9) for m in range(1, 25) for v in range(1, 5))
+    every = (PipelineShape(p, m, v) for p in range(1, 9) for m in range(1, 25) for v in range(1, 5))
     return [shape for shape in every if exists(kind, shape)]
 
 
-def exists(kind: type[Schedule], shape: Shape) -> bool:
+def exists(kind: type[Schedule], shape: PipelineShape) -> bool:
     """Whether the schedule does; of several ways, each has chunks of its own."""
-    if shape.v % kind.ways:
+    if shape.v % kind.directions:
         return False
     try:
-        kind(("pp",), kind.Options(chunks=shape.v // kind.ways)).check(shape)
+        kind(("pp",), kind.Options(chunks=shape.v // kind.directions)).check(shape)
     except PlanError:
         return False
     return True
@@ -60,7 +60,7 @@ def ways_of(use: str) -> int:
     """Ways of a schedule through its devices."""
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
-    return kind.ways
+    return kind.directions
 
 
 def bubble(setting: PipelineSetting, use: str) -> float:

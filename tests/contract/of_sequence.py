@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Attention, Link, Op, paced
+from simulator.ir.ops import Attention, Op, UnitRun, slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
@@ -37,16 +37,16 @@ class SequenceSetting:
         """Of keys and values, in elements as h."""
         return self.h * self.kv_heads // HEADS
 
-    def layer(self, use: str) -> tuple[Link, Mesh]:
+    def layer(self, use: str) -> tuple[UnitRun, Mesh]:
         mesh = Mesh({"cp": self.cp})
         return self.lowered(mesh, [make(use, mesh, ("cp",), **dict(self.options))]), mesh
 
-    def lowered(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Link:
+    def lowered(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
         model = Model(layers=1, hidden=self.h, heads=HEADS, kv_heads=self.kv_heads, vocab=64, seq=self.s)
         blocks = Blocks(model, self.b, self.s, 64, attention=attention)
-        (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).links
-        return link
+        (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).unit_runs
+        return unit_run
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceSetting]:
@@ -63,13 +63,13 @@ def of_family(ops: Sequence[Op]) -> list[Op]:
 
 
 def sent_forward(setting: SequenceSetting, use: str) -> float:
-    link, mesh = setting.layer(use)
-    return sent(of_family(link.fragment.forward), mesh)
+    unit_run, mesh = setting.layer(use)
+    return sent(of_family(unit_run.fragment.forward), mesh)
 
 
 def sent_backward(setting: SequenceSetting, use: str) -> float:
-    link, mesh = setting.layer(use)
-    return sent(of_family(link.fragment.backward), mesh)
+    unit_run, mesh = setting.layer(use)
+    return sent(of_family(unit_run.fragment.backward), mesh)
 
 
 def sent_per_layer(setting: SequenceSetting, use: str) -> float:
@@ -79,12 +79,12 @@ def sent_per_layer(setting: SequenceSetting, use: str) -> float:
 def efficiency(ops: Sequence[Op]) -> float:
     """Attention of all ranks, divided evenly, over that of the slowest rank in every step."""
     works = [op.work for op in ops if isinstance(op.work, Attention)]
-    return sum(work.flops for work in works) / sum(paced(work).flops for work in works)
+    return sum(work.flops for work in works) / sum(slowest_rank(work).flops for work in works)
 
 
 def attention_efficiency(setting: SequenceSetting, use: str) -> float:
-    link, _ = setting.layer(use)
-    there, back = (efficiency(ops) for ops in (link.fragment.forward, link.fragment.backward))
+    unit_run, _ = setting.layer(use)
+    there, back = (efficiency(ops) for ops in (unit_run.fragment.forward, unit_run.fragment.backward))
     assert abs(there - back) < 1e-12
     return there
 

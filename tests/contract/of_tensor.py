@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Link, Op
+from simulator.ir.ops import COMPUTE, Collective, Op, UnitRun
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
@@ -46,7 +46,7 @@ class LayerSetting:
         """Squares on top of each other."""
         return self.t // self.q**2
 
-    def layer(self, use: str | None) -> tuple[Link, Mesh]:
+    def layer(self, use: str | None) -> tuple[UnitRun, Mesh]:
         """The layers of a middle stage under the scheme `use`, and the mesh."""
         mesh = Mesh({f"tp{i}": n for i, n in enumerate(self.grid)} or {"tp": self.t})
         model = Model(layers=8, hidden=self.h, heads=self.a, vocab=512, seq=self.s, dropout=0.1)
@@ -54,15 +54,15 @@ class LayerSetting:
         if use is not None:
             schemes.append(make(use, mesh, tuple(mesh.axes) if use.startswith("tensor/") else ()))
         blocks = Blocks(model, self.b, self.s, 512, attention=self.attention)
-        (link,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(2), False, False)).links
-        assert link.count == 2
-        return link, mesh
+        (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(2), False, False)).unit_runs
+        assert unit_run.count == 2
+        return unit_run, mesh
 
 
 def sent_per_layer(setting: Any, scheme: str) -> float:
-    link, mesh = setting.layer(scheme)
+    unit_run, mesh = setting.layer(scheme)
     family = scheme.partition("/")[0]
-    ops = [op for op in link.fragment.forward + link.fragment.backward if op.stream == family]
+    ops = [op for op in unit_run.fragment.forward + unit_run.fragment.backward if op.stream == family]
     return sent(ops, mesh)
 
 
@@ -73,13 +73,13 @@ def _products(ops: list[Op], mesh: Mesh) -> float:
 
 
 def sent_by_products_forward(setting: LayerSetting, scheme: str) -> float:
-    link, mesh = setting.layer(scheme)
-    return _products(link.fragment.forward, mesh)
+    unit_run, mesh = setting.layer(scheme)
+    return _products(unit_run.fragment.forward, mesh)
 
 
 def sent_by_products_backward(setting: LayerSetting, scheme: str) -> float:
-    link, mesh = setting.layer(scheme)
-    return _products(link.fragment.backward, mesh)
+    unit_run, mesh = setting.layer(scheme)
+    return _products(unit_run.fragment.backward, mesh)
 
 
 def parameters_per_layer(setting: LayerSetting, scheme: str) -> float:

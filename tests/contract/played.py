@@ -10,18 +10,18 @@ from itertools import accumulate
 from math import ceil, inf
 from typing import Any
 
-from simulator.engine.longest_path import Times
-from simulator.engine.play import Engine, Step
+from simulator.engine.longest_path import OpTimes
+from simulator.engine.play import Engine, PlayedStep
 from simulator.forecast.simulate import device_params, forecast, programmed, resting
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import Attention, Chain, Gemm, Memory, Op, Param, Transfer, Work, paced
+from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work, slowest_rank
 from simulator.job.job import load_job
 from simulator.models.flops import forward_matmul_flops
 from simulator.plan.plan import Plan
-from simulator.program.build import Chains, Program, Task, one_of
-from simulator.program.flatten import Flat
+from simulator.program.build import EveryStageOps, Program, Task, one_of
+from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import Peak, block_events, memory_events
-from simulator.scheduling.schedule import Pair, Turn
+from simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
 from tests.contract.measure import params_of
 
 
@@ -38,7 +38,7 @@ class Ideal:
     latency: float = 0.0
 
     def __call__(self, work: Work) -> tuple[float, float, float]:
-        work = paced(work)
+        work = slowest_rank(work)
         match work:
             case Gemm() | Attention():
                 return work.flops / self.flops, 0.0, 0.0
@@ -59,17 +59,17 @@ class Played:
     """A job as lowered and played."""
 
     plan: Plan
-    stages: Chains
+    stages: EveryStageOps
     program: Program
-    step: Step
+    step: PlayedStep
     peaks: Sequence[Peak]
 
     @property
-    def flat(self) -> Flat:
+    def flat(self) -> FlatProgram:
         return self.step.flat
 
     @property
-    def times(self) -> Times:
+    def times(self) -> OpTimes:
         return self.step.times
 
     @property
@@ -80,13 +80,13 @@ class Played:
     @property
     def by_a_clock(self) -> bool:
         """Whether ops are formed by when gradients come, so that faster links make other ops."""
-        chains = (one_of(stage) for stage in self.stages)
-        return any(beside.formed for chain in chains for beside in (*chain.ahead, *chain.behind))
+        stages_ops = (one_of(stage) for stage in self.stages)
+        return any(beside.formed for stage_ops in stages_ops for beside in (*stage_ops.ahead, *stage_ops.behind))
 
-    def chain(self, stage: int, part: int = 0) -> Chain:
+    def stage_ops(self, stage: int, part: int = 0) -> StageOps:
         """What a stage lowers to: for whole sequences, or for a slice of them."""
         found = self.stages[stage]
-        return found if isinstance(found, Chain) else found[part]
+        return found if isinstance(found, StageOps) else found[part]
 
     def actions(self, device: int) -> range:
         """The numbers of a device's actions."""
@@ -110,9 +110,9 @@ class Played:
         shape, schedule = self.plan.shape, self.plan.schedule
         return [
             param
-            for stage, chain in enumerate(self.stages)
+            for stage, stage_ops in enumerate(self.stages)
             if schedule.device(shape, stage) == device
-            for param in params_of(one_of(chain))
+            for param in params_of(one_of(stage_ops))
         ]
 
     def resting(self, device: int) -> dict[str, float]:
@@ -174,8 +174,8 @@ class Played:
             flying *= self.program.overlap_sends
             yield action, flying, "buffers"
             stage, kind, _, part = table.actions[action]
-            chain = self.chain(stage, part)
-            yield from ((action, nbytes, category) for nbytes, category in self._pass(chain, kind, action))
+            stage_ops = self.stage_ops(stage, part)
+            yield from ((action, nbytes, category) for nbytes, category in self._pass(stage_ops, kind, action))
             yield action, -flying, "buffers"
 
     def _message(self, action: int, sent: bool) -> int:
@@ -184,26 +184,29 @@ class Played:
         stage, kind, _, part = table.actions[action]
         total = 0
         for taker in range(shape.stages):
-            gives = {giver: self.chain(giver, part).links[-1].nbytes for giver in before(shape, taker)}
-            assert not gives or self.chain(taker, part).links[0].nbytes == sum(gives.values())
+            gives = {giver: self.stage_ops(giver, part).unit_runs[-1].nbytes for giver in before(shape, taker)}
+            assert not gives or self.stage_ops(taker, part).unit_runs[0].nbytes == sum(gives.values())
             for giver, nbytes in gives.items():
                 # Back comes as much as was given.
-                if stage == (giver if (kind == "F") == sent else taker) and table.elsewhere(giver, taker):
+                if stage == (giver if (kind == "F") == sent else taker) and table.offloads(giver, taker):
                     total += nbytes
         return total
 
-    def _pass(self, chain: Chain, kind: str, action: int) -> Iterator[tuple[float, str]]:
+    def _pass(self, stage_ops: StageOps, kind: str, action: int) -> Iterator[tuple[float, str]]:
         """One pass through a stage without a weight pass of its own."""
         assert kind in ("F", "BW")
-        links = chain.links if kind == "F" else chain.links[::-1]
-        ends = [chain.links[0] if chain.links[0].takes else None, chain.links[-1] if chain.links[-1].gives else None]
+        unit_runs = stage_ops.unit_runs if kind == "F" else stage_ops.unit_runs[::-1]
+        ends = [
+            stage_ops.unit_runs[0] if stage_ops.unit_runs[0].takes else None,
+            stage_ops.unit_runs[-1] if stage_ops.unit_runs[-1].gives else None,
+        ]
         comes, goes = (end.nbytes if end is not None else 0 for end in (ends if kind == "F" else reversed(ends)))
         yield comes, "activations" if kind == "F" else "workspace"
-        for link, part in zip(links, self.task(action).parts, strict=True):
-            fragment, block = link.fragment, part.block
-            by_op = memory_events(fragment.touches, fragment.forward, fragment.backward, link)
+        for unit_run, part in zip(unit_runs, self.task(action).parts, strict=True):
+            fragment, block = unit_run.fragment, part.block
+            by_op = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)
             events = sorted(block_events(block.ops, block.after, by_op), key=lambda event: event[:2])
-            for _ in range(link.count):
+            for _ in range(unit_run.count):
                 yield from ((nbytes, category) for _, _, nbytes, category in events)
         yield -goes, "activations" if kind == "F" else "workspace"
 
@@ -225,7 +228,7 @@ def play_job(
     price: Any = PAID,
     changes: Iterable[str] = (),
     engine: Engine = "simpy",
-    orders: Sequence[Sequence[Turn]] | None = None,
+    orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices. orders: in place of the schedule's."""
     plan = Plan(load_job(job, changes))
@@ -234,10 +237,10 @@ def play_job(
     return Played(plan, stages, program, found.step, found.peaks)
 
 
-def stated(played: Played) -> list[list[Turn]]:
+def stated(played: Played) -> list[list[ScheduleItem]]:
     """The orders of a job as its schedule states them: without the updates inside a run."""
     return [
-        [turn for turn in order if isinstance(turn, Pair) or turn.kind != "O"]
+        [turn for turn in order if isinstance(turn, OverlappedPasses) or turn.kind != "O"]
         for order in played.program.timetable.orders
     ]
 
@@ -264,7 +267,7 @@ def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
     parts = [part for part in plan.mesh.parts(plan.mesh.named) if plan.mesh.size(part) > 1]
     if param.view:
         (expert,) = plan.family("expert")
-        own = plan.mesh.parts(expert.claims)
+        own = plan.mesh.parts(expert.axes)
         return tuple(part for part in parts if part not in (*own, *plan.mesh.parts(plan.pipeline_axis)))
     mine = plan.mesh.parts(("dp", "cp"))
     return tuple(part for part in parts if part in mine)

@@ -60,7 +60,7 @@ def composed(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any], Playe
 
 def test_every_pass_is_made_once(composed: tuple[str, dict[str, Any], Played]) -> None:
     use, _, played = composed
-    shape, ways = played.plan.shape, played.plan.schedule.ways
+    shape, ways = played.plan.shape, played.plan.schedule.directions
     assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
     assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.run.m * shape.slices / ways
@@ -93,7 +93,7 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: tuple[str, di
         for param in played.held(device):
             assert param.size * played.ranks / copies_of(param, plan) == pytest.approx(param.total)
             once += param.total
-    assert once == pytest.approx(plan.schedule.ways * plan.job.model.parameters)
+    assert once == pytest.approx(plan.schedule.directions * plan.job.model.parameters)
 
 
 def test_states_rest_cut_as_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
@@ -103,11 +103,11 @@ def test_states_rest_cut_as_declared(composed: tuple[str, dict[str, Any], Played
     for device in range(2):
         wanted: dict[str, float] = defaultdict(float)
         for param in played.held(device):
-            cut = {state: played.plan.mesh.size(scheme.rests(state, param)) for state in STATES}
+            cut = {state: played.plan.mesh.size(scheme.shards_at_rest(state, param)) for state in STATES}
             main = 4 if cut["parameters"] > 1 and scheme.updates_weights else 0
             for state, nbytes in (("parameters", main or 2), ("gradients", 4), ("optimizer", 12 - main)):
-                wanted[state] += nbytes * param.size / cut[state] if not scheme.elsewhere(state) else 0
-            if (second := scheme.secondary(param)) is not None:
+                wanted[state] += nbytes * param.size / cut[state] if not scheme.offloads(state) else 0
+            if (second := scheme.secondary_shards(param)) is not None:
                 wanted["parameters"] += 2 * param.size / played.plan.mesh.size(second)
         assert played.resting(device) == pytest.approx(wanted)
 
@@ -124,5 +124,5 @@ def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: boo
     schemes = [entry for entry in job["plan"]["schemes"] if not entry["use"].startswith("memory/")]
     played = play_job({**job, "plan": {**job["plan"], "schemes": [*schemes, {"use": "memory/recompute-full"}]}})
     for stage in range(played.plan.shape.stages):
-        for link in played.chain(stage).links:
-            assert saved(link) == link.nbytes or link.name != "layer"
+        for unit_run in played.stage_ops(stage).unit_runs:
+            assert saved(unit_run) == unit_run.nbytes or unit_run.name != "layer"

@@ -51,15 +51,15 @@ def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], 
     schemes = [*job["plan"]["schemes"], {"use": "memory/recompute-full", "layers": layers}]
     played = play_job({**job, "plan": {**job["plan"], "schemes": schemes}})
     again = {"gemm": 0.0, "attention": 0.0}
-    for stage, chain in enumerate(played.stages):
+    for stage, stage_ops in enumerate(played.stages):
         left = layers
-        for link in chain.links:
-            if link.name == "layer":
-                for op in link.fragment.forward:
+        for unit_run in stage_ops.unit_runs:
+            if unit_run.name == "layer":
+                for op in unit_run.fragment.forward:
                     kind = "attention" if isinstance(op.work, Attention) else "gemm"
                     flops = op.work.flops if op.work is not None else 0.0
-                    again[kind] += min(left, link.count) * flops * played.ranks * passes(played, stage)
-                left -= min(left, link.count)
+                    again[kind] += min(left, unit_run.count) * flops * played.ranks * passes(played, stage)
+                left -= min(left, unit_run.count)
     assert played.flops("R") == pytest.approx(again, rel=1e-12)
 
 
@@ -78,7 +78,7 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     plan = played.plan
     once = 0.0
     for stage in range(plan.shape.stages):
-        for param in params_of(played.chain(stage)):
+        for param in params_of(played.stage_ops(stage)):
             copies = copies_of(param, plan)
             assert param.size * played.ranks / copies == pytest.approx(param.total)
             once += param.size * played.ranks / copies
@@ -86,7 +86,7 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     # Where several ways have stages of their own, each end lies on as many devices.
     alone = set(plan.holders(plan.parts - 1)) - set(plan.holders(0))
     copied = len(alone) * model.vocab * model.hidden if model.tied or model.mtp else 0
-    assert once == pytest.approx(plan.schedule.ways * model.parameters + copied)
+    assert once == pytest.approx(plan.schedule.directions * model.parameters + copied)
 
 
 def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
@@ -176,11 +176,11 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
         cut = False
         for stage in (one for one in range(plan.shape.stages) if plan.device(one) == device):
             turns = passes(played, stage) if "gradients" in data.shards else updates
-            for param in params_of(played.chain(stage)):
+            for param in params_of(played.stage_ops(stage)):
                 axes = summed_over(param, plan)
                 if axes and plan.mesh.size(axes) > 1:
                     wanted[axes] += 4 * turns * param.size
-                    cut |= bool(data.rests("parameters", param))
+                    cut |= bool(data.shards_at_rest("parameters", param))
                     if "optimizer" in data.shards:
                         returned[axes] += 2 * updates * param.size
         assert reduced == wanted
@@ -202,11 +202,11 @@ def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
         )
         wanted = 0
         for stage in range(plan.shape.stages):
-            chain = played.chain(stage)
+            stage_ops = played.stage_ops(stage)
             if plan.device(stage) == device:
-                borrowed = any(link.fragment.borrowed for link in chain.links)
-                for number, link in enumerate(chain.links):
-                    cut = [param for param in link.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
+                borrowed = any(unit_run.fragment.borrowed for unit_run in stage_ops.unit_runs)
+                for number, unit_run in enumerate(stage_ops.unit_runs):
+                    cut = [param for param in unit_run.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
                     times = passes(played, stage) * (1 if borrowed and plan.part(stage) == number == 0 else 2)
-                    wanted += 2 * sum(param.size for param in cut) * times * link.count
+                    wanted += 2 * sum(param.size for param in cut) * times * unit_run.count
         assert gathered == wanted

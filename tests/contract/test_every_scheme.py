@@ -16,7 +16,7 @@ from hardware.errors import PlanError
 from hardware.load import validated
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import COMPUTE, Chain
+from simulator.ir.ops import COMPUTE, StageOps
 from simulator.ir.scheme import FAMILIES, Paper, Scheme, find_scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
@@ -127,7 +127,7 @@ def check_laws(use: str, setting: Any) -> set[str]:
     """Asserts every law at one setting; which quantities it asked for."""
     kind = find_scheme(use)
     asked = set()
-    for law in kind().laws(setting):
+    for law in kind().closed_forms(setting):
         measures = asked_in(kind).MEASURES
         assert law.quantity in measures, f"nothing measures {law.quantity}"
         assert law.where, "a law says where it stands"
@@ -161,7 +161,7 @@ MIXED = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first
 """Experts behind a first dense layer."""
 
 
-def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> Chain:
+def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> StageOps:
     model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False, moe=MIXED)
     blocks = Blocks(model, 2, 16, 64, attention=attention)
     return Lowering(mesh, schemes, True).run(blocks.stage(range(2), True, True))
@@ -176,7 +176,8 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
         # No axis, and a different thing to do: what it keeps out of memory it must bring back, or do again.
         with_it = a_stage(mesh, [make(use, mesh)], attention)
         own, others = (
-            [op for op in forward_ops(chain) if not op.stream.startswith("memory")] for chain in (with_it, alone)
+            [op for op in forward_ops(stage_ops) if not op.stream.startswith("memory")]
+            for stage_ops in (with_it, alone)
         )
         assert [told(op) for op in own] == [told(op) for op in others]
         return
@@ -245,8 +246,8 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
         task = played.task(number)
         wanted.update(id(op) for op in ops_beside((*task.ahead, *task.behind)))
         if action.kind == "F":
-            chain = played.chain(action.stage, action.slice)
-            wanted.update(id(op) for op in (*forward_ops(chain), *backward_ops(chain)))
+            stage_ops = played.stage_ops(action.stage, action.slice)
+            wanted.update(id(op) for op in (*forward_ops(stage_ops), *backward_ops(stage_ops)))
         elif action.kind in (*MOVES, "O"):
             wanted.update(id(op) for part in task.parts for op in part.block.ops)
     assert ran == wanted

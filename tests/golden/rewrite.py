@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hardware.errors import MeshcastError
 from hardware.load import read_yaml
 from simulator import simulate
-from simulator.forecast.simulate import Workshop
+from simulator.forecast.simulate import SharedWork
 from simulator.report.report import Report
 
 HERE = Path(__file__).parent
@@ -57,10 +57,10 @@ def file_of(name: str) -> Path:
 
 def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The summaries of some jobs as they come out now."""
-    shop, known = Workshop(), jobs()
+    shop, known = SharedWork(), jobs()
     for name in names:
         try:
-            yield name, summary(simulate(known[name], workshop=shop))
+            yield name, summary(simulate(known[name], shared_work=shop))
         except MeshcastError as error:
             raise error.at(f"{HERE.name}/jobs.yaml: {name}") from None
 

@@ -17,10 +17,10 @@ from hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, vali
 ENTRIES = [(kind, name) for kind in ("gpus", "links", "nodes", "clusters") for name in catalog(kind)]
 
 
-def leaves(data: Any, path: str = "") -> list[tuple[str, Any]]:
+def operators(data: Any, path: str = "") -> list[tuple[str, Any]]:
     """Every catalog value (a mapping with `value`) and every bare number or truth value of a document."""
     if isinstance(data, dict) and "value" not in data:
-        return [leaf for key, item in data.items() for leaf in leaves(item, f"{path}.{key}")]
+        return [operator for key, item in data.items() for operator in operators(item, f"{path}.{key}")]
     return [(path, data)] if isinstance(data, (dict, list, int, float)) else []
 
 
@@ -40,7 +40,7 @@ def test_every_value_has_a_source_and_a_kind(kind: str, name: str) -> None:
     if kind == "clusters":  # sizes are a user's plain numbers; the file as a whole names its source
         assert document.data["source"]
         return
-    for path, value in leaves(document.data):
+    for path, value in operators(document.data):
         assert isinstance(value, dict), f"{path} is a bare number"
         assert len(value["source"]) > 5 and value["kind"] in ("peak", "measured", "fitted", "assumed"), path
         assert value["kind"] == "assumed" or value["checked"], f"{path} was read nowhere on no day"

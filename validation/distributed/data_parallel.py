@@ -25,14 +25,14 @@ def scheme_of(plan: Plan) -> str:
 
 def check(plan: Plan) -> None:
     """Raises PlanError for what torch's DDP and FSDP do otherwise than the plan says."""
-    habits, use = plan.job.framework, scheme_of(plan)
-    if use == "data/ddp" and habits.gradients != habits.weights:
-        rule = f"torch's DDP sums gradients in the format of the weights, {habits.weights}"
-        raise PlanError("precision.gradients", rule, "Use that, or data/zero-1", habits.gradients)
-    if use == "data/fsdp" and habits.gradients != habits.main_weights:
-        rule = f"torch's FSDP keeps gradients in the format of the weights that it cuts, {habits.main_weights}"
+    framework, use = plan.job.framework, scheme_of(plan)
+    if use == "data/ddp" and framework.gradients != framework.weights:
+        rule = f"torch's DDP sums gradients in the format of the weights, {framework.weights}"
+        raise PlanError("precision.gradients", rule, "Use that, or data/zero-1", framework.gradients)
+    if use == "data/fsdp" and framework.gradients != framework.main_weights:
+        rule = f"torch's FSDP keeps gradients in the format of the weights that it cuts, {framework.main_weights}"
         raise PlanError(
-            "precision.gradients", rule, f"Set precision.gradients: {habits.main_weights}", habits.gradients
+            "precision.gradients", rule, f"Set precision.gradients: {framework.main_weights}", framework.gradients
         )
     if use == "data/fsdp" and plan.shape.p > 1:
         rule = "torch's pipelines gather and scatter FSDP's parameters once a step, the plan does it in each pass"
@@ -41,8 +41,8 @@ def check(plan: Plan) -> None:
 
 def dtype_of(plan: Plan) -> Any:
     """Torch's type of the weights that rest: FSDP cuts those that the optimizer updates."""
-    habits = plan.job.framework
-    return DTYPES[habits.main_weights if scheme_of(plan) == "data/fsdp" else habits.weights]
+    framework = plan.job.framework
+    return DTYPES[framework.main_weights if scheme_of(plan) == "data/fsdp" else framework.weights]
 
 
 def wrapped(plan: Plan, stage: Stage, place: Place) -> nn.Module:
@@ -57,12 +57,12 @@ def wrapped(plan: Plan, stage: Stage, place: Place) -> nn.Module:
 
 def _ddp(plan: Plan, stage: Stage, place: Place) -> nn.Module:
     """Buckets of the plan's size, in which the gradients lie: a second copy of them is in no forecast."""
-    habits = plan.job.framework
-    elements = max(habits.bucket.elements, habits.bucket.elements_per_rank * place.data.size)
+    framework = plan.job.framework
+    elements = max(framework.bucket.elements, framework.bucket.elements_per_rank * place.data.size)
     return DistributedDataParallel(
         stage,
         process_group=place.data.group,
-        bucket_cap_mb=elements * BYTES[habits.gradients] / 2**20,
+        bucket_cap_mb=elements * BYTES[framework.gradients] / 2**20,
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
         init_sync=False,  # weights come from a seed, the same everywhere
@@ -74,8 +74,8 @@ def _cut(plan: Plan, stage: Stage, place: Place) -> None:
 
     A table that is embedding and output layer in one is left to the stage: it is used outside of its module.
     """
-    habits = plan.job.framework
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[habits.weights], reduce_dtype=DTYPES[habits.gradients])
+    framework = plan.job.framework
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[framework.weights], reduce_dtype=DTYPES[framework.gradients])
     units: list[Any] = list(stage.layers.values())
     if not stage.tied:
         units += [stage.embedding, [stage.norm, stage.head]]

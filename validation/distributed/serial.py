@@ -101,8 +101,8 @@ def compare(trainer: Trainer) -> Check:
 
 
 def _format(plan: Plan) -> str:
-    habits = plan.job.framework
-    return max(habits.weights, habits.gradients, key=list(TOLERANCE).index)
+    framework = plan.job.framework
+    return max(framework.weights, framework.gradients, key=list(TOLERANCE).index)
 
 
 class _Serial:

@@ -35,7 +35,7 @@ def lacking(device: Device, plan: Plan) -> str:
 
 def products(part: Part, backward: bool) -> Sequence[Gemm]:
     """The products of a linear in fp8, with results in bf16; none of other leaves, of routers and of odd sizes."""
-    if not isinstance(part.leaf, Linear) or part.leaf.view or part.name == "router":
+    if not isinstance(part.operator, Linear) or part.operator.view or part.name == "router":
         return []
     works = [work for work in (part.backward if backward else part.forward) if isinstance(work, Gemm)]
     if any(size % MULTIPLE for work in works for size in (work.m, work.n, work.k)):

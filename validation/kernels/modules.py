@@ -83,14 +83,14 @@ class Modules:
 
     def module(self, part: Part) -> Module:
         """The module of a leaf, with inputs of its own."""
-        name, leaf = part.name, part.leaf
-        if isinstance(leaf, Head):
+        name, operator = part.name, part.operator
+        if isinstance(operator, Head):
             table = self.last.embedding if self.last.tied else self.last.head
             return self._linear(part, table.weight)
-        if isinstance(leaf, Norm):
+        if isinstance(operator, Norm):
             norm = self.last.norm if name == "final_norm" else getattr(self.layer, name)
             return Module(part, norm, (self._input(part),), tuple(norm.parameters()))
-        if isinstance(leaf, Residual) and len(leaf.ins) == 2:
+        if isinstance(operator, Residual) and len(operator.ins) == 2:
             return Module(part, lambda x, y: x + y, (self._input(part), self._input(part)))
         makers: dict[str, Callable[[Part], Module]] = {
             "embedding": self._embedding,
@@ -117,7 +117,7 @@ class Modules:
 
     def sizes(self, part: Part) -> list[int]:
         """Local sizes of the first input."""
-        return [int(size) for size in part.at.dims(part.leaf.ins[0]).values()]
+        return [int(size) for size in part.at.dims(part.operator.ins[0]).values()]
 
     def _input(self, part: Part) -> Tensor:
         return self._random(*self.sizes(part))
@@ -167,7 +167,7 @@ class Modules:
 
     def _act(self, part: Part) -> Module:
         b, s, f = self.sizes(part)
-        return Module(part, self.dense.mlp.activation, (self._random(b, s, f * len(part.leaf.ins)),))
+        return Module(part, self.dense.mlp.activation, (self._random(b, s, f * len(part.operator.ins)),))
 
     def _loss(self, part: Part) -> Module:
         targets = self._tokens(part)
@@ -179,7 +179,7 @@ class Modules:
         """Tokens in the order of their experts [e, n, ...]."""
         b, s, _, width = self.sizes(part)
         experts = self.layer.mlp.experts
-        return self._random(experts, b * s // experts, width * len(part.leaf.ins))
+        return self._random(experts, b * s // experts, width * len(part.operator.ins))
 
     def _of_experts(self, part: Part, weight: nn.Parameter) -> Module:
         return Module(part, lambda x: self.layer.mlp.product(x, weight), (self._routed(part),), (weight,))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.forecast.simulate import lowered
-from simulator.ir.modules import Leaf, Local, walk
+from simulator.ir.modules import LocalShapes, Operator, walk
 from simulator.ir.operators import Boundary
 from simulator.ir.ops import BYTES, Collective, Gemm, Memory, Work
 from simulator.lowering.lower import Lowering
@@ -18,33 +18,39 @@ from simulator.plan.plan import Plan
 class Part:
     """A leaf at the sizes that the plan leaves to one rank."""
 
-    leaf: Leaf
-    at: Local
+    operator: Operator
+    at: LocalShapes
 
     @property
     def name(self) -> str:
-        return self.leaf.name
+        return self.operator.name
 
     @property
     def forward(self) -> list[Work]:
         """What its forward pass runs here; collectives are no kernels."""
-        return kernels(self.leaf.forward(self.at))
+        return kernels(self.operator.forward(self.at))
 
     @property
     def backward(self) -> list[Work]:
         """The gradients of inputs and weights, each weight's made aside."""
-        works = [*self.leaf.backward_inputs(self.at), *self.leaf.backward_weights(self.at), *self.leaf.aside(self.at)]
+        works = [
+            *self.operator.backward_inputs(self.at),
+            *self.operator.backward_weights(self.at),
+            *self.operator.temporary_gradient_work(self.at),
+        ]
         return kernels(works)
 
     @property
     def weights(self) -> int:
         """Elements of all its weights on this rank."""
-        return self.at.size(*self.leaf.weights)
+        return self.at.size(*self.operator.weights)
 
     @property
     def shape(self) -> dict[str, Any]:
         """Local sizes of inputs and outputs, and elements of the weights."""
-        ins, outs = ([[int(n) for n in self.at.dims(t).values()] for t in ts] for ts in (self.leaf.ins, self.leaf.outs))
+        ins, outs = (
+            [[int(n) for n in self.at.dims(t).values()] for t in ts] for ts in (self.operator.ins, self.operator.outs)
+        )
         return {"inputs": ins, "outputs": outs, "weights": self.weights}
 
 
@@ -53,9 +59,9 @@ def parts(plan: Plan) -> list[Part]:
     lowering = Lowering(plan.mesh, plan.inside)
     found: dict[str, Part] = {}
 
-    def visit(leaf: Leaf) -> None:
-        if not isinstance(leaf, Boundary):
-            found.setdefault(leaf.name, Part(leaf, Local(lowering.division(leaf), plan.mesh)))
+    def visit(operator: Operator) -> None:
+        if not isinstance(operator, Boundary):
+            found.setdefault(operator.name, Part(operator, LocalShapes(lowering.division(operator), plan.mesh)))
 
     for unit in plan.blocks.units:
         walk(unit, visit)
@@ -76,8 +82,10 @@ def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
     """Elements of one layer's weights, one with experts if there are some; clipping's norm and Adam over them."""
     lowering = Lowering(plan.mesh, plan.inside)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
-    leaves = plan.blocks.layer(kind).leaves()
-    elements = sum(Part(leaf, Local(lowering.division(leaf), plan.mesh)).weights for leaf in leaves)
+    operators = plan.blocks.layer(kind).operators()
+    elements = sum(
+        Part(operator, LocalShapes(lowering.division(operator), plan.mesh)).weights for operator in operators
+    )
     _, updates = lowered(plan)
     works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}
     norm, adam = works["grad-norm"], works["adam"]

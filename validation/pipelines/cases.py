@@ -19,17 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import validated
-from simulator.engine.longest_path import sweep
+from simulator.engine.longest_path import longest_path
 from simulator.engine.play import durations
 from simulator.engine.steady_state import cycle, drained, long_enough, most_updates
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Chain, Fragment, Link, Op, Transfer
+from simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
 from simulator.ir.scheme import find_scheme
-from simulator.program.block import Block, Part, Port
+from simulator.program.block import Block, Port, PricedBlock
 from simulator.program.build import Task, build
 from simulator.program.flatten import flatten
 from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import MOVES, Schedule, Shape, actions_of, weight_versions, with_updates
+from simulator.scheduling.schedule import MOVES, PipelineShape, Schedule, actions_of, weight_versions, with_updates
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
@@ -149,10 +149,10 @@ def replay(case: Case) -> Replay:
     Raises PlanError or ScheduleError where the schedule does not exist for its shape.
     """
     schedule = _schedule(case)
-    if (chunks := case.p * case.m * schedule.chunks() // schedule.ways * len(schedule.slices)) > MAX_CHUNKS:
+    if (chunks := case.p * case.m * schedule.chunks() // schedule.directions * len(schedule.slices)) > MAX_CHUNKS:
         rule = f"p x m x v is at most {MAX_CHUNKS:,}, times the slices, for each chunk is played"
         raise PlanError("case", rule, "Use fewer micro-batches", chunks)
-    shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    shape = PipelineShape(case.p, case.m, schedule.chunks(), len(schedule.slices))
     schedule.check(shape)
     stages = [_stage(case, schedule, shape, stage, schedule.slices) for stage in range(shape.stages)]
 
@@ -160,14 +160,14 @@ def replay(case: Case) -> Replay:
         return (0.0, 0.0, case.hop) if isinstance(work, Transfer) else (work.seconds, 0.0, 0.0)
 
     lasting = None
-    if schedule.weighs:
+    if schedule.needs_durations:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
         lasting = durations(whole, [price] * shape.stages, "pp")
     table = timetable(schedule, shape, lasting)
     program = build(table, stages, price)
-    program.tasks = [_together(task, case.t_pair, shape.v // schedule.ways) for task in program.tasks]
+    program.tasks = [_together(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]
     flat = flatten(program)
-    times = sweep(flat)
+    times = longest_path(flat)
     begin, end = np.zeros((2, len(flat.first)))
     for action, (first, behind) in enumerate(zip(flat.first, flat.behind, strict=True)):
         follows = table.slots[table.slot[action]].follows
@@ -178,8 +178,8 @@ def replay(case: Case) -> Replay:
         end[action] = end[action - 1] if follows else times.end[behind - 1]
     for action, move in enumerate(table.actions):
         if move.kind == "E":  # nothing is kept before it comes
-            leaves = (n for n in range(flat.first[action], flat.behind[action]) if flat.ops[n].work is not None)
-            begin[table.need[action]] = times.begin[next(leaves)]
+            operators = (n for n in range(flat.first[action], flat.behind[action]) if flat.ops[n].work is not None)
+            begin[table.need[action]] = times.begin[next(operators)]
     rows = [slice(*bounds) for bounds in pairwise(table.starts)]
     busy = np.bincount(flat.device, weights=flat.seconds, minlength=shape.p).tolist()
     return Replay(table, [begin[row].tolist() for row in rows], [end[row].tolist() for row in rows], busy)
@@ -209,7 +209,7 @@ def period(case: Case) -> float | None:
     schedule = _schedule(case)
     if schedule.flush:
         return None
-    shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    shape = PipelineShape(case.p, case.m, schedule.chunks(), len(schedule.slices))
     most, back, least = most_updates(shape, 1), drained(shape, 1), long_enough(shape, 1).m
     if case.p * least * case.v > MAX_CHUNKS:
         rule = f"a pipe of {case.p:,} devices is steady after {least:,} micro-batches, which are played up to p x m x v"
@@ -229,7 +229,7 @@ def versions(case: Case) -> list[int] | None:
     schedule = _schedule(case)
     if schedule.flush:
         return None
-    shape = Shape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    shape = PipelineShape(case.p, case.m, schedule.chunks(), len(schedule.slices))
     every = schedule.update_every(shape)
     orders = schedule.orders(long_enough(shape, every))
     return [weight_versions(schedule, shape, i, with_updates(order, every)) for i, order in enumerate(orders)]
@@ -264,10 +264,10 @@ def answers(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [answer(case, f"case {number}") for number, case in enumerate(cases, 1)]
 
 
-def _time(case: Case, name: str, schedule: Schedule, shape: Shape, stage: int) -> float:
+def _time(case: Case, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
     """The time of one virtual stage."""
     given = getattr(case, name)
-    parts = shape.stages // schedule.ways
+    parts = shape.stages // schedule.directions
     if isinstance(given, list):
         if len(given) not in (shape.p, parts):
             rule = f"a list holds one time a device ({shape.p}) or a virtual stage ({parts})"
@@ -276,13 +276,13 @@ def _time(case: Case, name: str, schedule: Schedule, shape: Shape, stage: int) -
     return float(given) * shape.p / parts
 
 
-def _stage(case: Case, schedule: Schedule, shape: Shape, stage: int, slices: Sequence[float]) -> list[Chain]:
+def _stage(case: Case, schedule: Schedule, shape: PipelineShape, stage: int, slices: Sequence[float]) -> list[StageOps]:
     """A stage of one op for every part of a pass, by slice."""
     times = [_time(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r")]
     return [_chain(f"{stage}", *(share * time for time in times)) for share in slices]
 
 
-def _chain(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> Chain:
+def _chain(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> StageOps:
     entry, gradient = Op("in"), Op("gradient in", phase="B")
     forward = Op(f"F{name}", work=Lasting(t_f), after=[entry])  # type: ignore[arg-type]
     again = Op(f"R{name}", work=Lasting(t_r), after=[gradient], phase="R")  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def _chain(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> Chain:
     given = Op("given", after=[inputs, weights], phase="B")
     backward = [again, inputs, weights]
     fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": given})
-    return Chain([Link(f"stage {name}", fragment, 1, "in", "out")])
+    return StageOps([UnitRun(f"stage {name}", fragment, 1, "in", "out")])
 
 
 def _together(task: Task, seconds: float | None, chunks: int) -> Task:
@@ -303,4 +303,4 @@ def _together(task: Task, seconds: float | None, chunks: int) -> Task:
     lasts = sum(part.seconds) if seconds is None else seconds / chunks
     port = Port((0,), (0,), through=False)
     block = Block([Op("pair")], [()], (port, port), [])
-    return replace(task, parts=[Part(block, 1, (lasts,), (0.0,), (0.0,), {})], marks=[()])
+    return replace(task, parts=[PricedBlock(block, 1, (lasts,), (0.0,), (0.0,), {})], marks=[()])

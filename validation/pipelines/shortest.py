@@ -15,7 +15,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from hardware.errors import PlanError
-from simulator.scheduling.schedule import Durations, Schedule, Shape
+from simulator.scheduling.schedule import Durations, PipelineShape, Schedule
 
 FINEST = 1_000_000
 """Most steps that a unit of time is cut into, for the solver counts in whole numbers."""
@@ -35,7 +35,7 @@ class Best:
 
 def best(
     schedule: Schedule,
-    shape: Shape,
+    shape: PipelineShape,
     lasting: Durations,
     limit: int | None = None,
     span: bool = False,

@@ -15,7 +15,7 @@ from typing import Any
 
 from hardware.errors import MeshcastError, shorten
 from hardware.units import GIB
-from simulator.forecast.simulate import Workshop, simulate
+from simulator.forecast.simulate import SharedWork, simulate
 from simulator.report.report import Report
 from validation.published.baseline import at_peak, peak_of
 from validation.published.mapping import Mapped, mapped
@@ -46,11 +46,11 @@ def answers(runs: Sequence[Row | Unread], workers: int | None = None) -> Iterato
 
 
 def _chunk(runs: Sequence[Row | Unread]) -> list[Answer]:
-    shop = Workshop()
+    shop = SharedWork()
     return [answer(run, shop) for run in runs]
 
 
-def answer(run: Row | Unread, shop: Workshop | None = None) -> Answer:
+def answer(run: Row | Unread, shop: SharedWork | None = None) -> Answer:
     """The answer to one run: its forecast beside what was measured, or ``refused`` with the reason."""
     if isinstance(run, Unread):
         return _refused(run.id, run.reason) | {"source": None, "gpu": None, "class": None, "stack": None}
@@ -58,11 +58,11 @@ def answer(run: Row | Unread, shop: Workshop | None = None) -> Answer:
     return told | {"source": run.source, "gpu": run.spec.gpu, "class": run.spec.kind, "stack": run.spec.stack}
 
 
-def _answer(run: Row, shop: Workshop | None) -> Answer:
+def _answer(run: Row, shop: SharedWork | None) -> Answer:
     measured = run.measured.model_dump(exclude_none=True)
     try:
         job = mapped(run)
-        report = simulate(job.job, workshop=shop)
+        report = simulate(job.job, shared_work=shop)
         return _predicted(run, job, report) | {"measured": measured}
     except MeshcastError as error:
         given = "" if error.value is None else f" is {shorten(error.value)}"

@@ -16,7 +16,7 @@ from hardware.errors import PlanError
 from simulator.ir.scheme import find_scheme, scheme_names
 from simulator.job.framework import Framework, load_framework
 from simulator.job.framework import Overlap as Overlaps
-from simulator.scheduling.schedule import Schedule, Shape
+from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.rows import Adapters, Row, Spec
 from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Stack, framework, stack
 
@@ -95,13 +95,13 @@ def mapped(row: Row) -> Mapped:
     spec = row.spec
     refuse_undescribed(spec)
     refuse_unknown(spec)
-    habits, left = stack(spec.stack), Open(spec.model.moe is not None)
+    defaults, left = stack(spec.stack), Open(spec.model.moe is not None)
     if spec.kind == "sft-packed":  # forecast as one long causal sequence
         left.note("class")
     if left.given("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
         left.note("optimizer")
     left.given("offload.kind", spec.offload.kind, "none")
-    model = _model(spec, habits, left)
+    model = _model(spec, defaults, left)
     job = {
         "id": row.id,
         "model": model,
@@ -114,9 +114,9 @@ def mapped(row: Row) -> Mapped:
         },
         "optimizer": "adam",
         "train": _train(spec, left),
-        "plan": _plan(spec, habits, left),
+        "plan": _plan(spec, defaults, left),
     }
-    job["framework"] = _framework(spec, habits, left)  # the last, for its spread is that of all that was assumed
+    job["framework"] = _framework(spec, defaults, left)  # the last, for its spread is that of all that was assumed
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
         left.note("memory_kind")
     return Mapped(job, tuple(sorted(left.fields)))
@@ -159,15 +159,15 @@ def _refusal(field: str, rule: str, value: Any = None) -> PlanError:
 # --------------------------------------------------------------------------------------------- parts
 
 
-def _model(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
+def _model(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
     """The keys of a model, as the run has them."""
     told = spec.model
     model = told.model_dump(exclude={"attention", "ssm", "seq"}, exclude_none=True)
     model["seq"] = spec.batch.seq
     model["positions"] = left.given("model.positions", told.positions, "rope" if told.norm == "rmsnorm" else "learned")
-    if habits.dropout is not None:
+    if defaults.dropout is not None:
         left.note("model.dropout")
-        model["dropout"] = habits.dropout
+        model["dropout"] = defaults.dropout
     if told.vocab and told.vocab % spec.width("tp"):  # padded by the framework
         left.note("model.vocab")
     if told.window:  # the only architecture with a window in the vocabulary is gpt-oss: every second layer slides
@@ -218,14 +218,14 @@ def _train(spec: Spec, left: Open) -> dict[str, Any]:
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
+def _framework(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
     """The framework that stands for the run's program, with what the run says of it."""
     name = framework(spec.stack)
     changes: dict[str, Any] = {}
     if name != spec.stack:
         left.note("stack", "stack, built on megatron-core" if spec.stack in RELATIVES and name == LAST else "")
     left.given("stack_version", spec.stack_version, None)
-    changes["attention"] = left.given("model.attention", spec.model.attention, habits.attention)
+    changes["attention"] = left.given("model.attention", spec.model.attention, defaults.attention)
     for field in ("compile", "cuda_graphs"):
         value = left.given(field, getattr(spec, field), False)
         if field in Framework.model_fields:
@@ -236,7 +236,7 @@ def _framework(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
     for axis, value in spec.overlap:
         if spec.width(axis) == 1:
             continue
-        value = left.given(f"overlap.{axis}", value, habits.overlap if name != spec.stack else None)
+        value = left.given(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
         # How tensor parallelism overlaps differs: torch's way stands in for no other.
         if value is not None and axis in Overlaps.model_fields and axis != "tp":
             overlap[axis] = value
@@ -245,14 +245,14 @@ def _framework(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
     return {"name": name, "release": spec.stack_version, "set": changes}
 
 
-def _plan(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
+def _plan(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
     """Mesh and schemes, outermost first."""
     dp, tp, pp, cp = (spec.width(axis) for axis in ("dp", "tp", "pp", "cp"))
     mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     schemes: list[dict[str, Any]] = []
     if pp > 1:
         schemes.append(_pipeline(spec, left))
-    sharding = left.given("sharding", spec.sharding, habits.sharding) if dp * cp > 1 else spec.sharding or "none"
+    sharding = left.given("sharding", spec.sharding, defaults.sharding) if dp * cp > 1 else spec.sharding or "none"
     data = {"use": SHARDING[sharding], "over": "dp"}
     if sharding != "none" and dp * cp > 1:
         group = left.given("shard_group", spec.shard_group, _usual_group(spec, sharding))
@@ -268,14 +268,14 @@ def _plan(spec: Spec, habits: Stack, left: Open) -> dict[str, Any]:
     schemes.append(data)
     if cp > 1:
         left.note("mesh.cp")  # which way was taken is not in a row's words
-        schemes.append({"use": habits.context, "over": "cp"})
+        schemes.append({"use": defaults.context, "over": "cp"})
     if tp > 1:
-        split = left.given("sequence_parallel", spec.sequence_parallel, habits.sequence_parallel)
+        split = left.given("sequence_parallel", spec.sequence_parallel, defaults.sequence_parallel)
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})
     plan: dict[str, Any] = {"mesh": mesh, "schemes": schemes}
     if spec.model.moe:
         plan["views"] = {"experts": _experts(spec, schemes)}
-    schemes += _memory(spec, habits, left)
+    schemes += _memory(spec, defaults, left)
     if spec.pipeline_split == "ends-as-layers":
         plan["partition"] = "ends-as-layers"
     elif spec.pipeline_split == "uneven":
@@ -315,7 +315,7 @@ def _chunks_of(use: str) -> int | None:
     fits = []
     for chunks in range(1, 4):
         with suppress(PlanError):
-            kind(("pp",), kind.Options(chunks=chunks)).check(Shape(2, 8, chunks * kind.ways))
+            kind(("pp",), kind.Options(chunks=chunks)).check(PipelineShape(2, 8, chunks * kind.directions))
             fits.append(chunks)
     return fits[0] if len(fits) == 1 else None
 
@@ -353,11 +353,11 @@ def _experts(spec: Spec, schemes: list[dict[str, Any]]) -> dict[str, int]:
     return {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 
-def _memory(spec: Spec, habits: Stack, left: Open) -> list[dict[str, Any]]:
+def _memory(spec: Spec, defaults: Stack, left: Open) -> list[dict[str, Any]]:
     """What is computed again, and what is kept in host memory."""
     found: list[dict[str, Any]] = []
     told = spec.recompute
-    kind = left.given("recompute.kind", told.kind, habits.recompute)
+    kind = left.given("recompute.kind", told.kind, defaults.recompute)
     if kind == "full":
         found.append({"use": "memory/recompute-full", "layers": told.layers})
     elif kind == "selective":

@@ -19,7 +19,7 @@ LIMIT = 1.0
 RATE = 1e-4
 """Of learning."""
 
-Pair = tuple[nn.Parameter, nn.Parameter]
+OverlappedPasses = tuple[nn.Parameter, nn.Parameter]
 """A parameter and its main weights."""
 
 
@@ -36,11 +36,11 @@ class Optimizer:
     """
 
     def __init__(self, params: Iterable[nn.Parameter], plan: Plan, groups: Sequence[Any] = ()) -> None:
-        habits = plan.job.framework
+        framework = plan.job.framework
         self.params, self.groups = list(params), list(groups)
-        self.main_dtype = DTYPES[habits.main_weights]
+        self.main_dtype = DTYPES[framework.main_weights]
         for param in self.params:
-            keep_gradient(param, DTYPES[habits.gradients])
+            keep_gradient(param, DTYPES[framework.gradients])
         pairs = [(param, self._main(param)) for param in self.params]
         converts = any(gradient(param).dtype != self.main_dtype for param in self.params)
         parts = _parts(pairs) if converts else [pairs]
@@ -50,7 +50,7 @@ class Optimizer:
         same = param.dtype == self.main_dtype
         return param if same else nn.Parameter(param.detach().to(self.main_dtype))
 
-    def _update(self, adam: torch.optim.Optimizer, pairs: Sequence[Pair]) -> None:
+    def _update(self, adam: torch.optim.Optimizer, pairs: Sequence[OverlappedPasses]) -> None:
         """A step of these parameters and their main weights."""
         for param, main in pairs:
             main.grad = gradient(param).to(self.main_dtype)
@@ -85,7 +85,7 @@ class ZeroOptimizer:
     """
 
     def __init__(self, params: Iterable[nn.Parameter], plan: Plan, group: Any, groups: Sequence[Any] = ()) -> None:
-        habits = plan.job.framework
+        framework = plan.job.framework
         self.group, self.groups = group, [*groups, group]
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         # What other ranks count in the norm of the gradients stands at the end.
@@ -93,18 +93,18 @@ class ZeroOptimizer:
         first, total = self.params[0], sum(param.numel() for param in self.params)
         size = -(-total // self.ranks)
         self.weights = first.new_empty(self.ranks * size).detach()
-        self.gradients = torch.zeros_like(self.weights, dtype=DTYPES[habits.gradients])
+        self.gradients = torch.zeros_like(self.weights, dtype=DTYPES[framework.gradients])
         counted, place = 0, 0
         for param in self.params:
             mine = slice(place, place := place + param.numel())
             self.weights[mine].copy_(param.detach().flatten())
             param.data = self.weights[mine].view_as(param)
-            keep_gradient(param, DTYPES[habits.gradients], self.gradients[mine].view_as(param))
+            keep_gradient(param, DTYPES[framework.gradients], self.gradients[mine].view_as(param))
             counted += param.numel() if getattr(param, "counted", True) else 0
         self.weights[total:].zero_()
         self.mine = slice(self.rank * size, (self.rank + 1) * size)
         self.counted = min(max(counted - self.mine.start, 0), size)
-        self.shard = nn.Parameter(self.weights[self.mine].to(DTYPES[habits.main_weights]))
+        self.shard = nn.Parameter(self.weights[self.mine].to(DTYPES[framework.main_weights]))
         self.adam = adamw([self.shard])
 
     def step(self) -> Tensor:
@@ -126,10 +126,10 @@ class ZeroOptimizer:
         self.gradients.zero_()
 
 
-def _parts(pairs: Iterable[Pair]) -> list[list[Pair]]:
+def _parts(pairs: Iterable[OverlappedPasses]) -> list[list[OverlappedPasses]]:
     """Pairs in their order, in parts that are no larger than the largest parameter: gradients are converted a part at a
     time, so that the copies take no more memory than they must."""
-    found: list[list[Pair]] = [[]]
+    found: list[list[OverlappedPasses]] = [[]]
     pairs, held = list(pairs), 0
     limit = max(param.numel() for param, _ in pairs)
     for pair in pairs:

@@ -6,7 +6,7 @@ from hardware.errors import PlanError
 from simulator.costs.costs import Costs
 from simulator.forecast.simulate import programmed
 from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Action, Pair
+from simulator.scheduling.schedule import Action, OverlappedPasses
 
 KINDS = ("F", "BW", "B", "W")
 """The kinds of actions that the reference trainer has."""
@@ -24,8 +24,8 @@ def orders(plan: Plan) -> list[list[Action]]:
     return [[_known(plan, turn) for turn in order] for order in program.timetable.orders]
 
 
-def _known(plan: Plan, turn: Action | Pair) -> Action:
-    if isinstance(turn, Pair):
+def _known(plan: Plan, turn: Action | OverlappedPasses) -> Action:
+    if isinstance(turn, OverlappedPasses):
         raise PlanError("plan.schedule", "the reference trainer plays no two passes at once", REMEDY, str(turn))
     if turn.kind not in KINDS:
         raise PlanError("plan.schedule", "the reference trainer has no action of this kind", REMEDY, str(turn))

@@ -78,21 +78,21 @@ def check_experts(plan: Plan) -> None:
 
 def check_framework(plan: Plan) -> None:
     """Fused attention, plain formats; moments lie beside the main weights."""
-    habits = plan.job.framework
-    if habits.attention != "flash":
+    framework = plan.job.framework
+    if framework.attention != "flash":
         rule = "the reference model has a fused attention kernel only"
-        raise PlanError("framework.set.attention", rule, "Give flash", habits.attention)
-    if habits.quantised:
+        raise PlanError("framework.set.attention", rule, "Give flash", framework.attention)
+    if framework.quantised:
         rule = "the reference model multiplies in the format of its weights"
-        raise PlanError("precision.compute", rule, "Give bf16 or fp32", habits.quantised)
+        raise PlanError("precision.compute", rule, "Give bf16 or fp32", framework.quantised)
     for field in ("weights", "gradients", "main_weights"):
-        if getattr(habits, field) == "fp16":
+        if getattr(framework, field) == "fp16":
             rule = "the reference trainer scales no losses, and small gradients vanish in fp16"
             place = "compute" if field == "weights" else field
             raise PlanError(f"precision.{place}", rule, "Give bf16 or fp32", "fp16")
-    if habits.moments != habits.main_weights:
-        rule = f"fused Adam has them in the format of the main weights, {habits.main_weights}"
-        raise PlanError("precision.moments", rule, f"Give {habits.main_weights}", habits.moments)
+    if framework.moments != framework.main_weights:
+        rule = f"fused Adam has them in the format of the main weights, {framework.main_weights}"
+        raise PlanError("precision.moments", rule, f"Give {framework.main_weights}", framework.moments)
 
 
 def check_schedule(plan: Plan) -> None:
@@ -101,7 +101,7 @@ def check_schedule(plan: Plan) -> None:
     schedule, shape = plan.schedule, plan.shape
     chain = all(schedule.before(shape, stage) == (stage - 1,) * (stage > 0) for stage in range(shape.stages))
     lacks = {
-        "its stages are no chain": schedule.ways > 1 or not chain,
+        "its stages are no chain": schedule.directions > 1 or not chain,
         "it cuts the sequences of a micro-batch into slices": shape.slices > 1,
         "it updates weights while micro-batches are in flight": not schedule.flush,
         "its devices leave their orders at run time": schedule.at_run_time,

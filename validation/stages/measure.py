@@ -109,7 +109,7 @@ def _check_replicas(plan: Plan) -> None:
         if (size := plan.mesh.size(scheme.over)) > 1 and scheme.use != "data/ddp":
             rule = f"one device does not show {scheme.use}, which divides states over replicas"
             remedy = "Measure it with meshcast measure distributed, or one replica here: dp = 1"
-            raise PlanError(f"plan.{scheme.claims[0]}", rule, remedy, size)
+            raise PlanError(f"plan.{scheme.axes[0]}", rule, remedy, size)
 
 
 @dataclass(frozen=True)

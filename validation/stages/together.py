@@ -19,7 +19,7 @@ from simulator.engine.play import alone, played
 from simulator.forecast.simulate import programmed
 from simulator.ir.ops import COMPUTE, Collective, Op, Work
 from simulator.plan.plan import Plan
-from simulator.program.block import FREE, SUMS, Part, Price
+from simulator.program.block import FREE, SUMS, Price, PricedBlock
 from simulator.program.build import Program, Task
 from simulator.program.categories import COMPUTING
 from simulator.report.report import Z90
@@ -60,9 +60,9 @@ def _value(task: Task, program: Program, plan: Plan) -> Value:
     span = alone(task, program.host)
     sums = task.sums[: len(COMPUTING)]
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
-    habits = plan.job.framework
+    framework = plan.job.framework
     terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
-    reach = Z90 * math.hypot(habits.spread, habits.spread_experts if plan.job.model.moe else 0.0, *terms)
+    reach = Z90 * math.hypot(framework.spread, framework.spread_experts if plan.job.model.moe else 0.0, *terms)
     return Value(value=span, low=span * math.exp(-reach), high=span * math.exp(reach))
 
 
@@ -86,7 +86,7 @@ def lasting(task: Task, seconds: float) -> Task:
     return replace(task, parts=[_stretched(part, factor) for part in task.parts])
 
 
-def _stretched(part: Part, factor: float) -> Part:
+def _stretched(part: PricedBlock, factor: float) -> PricedBlock:
     times = np.where(_kernels(part.block.ops), factor, 1.0) * np.array(part.seconds)
     seconds = tuple(times.tolist())
     return replace(part, seconds=seconds, tables=part.block.tables.setdefault((seconds, part.spread, part.latency), {}))

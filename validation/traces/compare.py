@@ -270,7 +270,7 @@ def stream_of(trace: Trace, plan: Plan, rank: int, kernel: Event) -> str:
 
 def _families(plan: Plan) -> dict[str, str]:
     """What family the schemes of every axis belong to."""
-    return {axis: one.use.partition("/")[0] for one in plan.schemes for axis in one.claims}
+    return {axis: one.use.partition("/")[0] for one in plan.schemes for axis in one.axes}
 
 
 def group(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:

@@ -15,22 +15,22 @@ References: Li et al. 2020, arXiv 2006.15704, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
 class DDP(DataScheme):
     paper = Paper("arXiv:2006.15704", "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n = setting.n
-        yield Law(
+        yield ClosedForm(
             "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 2.2: one ring all-reduce of all gradients"
         )
         if n > 1:
             b, made, summed = setting.in_buckets
             visible = max(summed, b * summed - (b - 1) * made)
-            yield Law("exposed", visible, "section 3.2.3: of equal buckets, the last one at least")
-        yield Law(
+            yield ClosedForm("exposed", visible, "section 3.2.3: of equal buckets, the last one at least")
+        yield ClosedForm(
             "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights and two moments"
         )

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from simulator.ir.ops import Param
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -54,15 +54,19 @@ class FSDP(ShardedScheme):
             return 0
         return super().depth(forward, sizes) if self.options.prefetch is None else self.options.prefetch
 
-    def secondary(self, param: Param) -> tuple[str, ...] | None:
-        return () if not self.options.reshard and self.rests("parameters", param) else None
+    def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
+        return () if not self.options.reshard and self.shards_at_rest("parameters", param) else None
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         f, r = setting.n, setting.replicas
         weights, grads = setting.weight_bytes, setting.grad_bytes
         gathers = 2 if setting.option("reshard", True) else 1
         moved = (f - 1) / f * (gathers * weights + grads) + 2 * (r - 1) / r * grads / f
-        yield Law("sent_per_step", setting.batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters")
+        yield ClosedForm(
+            "sent_per_step", setting.batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters"
+        )
         if f > 1:
             kept = 0 if setting.option("reshard", True) else 2
-            yield Law("state_bytes_per_parameter", 16 / f + kept, "section 2: 4 + 4 + 8 bytes, sharded fp32 weights")
+            yield ClosedForm(
+                "state_bytes_per_parameter", 16 / f + kept, "section 2: 4 + 4 + 8 bytes, sharded fp32 weights"
+            )

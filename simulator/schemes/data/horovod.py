@@ -23,8 +23,8 @@ import numpy as np
 from pydantic import Field
 
 from simulator.ir.modules import Stage
-from simulator.ir.ops import BYTES, Beside, Chain, Collective, Memory, Op
-from simulator.ir.scheme import Around, Law, Paper, SchemeOptions
+from simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps
+from simulator.ir.scheme import Around, ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
@@ -45,20 +45,20 @@ class Horovod(DataScheme):
     def buffers(self) -> int:
         return self.options.fusion if self.mesh.size(self.over) > 1 else 0
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
-        chain = inner(stage)
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+        stage_ops = inner(stage)
         # As long as nobody knows when gradients are ready, they all are at once.
-        at_once = self._at_ticks(chain, np.zeros(sum(count for _, count in chain.params())))
-        formed = partial(self._at_ticks, chain)
-        chain.behind += [replace(sums, after=None, formed=formed) for sums in at_once[1:]]
-        return chain
+        at_once = self._at_ticks(stage_ops, np.zeros(sum(count for _, count in stage_ops.params())))
+        formed = partial(self._at_ticks, stage_ops)
+        stage_ops.behind += [replace(sums, after=None, formed=formed) for sums in at_once[1:]]
+        return stage_ops
 
-    def _at_ticks(self, chain: Chain, ready: np.ndarray) -> list[Beside]:
+    def _at_ticks(self, stage_ops: StageOps, ready: np.ndarray) -> list[SideOps]:
         """What ranks agree on at every tick, and the sums that follow. ready: of every gradient [s]."""
-        found = [self._reduced(param) if param.trained else ((), 0) for param, _ in chain.params()]
+        found = [self._reduced(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
         sets = list(dict.fromkeys(axes for axes, _ in found))
-        over = chain.of_params([sets.index(axes) for axes, _ in found])
-        nbytes = chain.of_params([elements for _, elements in found]) * BYTES[self.habits.gradients]
+        over = stage_ops.of_params([sets.index(axes) for axes, _ in found])
+        nbytes = stage_ops.of_params([elements for _, elements in found]) * BYTES[self.framework.gradients]
         # The backward pass runs against the numbers.
         order = len(ready) - 1 - np.argsort(ready[::-1], kind="stable")
         order = order[[bool(sets[i]) for i in over[order]]]
@@ -98,16 +98,16 @@ class Horovod(DataScheme):
         if fused:
             yield Op("unpack grads", "data", copy, [], "W", "last")
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n = setting.n
-        yield Law(
+        yield ClosedForm(
             "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 3: one ring all-reduce of all gradients"
         )
-        yield Law(
+        yield ClosedForm(
             "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights, two moments"
         )
 
 
-def _beside(pairs: list[tuple[Op, np.ndarray]]) -> Beside:
+def _beside(pairs: list[tuple[Op, np.ndarray]]) -> SideOps:
     ops, numbers = zip(*pairs, strict=True)
-    return Beside(list(ops), np.concatenate(numbers), np.cumsum([0, *map(len, numbers[:-1])]))
+    return SideOps(list(ops), np.concatenate(numbers), np.cumsum([0, *map(len, numbers[:-1])]))

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Site, Update
+from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.ir.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Inner, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataScheme, together
 
 
@@ -42,27 +42,29 @@ class LocalSGD(DataScheme):
         return int(self.options.period)
 
     @property
-    def apart(self) -> tuple[str, ...]:
+    def unsynchronised(self) -> tuple[str, ...]:
         return self.over
 
-    def sums(self, param: Param) -> tuple[str, ...]:
+    def reduces(self, param: Param) -> tuple[str, ...]:
         """Those beside me, who see other parts of the same samples."""
-        return tuple(axis for axis in super().sums(param) if axis not in self.over)
+        return tuple(axis for axis in super().reduces(param) if axis not in self.over)
 
     def _averaged(self, param: Param) -> tuple[tuple[str, ...], int]:
         return tuple(axis for axis in param.partial if axis in self.over), param.size
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if isinstance(site, Update):
-            moments = 2 * BYTES[self.habits.moments] if self.options.average == "weights and moments" else 0
-            for axes, elements in together(site.params, self._averaged):
-                work = Collective("all_reduce", elements * (BYTES[self.habits.main_weights] + moments), axes)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if isinstance(module, Update):
+            moments = 2 * BYTES[self.framework.moments] if self.options.average == "weights and moments" else 0
+            for axes, elements in together(module.params, self._averaged):
+                work = Collective("all_reduce", elements * (BYTES[self.framework.main_weights] + moments), axes)
                 fragment.forward.append(Op("average", "data", work, fragment.forward[-1:], "U", "period"))
         return fragment
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n, h = setting.n, setting.option("period", self.period)
         averaged = setting.weight_bytes / 2 * (12 if setting.option("average", "weights") != "weights" else 4)
-        yield Law("sent_per_step", 2 * (n - 1) / n * averaged / h, "algorithm 1: one average in H steps")
-        yield Law("state_bytes_per_parameter", 2 + 4 + 12, "every worker has a model and an optimizer of its own")
+        yield ClosedForm("sent_per_step", 2 * (n - 1) / n * averaged / h, "algorithm 1: one average in H steps")
+        yield ClosedForm(
+            "state_bytes_per_parameter", 2 + 4 + 12, "every worker has a model and an optimizer of its own"
+        )

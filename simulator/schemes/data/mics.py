@@ -20,7 +20,7 @@ from typing import Any
 
 from hardware.errors import PlanError
 from simulator.ir.ops import BYTES, Collective, Op, Param
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 
@@ -37,13 +37,13 @@ class MiCS(ShardedScheme):
         """Gathers go across nodes, then within: the group is `over` two axes, the second one inside nodes."""
 
     def accept(self, job: Any) -> None:
-        if self.options.hierarchical and len(self.claims) - bool(self.options.replicate) < 2:
+        if self.options.hierarchical and len(self.axes) - bool(self.options.replicate) < 2:
             rule = "a hierarchical gather goes across nodes, and then within them"
             remedy = "Say over: [across, within], or leave hierarchical out"
-            raise PlanError(f"plan.schemes.{self.use}.over", rule, remedy, list(self.claims))
+            raise PlanError(f"plan.schemes.{self.use}.over", rule, remedy, list(self.axes))
 
     def late(self, param: Param) -> tuple[str, ...]:
-        return self.parted(self.sums(param))[1]
+        return self.parted(self.reduces(param))[1]
 
     def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         cut, _ = self.parted(axes)
@@ -55,16 +55,18 @@ class MiCS(ShardedScheme):
         if not (self.options.hierarchical and inner and outer):
             return super().bring(axes, elements, forward)
         parts = self.gather(outer, elements // self.mesh.size(inner), "F" if forward else "B", "every")
-        work = Collective("all_gather", elements * BYTES[self.habits.weights], inner)
+        work = Collective("all_gather", elements * BYTES[self.framework.weights], inner)
         return Brought([parts, Op("gather parts", "data-within", work, [], parts.phase)])
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, k, r, a = setting.n, setting.n // setting.across, setting.replicas, setting.batches
         weights, grads = setting.weight_bytes, setting.grad_bytes
         moved = a * (p - 1) / p * (2 * weights + grads) + 2 * (r - 1) / r * grads / p
-        yield Law("sent_per_step", moved, "sections 3.2 and 3.4: 2-hop gradient synchronisation")
+        yield ClosedForm("sent_per_step", moved, "sections 3.2 and 3.4: 2-hop gradient synchronisation")
         share = (p - k) / p if setting.option("hierarchical", False) else (p - 1) / p
         if setting.across > 1:
-            yield Law("gathered_across_nodes", 2 * share * weights, "section 3.3: what leaves a node, both gathers")
+            yield ClosedForm(
+                "gathered_across_nodes", 2 * share * weights, "section 3.3: what leaves a node, both gathers"
+            )
         if p > 1:
-            yield Law("state_bytes_per_parameter", 18 / p, "section 3.2, with fp32 gradients")
+            yield ClosedForm("state_bytes_per_parameter", 18 / p, "section 3.2, with fp32 gradients")

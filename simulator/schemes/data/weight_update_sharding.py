@@ -16,9 +16,9 @@ References: Xu et al. 2020, arXiv 2004.13336, sections 3 and 4.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.modules import Site, Update
+from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.ir.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Inner, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataScheme, together
 
 
@@ -36,26 +36,28 @@ class WeightUpdateSharding(DataScheme):
     def overlaps(self) -> bool:
         return False
 
-    def rests(self, state: str, param: Param) -> tuple[str, ...]:
-        return () if self.options.keep_state == "gathered" else super().rests(state, param)
+    def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
+        return () if self.options.keep_state == "gathered" else super().shards_at_rest(state, param)
 
-    def updates(self, param: Param) -> tuple[str, ...]:
-        return super().rests("optimizer", param)
+    def update_shards(self, param: Param) -> tuple[str, ...]:
+        return super().shards_at_rest("optimizer", param)
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if isinstance(site, Update) and self.options.keep_state == "gathered":
-            main = 0 if self.habits.main_weights == self.habits.weights else BYTES[self.habits.main_weights]
-            each = main + 2 * BYTES[self.habits.moments]
-            for axes, elements in together(site.params, lambda param: (self.updates(param), param.size)):
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if isinstance(module, Update) and self.options.keep_state == "gathered":
+            main = 0 if self.framework.main_weights == self.framework.weights else BYTES[self.framework.main_weights]
+            each = main + 2 * BYTES[self.framework.moments]
+            for axes, elements in together(module.params, lambda param: (self.update_shards(param), param.size)):
                 states = Collective("all_gather", elements * each, axes)
                 fragment.forward.append(Op("gather states", "data", states, [fragment.exit["parameters"]], "U"))
         return fragment
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n, whole = setting.n, setting.option("keep_state", "sharded") == "gathered"
         states = 12 / 2 * setting.weight_bytes if whole else 0
         moved = setting.grad_bytes + setting.weight_bytes + states
-        yield Law("sent_per_step", (n - 1) / n * moved, "section 4: as many bytes as the all-reduce")
-        yield Law("state_bytes_per_parameter", 2 + 4 + (12 if whole else 12 / n), "section 4.3: states stay sharded")
-        yield Law("read_by_update", round(8 * setting.weight_bytes / n), "section 3: each rank updates its part")
+        yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 4: as many bytes as the all-reduce")
+        yield ClosedForm(
+            "state_bytes_per_parameter", 2 + 4 + (12 if whole else 12 / n), "section 4.3: states stay sharded"
+        )
+        yield ClosedForm("read_by_update", round(8 * setting.weight_bytes / n), "section 3: each rank updates its part")

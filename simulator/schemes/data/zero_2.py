@@ -18,7 +18,7 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -26,8 +26,8 @@ class Zero2(ShardedScheme):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     shards = ("optimizer", "gradients")
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n = setting.n
         moved = setting.batches * setting.grad_bytes + setting.weight_bytes
-        yield Law("sent_per_step", (n - 1) / n * moved, "section 7.2.1, a reduction in every micro-batch")
-        yield Law("state_bytes_per_parameter", 2 + 16 / n, "section 5.2 with fp32 gradients")
+        yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.1, a reduction in every micro-batch")
+        yield ClosedForm("state_bytes_per_parameter", 2 + 16 / n, "section 5.2 with fp32 gradients")

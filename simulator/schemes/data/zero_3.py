@@ -25,7 +25,7 @@ from itertools import accumulate
 from pydantic import Field
 
 from simulator.ir.ops import Param
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -41,25 +41,27 @@ class Zero3(ShardedScheme):
         persistence: int = Field(default=100_000, ge=0)
         """Parameters with fewer elements are not cut."""
 
-    def rests(self, state: str, param: Param) -> tuple[str, ...]:
+    def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         if state == "parameters" and param.size < self.options.persistence:
             return ()
-        return super().rests(state, param)
+        return super().shards_at_rest(state, param)
 
     def depth(self, forward: bool, sizes: Sequence[int]) -> int:
-        if not self.habits.overlap.dp:
+        if not self.framework.overlap.dp:
             return 0
         most = min(self.options.prefetch_bucket, self.options.max_live - sizes[0])
         # As many as are asked for while fewer than `most` are in flight.
         return sum(gathered - size < most for gathered, size in zip(accumulate(sizes[1:]), sizes[1:], strict=True))
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n, a = setting.n, setting.batches
         small = setting.small(setting.option("persistence", self.options.persistence))
         cut = setting.weight_bytes - 2 * small
         moved = a * (2 * cut + setting.grad_bytes) + 2 * small
-        yield Law("sent_per_step", (n - 1) / n * moved, "section 7.2.2; small parameters once a step")
+        yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.2; small parameters once a step")
         if n > 1:
             whole = 2 * small / (setting.grad_bytes / 4)
             wanted = (18 - whole) / n + whole
-            yield Law("state_bytes_per_parameter", wanted, "section 5.3 with fp32 gradients; small weights are whole")
+            yield ClosedForm(
+                "state_bytes_per_parameter", wanted, "section 5.3 with fp32 gradients; small weights are whole"
+            )

@@ -25,9 +25,9 @@ References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.modules import Site, Update
+from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
-from simulator.ir.scheme import Inner, Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Inner, Paper, SchemeOptions
 from simulator.lowering.offload import IN, OUT, updated_on_host
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
@@ -42,32 +42,32 @@ class ZeroInfinity(ShardedScheme):
         optimizer: Literal["cpu", "nvme"] = "cpu"
         """Where gradients and states of the optimizer rest."""
 
-    def elsewhere(self, state: str) -> bool:
+    def offloads(self, state: str) -> bool:
         return self.copies > 1 and (state != "parameters" or self.options.parameters != "gpu")
 
     def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
         brought = super().bring(axes, elements, forward)
-        if self.elsewhere("parameters"):
-            nbytes = elements * BYTES[self.habits.weights] // self.mesh.size(axes)
+        if self.offloads("parameters"):
+            nbytes = elements * BYTES[self.framework.weights] // self.mesh.size(axes)
             work = HostCopy(nbytes, True, self.options.parameters)
             brought.ops.insert(0, Op("copy shard", IN, work, [], "F" if forward else "B"))
         return brought
 
     def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         ops = super().scatter(axes, elements)
-        nbytes = elements * BYTES[self.habits.gradients] // self.mesh.size(axes)
+        nbytes = elements * BYTES[self.framework.gradients] // self.mesh.size(axes)
         return [*ops, Op("copy gradients", OUT, HostCopy(nbytes, False, self.options.optimizer), [], "W")]
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if not isinstance(site, Update) or not self.elsewhere("optimizer"):
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, Update) or not self.offloads("optimizer"):
             return fragment
-        back = 0 if self.elsewhere("parameters") else BYTES[self.habits.weights]
-        return updated_on_host(site, fragment, back, self.options.optimizer, there=True)
+        back = 0 if self.offloads("parameters") else BYTES[self.framework.weights]
+        return updated_on_host(module, fragment, back, self.options.optimizer, there=True)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n = setting.n
         moved = setting.batches * (2 * setting.weight_bytes + setting.grad_bytes)
-        yield Law("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")
+        yield ClosedForm("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")
         if n > 1:
-            yield Law("state_bytes_per_parameter", 0, "section 5.1: all model states are off the GPU")
+            yield ClosedForm("state_bytes_per_parameter", 0, "section 5.1: all model states are off the GPU")

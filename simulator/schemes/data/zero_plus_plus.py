@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from simulator.ir.ops import BYTES, Collective, Memory, Op, Param
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 SCALE = BYTES["fp32"]
@@ -46,9 +46,9 @@ class ZeroPlusPlus(ShardedScheme):
         block: int = Field(default=2048, ge=1)
         """Elements that share a scale; the default is assumed."""
 
-    def secondary(self, param: Param) -> tuple[str, ...] | None:
+    def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Experts that no other rank of the node has are gathered from other nodes again."""
-        inner = tuple(axis for axis in self.rests("parameters", param) if axis in self.within)
+        inner = tuple(axis for axis in self.shards_at_rest("parameters", param) if axis in self.within)
         return inner if self.options.hpz and inner else None
 
     def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
@@ -58,7 +58,7 @@ class ZeroPlusPlus(ShardedScheme):
         if not forward and self.options.hpz and inner == axes:
             gather.stream = "data-within"
             return found
-        whole = elements * BYTES[self.habits.weights]
+        whole = elements * BYTES[self.framework.weights]
         keep = whole // self.mesh.size(inner) if forward and self.options.hpz and inner else 0
         unpack = [Op("keep params", work=Memory("concat", keep, keep), phase=gather.phase)] if keep else []
         if not self.options.qwz:
@@ -72,7 +72,7 @@ class ZeroPlusPlus(ShardedScheme):
     def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         if not self.options.qgz:
             return super().scatter(axes, elements)
-        made = elements * BYTES[self.habits.gradients]
+        made = elements * BYTES[self.framework.gradients]
         inner = tuple(axis for axis in axes if axis in self.within)
         outer = tuple(axis for axis in axes if axis not in self.within)
         ops, arrived = list[Op](), made
@@ -89,7 +89,7 @@ class ZeroPlusPlus(ShardedScheme):
         """Bytes of quantised elements with the scales of their blocks."""
         return round(elements * BYTES[number]) + -(-elements // self.options.block) * SCALE
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n, across = setting.n, setting.across
         qwz, hpz, qgz = (setting.option(name, True) for name in ("qwz", "hpz", "qgz"))
         ring, near = (n - 1) / n if across > 1 else 0, n // across
@@ -97,7 +97,7 @@ class ZeroPlusPlus(ShardedScheme):
         exchanged = (across - 1) / across * near * sum(self.wire("int4", unit // near) for unit in setting.units)
         gathers = ring * forward * (1 if hpz else 2)
         summed = exchanged if qgz else ring * setting.grad_bytes
-        yield Law("sent_across_nodes", setting.batches * (gathers + summed), "table 1, with the scales")
+        yield ClosedForm("sent_across_nodes", setting.batches * (gathers + summed), "table 1, with the scales")
         if n > 1:
             kept = 2 / near if hpz and near > 1 else 0
-            yield Law("state_bytes_per_parameter", 18 / n + kept, "section 3.2, with fp32 gradients")
+            yield ClosedForm("state_bytes_per_parameter", 18 / n + kept, "section 3.2, with fp32 gradients")

@@ -18,14 +18,16 @@ axes: Liu et al. 2025, arXiv 2504.14960.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 class AllToAll(ExpertScheme):
     paper = Paper("arXiv:2006.16668", "GShard: Scaling Giant Models with Conditional Computation", 2020)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, slots = setting.ep, setting.b * setting.s * setting.places
-        yield Law("sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 3.2: dispatch and combine, twice")
-        yield Law("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts a rank")
+        yield ClosedForm(
+            "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 3.2: dispatch and combine, twice"
+        )
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts a rank")

@@ -22,9 +22,9 @@ from math import ceil
 
 from pydantic import Field
 
-from simulator.ir.modules import MoE, Site
+from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import COMPUTE, Fragment, Gemm, Op
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.lowering.rewrite import Rewrite, instead, portions
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Round, hurry, rounds
@@ -39,11 +39,11 @@ class Comet(ExpertScheme):
         tile: int = Field(default=128, ge=1, strict=True)
         """Rows, and columns, of a tile of a product; the default is assumed."""
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if isinstance(site, MoE) and self.ranks > 1:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if isinstance(module, MoE) and self.ranks > 1:
             fused = Rewrite(fragment)
-            for one in rounds(fragment, self.mesh.parts(self.claims[:1])):
+            for one in rounds(fragment, self.mesh.parts(self.axes[:1])):
                 self._fuse(fused, one)
             fragment = fused.done()
         return fragment
@@ -89,11 +89,11 @@ class Comet(ExpertScheme):
             found.append(replace(op, name=f"{op.name} {which}", work=work, after=[*(found[-1:] or after)]))
         return found
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
-        yield Law("expert_parameters", setting.expert_parameters / setting.ep, "experts over all ranks")
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "experts over all ranks")
         if setting.ep > 1:
             rows, panels = (ceil(n / self.options.tile) for n in (setting.b * setting.s * setting.places, setting.h))
             c, g = setting.exchange, setting.computing / 2
             taken = max(g + c / rows, c) + max(g + c / panels, c)
-            yield Law("forward_round", taken, "3.1: of two products, one with each exchange")
-            yield Law("backward_round", taken, "3.1: likewise")
+            yield ClosedForm("forward_round", taken, "3.1: of two products, one with each exchange")
+            yield ClosedForm("backward_round", taken, "3.1: likewise")

@@ -27,9 +27,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.modules import MoE, Site
+from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Routed, exchanges
 
@@ -57,11 +57,11 @@ class DeepEP(ExpertScheme):
             rule = f"ranks along {' and '.join(same)} that experts are spread over all have the same tokens"
             raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if isinstance(site, MoE) and self.ranks > 1:
-            routed = Routed.of(site)
-            for out, *back in exchanges(fragment, self.mesh.parts(self.claims[:1])):
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if isinstance(module, MoE) and self.ranks > 1:
+            routed = Routed.of(module)
+            for out, *back in exchanges(fragment, self.mesh.parts(self.axes[:1])):
                 sent = self.options.gradients if out.phase == "B" else self.options.dispatch
                 self._exchange(out, "dispatch", sent, routed)
                 for op in back:
@@ -78,7 +78,7 @@ class DeepEP(ExpertScheme):
         op.work = Exchange(operation, tokens, *shape, work.axes, dtype, *knobs, work.pace)
         op.name = op.name.replace(work.operation, operation)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         n, p, k = setting.nodes, setting.ep, setting.top_k
         m = min(self.options.most, n)
         experts = setting.experts * m // n
@@ -86,6 +86,6 @@ class DeepEP(ExpertScheme):
         ranks = m * p // n * (1 - comb(experts - experts * n // (m * p), k) / comb(experts, k))
         tokens = setting.b * setting.s * setting.places / k
         four = tokens * setting.h * (WIDTH["fp8"] + 3 * WIDTH["bf16"])
-        yield Law("network_bytes", four * nodes * (1 - 1 / n), "3.2.2: once to each distinct node")
-        yield Law("scale_up_bytes", four * ranks * (1 - n / p), "3.2.2: handed on to distinct ranks")
-        yield Law("expert_parameters", setting.expert_parameters / p, "3.2: experts over 64 ranks")
+        yield ClosedForm("network_bytes", four * nodes * (1 - 1 / n), "3.2.2: once to each distinct node")
+        yield ClosedForm("scale_up_bytes", four * ranks * (1 - n / p), "3.2.2: handed on to distinct ranks")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "3.2: experts over 64 ranks")

@@ -21,11 +21,11 @@ from typing import Any
 
 from pydantic import Field
 
-from simulator.ir.modules import MoE, Site
+from simulator.ir.modules import Module, MoE
 from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import Spread
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, exchanges
 
 COUNT = 4
@@ -44,41 +44,45 @@ class Dropless(ExpertScheme):
     def capacity(self, moe: Any) -> None:
         return None
 
-    def spread(self, site: MoE) -> Spread:
+    def spread(self, module: MoE) -> Spread:
         """Rows of the most laden rank, padding included."""
-        found = super().spread(site)
+        found = super().spread(module)
         if self.ranks == 1:
             return found
-        sent = next(leaf for leaf in site.leaves() if isinstance(leaf, Permute)).outs[0]
+        sent = next(operator for operator in module.operators() if isinstance(operator, Permute)).outs[0]
         # Those that divide an expert each have all its tokens.
-        groups = self.mesh.size(self.mesh.views[EXPERTS]) // self.mesh.size(self.claims)
-        rows = float(sent.dims["b"].size * sent.dims["s"].size) / (groups * site.experts)
+        groups = self.mesh.size(self.mesh.views[EXPERTS]) // self.mesh.size(self.axes)
+        rows = float(sent.dims["b"].size * sent.dims["s"].size) / (groups * module.experts)
         return found.in_blocks(self.options.block / rows)
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if isinstance(site, MoE):
-            self._count(site, fragment)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if isinstance(module, MoE):
+            self._count(module, fragment)
         return fragment
 
-    def _count(self, site: MoE, fragment: Fragment) -> None:
+    def _count(self, module: MoE, fragment: Fragment) -> None:
         """Puts the exchange of counts behind the router, and tokens behind that."""
         for op in exchanges(fragment, self):
             if op.phase == "F" and isinstance(op.work, Collective) and op.work.operation == "all_to_all":
                 chosen = [one for one in fragment.forward if isinstance(one.work, Memory) and one.work.what == "router"]
-                work = Collective("all_to_all", site.experts * COUNT, op.work.axes)
+                work = Collective("all_to_all", module.experts * COUNT, op.work.axes)
                 counts = Op("all_to_all counts", op.stream, work, chosen)
                 fragment.forward.insert(fragment.forward.index(op), counts)
                 op.after.append(counts)
                 return
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, k = setting.ep, setting.top_k
         slots = k * setting.b * setting.s
         tokens, counts = 4 * slots * setting.h * 2, COUNT * setting.experts
-        yield Law("sent_per_layer", (p - 1) / p * (tokens + counts), "section 5: counts, then exactly the tokens")
-        yield Law("expert_parameters", setting.expert_parameters / p, "section 5: experts over ranks")
-        yield Law("rows_per_layer", slots, "section 4: no token is dropped")
+        yield ClosedForm(
+            "sent_per_layer", (p - 1) / p * (tokens + counts), "section 5: counts, then exactly the tokens"
+        )
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 5: experts over ranks")
+        yield ClosedForm("rows_per_layer", slots, "section 4: no token is dropped")
         if p > 1:
             rows = slots * p / setting.experts
-            yield Law("padding", 128 * math.ceil(rows / 128) / rows - 1, "section 5: less than a block each expert")
+            yield ClosedForm(
+                "padding", 128 * math.ceil(rows / 128) / rows - 1, "section 5: less than a block each expert"
+            )

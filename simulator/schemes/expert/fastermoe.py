@@ -24,10 +24,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from simulator.ir.modules import MoE, Site
+from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, Collective, Fragment, Op
 from simulator.ir.routing import Spread
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import (
@@ -61,12 +61,12 @@ class FasterMoE(ExpertScheme):
         transfers: Literal[1, 2] = 1
         """Transfers of a shadow that it counts: of the weights alone, or of their gradients too."""
 
-    def shadows(self, site: MoE) -> tuple[int, ...]:
+    def shadows(self, module: MoE) -> tuple[int, ...]:
         """The experts of a layer that come to all ranks, the most popular first."""
-        if not self.options.shadow or site.capacity is not None:
+        if not self.options.shadow or module.capacity is not None:
             return ()
-        routed, width = Routed.of(site), BYTES[self.habits.weights]
-        copies = routed.copies / (self.mesh.size(self.mesh.views[self.view]) / self.mesh.size(self.claims))
+        routed, width = Routed.of(module), BYTES[self.framework.weights]
+        copies = routed.copies / (self.mesh.size(self.mesh.views[self.view]) / self.mesh.size(self.axes))
         loads = copies / routed.experts * self.options.routing.shares(routed.experts).mean(axis=0)
         each = 3 * 2 * routed.weights / self.options.bw_mm + 4 * routed.hidden * width / self.options.bw_net
         shadow = self.options.transfers * routed.weights * width / self.options.bw_net
@@ -79,17 +79,17 @@ class FasterMoE(ExpertScheme):
             taken.append(int(expert))
         return tuple(taken)
 
-    def spread(self, site: MoE) -> Spread:
-        stay = self.shadows(site) if self.ranks > 1 else ()
-        found: Spread = self.options.routing.over(self.ranks, site.experts, site.capacity, stay)
+    def spread(self, module: MoE) -> Spread:
+        stay = self.shadows(module) if self.ranks > 1 else ()
+        found: Spread = self.options.routing.over(self.ranks, module.experts, module.capacity, stay)
         return found
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if not isinstance(site, MoE) or self.ranks == 1:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
-        number, found = len(self.shadows(site)), rounds(fragment, self.mesh.parts(self.claims[:1]))
-        nbytes = round(Routed.of(site).weights * BYTES[self.habits.weights])
+        number, found = len(self.shadows(module)), rounds(fragment, self.mesh.parts(self.axes[:1]))
+        nbytes = round(Routed.of(module).weights * BYTES[self.framework.weights])
         shadows = shadow(fragment, found[0], number, nbytes) if number and found else []
         steps = Rewrite(fragment)
         for one in found:
@@ -112,15 +112,17 @@ class FasterMoE(ExpertScheme):
             between_groups(parts, size)
         return first[-1]
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p = setting.ep
         slots = setting.b * setting.s * setting.places
-        yield Law("sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "4.2: steps send what one exchange does")
+        yield ClosedForm(
+            "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "4.2: steps send what one exchange does"
+        )
         if p > self.options.group:
-            yield Law(
+            yield ClosedForm(
                 "forward_round", in_turn(p // self.options.group, setting.exchange, setting.computing), "4.2: P/g steps"
             )
-            yield Law(
+            yield ClosedForm(
                 "backward_round",
                 in_turn(p // self.options.group, setting.exchange, setting.computing),
                 "4.2: P/g steps",

@@ -26,10 +26,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from simulator.ir.modules import Leaf, Site
+from simulator.ir.modules import Module, Operator
 from simulator.ir.moe_operators import Permute, Unpermute
-from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Touch
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
@@ -41,16 +41,16 @@ class GShard(ExpertScheme):
         einsum: int | None = Field(default=None, ge=1, strict=True)
         """Tokens of a group that products with one-hot matrices dispatch and combine; null: kernels copy them."""
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if self.options.einsum and self.ranks > 1 and isinstance(site, Permute | Unpermute):
-            self._multiply(site, fragment)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if self.options.einsum and self.ranks > 1 and isinstance(module, Permute | Unpermute):
+            self._multiply(module, fragment)
         return fragment
 
-    def _multiply(self, site: Leaf, fragment: Fragment) -> None:
+    def _multiply(self, module: Operator, fragment: Fragment) -> None:
         """Puts products in the places of the kernels that copy tokens."""
-        back = isinstance(site, Unpermute)
-        token, place = (site.outs[0], site.ins[0]) if back else (site.ins[0], site.outs[0])
+        back = isinstance(module, Unpermute)
+        token, place = (module.outs[0], module.ins[0]) if back else (module.ins[0], module.outs[0])
         ((first,), (second,)) = fragment.forward, fragment.backward
         assert isinstance(first.work, Memory)
         hidden = int(token.dims["h"].size)
@@ -61,20 +61,26 @@ class GShard(ExpertScheme):
         into = Gemm(rows, hidden, size, groups, token.dtype, what="dispatch")
         out = Gemm(size, hidden, rows, groups, token.dtype, what="dispatch")
         first.work, second.work = (out, replace(into, layout="nn")) if back else (into, replace(out, layout="nn"))
-        mask = Touch(f"{site.name}.one-hot", round(tokens * rows * BYTES[token.dtype]), first, made=True)
-        fragment.touches += [mask, replace(mask, op=second, made=False)]
+        mask = TensorUse(f"{module.name}.one-hot", round(tokens * rows * BYTES[token.dtype]), first, made=True)
+        fragment.tensor_uses += [mask, replace(mask, op=second, made=False)]
         if back:
             # The gradient of the weights that results bear, for which these are kept.
             work = Gemm(size, rows, hidden, groups, token.dtype, "nt", what="dispatch")
             fragment.backward.append(Op(f"{second.name} weights", work=work, after=[second], phase="B"))
-            kept = next(touch for touch in fragment.touches if touch.key.startswith(f"{place.name}@"))
-            fragment.touches.append(replace(kept, op=fragment.backward[-1]))
+            kept = next(
+                tensor_use for tensor_use in fragment.tensor_uses if tensor_use.key.startswith(f"{place.name}@")
+            )
+            fragment.tensor_uses.append(replace(kept, op=fragment.backward[-1]))
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, c = setting.ep, setting.capacity or 2
         slots = c * setting.top_k * setting.b * setting.s
-        yield Law("sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: places for c k T choices")
-        yield Law("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts a rank")
+        yield ClosedForm(
+            "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: places for c k T choices"
+        )
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts a rank")
         if p > 1:
-            yield Law("rows_per_layer", slots, "algorithm 1: every place is computed, filled or not")
-            yield Law("sent_by_the_busiest", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: shapes are known")
+            yield ClosedForm("rows_per_layer", slots, "algorithm 1: every place is computed, filled or not")
+            yield ClosedForm(
+                "sent_by_the_busiest", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: shapes are known"
+            )

@@ -25,9 +25,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Leaf, MoE, Site, Unit
+from simulator.ir.modules import Module, MoE, Operator, Unit
 from simulator.ir.ops import Collective, Fragment, Op
-from simulator.ir.scheme import Inner, Law, Paper, Rule
+from simulator.ir.scheme import ClosedForm, Inner, Paper, Rule
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Routed
 
@@ -48,33 +48,33 @@ class Janus(ExpertScheme):
     _moving = False
     """Whether experts of the layer that is being lowered move."""
 
-    def layouts(self, site: Leaf) -> Rule:
-        rule = super().layouts(site)
+    def layouts(self, module: Operator) -> Rule:
+        rule = super().layouts(module)
         if not self._moving:
             return rule
-        parts = self.mesh.parts(self.claims[:1])
+        parts = self.mesh.parts(self.axes[:1])
         divide = {part: dim for part, dim in rule.divide.items() if part not in parts}
-        return Rule(divide, {part: "e" for part in parts if site.has("e")})
+        return Rule(divide, {part: "e" for part in parts if module.has("e")})
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        if isinstance(site, Unit):
-            return self._ahead(inner(site))
-        if not isinstance(site, MoE) or not self._moves(site):
-            return super().lower(site, inner)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        if isinstance(module, Unit):
+            return self._ahead(inner(module))
+        if not isinstance(module, MoE) or not self._moves(module):
+            return super().lower(module, inner)
         self._moving = True
         try:
-            return inner(site)
+            return inner(module)
         finally:
             self._moving = False
 
-    def _moves(self, site: MoE) -> bool:
+    def _moves(self, module: MoE) -> bool:
         if self.ranks == 1 or self.options.when != "auto":
             return self.ranks > 1 and self.options.when == "always"
-        return self.ratio(site) > 1
+        return self.ratio(module) > 1
 
-    def ratio(self, site: MoE) -> float:
+    def ratio(self, module: MoE) -> float:
         """R of a layer."""
-        routed, machines = Routed.of(site), max(1, self.ranks // self.options.machine)
+        routed, machines = Routed.of(module), max(1, self.ranks // self.options.machine)
         sent = 2 * routed.copies * routed.hidden / self.mesh.size(self.mesh.views[self.view])
         return sent / (machines * routed.weights * routed.experts / self.ranks)
 
@@ -90,12 +90,14 @@ class Janus(ExpertScheme):
     def _fetches(self, op: Op) -> bool:
         work = op.work
         gathers = isinstance(work, Collective) and work.operation == "all_gather" and op.stream == self.family
-        return gathers and {*work.axes} <= {*self.mesh.parts(self.claims[:1])}  # type: ignore[union-attr]
+        return gathers and {*work.axes} <= {*self.mesh.parts(self.axes[:1])}  # type: ignore[union-attr]
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, moe, slots = setting.ep, setting.model.moe, setting.b * setting.s * setting.places
         n, w = max(1, p // self.options.machine), 3 if setting.model.gated else 2
         ratio = 2 * slots / (n * moe.experts / p * w * moe.expert_ffn)
         elements = 2 * setting.expert_parameters if ratio > 1 else 4 * slots * setting.h
-        yield Law("expert_parameters", setting.expert_parameters / p, "experts stay with their owners, E/P a rank")
-        yield Law("sent_per_layer", 2 * elements * (p - 1) / p, "what moves by the ratio R")
+        yield ClosedForm(
+            "expert_parameters", setting.expert_parameters / p, "experts stay with their owners, E/P a rank"
+        )
+        yield ClosedForm("sent_per_layer", 2 * elements * (p - 1) / p, "what moves by the ratio R")

@@ -24,10 +24,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.modules import MoE, Site
+from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import least_capacity
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import in_parts, in_turn, rounds
@@ -57,13 +57,13 @@ class Tutel(ExpertScheme):
         needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
         return needed if told is None else told
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = super().lower(site, inner)
-        if not isinstance(site, MoE) or self.ranks == 1:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = super().lower(module, inner)
+        if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         parts = Rewrite(fragment)
         sent = []
-        for one in rounds(fragment, self.mesh.parts(self.claims[:1])):
+        for one in rounds(fragment, self.mesh.parts(self.axes[:1])):
             out, *_, back = in_parts(parts, one, self.options.degree)
             sent += [*out, *back]
         fragment = parts.done()
@@ -85,14 +85,14 @@ class Tutel(ExpertScheme):
                 found.append(replace(op, work=step, after=found[-1:] or op.after))
         return found
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
-        yield Law("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts a rank")
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts a rank")
         if setting.ep > 1:
-            yield Law(
+            yield ClosedForm(
                 "forward_round",
                 in_turn(self.options.degree, setting.exchange, setting.computing),
                 "3.2; PipeMoE, section IV",
             )
-            yield Law(
+            yield ClosedForm(
                 "backward_round", in_turn(self.options.degree, setting.exchange, setting.computing), "3.2: likewise"
             )

@@ -23,9 +23,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.modules import Site, Stage, Update
-from simulator.ir.ops import BYTES, Chain, Fragment
-from simulator.ir.scheme import Around, Inner, Law, MemoryScheme, Paper, Scheme, SchemeOptions, find_scheme
+from simulator.ir.modules import Module, Stage, Update
+from simulator.ir.ops import BYTES, Fragment, StageOps
+from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, Scheme, SchemeOptions, find_scheme
 from simulator.lowering.offload import activations_away, updated_on_host
 from simulator.schemes.memory.shared.recompute import marked
 
@@ -48,13 +48,13 @@ class Offload(MemoryScheme):
     @property
     def updates_weights(self) -> bool:  # type: ignore[override]
         """On the GPU weights only compute where the host updates its own."""
-        return not self.elsewhere("optimizer")
+        return not self.offloads("optimizer")
 
     def accept(self, job: Any) -> None:
         uses = [one.use for one in job.plan.schemes if one.use != self.use]
         if "optimizer" in self.options.what:
             for use in uses:
-                if find_scheme(use).elsewhere is not Scheme.elsewhere:
+                if find_scheme(use).offloads is not Scheme.offloads:
                     rule = f"{use} keeps states of the optimizer off the GPU already"
                     raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
         again = [use for use in uses if "recompute scheme" in find_scheme(use).relies_on]
@@ -62,22 +62,22 @@ class Offload(MemoryScheme):
             rule = f"activations come back in backward passes, and {again[0]} makes passes again before those"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
 
-    def elsewhere(self, state: str) -> bool:
+    def offloads(self, state: str) -> bool:
         return state in self.options.what
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
         if "activations" not in self.options.what:
             return inner(stage)
         layers = inf if self.options.layers is None else self.options.layers
         return activations_away(inner(marked(stage, layers, MARK)), MARK, self.options.to)
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        if isinstance(site, Update) and "optimizer" in self.options.what:
-            return updated_on_host(site, inner(site), BYTES[self.habits.weights], self.options.to)
-        return inner(site)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        if isinstance(module, Update) and "optimizer" in self.options.what:
+            return updated_on_host(module, inner(module), BYTES[self.framework.weights], self.options.to)
+        return inner(module)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         s, b, h, a = setting.s, setting.b, setting.h, setting.a
-        yield Law(
+        yield ClosedForm(
             "copied_per_layer", 2 * s * b * h * (34 + 5 * a * s / h), "arXiv 2205.05198, equation 1, out and back"
         )

@@ -15,9 +15,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Site, Stage, Unit
-from simulator.ir.ops import Chain, Fragment
-from simulator.ir.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
+from simulator.ir.modules import Module, Stage, Unit
+from simulator.ir.ops import Fragment, StageOps
+from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, SchemeOptions
 from simulator.schemes.memory.shared.recompute import marked, recompute
 
 
@@ -31,15 +31,17 @@ class RecomputeFull(MemoryScheme):
         keep: tuple[Literal["core_attn"], ...] = ()
         """Modules whose results are kept and not made again."""
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
         return inner(marked(stage, inf if self.options.layers is None else self.options.layers, self.role))
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        if not isinstance(site, Unit) or self.role not in site.marks:
-            return inner(site)
-        leaves = [leaf for leaf in site.leaves() if leaf.module in self.options.keep]
-        results = {tensor.name for leaf in leaves for tensor in leaf.outs} | {f"{leaf.name}.lse" for leaf in leaves}
-        return recompute(site, inner, (lambda key: key.partition("@")[0] in results) if leaves else None)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        if not isinstance(module, Unit) or self.role not in module.marks:
+            return inner(module)
+        operators = [operator for operator in module.operators() if operator.label in self.options.keep]
+        results = {tensor.name for operator in operators for tensor in operator.outs} | {
+            f"{operator.name}.lse" for operator in operators
+        }
+        return recompute(module, inner, (lambda key: key.partition("@")[0] in results) if operators else None)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
-        yield Law("recomputed_forward_share", 1.0, "section 5: one more forward pass")
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+        yield ClosedForm("recomputed_forward_share", 1.0, "section 5: one more forward pass")

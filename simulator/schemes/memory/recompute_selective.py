@@ -23,12 +23,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Leaf, Nest, Site, Stage, Unit
-from simulator.ir.ops import Chain, Fragment
-from simulator.ir.scheme import Around, Inner, Law, MemoryScheme, Paper, SchemeOptions
+from simulator.ir.modules import CompositeModule, Module, Operator, Stage, Unit
+from simulator.ir.ops import Fragment, StageOps
+from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, SchemeOptions
 from simulator.schemes.memory.shared.recompute import Forgetting, marked, recompute
 
-Module = Literal[
+ModuleName = Literal[
     "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj"
 ]
 
@@ -38,7 +38,7 @@ class RecomputeSelective(MemoryScheme):
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
     class Options(SchemeOptions):
-        modules: tuple[Module, ...] = ("core_attn",)
+        modules: tuple[ModuleName, ...] = ("core_attn",)
         """What is computed again."""
         layers: int | None = Field(default=None, ge=0)
         """In how many layers of each stage, from the first on; null: wherever there are such modules."""
@@ -46,31 +46,31 @@ class RecomputeSelective(MemoryScheme):
     _forgetting: Forgetting | None = None
     """Of the unit that is being lowered; None where nothing is chosen: inside of what is made again as a whole, too."""
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
         return inner(stage if self.options.layers is None else marked(stage, self.options.layers, self.role))
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
         modules, before = set(self.options.modules), self._forgetting
-        if isinstance(site, Unit):
-            own = self.options.layers is None or self.role in site.marks
-            self._forgetting = Forgetting(site, lambda leaf: bool(modules & {*leaf.modules})) if own else None
+        if isinstance(module, Unit):
+            own = self.options.layers is None or self.role in module.marks
+            self._forgetting = Forgetting(module, lambda operator: bool(modules & {*operator.modules})) if own else None
         forgetting = self._forgetting
-        again = forgetting is not None and site.module in modules
+        again = forgetting is not None and module.label in modules
         self._forgetting = None if again else forgetting
         try:
-            fragment = recompute(site, inner) if again else inner(site)
+            fragment = recompute(module, inner) if again else inner(module)
         finally:
             self._forgetting = before
         if forgetting is None:
             return fragment
-        if isinstance(site, Leaf):
-            forgetting.note(site, fragment)
-        elif isinstance(site, Nest):
-            forgetting.discard(site, fragment)
+        if isinstance(module, Operator):
+            forgetting.note(module, fragment)
+        elif isinstance(module, CompositeModule):
+            forgetting.discard(module, fragment)
         return fragment
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         if setting.t == 1 and self.options.modules == ("core_attn",):
-            yield Law(
+            yield ClosedForm(
                 "activations_per_layer", 34 * setting.s * setting.b * setting.h, "section 5, without tensor parallelism"
             )

@@ -14,24 +14,24 @@ References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
 
 
 class OneFOneB(Schedule):
     paper = Paper("arXiv:2006.09503", "Memory-Efficient Pipeline-Parallel DNN Training", 2020)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         backward = [Action(device, "BW", k) for k in shape.microbatches]
-        return one_by_one(forward, backward, shape.p - 1 - device)
+        return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield Law("bubble", (p - 1) * setting.u, "arXiv 2104.04473, section 2.2")
-        yield Law("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
+        yield ClosedForm("bubble", (p - 1) * setting.u, "arXiv 2104.04473, section 2.2")
+        yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
         if m % p == 0 and p > 1:
             # In-order 1F1B pays a round trip in every group of p micro-batches: it does not tolerate slow hops.
-            yield Law(
+            yield ClosedForm(
                 "bubble_per_hop", 2 * (p - 1) * m // p + 2 * p - 4, "replay of the order with a constant latency a hop"
             )

@@ -16,9 +16,17 @@ References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.ht
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.activation_transfer import Move, moved
-from simulator.scheduling.schedule import Action, Durations, PipelineSetting, Schedule, Shape, Turn, one_by_one
+from simulator.scheduling.schedule import (
+    Action,
+    Durations,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    one_forward_one_backward,
+)
 
 
 class BPipe(Schedule):
@@ -27,19 +35,21 @@ class BPipe(Schedule):
         "BPipe: Memory-Balanced Pipeline Parallelism for Training Large Language Models",
         2023,
     )
-    weighs = True
+    needs_durations = True
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
         passes = []
         for x in range(shape.p):
             forward, backward = ([Action(x, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
-            passes.append(one_by_one(forward, backward, shape.p - 1 - x))
+            passes.append(one_forward_one_backward(forward, backward, shape.p - 1 - x))
         return moved(self, shape, passes, [one for x in range(shape.p // 2) for one in _moves(shape, x)], lasting)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield Law("bubble", (p - 1) * setting.u, "as 1F1B's")
-        yield Law("most_in_flight_b", min(m, p, _bound(p)), "section 3.2: balanced between a device and its partner")
+        yield ClosedForm("bubble", (p - 1) * setting.u, "as 1F1B's")
+        yield ClosedForm(
+            "most_in_flight_b", min(m, p, _bound(p)), "section 3.2: balanced between a device and its partner"
+        )
 
 
 def _bound(p: int) -> int:
@@ -47,7 +57,7 @@ def _bound(p: int) -> int:
     return p // 2 + 1 + p % 2
 
 
-def _moves(shape: Shape, x: int) -> Iterable[Move]:
+def _moves(shape: PipelineShape, x: int) -> Iterable[Move]:
     """The moves of a device of the first half, none where 1F1B stays within the bound.
 
     While F(n) runs, n-K+2 leaves: the device then holds K-3 that were made since, F(n), the one whose backward pass is

@@ -15,23 +15,23 @@ References: Lamy-Poirier 2022, arXiv 2211.05953, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
 
 
 class BreadthFirst(Schedule):
     paper = Paper("arXiv:2211.05953", "Breadth-First Pipeline Parallelism", 2022)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         """Any number of chunks will do; one of them is GPipe with backward passes in the order of forward passes."""
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         stages = range(device, shape.stages, shape.p)
         forward = [Action(stage, "F", k) for stage in stages for k in shape.microbatches]
         return forward + [Action(stage, "BW", k) for stage in reversed(stages) for k in shape.microbatches]
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
         if m >= p:
-            yield Law("bubble", (p - 1) * setting.u / v, "section 3.2; replay of the order")
-        yield Law("in_flight_b", [m * v] * p, "section 3.2")
+            yield ClosedForm("bubble", (p - 1) * setting.u / v, "section 3.2; replay of the order")
+        yield ClosedForm("in_flight_b", [m * v] * p, "section 3.2")

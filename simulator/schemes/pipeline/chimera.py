@@ -19,25 +19,25 @@ References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Shape, TwoWays, nearest_multiple
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, Bidirectional, PipelineSetting, PipelineShape, nearest_multiple
 
 
-class Chimera(TwoWays):
+class Chimera(Bidirectional):
     paper = Paper(
         "arXiv:2107.06925",
         "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines",
         2021,
     )
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if shape.m % shape.p:
             near = nearest_multiple(shape.m, shape.p)
             rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
             raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         p, half = shape.p, shape.p // 2
         slots = {}
         # A stage of the way down and one of the way up, by how far they are from where their way begins.
@@ -49,12 +49,12 @@ class Chimera(TwoWays):
                 slots[begin + 2 * p - 1 - place] = Action(stage, "BW", k)
         return [slots[at] for at in sorted(slots)]
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, groups = setting.shape.p, setting.shape.m // setting.shape.p
         backward = setting.tb + setting.tw
         if backward >= setting.tf:
             bubble = (p - 2) * (backward + (groups - 1) * (backward - setting.tf))
-            yield Law("bubble", bubble, "section 3; of the junctions between groups, replay of the order")
-        yield Law(
+            yield ClosedForm("bubble", bubble, "section 3; of the junctions between groups, replay of the order")
+        yield ClosedForm(
             "in_flight_b", [p // 2 + 1 + min(i, p - 1 - i) for i in range(p)], "section 3, table 2; replay of the order"
         )

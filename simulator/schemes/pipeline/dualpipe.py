@@ -17,32 +17,32 @@ References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and tabl
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.bidirectional import eight_steps
-from simulator.scheduling.schedule import PipelineSetting, Shape, Turn, TwoWays
+from simulator.scheduling.schedule import Bidirectional, PipelineSetting, PipelineShape, ScheduleItem
 
 
-class DualPipe(TwoWays):
+class DualPipe(Bidirectional):
     paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if shape.m % 2 or shape.m < 2 * shape.p:
             near = max(shape.m + shape.m % 2, 2 * shape.p)
             rule = f"{self.use} needs an even number of micro-batches, at least 2 pp = {2 * shape.p}"
             raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
-    def order(self, shape: Shape, device: int) -> list[Turn]:
+    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
         down, up = ((stage, self.microbatches(shape, stage)) for stage in (device, 2 * shape.p - 1 - device))
         half = shape.p // 2
         if device < half:
             return eight_steps(down, up, device, half)
         return eight_steps(up, down, shape.p - 1 - device, half)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p = setting.shape.p
-        yield Law("in_flight_b", [p + 1] * p, "table 2")
-        yield Law("in_flight_w", [p + 1] * p, "table 2")
+        yield ClosedForm("in_flight_b", [p + 1] * p, "table 2")
+        yield ClosedForm("in_flight_w", [p + 1] * p, "table 2")
         if setting.tf == setting.tb == setting.tw:
             # A pair that hides nothing lasts as long as its passes.
-            yield Law("max_idle", (p // 2 - 1) * (setting.u + setting.tb - 2 * setting.tw), "table 2")
+            yield ClosedForm("max_idle", (p // 2 - 1) * (setting.u + setting.tb - 2 * setting.tw), "table 2")

@@ -17,29 +17,29 @@ References: DeepSeek-AI, https://github.com/deepseek-ai/DualPipe, "Cut-in-half" 
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.bidirectional import eight_steps
-from simulator.scheduling.schedule import InV, PipelineSetting, Shape, Turn
+from simulator.scheduling.schedule import PipelineSetting, PipelineShape, ScheduleItem, VShape
 
 
-class DualPipeV(InV):
+class DualPipeV(VShape):
     paper = Paper("https://github.com/deepseek-ai/DualPipe", "DualPipe, with DualPipeV by Sea AI Lab", 2025)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if shape.m < 2 * shape.p:
             rule = f"{self.use} needs at least 2 pp = {2 * shape.p} micro-batches"
             remedy = f"{2 * shape.p} would work: change batch.global or dp"
             raise PlanError("micro-batches per replica", rule, remedy, shape.m)
 
-    def order(self, shape: Shape, device: int) -> list[Turn]:
+    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
         out, back = ((stage, shape.microbatches) for stage in (device, 2 * shape.p - 1 - device))
         return eight_steps(out, back, device, shape.p)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p = setting.shape.p
-        yield Law("in_flight_b", [2 * p + 1] * p, "README, table of bubbles and memory")
-        yield Law("in_flight_w", [2 * p + 1] * p, "README, table of bubbles and memory")
+        yield ClosedForm("in_flight_b", [2 * p + 1] * p, "README, table of bubbles and memory")
+        yield ClosedForm("in_flight_w", [2 * p + 1] * p, "README, table of bubbles and memory")
         if setting.tf == setting.tb == setting.tw:
             idle = (p - 1) * (setting.u + setting.tb - 2 * setting.tw) / 2
-            yield Law("max_idle", idle, "README, table of bubbles and memory")
+            yield ClosedForm("max_idle", idle, "README, table of bubbles and memory")

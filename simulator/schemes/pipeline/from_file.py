@@ -16,7 +16,7 @@ from functools import cached_property
 from hardware.errors import PlanError
 from simulator.bridges.torch_schedule import Written, read
 from simulator.ir.scheme import Paper
-from simulator.scheduling.schedule import Schedule, Shape, Turn
+from simulator.scheduling.schedule import PipelineShape, Schedule, ScheduleItem
 
 
 class FromFile(Schedule):
@@ -35,13 +35,13 @@ class FromFile(Schedule):
     def chunks(self) -> int:
         return self.written.chunks
 
-    def device(self, shape: Shape, stage: int) -> int:
+    def device(self, shape: PipelineShape, stage: int) -> int:
         return self.written.devices[stage]
 
-    def order(self, shape: Shape, device: int) -> list[Turn]:
+    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
         return self.written.orders[device]
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         found = self.written
         for name, wanted, given in (
             ("pp", len(found.rows), shape.p),

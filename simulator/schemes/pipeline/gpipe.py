@@ -15,8 +15,8 @@ References: Huang et al. 2019, arXiv 1811.06965, section 2.3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
 
 
 class GPipe(Schedule):
@@ -24,12 +24,12 @@ class GPipe(Schedule):
         "arXiv:1811.06965", "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018
     )
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         return forward + [Action(device, "BW", k) for k in shape.microbatches]
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         shape = setting.shape
-        yield Law("bubble", (shape.p - 1) * setting.u, "section 2.3")
-        yield Law("in_flight_b", [shape.m] * shape.p, "section 2.3")
-        yield Law("bubble_per_hop", 2 * (shape.p - 1), "one hop per stage and direction, in fill and drain")
+        yield ClosedForm("bubble", (shape.p - 1) * setting.u, "section 2.3")
+        yield ClosedForm("in_flight_b", [shape.m] * shape.p, "section 2.3")
+        yield ClosedForm("bubble_per_hop", 2 * (shape.p - 1), "one hop per stage and direction, in fill and drain")

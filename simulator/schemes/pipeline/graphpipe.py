@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
 
 
 class GraphPipe(Schedule):
@@ -42,7 +42,7 @@ class GraphPipe(Schedule):
         trunk: int = Field(default=1, ge=1, strict=True)
         """Stages behind the join."""
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         branches, trunk = self.options.branches, self.options.trunk
         left = shape.p - trunk
@@ -53,30 +53,32 @@ class GraphPipe(Schedule):
                 remedy += f", or trunk: {shape.p - d * branches}"
             raise PlanError("the pipeline's axis", rule, remedy, shape.p)
 
-    def depth(self, shape: Shape) -> int:
+    def depth(self, shape: PipelineShape) -> int:
         """Stages of a branch."""
         return (shape.p - self.options.trunk) // self.options.branches
 
-    def before(self, shape: Shape, stage: int) -> tuple[int, ...]:
+    def before(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
         d, joins = self.depth(shape), shape.p - self.options.trunk
         if stage == joins:
             return tuple(range(d - 1, joins, d))
         return (stage - 1,) if stage > joins or stage % d else ()
 
-    def held(self, shape: Shape, stage: int) -> int:
+    def held(self, shape: PipelineShape, stage: int) -> int:
         """k_x: the stages from one to the last, both counted."""
         d, joins = self.depth(shape), shape.p - self.options.trunk
         return shape.p - stage if stage >= joins else d - stage % d + self.options.trunk
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         backward = [Action(device, "BW", k) for k in shape.microbatches]
-        return one_by_one(forward, backward, self.held(shape, device) - 1)
+        return one_forward_one_backward(forward, backward, self.held(shape, device) - 1)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         shape, depth = setting.shape, self.held(setting.shape, 0)
-        yield Law("bubble", (depth - 1) * setting.u, "1F1B as deep as the longest way")
-        yield Law("in_flight_b", [min(shape.m, self.held(shape, x)) for x in range(shape.p)], "k_x")
+        yield ClosedForm("bubble", (depth - 1) * setting.u, "1F1B as deep as the longest way")
+        yield ClosedForm("in_flight_b", [min(shape.m, self.held(shape, x)) for x in range(shape.p)], "k_x")
         if shape.m % depth == 0:
             hops = 2 * (depth - 1) * shape.m // depth + 2 * depth - 4
-            yield Law("bubble_per_hop", hops, "replay of the order with a constant latency a hop: as 1F1B so deep")
+            yield ClosedForm(
+                "bubble_per_hop", hops, "replay of the order with a constant latency a hop: as 1F1B so deep"
+            )

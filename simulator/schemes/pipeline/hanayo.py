@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.scheduling.building_block import greedy, needs
-from simulator.scheduling.schedule import Action, Durations, PipelineSetting, Schedule, Shape, in_v
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, Schedule, v_shape_device
 
 
 class Hanayo(Schedule):
@@ -39,29 +39,29 @@ class Hanayo(Schedule):
         waves: int | None = self.options.waves
         return 2 * waves if waves else int(self.options.chunks)
 
-    def device(self, shape: Shape, stage: int) -> int:
-        return in_v(shape, stage)
+    def device(self, shape: PipelineShape, stage: int) -> int:
+        return v_shape_device(shape, stage)
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         told = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
         if shape.v % 2 or told != shape.v:
             raise PlanError("plan.chunks", f"{self.use} has two chunks a device and wave", "Set waves alone", told)
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Action]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[Action]]:
         def rank(action: Action) -> tuple[bool, int, int]:
             ahead = action.kind == "F"
             return ahead, -action.stage if ahead else 0, action.microbatch
 
         return greedy(self, shape, needs(self, shape, apart=False), rank)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v, tf = setting.shape.p, setting.shape.m, setting.shape.v, setting.tf
         backward = setting.tb + setting.tw
         if m == p and backward >= tf:
-            yield Law("bubble", 2 * (p - 1) * backward / v, "replay of the order")
+            yield ClosedForm("bubble", 2 * (p - 1) * backward / v, "replay of the order")
         if m % p == 0 and backward == tf:
-            yield Law("bubble", (p - 1) * (tf + backward) / v, "replay of the order")
+            yield ClosedForm("bubble", (p - 1) * (tf + backward) / v, "replay of the order")
         if m == p:
-            yield Law("in_flight_b", [v * p - (p - 1) + i for i in range(p)], "replay of the order")
+            yield ClosedForm("in_flight_b", [v * p - (p - 1) + i for i in range(p)], "replay of the order")
         if m >= 2 * p:
-            yield Law("in_flight_b", [v * p] * p, "replay of the order")
+            yield ClosedForm("in_flight_b", [v * p] * p, "replay of the order")

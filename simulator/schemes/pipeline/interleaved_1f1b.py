@@ -15,8 +15,15 @@ References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, nearest_multiple, one_by_one
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    nearest_multiple,
+    one_forward_one_backward,
+)
 
 
 class Interleaved1F1B(Schedule):
@@ -24,7 +31,7 @@ class Interleaved1F1B(Schedule):
         "arXiv:2104.04473", "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021
     )
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         if shape.v < 2:
             raise PlanError(
                 "plan.chunks",
@@ -37,17 +44,17 @@ class Interleaved1F1B(Schedule):
             rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
             raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         p, v = shape.p, shape.v
         stages = [chunk * p + device for chunk in range(v)]
         groups = range(0, shape.m, p)
         forward = [Action(stage, "F", g + i) for g in groups for stage in stages for i in range(p)]
         backward = [Action(stage, "BW", g + i) for g in groups for stage in reversed(stages) for i in range(p)]
-        return one_by_one(forward, backward, 2 * (p - 1 - device) + (v - 1) * p)
+        return one_forward_one_backward(forward, backward, 2 * (p - 1 - device) + (v - 1) * p)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
-        yield Law("bubble", (p - 1) * setting.u / v, "section 2.2.2")
-        yield Law(
+        yield ClosedForm("bubble", (p - 1) * setting.u / v, "section 2.2.2")
+        yield ClosedForm(
             "in_flight_b", [min(m * v, 2 * (p - 1 - i) + (v - 1) * p + 1) for i in range(p)], "replay of the order"
         )

@@ -17,28 +17,30 @@ laws name.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
 
 
 class PipeDream(Schedule):
     paper = Paper("arXiv:1806.03377", "PipeDream: Fast and Efficient Pipeline Parallel DNN Training", 2018)
     flush = False
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         backward = [Action(device, "BW", k) for k in shape.microbatches]
-        return one_by_one(forward, backward, shape.p - 1 - device)
+        return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
-    def update_every(self, shape: Shape) -> int:
+    def update_every(self, shape: PipelineShape) -> int:
         return 1
 
-    def version(self, shape: Shape, device: int, microbatch: int) -> int:
+    def version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
         """The newest when it comes by forward: by then all have been through that came before those in flight."""
         return max(0, microbatch - (shape.p - 1 - device))
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield Law("period", setting.u, "section 3.2: one micro-batch an update, the pipe stays full")
-        yield Law("weight_versions", [p - i for i in range(p)], "section 3.3: one for each micro-batch in flight")
-        yield Law("in_flight_b", [min(m, p - i) for i in range(p)], "section 3.2: the start-up phase admits p")
+        yield ClosedForm("period", setting.u, "section 3.2: one micro-batch an update, the pipe stays full")
+        yield ClosedForm(
+            "weight_versions", [p - i for i in range(p)], "section 3.3: one for each micro-batch in flight"
+        )
+        yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "section 3.2: the start-up phase admits p")

@@ -18,32 +18,32 @@ References: Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape, one_by_one
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, one_forward_one_backward
 
 
 class PipeDream2BW(Schedule):
     paper = Paper("arXiv:2006.09503", "Memory-Efficient Pipeline-Parallel DNN Training", 2020)
     flush = False
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if shape.m < shape.p:
             rule = f"{self.use} needs at least as many micro-batches an update as the pipeline has devices, {shape.p}"
             remedy = f"{shape.p} would work: change batch.global or dp, or use pipeline/pipedream"
             raise PlanError("micro-batches per replica", rule, remedy, shape.m)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         backward = [Action(device, "BW", k) for k in shape.microbatches]
-        return one_by_one(forward, backward, shape.p - 1 - device)
+        return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
-    def version(self, shape: Shape, device: int, microbatch: int) -> int:
+    def version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
         """All of a batch meet one version: the newest that is there on all devices as its first comes in."""
         return max(0, microbatch // shape.m - 1)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield Law("period", m * setting.u, "section 3.1: no flush between batches")
-        yield Law("weight_versions", [2] * p, "section 3.1: the weights of the batch before, and the newest")
-        yield Law("in_flight_b", [min(m, p - i) for i in range(p)], "section 3.1, figure 2")
+        yield ClosedForm("period", m * setting.u, "section 3.1: no flush between batches")
+        yield ClosedForm("weight_versions", [2] * p, "section 3.1: the weights of the batch before, and the newest")
+        yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "section 3.1, figure 2")

@@ -19,8 +19,8 @@ References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3.
 from collections.abc import Iterable
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, Shape, one_by_one
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, PipelineShape, one_forward_one_backward
 from simulator.scheduling.sequence_slicing import Lengths, Number, Sliced, evenest, forward_units
 
 
@@ -41,21 +41,21 @@ class Seq1F1B(Sliced):
     def slices(self) -> tuple[float, ...]:
         return () if self.options.balanced else super().slices
 
-    def check(self, shape: Shape) -> None:
+    def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if self.options.balanced and not isinstance(self.options.slices, int):
             rule = f"{self.use} finds the lengths of balanced slices itself"
             raise PlanError("slices", rule, "Say how many, or leave out balanced", list(self.options.slices))
 
-    def cut(self, shape: Shape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
+    def cut(self, shape: PipelineShape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
         return evenest(sequence, step, lasts, min(self.options.slices, sequence // step))
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward, s = forward_units(shape, device), shape.slices
         backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
-        return one_by_one(forward, backward, shape.p - 2 - device + s)
+        return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, s = setting.shape.p, setting.shape.m, len(self.slices)
-        yield Law("bubble", (p - 1) * setting.u / s, "section 3.2")
-        yield Law("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")
+        yield ClosedForm("bubble", (p - 1) * setting.u / s, "section 3.2")
+        yield ClosedForm("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")

@@ -20,8 +20,8 @@ References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, Shape
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, PipelineShape
 from simulator.scheduling.sequence_slicing import Lengths, Number, Sliced, forward_units, quickest
 
 
@@ -40,15 +40,15 @@ class TeraPipe(Sliced):
     def slices(self) -> tuple[float, ...]:
         return () if self.options.slices == "auto" else super().slices
 
-    def cut(self, shape: Shape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
+    def cut(self, shape: PipelineShape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
         return quickest(sequence, step, lasts, shape.m, shape.p - 1)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = forward_units(shape, device)
         return forward + [action._replace(kind="BW") for action in reversed(forward)]
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield Law("bubble", (p - 1) * max(self.slices) * setting.u, "section 3.3, equation 5")
-        yield Law("in_flight_b", [m * len(self.slices)] * p, "all forward passes come first")
-        yield Law("bubble_per_hop", 2 * (p - 1), "one hop per stage and direction, in fill and drain")
+        yield ClosedForm("bubble", (p - 1) * max(self.slices) * setting.u, "section 3.3, equation 5")
+        yield ClosedForm("in_flight_b", [m * len(self.slices)] * p, "all forward passes come first")
+        yield ClosedForm("bubble_per_hop", 2 * (p - 1), "one hop per stage and direction, in fill and drain")

@@ -16,15 +16,15 @@ References: Qi et al. 2024, arXiv 2405.15362, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.building_block import reordered, repeated
-from simulator.scheduling.schedule import Action, Durations, InV, PipelineSetting, Shape
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, VShape
 
 
-class VHalf(InV):
+class VHalf(VShape):
     paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
 
-    def block(self, shape: Shape) -> list[tuple[int, int]]:
+    def block(self, shape: PipelineShape) -> list[tuple[int, int]]:
         """For each stage, the slots in which the first micro-batch's F and B begin."""
         p = shape.p
         # With an even p passes would fall on one slot: the backward pass begins three slots later.
@@ -33,14 +33,14 @@ class VHalf(InV):
         up = [(3 * p - 2 - i, 3 * p - 1 + 2 * i + late) for i in reversed(range(p))]
         return down + up
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Action]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[Action]]:
         return reordered(self, shape, repeated(self, shape, self.block(shape)))
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
         if p >= 3 and m >= 2 * p and setting.tf == setting.tb == setting.tw:
             bubble = (3 * p - 4 if p % 2 else 3 * p - 7) * setting.tf / 2
-            yield Law("bubble", bubble, "section 4; replay of the order")
-            yield Law("bubble_span", bubble, "section 4; replay of the order")
+            yield ClosedForm("bubble", bubble, "section 4; replay of the order")
+            yield ClosedForm("bubble_span", bubble, "section 4; replay of the order")
         if m >= 2 * p:
-            yield Law("most_in_flight_w", p + 1 if p % 2 else p + 2, "section 4; replay of the order")
+            yield ClosedForm("most_in_flight_w", p + 1 if p % 2 else p + 2, "section 4; replay of the order")

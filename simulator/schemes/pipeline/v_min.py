@@ -17,28 +17,28 @@ References: Qi et al. 2024, arXiv 2405.15362, section 3.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.building_block import reordered, repeated
-from simulator.scheduling.schedule import Action, Durations, InV, PipelineSetting, Shape
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, VShape
 
 
-class VMin(InV):
+class VMin(VShape):
     paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
 
-    def block(self, shape: Shape) -> list[tuple[int, int]]:
+    def block(self, shape: PipelineShape) -> list[tuple[int, int]]:
         """For each stage, the slots in which the first micro-batch's F and B begin."""
         # For a multiple of 3 passes would fall on one slot: the backward pass begins two slots later.
         late = 0 if shape.p % 3 else 2
         return [(stage, 2 * shape.stages - 1 - stage + late) for stage in range(shape.stages)]
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Action]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[Action]]:
         return reordered(self, shape, repeated(self, shape, self.block(shape)))
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
         if p > 1 and m >= 2 * p and setting.tf == setting.tb == setting.tw:
             bubble = (4 * p - 5 if p % 3 else 4 * p - 7) * setting.tf / 2
-            yield Law("bubble", bubble, "section 4; replay of the order")
-            yield Law("bubble_span", bubble, "section 4; replay of the order")
+            yield ClosedForm("bubble", bubble, "section 4; replay of the order")
+            yield ClosedForm("bubble_span", bubble, "section 4; replay of the order")
         if m >= 2 * p:
-            yield Law("most_in_flight_w", 2 * -(-(p + 2) // 3), "section 4; replay of the order")
+            yield ClosedForm("most_in_flight_w", 2 * -(-(p + 2) // 3), "section 4; replay of the order")

@@ -18,9 +18,9 @@ References: Athlur et al. 2022, arXiv 2111.04007.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.building_block import greedy, needs
-from simulator.scheduling.schedule import Action, Durations, PipelineSetting, Schedule, Shape, Turn
+from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
 
 HALVES = "WBRF"
 """What a free device takes first. A backward pass is made of two halves, B and W, of which W follows at once."""
@@ -31,10 +31,10 @@ class Varuna(Schedule):
     at_run_time = True
     relies_on = ("recompute scheme",)
 
-    def spares(self, shape: Shape, stage: int) -> tuple[str, ...]:
+    def idle_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
         return self.relies_on if stage == shape.p - 1 else ()
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
         waits = dict(needs(self, shape, apart=True))
         for stage in range(shape.p - 1):
             for k in shape.microbatches:
@@ -44,9 +44,13 @@ class Varuna(Schedule):
         halves = greedy(self, shape, waits, lambda action: (HALVES.index(action.kind), action.microbatch))
         return [[_whole(action) for action in order if action.kind != "W"] for order in halves]
 
-    def next_turn(
-        self, shape: Shape, left: Sequence[Turn], there: Callable[[Turn], bool], done: Callable[[Action], float]
-    ) -> Turn:
+    def next_item(
+        self,
+        shape: PipelineShape,
+        left: Sequence[ScheduleItem],
+        there: Callable[[ScheduleItem], bool],
+        done: Callable[[Action], float],
+    ) -> ScheduleItem:
         first = left[0]
         if isinstance(first, Action) and first.kind == "R":
             gradient = Action(first.stage + 1, "BW", first.microbatch)
@@ -55,9 +59,9 @@ class Varuna(Schedule):
                 return next(ahead, first)
         return first
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield Law("in_flight_b", [min(m, max(1, 3 * (p - 1 - i))) for i in range(p)], "replay of the order")
+        yield ClosedForm("in_flight_b", [min(m, max(1, 3 * (p - 1 - i))) for i in range(p)], "replay of the order")
 
 
 def _whole(action: Action) -> Action:

@@ -18,9 +18,9 @@ from math import ceil, inf
 
 from pydantic import Field
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.list_scheduler import InTurn
-from simulator.scheduling.schedule import Durations, PipelineSetting, Schedule, Shape, Turn
+from simulator.scheduling.schedule import Durations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
 
 KEPT = 0.4
 """The part of the activations that gradients of weights need, where nothing tells: 32h/(34h + 5as) in the paper's
@@ -29,14 +29,14 @@ table 1, which is 0.37 to 0.43 for its models."""
 
 class ZBAuto(Schedule):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
-    weighs = True
+    needs_durations = True
 
     class Options(Schedule.Options):
         memory_limit: float | None = Field(default=None, ge=1)
         """Micro-batches whose activations a device may hold, a part of them until the gradients of weights are made; p
         where not given."""
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
         one = (1.0,) * shape.p
         lasting, limit = lasting or Durations(one, one, one, (0.0,) * shape.p), self.options.memory_limit or shape.p
         # Of those as good as each other, but for rounding, the first count whole activations, and so hold less.
@@ -44,20 +44,26 @@ class ZBAuto(Schedule):
         runs = [_Run(self, shape, lasting, limit, *answers) for answers in tried]
         return min(runs, key=lambda run: [float(f"{lasts:.9g}") for lasts in (max(run.spans), max(run.clock))]).order
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
         fits = tw <= min(tf, tb)
         if fits and m >= p:
-            yield Law("bubble_span", (p - 1) * (tf + tb - tw), "tables 5 and 6: ZB-1p is as good as ZB-H1")
+            yield ClosedForm("bubble_span", (p - 1) * (tf + tb - tw), "tables 5 and 6: ZB-1p is as good as ZB-H1")
         if fits and m <= p:
-            yield Law("bubble", (m + p - 1) * (tf + tb) + tw - m * setting.u, "appendix H")
+            yield ClosedForm("bubble", (m + p - 1) * (tf + tb) + tw - m * setting.u, "appendix H")
 
 
 class _Run(InTurn):
     """One way through the rounds, with an answer to each question."""
 
     def __init__(
-        self, schedule: Schedule, shape: Shape, lasting: Durations, limit: float, kept: Sequence[float], *ways: bool
+        self,
+        schedule: Schedule,
+        shape: PipelineShape,
+        lasting: Durations,
+        limit: float,
+        kept: Sequence[float],
+        *ways: bool,
     ) -> None:
         super().__init__(schedule, shape, lasting, limit, kept)
         self.m, self.idle, devices = shape.m, [0.0] * shape.p, range(shape.p)

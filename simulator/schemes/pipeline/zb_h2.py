@@ -17,14 +17,14 @@ References: Qi et al. 2024, arXiv 2401.10241, section 2.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, Schedule, Shape
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
 
 
 class ZBH2(Schedule):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         m, ahead = shape.m, min(shape.m, 2 * (shape.p - device) - 1)
         order = [Action(device, "F", k) for k in range(ahead)]
         for k in range(m + 2 * device):
@@ -33,10 +33,10 @@ class ZBH2(Schedule):
             order += [Action(device, kind, i) for kind, i in turn if 0 <= i < m]
         return order
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
-        yield Law("in_flight_b", [min(m, 2 * (p - i) - 1) for i in range(p)], "section 2.3, table 2")
-        yield Law("in_flight_w", [min(m, 2 * p - 1)] * p, "section 2.3, table 2")
+        yield ClosedForm("in_flight_b", [min(m, 2 * (p - i) - 1) for i in range(p)], "section 2.3, table 2")
+        yield ClosedForm("in_flight_w", [min(m, 2 * p - 1)] * p, "section 2.3, table 2")
         if m >= 2 * p - 1 and tw <= min(tf, tb):
-            yield Law("bubble_span", (p - 1) * (tf + tb - 2 * tw), "section 2.3, table 2")
-            yield Law("bubble", (p - 1) * max(tf, tf + tb - 2 * tw), "replay of the order")
+            yield ClosedForm("bubble_span", (p - 1) * (tf + tb - 2 * tw), "section 2.3, table 2")
+            yield ClosedForm("bubble", (p - 1) * max(tf, tf + tb - 2 * tw), "replay of the order")

@@ -15,14 +15,14 @@ References: Qi et al. 2024, arXiv 2401.10241, section 6.
 
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
-from simulator.scheduling.schedule import Action, InV, PipelineSetting, Shape
+from simulator.ir.scheme import ClosedForm, Paper
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, VShape
 
 
-class ZBV(InV):
+class ZBV(VShape):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         p = shape.p
         # Below 2p - 1 micro-batches the order is that of so many, of which the first are there.
         n = max(shape.m, 2 * p - 1)
@@ -52,9 +52,9 @@ class ZBV(InV):
             order += [Action(lane[way], "W", k) for k in left[way, "W"]]
         return [action for action in order if action.microbatch < shape.m]
 
-    def laws(self, setting: PipelineSetting) -> Iterable[Law]:
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
         if m >= 2 * p:
-            yield Law("in_flight_w", [2 * p] * p, "section 6; replay of the order")
+            yield ClosedForm("in_flight_w", [2 * p] * p, "section 6; replay of the order")
         if m >= 2 * p and tw <= tf <= tb:
-            yield Law("bubble_span", (p - 1) * (tb - tw), "section 6; replay of the order")
+            yield ClosedForm("bubble_span", (p - 1) * (tb - tw), "section 6; replay of the order")

@@ -15,17 +15,19 @@ arXiv 2310.03294.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Leaf
-from simulator.ir.scheme import Law, Paper, SequenceScheme
+from simulator.ir.modules import Operator
+from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
 
 
 class AllGather(SequenceScheme):
     paper = Paper("arXiv:2407.21783", "The Llama 3 Herd of Models", 2024)
 
-    def layouts(self, site: Leaf) -> str | None:
-        return "s" if site.has("s") else None
+    def layouts(self, module: Operator) -> str | None:
+        return "s" if module.has("s") else None
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
         volume = 3 if setting.regather else 2
-        yield Law("sent_per_layer", volume * 2 * (p - 1) / p * n * kv * 2, "keys and values: gathered, scattered")
+        yield ClosedForm(
+            "sent_per_layer", volume * 2 * (p - 1) / p * n * kv * 2, "keys and values: gathered, scattered"
+        )

@@ -26,7 +26,7 @@ from typing import Any
 from hardware.errors import PlanError
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
-from simulator.ir.scheme import Inner, Law, Paper
+from simulator.ir.scheme import ClosedForm, Inner, Paper
 from simulator.schemes.sequence.shared.ring_attention import RingScheme, helped
 
 
@@ -46,10 +46,10 @@ class DistFlashAttn(RingScheme):
             rule = f"{self.use} leaves out blocks that kernels of {job.framework.attention} attention would compute"
             raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
 
-    def attend(self, leaf: CoreAttention, inner: Inner) -> Fragment:
-        return helped(leaf, inner, self.group, self.ranks)
+    def attend(self, operator: CoreAttention, inner: Inner) -> Fragment:
+        return helped(operator, inner, self.group, self.ranks)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, kv, h = setting.cp, setting.kv_width, setting.h
         n = setting.b * setting.s / p * 2
         forward = backward = Fraction(0)
@@ -57,8 +57,8 @@ class DistFlashAttn(RingScheme):
             helpers = t if 2 * t < p else 0
             forward += Fraction((p - t) * 2 * kv + helpers * 2 * h, p)
             backward += Fraction((p - t) * 4 * kv + helpers * 4 * h, p)
-        yield Law("sent_forward", float(forward * n), "section 3.1, the rules executed")
-        yield Law("sent_backward", float(backward * n), "section 3.1, the rules executed")
+        yield ClosedForm("sent_forward", float(forward * n), "section 3.1, the rules executed")
+        yield ClosedForm("sent_backward", float(backward * n), "section 3.1, the rules executed")
         if p > 1:
             efficiency = 1.0 if p % 2 else p / (p + 1)
-            yield Law("attention_efficiency", efficiency, "section 3.1: idle 1/(2p) of p^2 for even p")
+            yield ClosedForm("attention_efficiency", efficiency, "section 3.1: idle 1/(2p) of p^2 for even p")

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from hardware.errors import PlanError
-from simulator.ir.modules import Leaf
+from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
-from simulator.ir.scheme import Law, Paper, SchemeOptions, find_scheme
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions, find_scheme
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
@@ -41,10 +41,10 @@ class MegatronCP(RingScheme):
     def passing(self) -> bool:
         return bool(self.options.comm == "p2p")
 
-    def layouts(self, site: Leaf) -> str | None:
-        if isinstance(site, CoreAttention) and not self.passing:
+    def layouts(self, module: Operator) -> str | None:
+        if isinstance(module, CoreAttention) and not self.passing:
             return "a" if self.options.comm == "a2a" else "s"
-        return super().layouts(site)
+        return super().layouts(module)
 
     def accept(self, job: Any) -> None:
         super().accept(job)
@@ -54,14 +54,14 @@ class MegatronCP(RingScheme):
             rule = f"with comm a2a each of {parts} ranks has as many heads of its own, and no copies"
             raise PlanError("model.kv_heads", rule, "Use sequence/ulysses, or comm: p2p", job.model.kv_heads)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p = setting.cp
         hops = (p - 1) / p * setting.b * setting.s * setting.kv_width * 2
         if self.options.comm == "a2a":
             switched = (p - 1) / p**2 * setting.b * setting.s * (2 * setting.h + 2 * setting.kv_width) * 2
-            yield Law("sent_forward", switched, "a2a: queries, keys, values and outputs")
-            yield Law("sent_backward", switched, "a2a: their gradients")
+            yield ClosedForm("sent_forward", switched, "a2a: queries, keys, values and outputs")
+            yield ClosedForm("sent_backward", switched, "a2a: their gradients")
         else:
-            yield Law("sent_forward", 2 * hops, "p2p, all_gather: keys and values")
-            yield Law("sent_backward", (4 if self.passing or setting.regather else 2) * hops, "and gradients")
-        yield Law("attention_efficiency", 1.0, "two parts a rank: as much to do for all")
+            yield ClosedForm("sent_forward", 2 * hops, "p2p, all_gather: keys and values")
+            yield ClosedForm("sent_backward", (4 if self.passing or setting.regather else 2) * hops, "and gradients")
+        yield ClosedForm("attention_efficiency", 1.0, "two parts a rank: as much to do for all")

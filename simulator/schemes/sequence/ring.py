@@ -25,7 +25,7 @@ the way back: Megatron-Core with Transformer Engine; double ring: Gu et al. 2024
 from collections.abc import Iterable
 from typing import Literal
 
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
@@ -40,10 +40,10 @@ class Ring(RingScheme):
     def order(self) -> str:
         return str(self.options.balance)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, s = setting.cp, setting.s
         hops = (p - 1) / p * setting.b * s * setting.kv_width * 2
-        yield Law("sent_forward", 2 * hops, "keys and values, p-1 hops")
-        yield Law("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
+        yield ClosedForm("sent_forward", 2 * hops, "keys and values, p-1 hops")
+        yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
         efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
-        yield Law("attention_efficiency", efficiency[self.order], "the slowest rank of every step, counted")
+        yield ClosedForm("attention_efficiency", efficiency[self.order], "the slowest rank of every step, counted")

@@ -17,9 +17,9 @@ arXiv 2405.07719) and LoongTrain's 2D-attention.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Leaf
+from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
-from simulator.ir.scheme import Law, Paper, SequenceScheme
+from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
 
 
 class Ulysses(SequenceScheme):
@@ -29,15 +29,15 @@ class Ulysses(SequenceScheme):
         2023,
     )
 
-    def layouts(self, site: Leaf) -> str | None:
-        if isinstance(site, CoreAttention):
+    def layouts(self, module: Operator) -> str | None:
+        if isinstance(module, CoreAttention):
             return "a"
-        return "s" if site.has("s") else None
+        return "s" if module.has("s") else None
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
         copied = max(kv, kv * p // setting.kv_heads)
         volume = (2 * setting.h + 2 * copied) * n / p * (p - 1) / p * 2
-        yield Law("sent_forward", volume, "section 3.2: queries, keys, values and the output")
-        yield Law("sent_backward", volume, "section 3.2: their gradients")
-        yield Law("attention_efficiency", 1.0, "every rank has whole sequences")
+        yield ClosedForm("sent_forward", volume, "section 3.2: queries, keys, values and the output")
+        yield ClosedForm("sent_backward", volume, "section 3.2: their gradients")
+        yield ClosedForm("attention_efficiency", 1.0, "every rank has whole sequences")

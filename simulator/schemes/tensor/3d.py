@@ -17,9 +17,9 @@ References: Bian et al. 2021, arXiv 2105.14450, section 3; Agarwal et al. 1995, 
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Leaf
+from simulator.ir.modules import Operator
 from simulator.ir.operators import Embedding, Linear
-from simulator.ir.scheme import Law, Paper, Rule
+from simulator.ir.scheme import ClosedForm, Paper, Rule
 from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
 
 INNER = ("a", "f", "v")
@@ -31,29 +31,35 @@ class ThreeD(Grid):
     least_axes = most_axes = 3
     names = square = ("i", "j", "l")
 
-    def layouts(self, leaf: Leaf) -> Rule:
-        if self.spread(leaf):
+    def layouts(self, operator: Operator) -> Rule:
+        if self.spread(operator):
             return Rule(self.along(i="b", j="b"))
-        if isinstance(leaf, Embedding | Linear):
-            given, made = product(leaf) if isinstance(leaf, Linear) else ("v", "h")
+        if isinstance(operator, Embedding | Linear):
+            given, made = product(operator) if isinstance(operator, Linear) else ("v", "h")
             inner, outer = (given, made) if given in INNER and made not in INNER else (made, given)
             return Rule(self.along(i="b", j=inner, l=outer), rest=self.along(i=outer))
-        across = width(leaf)
+        across = width(operator)
         if not across:
             return Rule(self.along(i="b", j="b"))
         return Rule(self.along(i="b", l="b", j=across) if across in INNER else self.along(i="b", j="b", l=across))
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         q, b, s, h, a = setting.q, setting.b, setting.s, setting.h, setting.a
         operands, results = 7 * b * s * h + 12 * h * h, 9 * b * s * h
         once = (q - 1) / q**3 * (operands + results) * 2
         again = (q - 1) / q**3 * operands * 2 if setting.regather else 0
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / q**2 * 4
         kept = 1 if setting.regather else q
-        yield Law("sent_by_products_forward", once, "section 3: gathers of X and W, scatter of Y")
-        yield Law("sent_by_products_backward", once + again, "section 3: the same the other way")
-        yield Law("sent_per_layer", 2 * once + again + sums, "section 3, with two sums a token and norm both ways")
-        yield Law("parameters_per_layer", 12 * h * h / q**3 + 13 * h / q, "section 3: a part of all matrices each")
+        yield ClosedForm("sent_by_products_forward", once, "section 3: gathers of X and W, scatter of Y")
+        yield ClosedForm("sent_by_products_backward", once + again, "section 3: the same the other way")
+        yield ClosedForm(
+            "sent_per_layer", 2 * once + again + sums, "section 3, with two sums a token and norm both ways"
+        )
+        yield ClosedForm(
+            "parameters_per_layer", 12 * h * h / q**3 + 13 * h / q, "section 3: a part of all matrices each"
+        )
         activations = s * b * h * (20 + 14 * kept + 5 * a * s / h) / q**3
-        yield Law("activations_per_layer", activations, "arXiv 2205.05198, equation 1; inputs of products gathered")
-        yield Law("activations_per_layer_full", 2 * s * b * h / q**3, "arXiv 2205.05198, table 2")
+        yield ClosedForm(
+            "activations_per_layer", activations, "arXiv 2205.05198, equation 1; inputs of products gathered"
+        )
+        yield ClosedForm("activations_per_layer_full", 2 * s * b * h / q**3, "arXiv 2205.05198, table 2")

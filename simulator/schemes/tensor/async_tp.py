@@ -24,8 +24,8 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.ir.ops import Memory, Op, Touch
-from simulator.ir.scheme import Law, Paper, find_scheme
+from simulator.ir.ops import Memory, Op, TensorUse
+from simulator.ir.scheme import ClosedForm, Paper, find_scheme
 from simulator.lowering.rewrite import Rewrite, instead
 from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
 
@@ -64,21 +64,25 @@ class AsyncTP(Overlap):
 
     def _buffer(self, rewrite: Rewrite, pair: Pair, nbytes: int, first: Op, last: Op) -> None:
         key = f"{pair.collective.phase} {pair.collective.name} pulled"
-        rewrite.fragment.touches += [
-            Touch(key, nbytes, first, made=True, category="buffers"),
-            Touch(key, nbytes, last, category="buffers"),
+        rewrite.fragment.tensor_uses += [
+            TensorUse(key, nbytes, first, made=True, category="buffers"),
+            TensorUse(key, nbytes, last, category="buffers"),
         ]
 
     def accept(self, job: Any) -> None:
         domain, entries = job.cluster.domain, [e for e in job.plan.schemes if e.use.startswith(f"{self.family}/")]
-        for axis in (axis for e in entries for axis in find_scheme(e.use).axes(e.over, e.model_extra or {})):
+        for axis in (axis for e in entries for axis in find_scheme(e.use).all_axes(e.over, e.model_extra or {})):
             size, span = self.mesh.size(axis), self.mesh.size(axis) * self.mesh.stride(axis)
             if size > 1 and self.mesh.world > domain and domain % span:
                 rule = f"GPUs pull from each other's memory in a domain of {domain}, and groups over {axis} leave it"
                 raise PlanError(f"plan.mesh.{axis}", rule, f"Make {axis} the innermost axis, or smaller", size)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, e, gathered, scattered = setting.p, setting.product / setting.p, setting.gathered, setting.scattered
-        yield Law("gather_seconds", (p - 1) * max(gathered / p, e) + e, "the loop of Wang et al. 2023, one direction")
-        yield Law("scatter_seconds", (p - 1) * max(scattered / p, e) + e, "the loop of Wang et al. 2023, one direction")
-        yield Law("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")
+        yield ClosedForm(
+            "gather_seconds", (p - 1) * max(gathered / p, e) + e, "the loop of Wang et al. 2023, one direction"
+        )
+        yield ClosedForm(
+            "scatter_seconds", (p - 1) * max(scattered / p, e) + e, "the loop of Wang et al. 2023, one direction"
+        )
+        yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")

@@ -24,7 +24,7 @@ from math import ceil
 from pydantic import Field
 
 from simulator.ir.ops import Gemm
-from simulator.ir.scheme import Law, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.lowering.rewrite import Rewrite, instead
 from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
 
@@ -67,13 +67,15 @@ class Flux(Overlap):
         streamed = [before] if last < pair.work.nbytes else []
         rewrite.swap(op, [*streamed, behind, total(pair, [behind])])
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, n = setting.p, waves(Gemm(setting.rows, setting.columns, setting.inner), self.options.wave)
         brought, sent = ((p - 1) / p * whole for whole in (setting.gathered, setting.scattered))
-        yield Law("gather_seconds", max(setting.product, brought), "one kernel beside the copies that it waits for")
-        yield Law(
+        yield ClosedForm(
+            "gather_seconds", max(setting.product, brought), "one kernel beside the copies that it waits for"
+        )
+        yield ClosedForm(
             "scatter_seconds",
             max(setting.product, (1 - 1 / n) * sent) + sent / n,
             "all but the last wave of tiles is sent beside the kernel",
         )
-        yield Law("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")
+        yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")

@@ -13,8 +13,8 @@ equation 2.
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Leaf
-from simulator.ir.scheme import Law, Paper, TensorScheme
+from simulator.ir.modules import Operator
+from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
 
 
 class Megatron(TensorScheme):
@@ -24,14 +24,16 @@ class Megatron(TensorScheme):
         2019,
     )
 
-    def layouts(self, site: Leaf) -> str | None:
-        return next((dim for dim in ("a", "f", "v") if site.has(dim)), None)
+    def layouts(self, module: Operator) -> str | None:
+        return next((dim for dim in ("a", "f", "v") if module.has(dim)), None)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a
-        yield Law("sent_per_layer", 8 * (t - 1) / t * b * s * h * 2, "section 3: four all-reduces of b s h elements")
-        yield Law(
+        yield ClosedForm(
+            "sent_per_layer", 8 * (t - 1) / t * b * s * h * 2, "section 3: four all-reduces of b s h elements"
+        )
+        yield ClosedForm(
             "activations_per_layer", s * b * h * (10 + 24 / t + 5 * a * s / (h * t)), "arXiv 2205.05198, equation 2"
         )
-        yield Law("activations_per_layer_selective", s * b * h * (10 + 24 / t), "arXiv 2205.05198, section 5")
-        yield Law("activations_per_layer_full", 2 * s * b * h, "arXiv 2205.05198, table 2")
+        yield ClosedForm("activations_per_layer_selective", s * b * h * (10 + 24 / t), "arXiv 2205.05198, section 5")
+        yield ClosedForm("activations_per_layer_full", 2 * s * b * h, "arXiv 2205.05198, table 2")

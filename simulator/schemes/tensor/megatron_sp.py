@@ -14,23 +14,23 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 4 and equation 4;
 
 from collections.abc import Iterable
 
-from simulator.ir.modules import Leaf
-from simulator.ir.scheme import Law, Paper, TensorScheme
+from simulator.ir.modules import Operator
+from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
 
 
 class MegatronSP(TensorScheme):
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
-    def layouts(self, site: Leaf) -> str | None:
-        return next((dim for dim in ("a", "f", "v", "s") if site.has(dim)), None)
+    def layouts(self, module: Operator) -> str | None:
+        return next((dim for dim in ("a", "f", "v", "s") if module.has(dim)), None)
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a
         volume = 10 if setting.regather else 8
-        yield Law("sent_per_layer", volume * (t - 1) / t * b * s * h * 2, "arXiv 2405.07719, table 2")
+        yield ClosedForm("sent_per_layer", volume * (t - 1) / t * b * s * h * 2, "arXiv 2405.07719, table 2")
         if setting.regather:
-            yield Law("activations_per_layer", s * b * h / t * (34 + 5 * a * s / h), "equation 4")
-            yield Law("activations_per_layer_selective", 34 * s * b * h / t, "section 5")
-            yield Law(
+            yield ClosedForm("activations_per_layer", s * b * h / t * (34 + 5 * a * s / h), "equation 4")
+            yield ClosedForm("activations_per_layer_selective", 34 * s * b * h / t, "section 5")
+            yield ClosedForm(
                 "activations_per_layer_full", 2 * s * b * h / t, "section 5, with the input cut along the sequence"
             )

@@ -17,7 +17,7 @@ References: Xu et al. 2021, arXiv 2104.05343, section 3.
 import math
 from collections.abc import Iterable
 
-from simulator.ir.scheme import Law, Paper
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.tensor.shared.summa import Summa
 
 
@@ -26,14 +26,18 @@ class Summa2D(Summa):
     least_axes = most_axes = 2
     names = ("row", "col")
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         q, b, s, h, a = setting.q, setting.b, setting.s, setting.h, setting.a
         once = math.ceil(math.log2(q)) / q * (7 * b * s * h + 12 * h * h) * 2
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / q * 4
-        yield Law("sent_by_products_forward", once, "section 3: q steps of broadcasts of 1/q^2 of both operands")
-        yield Law("sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes")
-        yield Law("sent_per_layer", 3 * once + sums, "section 3, with two sums a token and norm in both directions")
-        yield Law("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: blocks of all matrices")
-        yield Law("activations_per_layer", s * b * h * (34 + 5 * a * s / h) / q**2, "arXiv 2205.05198, equation 1")
-        yield Law("activations_per_layer_selective", 34 * s * b * h / q**2, "arXiv 2205.05198, section 5")
-        yield Law("activations_per_layer_full", 2 * s * b * h / q**2, "arXiv 2205.05198, table 2")
+        yield ClosedForm("sent_by_products_forward", once, "section 3: q steps of broadcasts of 1/q^2 of both operands")
+        yield ClosedForm("sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes")
+        yield ClosedForm(
+            "sent_per_layer", 3 * once + sums, "section 3, with two sums a token and norm in both directions"
+        )
+        yield ClosedForm("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: blocks of all matrices")
+        yield ClosedForm(
+            "activations_per_layer", s * b * h * (34 + 5 * a * s / h) / q**2, "arXiv 2205.05198, equation 1"
+        )
+        yield ClosedForm("activations_per_layer_selective", 34 * s * b * h / q**2, "arXiv 2205.05198, section 5")
+        yield ClosedForm("activations_per_layer_full", 2 * s * b * h / q**2, "arXiv 2205.05198, table 2")

@@ -16,8 +16,8 @@ References: Wang et al. 2021, arXiv 2105.14500, section 3.
 import math
 from collections.abc import Iterable
 
-from simulator.ir.modules import Leaf
-from simulator.ir.scheme import Law, Paper, Rule
+from simulator.ir.modules import Operator
+from simulator.ir.scheme import ClosedForm, Paper, Rule
 from simulator.schemes.tensor.shared.summa import Summa
 
 
@@ -26,20 +26,22 @@ class Tesseract(Summa):
     least_axes = most_axes = 3
     names = ("depth", "row", "col")
 
-    def layouts(self, leaf: Leaf) -> Rule:
-        rule = super().layouts(leaf)
+    def layouts(self, operator: Operator) -> Rule:
+        rule = super().layouts(operator)
         return Rule({**self.along(depth="b"), **rule.divide})
 
-    def laws(self, setting) -> Iterable[Law]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         d, q, b, s, h, a = setting.d, setting.q, setting.b, setting.s, setting.h, setting.a
         once = math.ceil(math.log2(q)) / q * (7 * b * s * h / d + 12 * h * h) * 2
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / (d * q) * 4
-        yield Law("sent_by_products_forward", once, "section 3: q steps of broadcasts on each layer of ranks")
-        yield Law("sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes")
-        yield Law("sent_per_layer", 3 * once + sums, "section 3, with two sums a token and norm in both directions")
-        yield Law("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: copies over the depth")
-        yield Law(
+        yield ClosedForm("sent_by_products_forward", once, "section 3: q steps of broadcasts on each layer of ranks")
+        yield ClosedForm("sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes")
+        yield ClosedForm(
+            "sent_per_layer", 3 * once + sums, "section 3, with two sums a token and norm in both directions"
+        )
+        yield ClosedForm("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: copies over the depth")
+        yield ClosedForm(
             "activations_per_layer", s * b * h * (34 + 5 * a * s / h) / (d * q * q), "arXiv 2205.05198, equation 1"
         )
-        yield Law("activations_per_layer_selective", 34 * s * b * h / (d * q * q), "arXiv 2205.05198, section 5")
-        yield Law("activations_per_layer_full", 2 * s * b * h / (d * q * q), "arXiv 2205.05198, table 2")
+        yield ClosedForm("activations_per_layer_selective", 34 * s * b * h / (d * q * q), "arXiv 2205.05198, section 5")
+        yield ClosedForm("activations_per_layer_full", 2 * s * b * h / (d * q * q), "arXiv 2205.05198, table 2")

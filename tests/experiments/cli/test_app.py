@@ -35,8 +35,8 @@ def answer(*words: object) -> Any:
     return json.loads(result.stdout)
 
 
-def leaves(tree: Any) -> float:
-    return sum(map(leaves, tree.values())) if isinstance(tree, dict) else tree
+def operators(tree: Any) -> float:
+    return sum(map(operators, tree.values())) if isinstance(tree, dict) else tree
 
 
 # ------------------------------------------------------------------------------------------- predict
@@ -67,7 +67,7 @@ def test_the_rows_of_the_page_add_up_to_the_step(job: Path) -> None:
 def test_json_adds_up_and_is_the_same_every_time(job: Path) -> None:
     result = answer("predict", job, "--json")
     assert result["status"] == "fits"
-    assert leaves(result["breakdown_s"]) == pytest.approx(result["step_time_s"], rel=1e-9)
+    assert operators(result["breakdown_s"]) == pytest.approx(result["step_time_s"], rel=1e-9)
     assert result["interval_90_s"][0] < result["step_time_s"] < result["interval_90_s"][1]
     assert [stage["stage"] for stage in result["memory"]["stages"]] == [0, 1]
     assert run("predict", job, "--json").stdout == run("predict", job, "--json").stdout

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from experiments.sweeps.jobs import answers
 from hardware.errors import MeshcastError
 from simulator import load_job, simulate
-from simulator.forecast.simulate import Workshop
+from simulator.forecast.simulate import SharedWork
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4, "head_dim": 8, "vocab": 96, "seq": 32}
 EXPERTS = {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1, "first_dense": 1, "capacity": 1.25}
@@ -157,10 +157,10 @@ def texts(draw: st.DrawFn) -> bytes:
     return "\n".join(lines).encode(encoding, "replace")
 
 
-def check_answer(told: Any, base: Path, workshop: Workshop) -> None:
+def check_answer(told: Any, base: Path, shared_work: SharedWork) -> None:
     """A forecast whose numbers are numbers, or an error that is one short line."""
     try:
-        report = simulate(load_job(told, base=base), workshop=workshop).to_dict()
+        report = simulate(load_job(told, base=base), shared_work=shared_work).to_dict()
     except MeshcastError as error:
         assert error.where and error.rule and error.remedy
         assert "\n" not in str(error) and len(str(error)) < 1200, str(error)
@@ -172,7 +172,7 @@ def check_answer(told: Any, base: Path, workshop: Workshop) -> None:
 
 def fuzz(draws: int) -> None:
     """Asks for `draws` slipped jobs: as mappings, as lines of --jobs, and as files."""
-    workshop = Workshop()
+    shared_work = SharedWork()
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
 
@@ -180,7 +180,7 @@ def fuzz(draws: int) -> None:
         @given(slipped())
         def mappings(told: Any) -> None:
             if isinstance(told, dict):
-                check_answer(told, base, workshop)
+                check_answer(told, base, shared_work)
             (answer,) = answers([json.dumps(told)], "jobs.jsonl", base)
             assert "error" in answer or answer["step_time_s"] > 0
 
@@ -189,7 +189,7 @@ def fuzz(draws: int) -> None:
         def files(text: bytes) -> None:
             path = base / "job.yaml"
             path.write_bytes(text)
-            check_answer(path, base, workshop)
+            check_answer(path, base, shared_work)
 
         mappings()
         files()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulator import simulate
-from simulator.scheduling.schedule import Pair, actions_of
+from simulator.scheduling.schedule import OverlappedPasses, actions_of
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_passes_of_a_pair_share_one_bar() -> None:
         assert bars == [action[:3] for action in actions_of(order)]
         height = row.part[:, 1] - row.part[:, 0]
         paired = np.flatnonzero(height < 1)
-        assert len(paired) == 2 * sum(isinstance(turn, Pair) for turn in order) > 0
+        assert len(paired) == 2 * sum(isinstance(turn, OverlappedPasses) for turn in order) > 0
         assert (row.begin[paired[::2]] == row.begin[paired[1::2]]).all() and (height[paired] == 0.5).all()
         assert {row.kind[i] for i in paired[::2]} == {"F"}
         busy = float(((row.end - row.begin) * height).sum())

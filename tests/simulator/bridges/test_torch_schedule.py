@@ -14,14 +14,14 @@ from experiments.pages.schedules import exported
 from hardware.errors import PlanError, ScheduleError
 from simulator import load_job, simulate
 from simulator.bridges.torch_schedule import parse, read, written
-from simulator.scheduling.schedule import Action, Pair, Turn
+from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
 from validation.pipelines.cases import answer
 
 GOOD = "0F0,0F1,,,0B0,0B1\r\n,1F0,1B0,1F1,1B1\r\n"
 
 ACTIONS = st.builds(Action, st.integers(0, 9), st.sampled_from(["F", "BW", "B", "W"]), st.integers(0, 99), st.just(0))
 PAIRS = st.builds(
-    Pair,
+    OverlappedPasses,
     st.builds(Action, st.integers(0, 9), st.just("F"), st.integers(0, 99), st.just(0)),
     st.builds(Action, st.integers(0, 9), st.sampled_from(["BW", "B"]), st.integers(0, 99), st.just(0)),
 )
@@ -41,7 +41,7 @@ def test_a_file_says_who_does_what() -> None:
 
 
 @given(st.lists(st.lists(st.none() | ACTIONS | PAIRS, min_size=2, max_size=12), min_size=1, max_size=6))
-def test_what_is_written_is_read_again(rows: list[list[Turn | None]]) -> None:
+def test_what_is_written_is_read_again(rows: list[list[ScheduleItem | None]]) -> None:
     if not any(turn for row in rows for turn in row):
         return
     text = written(rows)

@@ -84,6 +84,6 @@ def test_each_stage_must_fit_into_its_own_gpus() -> None:
     assert report.capacity == min(capacities) and len(capacities) == 2
     assert report.fits == (max(report.excess) <= 0)
     for device, excess in enumerate(report.excess):
-        habits = report.job.framework.memory
-        need = report.play.peaks[device].total * habits.reserved_share + habits.context_gib * 2**30
+        framework = report.job.framework.memory
+        need = report.play.peaks[device].total * framework.reserved_share + framework.context_gib * 2**30
         assert excess == pytest.approx(need - capacities[device])

@@ -20,13 +20,13 @@ from simulator.costs.estimate import ALONE, FULL, Use
 from simulator.engine import contention as shared
 from simulator.engine import simpy_engine
 from simulator.engine.contention import LEAST, Running, Traffic
-from simulator.engine.longest_path import Times
+from simulator.engine.longest_path import OpTimes
 from simulator.forecast.simulate import programmed
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
 from simulator.job.job import load_job
 from simulator.plan.plan import Plan
-from simulator.program.flatten import Flat, flatten
+from simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
 from tests.strategies import jobs
 
@@ -39,7 +39,7 @@ class Case:
     """A handful of ops, each with what it occupies."""
 
     def __init__(self) -> None:
-        self.flat = Flat()
+        self.flat = FlatProgram()
         self.uses: dict[Work, Use] = {}
 
     def add(self, work: Work, stream: str, seconds: float, use: Use, after: Sequence[int] = (), device: int = 0) -> int:
@@ -63,7 +63,7 @@ class Case:
     def kernel(self, seconds: float, use: Use = FULL, after: Sequence[int] = (), device: int = 0) -> int:
         return self.add(Gemm(len(self.flat.ops) + 1, 1, 1), COMPUTE, seconds, use, after, device)
 
-    def play(self) -> Times:
+    def play(self) -> OpTimes:
         devices = 1 + max([*self.flat.device, *(receiver for _, _, receiver in self.flat.sent)])
         return shared.play(self.flat, [self.uses.__getitem__] * devices)
 
@@ -289,7 +289,7 @@ def crowded(work: Work) -> Use:
 PRICE = Ideal(links=1e6, latency=1e-5)
 
 
-def flat_of(told: dict[str, Any], price: Any = PRICE) -> tuple[Flat, int]:
+def flat_of(told: dict[str, Any], price: Any = PRICE) -> tuple[FlatProgram, int]:
     plan = Plan(load_job(told))
     return flatten(programmed(plan, price)[1]), plan.shape.p
 

@@ -22,7 +22,7 @@ from simulator.program.memory_profile import Peak
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.report import Forecast
-from simulator.scheduling.schedule import Action, Schedule, Shape
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from tests.contract.measure import ops_beside
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.strategies import PRICES, changed, jobs
@@ -113,7 +113,7 @@ class Split(Schedule):
     name = "split"
     late = 0
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         warmup = min(shape.m, shape.p - 1 - device)
         order = [Action(device, "F", k) for k in range(warmup)]
         for k in range(shape.m + self.late):
@@ -137,8 +137,8 @@ def test_all_engines_agree_on_backward_passes_in_two_parts(told: dict[str, Any],
     schedule = Split(plan.schedule.over, None, plan.mesh)
     schedule.late = late
     stages, updates = lowered(plan)
-    habits, table = plan.job.framework, timetable(schedule, plan.shape)
-    program = build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, habits.launch_s)
+    framework, table = plan.job.framework, timetable(schedule, plan.shape)
+    program = build(table, stages, price, plan.pipeline_axis, framework.overlap.pp, updates, framework.launch_s)
     ways = [forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
     assert all(peak.left == 0 for peak in ways[0].peaks)
     check_alike(ways)
@@ -149,11 +149,11 @@ def test_all_engines_agree_on_backward_passes_in_two_parts(told: dict[str, Any],
 MODEL = {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
 
 
-def job(plan: dict[str, Any], gpus: int, batch: int, **habits: Any) -> dict[str, Any]:
+def job(plan: dict[str, Any], gpus: int, batch: int, **framework: Any) -> dict[str, Any]:
     return {
         "model": MODEL,
         "cluster": {"gpu": "h100-sxm", "gpus": gpus},
-        "framework": {"name": "megatron-core", "set": habits},
+        "framework": {"name": "megatron-core", "set": framework},
         "batch": {"global": batch},
         "plan": plan,
     }
@@ -166,16 +166,19 @@ def job(plan: dict[str, Any], gpus: int, batch: int, **habits: Any) -> dict[str,
 )
 def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], overlap: bool, launch: float) -> None:
     gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
-    habits = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}
-    told = job(plan, gpus, 96 * plan.get("dp", 1), **habits)
+    framework = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}
+    told = job(plan, gpus, 96 * plan.get("dp", 1), **framework)
     ways = [simulate(told, engine=engine, skip=skip).play for engine, skip in WAYS]
     skipping, plain = ways[2].step, ways[3].step
     assert isinstance(skipping, ByMatrices) and isinstance(plain, ByMatrices)
     actions = len(skipping.program.timetable.actions)
     assert actions / 2 < skipping.play.skipped < actions
     assert plain.play.skipped == 0
-    for skipped, one_by_one in ((skipping.play.entry, plain.play.entry), (skipping.play.sent, plain.play.sent)):
-        assert skipped == pytest.approx(one_by_one, rel=1e-9)
+    for skipped, one_forward_one_backward in (
+        (skipping.play.entry, plain.play.entry),
+        (skipping.play.sent, plain.play.sent),
+    ):
+        assert skipped == pytest.approx(one_forward_one_backward, rel=1e-9)
     check_alike(ways)
 
 
@@ -187,9 +190,9 @@ def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
         {"use": "memory/recompute-full", "layers": 1},
         {"use": "tensor/megatron-sp", "over": "tp"},
     ]
-    habits = {"overlap": {"dp": False, "pp": False}, "regather": True, "attention": "unfused", "launch_s": 1e-3}
+    framework = {"overlap": {"dp": False, "pp": False}, "regather": True, "attention": "unfused", "launch_s": 1e-3}
     told = {
-        **job({"mesh": {"pp": 2, "tp": 2}, "schemes": schemes}, 4, 28, **habits),
+        **job({"mesh": {"pp": 2, "tp": 2}, "schemes": schemes}, 4, 28, **framework),
         "model": {**model, "positions": "rope", "dropout": 0.1, "tied": False},
         "batch": {"global": 28, "micro": 2},
     }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.ir.ops import Fragment, Link, Memory, Op, Touch
+from simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
 from simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
 from tests.contract.of_tensor import LayerSetting, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
@@ -25,20 +25,20 @@ def op(name: str, phase: str = "F") -> Op:
 def test_memory_lives_from_the_first_touch_to_the_last() -> None:
     f1, f2, f3, b1, b2 = op("f1"), op("f2"), op("f3"), op("b1", "B"), op("b2", "B")
     elsewhere = op("of another stage")
-    touches = [
-        Touch("kept", 100, b1),
-        Touch("kept", 100, f2, made=True),
-        Touch("within forward", 10, f1, made=True),
-        Touch("within forward", 12, f3),
-        Touch("within backward", 7, b1, made=True),
-        Touch("within backward", 7, b2),
-        Touch("logits", 50, f3, True, "logits"),
-        Touch("logits", 50, b2, False, "workspace"),
-        Touch("one op", 3, f2),
-        Touch("empty", 0, f2),
-        Touch("not here", 1000, elsewhere),
+    tensor_uses = [
+        TensorUse("kept", 100, b1),
+        TensorUse("kept", 100, f2, made=True),
+        TensorUse("within forward", 10, f1, made=True),
+        TensorUse("within forward", 12, f3),
+        TensorUse("within backward", 7, b1, made=True),
+        TensorUse("within backward", 7, b2),
+        TensorUse("logits", 50, f3, True, "logits"),
+        TensorUse("logits", 50, b2, False, "workspace"),
+        TensorUse("one op", 3, f2),
+        TensorUse("empty", 0, f2),
+        TensorUse("not here", 1000, elsewhere),
     ]
-    events = memory_events(touches, [f1, f2, f3], [b1, b2], Link("unit", Fragment()))
+    events = memory_events(tensor_uses, [f1, f2, f3], [b1, b2], UnitRun("unit", Fragment()))
     taken, given_ = ({} for _ in range(2))
     for one in (f1, f2, f3, b1, b2):
         for _, at_end, nbytes, category in events.get(id(one), ()):
@@ -59,9 +59,9 @@ def test_memory_lives_from_the_first_touch_to_the_last() -> None:
 def test_what_goes_from_unit_to_unit_is_taken_once() -> None:
     """The residual is taken where it is made and given back where it was needed last; so is its gradient."""
     f1, f2, b1, b2 = op("f1"), op("f2"), op("b1", "B"), op("b2", "B")
-    touches = [Touch("x", 8, f1), Touch("x", 8, b2), Touch("y", 9, f2, made=True)]
-    touches += [Touch("d:y", 5, b1), Touch("d:x", 4, b2, made=True)]
-    events = memory_events(touches, [f1, f2], [b1, b2], Link("unit", Fragment(), 1, "x", "y", ("x", "y")))
+    tensor_uses = [TensorUse("x", 8, f1), TensorUse("x", 8, b2), TensorUse("y", 9, f2, made=True)]
+    tensor_uses += [TensorUse("d:y", 5, b1), TensorUse("d:x", 4, b2, made=True)]
+    events = memory_events(tensor_uses, [f1, f2], [b1, b2], UnitRun("unit", Fragment(), 1, "x", "y", ("x", "y")))
     names = {id(one): one.name for one in (f1, f2, b1, b2)}
     assert sorted((names[at], *event) for at, found in events.items() for event in found) == [
         ("b1", 0, True, -5, "workspace"),
@@ -107,7 +107,7 @@ def test_profiles_are_walks_in_short(rows: list[tuple[list[tuple[bool, int, str]
             for _, _, nbytes, category in events:
                 held[category] += nbytes
                 top = max(top, sum(held.values()))
-    found = Profile.chain(profiles)
+    found = Profile.in_series(profiles)
     assert dict(zip(CATEGORIES, found.net.tolist(), strict=True)) == held
     assert found.top.sum() == top
 
@@ -135,7 +135,7 @@ def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
     message = 2 * S * B * H
     played = gpt(4, 1, 4, 8, "tp", "none")
     assert [peak.by.get("buffers", 0) for peak in played.peaks] == [2 * message, 2 * message, 2 * message, message]
-    waits = gpt(4, 1, 4, 8, "tp", "none", habits={"overlap": {"dp": True, "pp": False}})
+    waits = gpt(4, 1, 4, 8, "tp", "none", framework={"overlap": {"dp": True, "pp": False}})
     for peak, without in zip(played.peaks, waits.peaks, strict=True):
         assert "buffers" not in without.by
         assert without.by == {name: nbytes for name, nbytes in peak.by.items() if name != "buffers"}
@@ -182,7 +182,7 @@ LAYER = {
 
 
 def gpt(
-    layers: int, t: int, p: int, m: int, kind: str, recompute: str, habits: dict[str, Any] | None = None, **plan: Any
+    layers: int, t: int, p: int, m: int, kind: str, recompute: str, framework: dict[str, Any] | None = None, **plan: Any
 ) -> Played:
     model = {"layers": layers, "hidden": H, "heads": A, "vocab": 128, "seq": S, "dropout": 0.1, "tied": False}
     plan = {"tp": t, "pp": p, "recompute": recompute, "sequence_parallel": kind == "sp", "zero": 0, **plan}
@@ -190,7 +190,7 @@ def gpt(
         {
             "model": model,
             "cluster": {"gpu": "h100-sxm", "gpus": t * p},
-            "framework": {"name": "megatron-core", "set": {"attention": "unfused", **(habits or {})}},
+            "framework": {"name": "megatron-core", "set": {"attention": "unfused", **(framework or {})}},
             "batch": {"global": m * B, "micro": B},
             "plan": plan,
         }
@@ -315,7 +315,7 @@ def test_a_residuals_gradient_lives_until_it_is_added() -> None:
     """While the MLP goes backward, the gradient that the residual hands past it stays: one b s h more."""
     setting = LayerSetting(t=1, b=1, s=S, h=H, a=A, attention="flash")
     fragment = setting.layer(None)[0].fragment
-    keys = {t.key for t in fragment.touches if t.op.name == "add dmiddle"}
+    keys = {t.key for t in fragment.tensor_uses if t.op.name == "add dmiddle"}
     assert any(key.startswith("d:end@") for key in keys), keys
 
 
@@ -323,7 +323,7 @@ def test_scores_take_memory_on_their_way() -> None:
     """Unfused attention: the scores stand beside the softmax that is made of them."""
     fragment = LayerSetting(t=1, b=1, s=S, h=H, a=A).layer(None)[0].fragment
     scores = 2 * A * S * S
-    passing = [t for t in fragment.touches if t.key.startswith(("core.0", "d:core.")) and t.made]
+    passing = [t for t in fragment.tensor_uses if t.key.startswith(("core.0", "d:core.")) and t.made]
     assert [t.nbytes for t in passing] == [scores] * 3
 
 

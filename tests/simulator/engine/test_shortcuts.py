@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from simulator import simulate
 from simulator.engine.per_rank import Pace, unfold
-from simulator.forecast.simulate import Workshop
+from simulator.forecast.simulate import SharedWork
 from simulator.report.report import Report
 from tests.strategies import EVERY, jobs
 
-SHOP = Workshop()
+SHOP = SharedWork()
 """Shared by all plans that are drawn."""
 
 
@@ -29,8 +29,8 @@ def peaks(report: Report) -> list[dict[str, float]]:
 @given(told=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
 def test_without_any_shortcut_the_step_and_its_memory_are_the_same(told: dict[str, Any]) -> None:
     """Op by op, every round, nothing shared with other jobs; and every rank by itself."""
-    quick = simulate(told, workshop=SHOP)
-    plain = simulate(told, engine="sweep", skip=False, workshop=Workshop())
+    quick = simulate(told, shared_work=SHOP)
+    plain = simulate(told, engine="sweep", skip=False, shared_work=SharedWork())
     assert quick.step_time == pytest.approx(plain.step_time, rel=1e-9)
     assert peaks(quick) == [pytest.approx(by, rel=1e-9) for by in peaks(plain)]
     plan = plain.play.plan

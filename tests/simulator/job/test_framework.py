@@ -19,16 +19,16 @@ JOB: dict[str, Any] = {
 }
 
 
-def job(plan: dict[str, Any], **habits: Any) -> dict[str, Any]:
-    return {**JOB, "plan": plan, "framework": {"name": "reference", "set": habits}}
+def job(plan: dict[str, Any], **framework: Any) -> dict[str, Any]:
+    return {**JOB, "plan": plan, "framework": {"name": "reference", "set": framework}}
 
 
 def ops(told: dict[str, Any]) -> list[Op]:
     """Of one rank's stage, each unit as often as it stands there."""
     stages, _ = lowered(Plan(load_job(told)))
     found = []
-    for link in stages[0].links:
-        found += [op for op in (*link.fragment.forward, *link.fragment.backward) for _ in range(link.count)]
+    for unit_run in stages[0].unit_runs:
+        found += [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) for _ in range(unit_run.count)]
     return found
 
 
@@ -40,20 +40,25 @@ PLAIN = {"tp": 1, "dp": 2, "zero": 0}
 
 
 def test_gradients_made_aside_are_added_once_each() -> None:
-    aside, fused = ops(job(PLAIN)), ops(job(PLAIN, fused_gradients=True))
+    temporary_gradient_work, fused = ops(job(PLAIN)), ops(job(PLAIN, fused_gradients=True))
     plan = Plan(load_job(job(PLAIN)))
     weights = plan.job.model.parameters
     tied = plan.vocab * plan.job.model.hidden  # the table, whose gradient the output layer makes once more
-    assert moved(aside, "add w") == 3 * 2 * (weights + tied) and moved(fused, "add w") == 0
-    products = {op.work.accumulate for op in aside if isinstance(op.work, Gemm) and op.phase == "W"}
+    assert moved(temporary_gradient_work, "add w") == 3 * 2 * (weights + tied) and moved(fused, "add w") == 0
+    products = {op.work.accumulate for op in temporary_gradient_work if isinstance(op.work, Gemm) and op.phase == "W"}
     assert products == {False}
     assert {op.work.accumulate for op in fused if isinstance(op.work, Gemm) and op.phase == "W"} == {True}
-    assert sum(op.work.flops for op in aside if op.work) == sum(op.work.flops for op in fused if op.work)
+    assert sum(op.work.flops for op in temporary_gradient_work if op.work) == sum(
+        op.work.flops for op in fused if op.work
+    )
 
 
 def test_gradients_made_aside_take_memory_and_time() -> None:
-    aside, fused = simulate(job(PLAIN)), simulate(job(PLAIN, fused_gradients=True))
-    assert aside.peak_allocated > fused.peak_allocated and aside.step_time > fused.step_time
+    temporary_gradient_work, fused = simulate(job(PLAIN)), simulate(job(PLAIN, fused_gradients=True))
+    assert (
+        temporary_gradient_work.peak_allocated > fused.peak_allocated
+        and temporary_gradient_work.step_time > fused.step_time
+    )
 
 
 def test_gradients_that_rest_cut_are_not_added_whole() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Leaf
+from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import Attention, Chain, Collective, Fragment, Gemm, Link, Memory, Op
+from simulator.ir.ops import Attention, Collective, Fragment, Gemm, Memory, Op, StageOps, UnitRun
 from simulator.ir.scheme import TensorScheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
@@ -30,7 +30,7 @@ TOKENS = 16 * 64 * 2
 """Bytes of one activation [b, s, h]."""
 
 
-def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> Chain:
+def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> StageOps:
     schemes = [make(name, MESH, (), **options) for name, options in more]
     if use is not None:
         schemes.append(make(use, MESH, ("tp",)))
@@ -39,14 +39,14 @@ def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> Chai
 
 def layer(use: str | None, *more: Any, **how: Any) -> Fragment:
     """One layer in the middle of the model."""
-    (link,) = stage(use, *more, **how).links
-    assert (link.name, link.count, link.takes, link.gives) == ("layer", 1, "x", "y")
-    return link.fragment
+    (unit_run,) = stage(use, *more, **how).unit_runs
+    assert (unit_run.name, unit_run.count, unit_run.takes, unit_run.gives) == ("layer", 1, "x", "y")
+    return unit_run.fragment
 
 
-def both(chain: Chain) -> list[Op]:
+def both(stage_ops: StageOps) -> list[Op]:
     """The ops of the forward and of the backward pass."""
-    return forward_ops(chain) + backward_ops(chain)
+    return forward_ops(stage_ops) + backward_ops(stage_ops)
 
 
 def names(ops: Iterable[Op]) -> list[str]:
@@ -127,17 +127,17 @@ def test_linears_and_attention_gather_again() -> None:
 
         name = "gathered-attention"
 
-        def layouts(self, site: Leaf) -> str | None:
-            return None if isinstance(site, CoreAttention) else "s"
+        def layouts(self, module: Operator) -> str | None:
+            return None if isinstance(module, CoreAttention) else "s"
 
-    fragment = lowered_stage(MODEL, MESH, [GatheredAttention(("tp",), None, MESH)], regather=True).links[0].fragment
+    fragment = lowered_stage(MODEL, MESH, [GatheredAttention(("tp",), None, MESH)], regather=True).unit_runs[0].fragment
     assert names(fragment.forward)[2:6] == ["all_gather q", "all_gather k", "all_gather v", "core"]
     again = [op for op in fragment.backward if op.name.startswith("regather")]
     assert [(op.name, op.phase) for op in again] == [(f"regather {name}", "B") for name in "qkv"]
     assert {id(op) for op in again} <= waits_for(named(fragment, "dcore"))
     ends = {"ends": (True, True)}
-    chain = stage("tensor/megatron-sp", regather=True, **ends)
-    found = [op.name for op in backward_ops(chain) if "regather" in op.name]
+    stage_ops = stage("tensor/megatron-sp", regather=True, **ends)
+    found = [op.name for op in backward_ops(stage_ops) if "regather" in op.name]
     assert found == ["regather norm.out", "regather norm2", "regather norm1"], "output layer, MLP and attention"
     for use, regather in (("tensor/megatron-sp", False), ("tensor/megatron", True)):
         assert not [op for op in backward_ops(stage(use, regather=regather, **ends)) if "regather" in op.name]
@@ -148,15 +148,15 @@ def test_linears_and_attention_gather_again() -> None:
 
 def test_vocabulary_parallel_ends() -> None:
     """Embedding: one all-reduce; output layer: one backward; loss: three all-reduces of one fp32 value a token."""
-    chain = stage("tensor/megatron", ends=(True, True), layers=0)
-    assert [link.name for link in chain.links] == ["embedding", "ending"]
-    forward = forward_ops(chain)
+    stage_ops = stage("tensor/megatron", ends=(True, True), layers=0)
+    assert [unit_run.name for unit_run in stage_ops.unit_runs] == ["embedding", "ending"]
+    forward = forward_ops(stage_ops)
     joins = [op for op in forward if op.name == "loss" and isinstance(op.work, Collective)]
     assert [op.work for op in joins] == [Collective("all_reduce", 16 * 4, ("tp",))] * 3
     assert all(id(a) in waits_for(b) for a, b in pairwise(joins))
     assert collectives(op for op in forward if op not in joins) == [("all_reduce", TOKENS)]
-    assert collectives(backward_ops(chain)) == [("all_reduce", TOKENS)]
-    head = named(chain.links[1].fragment, "head").work
+    assert collectives(backward_ops(stage_ops)) == [("all_reduce", TOKENS)]
+    head = named(stage_ops.unit_runs[1].fragment, "head").work
     assert isinstance(head, Gemm) and (head.m, head.n, head.k) == (16, 128 // T, 64)
     logits = [op.work for op in forward if isinstance(op.work, Memory) and op.work.what == "cross-entropy"]
     assert [work.read for work in logits] == [7 * 16 * 128 // T] * 2, "one kernel before the sums, one behind them"
@@ -192,8 +192,8 @@ def test_an_embedding_alone_in_its_stage_is_summed_before_it_leaves(positions: s
     played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 16}, "plan": plan})
     assert [layers for layers in played.plan.layers] == [0, 1, 1, 0]
     whole = TOKENS // (4 if use.endswith("-sp") else 1)
-    assert [chain.links[-1].nbytes for chain in played.stages[:-1]] == [whole] * 3
-    assert [chain.links[0].nbytes for chain in played.stages[1:]] == [whole] * 3
+    assert [stage_ops.unit_runs[-1].nbytes for stage_ops in played.stages[:-1]] == [whole] * 3
+    assert [stage_ops.unit_runs[0].nbytes for stage_ops in played.stages[1:]] == [whole] * 3
     operation = "reduce_scatter" if use.endswith("-sp") else "all_reduce"
     assert (operation, TOKENS) in collectives(forward_ops(played.stages[0]))
 
@@ -210,10 +210,14 @@ def collectives_of(use: str, model: Model, ends: tuple[bool, bool], layers: int)
 
 @given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
 def test_phases_and_dependencies(model: Model, use: str | None) -> None:
-    chain = stage(use, model=model, ends=(True, True), layers=2, regather=True)
-    assert [(link.name, link.count) for link in chain.links] == [("embedding", 1), ("layer", 2), ("ending", 1)]
-    for link in chain.links:
-        check_phases(link.fragment)
+    stage_ops = stage(use, model=model, ends=(True, True), layers=2, regather=True)
+    assert [(unit_run.name, unit_run.count) for unit_run in stage_ops.unit_runs] == [
+        ("embedding", 1),
+        ("layer", 2),
+        ("ending", 1),
+    ]
+    for unit_run in stage_ops.unit_runs:
+        check_phases(unit_run.fragment)
 
 
 def check_phases(fragment: Fragment) -> None:
@@ -238,20 +242,20 @@ def check_phases(fragment: Fragment) -> None:
 @given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
 def test_units_pass_on_the_residual_stream_alone(model: Model, use: str | None) -> None:
     """What one gives the next takes, in the same layout and of the same size; nothing else joins them."""
-    chain = stage(use, model=model, ends=(True, True), layers=2)
+    stage_ops = stage(use, model=model, ends=(True, True), layers=2)
     cut = T if use == "tensor/megatron-sp" else 1
-    assert {link.nbytes for link in chain.links} == {model.seq * model.hidden * 2 // cut}
-    first, middle, last = chain.links
+    assert {unit_run.nbytes for unit_run in stage_ops.unit_runs} == {model.seq * model.hidden * 2 // cut}
+    first, middle, last = stage_ops.unit_runs
     assert (first.takes, middle.takes, middle.gives, last.takes, last.gives) == (None, "x", "y", "x", None)
     for one, other in pairwise((first, middle, middle, last)):
         fragment, behind = one.fragment, other.fragment
         assert given_key(one.keys[1]) == given_key(other.keys[0])
         assert set(fragment.exit) >= {one.gives} and set(behind.entry) == {other.takes}
         assert set(fragment.grad_entry) == {one.gives} and set(behind.grad_exit) == {other.takes}
-    ends = [link for link in chain.links if link.takes]
-    for link in ends:
-        used = [op for op in link.fragment.forward if id(link.fragment.entry["x"]) in waits_for(op)]
-        assert used == link.fragment.forward, "the forward pass begins with what comes in"
+    ends = [unit_run for unit_run in stage_ops.unit_runs if unit_run.takes]
+    for unit_run in ends:
+        used = [op for op in unit_run.fragment.forward if id(unit_run.fragment.entry["x"]) in waits_for(op)]
+        assert used == unit_run.fragment.forward, "the forward pass begins with what comes in"
 
 
 def given_key(key: str | None) -> str:
@@ -262,14 +266,14 @@ def given_key(key: str | None) -> str:
 
 def test_equal_units_are_lowered_once() -> None:
     """Stages, and plans that differ in nothing a rank would see, share their units; others do not."""
-    known: dict[Any, Link] = {}
+    known: dict[Any, UnitRun] = {}
     replicas = [Mesh({"tp": T, "dp": n}) for n in (2, 8, 1)]
 
-    def lowered(mesh: Mesh, use: str, layers: int, *more: Any) -> Link:
+    def lowered(mesh: Mesh, use: str, layers: int, *more: Any) -> UnitRun:
         schemes = [make("data/ddp", mesh, ("dp",)), *(make(name, mesh, (), **o) for name, o in more)]
         schemes.append(make(use, mesh, ("tp",)))
         blocks = Blocks(MODEL, 1, MODEL.seq, MODEL.vocab, mesh.size("dp"))
-        return Lowering(mesh, schemes, True, known).run(blocks.stage(range(layers), False, False)).links[0]
+        return Lowering(mesh, schemes, True, known).run(blocks.stage(range(layers), False, False)).unit_runs[0]
 
     first = lowered(replicas[0], "tensor/megatron", 1)
     more, wider = lowered(replicas[0], "tensor/megatron", 3), lowered(replicas[1], "tensor/megatron", 1)
@@ -282,7 +286,7 @@ def test_equal_units_are_lowered_once() -> None:
         lowered(replicas[0], "tensor/megatron", 1, ("memory/recompute-selective", {})),
         lowered(Mesh({"tp": 2, "dp": 2}), "tensor/megatron", 1),
     ]
-    fragments = [first.fragment, *(link.fragment for link in others)]
+    fragments = [first.fragment, *(unit_run.fragment for unit_run in others)]
     assert len({id(fragment) for fragment in fragments}) == len(fragments)
 
 
@@ -351,12 +355,12 @@ def test_full_recompute_repeats_the_layers_and_their_collectives(use: str) -> No
     how: dict[str, Any] = {"ends": (True, True), "layers": 2}
     bare, full = stage(use, **how), stage(use, ("memory/recompute-full", {}), **how)
     again = [op for op in backward_ops(full) if op.phase == "R"]
-    (layers,) = [link for link in bare.links if link.name == "layer"]
+    (layers,) = [unit_run for unit_run in bare.unit_runs if unit_run.name == "layer"]
     assert layers.count == 2
     assert Counter(op.work for op in again) == Counter(op.work for op in layers.fragment.forward * 2)
     one = stage(use, ("memory/recompute-full", {"layers": 1}), **how)
-    assert [link.count for link in one.links] == [1, 1, 1, 1]
-    assert [op.name for op in one.links[1].fragment.backward if op.phase == "R"], "the first layers of a stage"
+    assert [unit_run.count for unit_run in one.unit_runs] == [1, 1, 1, 1]
+    assert [op.name for op in one.unit_runs[1].fragment.backward if op.phase == "R"], "the first layers of a stage"
     assert 2 * [op.phase for op in backward_ops(one)].count("R") == len(again)
     assert "R" not in {op.phase for op in backward_ops(stage(use, ("memory/recompute-full", {"layers": 0}), **how))}
 

@@ -35,7 +35,7 @@ def job(sequence: str | None, keep: bool, inside: bool = True, **model: Any) -> 
 
 def layer_bytes(played: Played) -> float:
     """What one layer keeps for its backward pass."""
-    return next(saved(link) for link in played.chain(0).links if link.name == "layer")
+    return next(saved(unit_run) for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Link, Op
+from simulator.ir.ops import Collective, Op, UnitRun
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
@@ -27,26 +27,26 @@ TOKENS = 32
 GPT = {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
 
 
-def links(
+def unit_runs(
     modules: tuple[str, ...], tp: int = 1, regather: bool = True, quantised: str = "", **model: Any
-) -> list[Link]:
+) -> list[UnitRun]:
     """Two layers of a gated model on `tp` ranks, sequence-parallel."""
     mesh = Mesh({"tp": tp})
     schemes = [make("tensor/megatron-sp", mesh, ("tp",))] if tp > 1 else []
     options = {key: model.pop(key) for key in ("layers",) if key in model}
     schemes += [make(USE, mesh, (), modules=modules, **options)] if modules else []
     built = Blocks(Model(**SIZES, **GPT, **model), 1, TOKENS, 512, quantised=quantised)
-    return Lowering(mesh, schemes, regather).run(built.stage(range(2), False, False)).links
+    return Lowering(mesh, schemes, regather).run(built.stage(range(2), False, False)).unit_runs
 
 
 def spared(*modules: str, **how: Any) -> float:
     """Bytes of a layer that need not be kept."""
-    return saved(links((), **how)[0]) - saved(links(modules, **how)[0])
+    return saved(unit_runs((), **how)[0]) - saved(unit_runs(modules, **how)[0])
 
 
 def again(*modules: str, **how: Any) -> list[str]:
     """What a layer does again, in order."""
-    backward = links(modules, **how)[0].fragment.backward
+    backward = unit_runs(modules, **how)[0].fragment.backward
     return [op.name.removeprefix("re ") for op in backward if op.phase == "R"]
 
 
@@ -124,11 +124,11 @@ def test_what_lies_in_a_block_that_is_made_again_is_not_made_twice() -> None:
 
 @pytest.mark.parametrize("modules", [("layernorm",), ("core_attn",), ("mlp", "layernorm")])
 def test_the_first_layers_only(modules: tuple[str, ...]) -> None:
-    one, other = links(modules, layers=1)
+    one, other = unit_runs(modules, layers=1)
     assert (one.count, other.count) == (1, 1)
-    assert saved(one) == saved(links(modules)[0]) and saved(other) == saved(links(())[0])
-    assert [link.count for link in links(modules, layers=0)] == [2]
-    assert [op.phase for op in links(modules, layers=0)[0].fragment.backward].count("R") == 0
+    assert saved(one) == saved(unit_runs(modules)[0]) and saved(other) == saved(unit_runs(())[0])
+    assert [unit_run.count for unit_run in unit_runs(modules, layers=0)] == [2]
+    assert [op.phase for op in unit_runs(modules, layers=0)[0].fragment.backward].count("R") == 0
 
 
 # ------------------------------------------------------------------------------------------------- order
@@ -136,7 +136,7 @@ def test_the_first_layers_only(modules: tuple[str, ...]) -> None:
 
 def test_it_is_made_again_just_in_front_of_the_first_that_reads_it() -> None:
     """When that could begin: behind the gradient that it waits for."""
-    fragment = links(("layernorm",))[0].fragment
+    fragment = unit_runs(("layernorm",))[0].fragment
     for name, first in (("norm2", "wup"), ("norm1", "wqkv")):
         place = next(i for i, op in enumerate(fragment.backward) if op.name == f"re {name}")
         made, reader = fragment.backward[place : place + 2]
@@ -147,11 +147,11 @@ def test_it_is_made_again_just_in_front_of_the_first_that_reads_it() -> None:
 
 
 def test_discarding_what_nobody_needs_changes_nothing() -> None:
-    fragment = links(())[0].fragment.copy()
-    before = list(fragment.backward), list(fragment.touches)
+    fragment = unit_runs(())[0].fragment.copy()
+    before = list(fragment.backward), list(fragment.tensor_uses)
     forward = [op for op in fragment.forward if op.name == "residual2"]
     discard(fragment, forward)
-    assert (fragment.backward, fragment.touches) == before
+    assert (fragment.backward, fragment.tensor_uses) == before
 
 
 # --------------------------------------------------------------------------------------------- whole jobs
@@ -193,7 +193,7 @@ def test_regathers_stay_what_they_are() -> None:
     """A shard that is made again is gathered for the weight gradient as a kept one is."""
 
     def gathers(modules: tuple[str, ...]) -> list[Op]:
-        ops = links(modules, tp=2)[0].fragment.backward
+        ops = unit_runs(modules, tp=2)[0].fragment.backward
         return [op for op in ops if isinstance(op.work, Collective) and op.work.operation == "all_gather"]
 
     assert [op.work for op in gathers(())] == [op.work for op in gathers(("layernorm",))]

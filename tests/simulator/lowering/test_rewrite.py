@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.ops import Attention, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, Touch, Transfer, Work
+from simulator.ir.ops import (
+    Attention,
+    Collective,
+    Exchange,
+    Fragment,
+    Gemm,
+    Memory,
+    Op,
+    Param,
+    TensorUse,
+    Transfer,
+    Work,
+)
 from simulator.lowering.rewrite import Rewrite, instead, parts, sources
 from tests.contract.measure import waits_for
 
@@ -92,7 +104,12 @@ def fragment() -> Fragment:
         grad_entry={"y": grads},
         grad_exit={"x": db},
         params=[Param("w", 4, 4, (), made, b)],
-        touches=[Touch("a", 8, a, made=True), Touch("a", 8, b), Touch("b", 8, b, made=True), Touch("b", 8, wb)],
+        tensor_uses=[
+            TensorUse("a", 8, a, made=True),
+            TensorUse("a", 8, b),
+            TensorUse("b", 8, b, made=True),
+            TensorUse("b", 8, wb),
+        ],
     )
 
 
@@ -109,7 +126,7 @@ def test_what_waited_for_an_op_waits_for_its_ends() -> None:
     # An output that exists behind several ops exists behind a mark that joins them.
     assert frag.exit["b"].work is None and frag.exit["b"].after == [one, two] and frag.exit["y"] is c
     assert frag.params[0].used is one
-    ends = [(touch.key, touch.op, touch.made) for touch in frag.touches]
+    ends = [(tensor_use.key, tensor_use.op, tensor_use.made) for tensor_use in frag.tensor_uses]
     assert ends[1:5] == [("a", one, False), ("a", two, False), ("b", one, True), ("b", two, False)]
 
 
@@ -121,7 +138,7 @@ def test_marks_that_only_a_parameter_knows_are_changed_too() -> None:
     rewrite.swap(wb, [new])
     rewrite.done()
     assert sources(frag.params[0].ready) == {new}
-    assert frag.backward == [db, new] and frag.touches[-1].op is new
+    assert frag.backward == [db, new] and frag.tensor_uses[-1].op is new
 
 
 def test_an_op_may_stay_and_end_later() -> None:
@@ -146,15 +163,15 @@ def test_the_work_of_an_op_may_be_done_in_the_place_of_another() -> None:
     rewrite.done()
     assert frag.forward == [a, whole, c]
     assert sources(c) == {a, whole} and frag.exit["b"] is whole and frag.params[0].used is whole
-    assert {touch.op for touch in frag.touches if touch.key == "b"} == {whole, frag.backward[1]}
+    assert {tensor_use.op for tensor_use in frag.tensor_uses if tensor_use.key == "b"} == {whole, frag.backward[1]}
 
 
 def test_nothing_swapped_is_nothing_changed() -> None:
     frag = fragment()
-    lists = list(frag.forward), list(frag.backward), list(frag.touches), list(frag.params)
+    lists = list(frag.forward), list(frag.backward), list(frag.tensor_uses), list(frag.params)
     waits = [list(op.after) for op in (*frag.forward, *frag.backward)]
     Rewrite(frag).done()
-    assert (frag.forward, frag.backward, frag.touches, frag.params) == lists
+    assert (frag.forward, frag.backward, frag.tensor_uses, frag.params) == lists
     assert [op.after for op in (*frag.forward, *frag.backward)] == waits
 
 
@@ -162,39 +179,39 @@ def test_nothing_swapped_is_nothing_changed() -> None:
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> tuple[Fragment, list[Op]]:
+def stages_ops(draw: st.DrawFn) -> tuple[Fragment, list[Op]]:
     """Ops in issue order on two streams, joined by marks here and there, and a chain among them: each waits for the one
     before it, and others wait for some of it or stand aside."""
     names = (str(i) for i in count())
     begin = Op("x in")
-    chain: list[Op] = []
+    stage_ops: list[Op] = []
     issued: list[Op] = []
     length = draw(st.integers(1, 4))
     first = draw(st.booleans())
-    while len(chain) < length:
+    while len(stage_ops) < length:
         if draw(st.booleans()) and issued:
             after = draw(st.lists(st.sampled_from(issued), max_size=2, unique=True))
             issued.append(kernel(f"aside {next(names)}", after or [begin]))
             continue
         # What the chain waits for besides waits for none of it.
-        free = [op for op in issued if not op.name.startswith("chain") and not waits_for(op) & set(map(id, chain))]
+        free = [op for op in issued if not op.name.startswith("chain") and not waits_for(op) & set(map(id, stage_ops))]
         more = [draw(st.sampled_from(free))] if free and draw(st.booleans()) else []
-        before: list[Op] = chain[-1:] or [begin]
+        before: list[Op] = stage_ops[-1:] or [begin]
         joined = [Op("mark", after=[*before, *more])] if draw(st.booleans()) else [*before, *more]
-        stream = "expert" if first and not chain and length > 1 else "compute"
-        chain.append(kernel(f"chain {next(names)}", joined, stream=stream))
-        issued.append(chain[-1])
-    issued.append(kernel("last", [issued[-1], chain[-1]]))
-    return Fragment(forward=issued, entry={"x": begin}, exit={"y": issued[-1]}), chain
+        stream = "expert" if first and not stage_ops and length > 1 else "compute"
+        stage_ops.append(kernel(f"chain {next(names)}", joined, stream=stream))
+        issued.append(stage_ops[-1])
+    issued.append(kernel("last", [issued[-1], stage_ops[-1]]))
+    return Fragment(forward=issued, entry={"x": begin}, exit={"y": issued[-1]}), stage_ops
 
 
-@given(drawn=chains(), n=st.integers(1, 4))
+@given(drawn=stages_ops(), n=st.integers(1, 4))
 def test_each_part_waits_for_its_part_of_the_one_before(drawn: tuple[Fragment, list[Op]], n: int) -> None:
-    frag, chain = drawn
+    frag, stage_ops = drawn
     before = {op: sources(op) for op in frag.forward}
-    work = {op: op.work for op in chain}
+    work = {op: op.work for op in stage_ops}
     rewrite = Rewrite(frag)
-    made = dict(zip(chain, rewrite.chunk(chain, n), strict=True))
+    made = dict(zip(stage_ops, rewrite.chunk(stage_ops, n), strict=True))
     rewrite.done()
     standing = {op: made.get(op, [op]) for op in before}
     assert set(frag.forward) == {one for ops in standing.values() for one in ops}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, paced
+from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, slowest_rank
 from simulator.ir.routing import Routing, counted, read
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertSetting, sent_per_layer
@@ -179,7 +179,7 @@ def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[s
     products = [[op.work for op in at_experts(one) if isinstance(op.work, Gemm)] for one in (even, skewed)]
     rho = Routing(zipf=1.0).over(4, E).laden
     for one, other in zip(*products, strict=True):
-        assert paced(other).flops == pytest.approx(rho * one.flops, rel=0.01 if options else 1e-9), "whole rows"
+        assert slowest_rank(other).flops == pytest.approx(rho * one.flops, rel=0.01 if options else 1e-9), "whole rows"
 
 
 def test_memory_is_that_of_the_most_laden_rank() -> None:

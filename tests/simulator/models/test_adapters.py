@@ -64,7 +64,7 @@ def test_an_adapter_has_rank_times_inputs_and_outputs(targets: list[Target], ran
     played = play_job(job(targets, rank))
     wanted = 4 * rank * sum(widths(target) for target in targets)
     assert adapters_of(played) == wanted
-    held = params_of(played.chain(0))
+    held = params_of(played.stage_ops(0))
     assert sum(param.size for param in held if param.trained) == wanted
     assert sum(param.size for param in held if not param.trained) == played.plan.job.model.parameters
 
@@ -101,8 +101,8 @@ def test_frozen_linears_have_input_gradients_only_and_adapters_both(targets: lis
 @pytest.mark.parametrize("use", SHARDS)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_only_adapters_are_reduced_and_have_states(use: str, overlap: bool) -> None:
-    habits = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
-    played = play_job(job(framework=habits, **mesh_of(use, dp=2)))
+    framework = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
+    played = play_job(job(framework=framework, **mesh_of(use, dp=2)))
     total, frozen = adapters_of(played), played.plan.job.model.parameters
     states = played.resting(0)
     weights, optimizer = SHARDS[use]
@@ -223,9 +223,11 @@ def test_all_engines_agree(targets: list[str], use: str, axes: dict[str, int]) -
 
 
 def test_the_buckets_hold_adapters_only() -> None:
-    chain = play_job(job()).chain(0)
-    sides = [side for side in (*chain.ahead, *chain.behind)]
-    numbered = [param for link in chain.links for _ in range(link.count) for param in link.fragment.params]
+    stage_ops = play_job(job()).stage_ops(0)
+    sides = [side for side in (*stage_ops.ahead, *stage_ops.behind)]
+    numbered = [
+        param for unit_run in stage_ops.unit_runs for _ in range(unit_run.count) for param in unit_run.fragment.params
+    ]
     assert ops_beside(sides)
     assert all(numbered[number].trained for side in sides for number in side.params)
 

@@ -11,7 +11,7 @@ import pytest
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.ir.operators import QUANTISED
-from simulator.ir.ops import Attention, Collective, Gemm, Link, Memory, Op
+from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, UnitRun
 from simulator.models.flops import forward_matmul_flops
 from simulator.models.model import Model
 from tests.contract.measure import params_of, saved
@@ -25,21 +25,21 @@ MOE = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
 
 
 def run(plan: dict[str, Any] | None = None, gpus: int = 1, precision: str = "bf16", **fields: Any) -> Played:
-    habits = fields.pop("habits", {})
+    framework = fields.pop("habits", {})
     return play_job(
         {
             "model": {**MODEL, **fields},
             "cluster": {"gpu": "b200-sxm", "gpus": gpus},
-            "framework": {"set": habits},
+            "framework": {"set": framework},
             "precision": precision,
             "plan": plan or {},
         }
     )
 
 
-def layer(played: Played, name: str = "layer") -> Link:
+def layer(played: Played, name: str = "layer") -> UnitRun:
     """The first unit of a name."""
-    return next(link for chain in played.stages for link in chain.links if link.name == name)
+    return next(unit_run for stage_ops in played.stages for unit_run in stage_ops.unit_runs if unit_run.name == name)
 
 
 def ops(played: Played, name: str = "layer") -> list[Op]:
@@ -117,7 +117,7 @@ def test_tensor_ranks_hold_whole_latents_and_own_heads(parallel: bool) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_each_further_token_is_a_layer_a_product_of_the_output_layer_and_a_loss(count: int) -> None:
     played, plain = run(mtp=count), run()
-    assert [link.name for link in played.stages[0].links] == ["embedding", "layer", "ending"]
+    assert [unit_run.name for unit_run in played.stages[0].unit_runs] == ["embedding", "layer", "ending"]
     ending = ops(played, "ending")
     names = Counter(op.name.rpartition(".")[2] for op in ending if isinstance(op.work, Gemm))
     assert names["head"] == 1 + count and names["join"] == names["qkv"] == count
@@ -165,14 +165,14 @@ def test_a_window_leaves_a_share_of_the_pairs(window: int | None, pairs: float) 
 
 def test_every_so_many_layers_attend_to_all() -> None:
     played = run(layers=6, window=4, full_every=3)
-    layers = [link for link in played.stages[0].links if link.name == "layer"]
-    shares = [(link.count, next(op.work.share for op in link.fragment.forward if isinstance(op.work, Attention)))
-              for link in layers]  # fmt: skip
+    layers = [unit_run for unit_run in played.stages[0].unit_runs if unit_run.name == "layer"]
+    shares = [(unit_run.count, next(op.work.share for op in unit_run.fragment.forward if isinstance(op.work, Attention)))
+              for unit_run in layers]  # fmt: skip
     assert shares == [(2, 7 / 32), (1, 0.5), (2, 7 / 32), (1, 0.5)]
 
 
 def test_scores_in_memory_are_all_computed() -> None:
-    whole, window = (gemms(ops(run(window=w, habits={"attention": "unfused"}))) for w in (None, 4))
+    whole, window = (gemms(ops(run(window=w, framework={"attention": "unfused"}))) for w in (None, 4))
     assert whole == window
 
 
@@ -207,7 +207,7 @@ WORDS = pytest.mark.parametrize("word", QUANTISED)
 def test_only_linears_multiply_in_fewer_bits(word: str) -> None:
     """Attention, routers and the output layer stay as they are (so do norms and everything between)."""
     dtype = QUANTISED[word].dtype
-    played = run(precision=word, moe=MOE, mtp=1, mla=MLA, habits={"attention": "flash"})
+    played = run(precision=word, moe=MOE, mtp=1, mla=MLA, framework={"attention": "flash"})
     kinds: dict[str, set[str]] = {}
     for _, op in played.instances():
         if isinstance(op.work, Gemm | Attention):

@@ -112,8 +112,8 @@ def test_layers_of_a_graph() -> None:
     assert layers_of_graph("even", model, BEFORE, "x", list) == [1, 1, 1, 1, 2, 2]
     assert layers_of_graph((1, 1, 1, 1, 4, 0), model, BEFORE, "x", list) == [1, 1, 1, 1, 4, 0]
     assert layers_of_graph("even", model, [()], "x", list) == [8]
-    chain = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
-    assert layers_of_graph("even", chain, [(), (0,)], "x", list) == [2, 2]
+    stage_ops = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
+    assert layers_of_graph("even", stage_ops, [(), (0,)], "x", list) == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from simulator.engine.play import Engine
 from simulator.engine.simpy_engine import play
 from simulator.ir.ops import Collective, Memory, Op, Param, Transfer
 from simulator.program.block import Port, compiled
-from simulator.program.flatten import Flat
+from simulator.program.flatten import FlatProgram
 from simulator.report.breakdown import breakdown
 from simulator.scheduling.schedule import Action
 from tests.contract.measure import backward_ops, forward_ops, ops_beside
@@ -48,9 +48,9 @@ def begins(played: Played, device: int) -> list[float]:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_send_is_waited_for_when_overlap_is_off(overlap: bool, schedule: str) -> None:
-    habits = {"overlap": {"dp": True, "pp": overlap}}
+    framework = {"overlap": {"dp": True, "pp": overlap}}
     plan = {"pp": 2, "schedule": schedule}
-    played = play_job(job(plan, 2, habits=habits, batch={"global": 4}), SLOW)
+    played = play_job(job(plan, 2, framework=framework, batch={"global": 4}), SLOW)
     ends = {played.flat.ops[n].name: played.times.end[n] for n, _, _ in played.flat.sent}
     early = 0
     for device in range(2):
@@ -65,7 +65,7 @@ def test_a_send_is_waited_for_when_overlap_is_off(overlap: bool, schedule: str) 
 def test_waiting_for_sends_costs_the_time_of_the_sends() -> None:
     """GPipe, two devices, no other communication: the first device pays for each forward send but what hides it."""
     on, off = (
-        play_job(job({"pp": 2}, 2, habits={"overlap": {"dp": True, "pp": pp}}, batch={"global": 4}), SLOW).times.span
+        play_job(job({"pp": 2}, 2, framework={"overlap": {"dp": True, "pp": pp}}, batch={"global": 4}), SLOW).times.span
         for pp in (True, False)
     )
     assert off > on
@@ -92,13 +92,13 @@ def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
 def reading(played: Played, action: int) -> set[int]:
     """The ops of an action that take what the stage before gives, by the marks of its first link."""
     stage, kind, *_ = played.program.timetable.actions[action]
-    links = played.stages[stage].links
-    link = links[0] if kind == "F" else links[-1]
-    fragment = link.fragment
+    unit_runs = played.stages[stage].unit_runs
+    unit_run = unit_runs[0] if kind == "F" else unit_runs[-1]
+    fragment = unit_run.fragment
     ops, mark = (
-        (fragment.forward, fragment.entry[link.takes or ""])
+        (fragment.forward, fragment.entry[unit_run.takes or ""])
         if kind == "F"
-        else (fragment.backward, fragment.grad_entry[link.gives or ""])
+        else (fragment.backward, fragment.grad_entry[unit_run.gives or ""])
     )
     start = played.flat.first[action] + (len(ops_beside(played.task(action).ahead)) if kind == "F" else 0)
     return {start + i for i, op in enumerate(ops) if id(mark) in direct(op)}
@@ -129,7 +129,7 @@ def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
         if (action.stage, action.kind) == (1, "F"):
             before = actions.index(Action(0, "F", action.microbatch))
             result = flat.behind[before] - 1
-            assert flat.ops[result] is played.stages[0].links[-1].fragment.forward[-1]
+            assert flat.ops[result] is played.stages[0].unit_runs[-1].fragment.forward[-1]
             assert reading(played, number)
             for at in reading(played, number):
                 assert result in flat.after[at], action
@@ -156,9 +156,9 @@ def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, An
                     assert action.kind == "F" and action.microbatch == turn[0]
                 if op.when == "last":
                     assert action.kind == "BW" and action.microbatch == turn[-1]
-        chain = played.stages[stage]
-        copies = Counter(id(op) for op in forward_ops(chain) + backward_ops(chain))
-        once = Counter(id(op) for op in ops_beside((*chain.ahead, *chain.behind)))
+        stage_ops = played.stages[stage]
+        copies = Counter(id(op) for op in forward_ops(stage_ops) + backward_ops(stage_ops))
+        once = Counter(id(op) for op in ops_beside((*stage_ops.ahead, *stage_ops.behind)))
         assert set(once) == {number for number, op in of.items() if op.when != "every"}
         assert count == Counter({number: shape.m * n for number, n in copies.items()}) + once
 
@@ -167,8 +167,8 @@ def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, An
 @given(told=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
 def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(told: dict[str, Any], elements: float) -> None:
     """Bucket by bucket, a reduction begins behind the last of its gradients, a use behind its gather."""
-    habits = {"overlap": {"dp": True, "pp": True}, "bucket": {"elements": elements, "elements_per_rank": 0.0}}
-    played = play_job(changed(told, **habits), SLOW)
+    framework = {"overlap": {"dp": True, "pp": True}, "bucket": {"elements": elements, "elements_per_rank": 0.0}}
+    played = play_job(changed(told, **framework), SLOW)
     times = played.times
     for stage in range(played.plan.shape.stages):
         forward, backward = ends_of(played, stage)
@@ -210,10 +210,10 @@ def ends_of(played: Played, stage: int) -> tuple[int, int]:
 def uses(played: Played, stage: int, action: int) -> Iterator[tuple[Param, float]]:
     """When each parameter is first used in a forward pass."""
     start = played.flat.first[action] + len(ops_beside(played.task(action).ahead))
-    for link in played.stages[stage].links:
-        place = {id(op): i for i, op in enumerate(link.fragment.forward)}
-        for _ in range(link.count):
-            for param in link.fragment.params:
+    for unit_run in played.stages[stage].unit_runs:
+        place = {id(op): i for i, op in enumerate(unit_run.fragment.forward)}
+        for _ in range(unit_run.count):
+            for param in unit_run.fragment.params:
                 yield param, played.times.begin[start + place[id(param.used)]]
             start += len(place)
 
@@ -224,15 +224,15 @@ def gradients(played: Played, stage: int, action: int) -> Iterator[tuple[Param, 
     name = f"send {stage + 1}BW{played.program.timetable.actions[action].microbatch}"
     came = max((times.end[n] + flat.latency[n] for n, _, _ in flat.sent if flat.ops[n].name == name), default=0.0)
     at = flat.first[action]
-    for link in reversed(played.stages[stage].links):
-        fragment = link.fragment
-        for _ in range(link.count):
+    for unit_run in reversed(played.stages[stage].unit_runs):
+        fragment = unit_run.fragment
+        for _ in range(unit_run.count):
             known = {id(op): times.end[at + i] + flat.latency[at + i] for i, op in enumerate(fragment.backward)}
-            if link.gives:
-                known[id(fragment.grad_entry[link.gives])] = came
+            if unit_run.gives:
+                known[id(fragment.grad_entry[unit_run.gives])] = came
             for param in reversed(fragment.params):
                 yield param, moment(param.ready, known)
-            came = moment(fragment.grad_exit[link.takes], known) if link.takes else 0.0
+            came = moment(fragment.grad_exit[unit_run.takes], known) if unit_run.takes else 0.0
             at += len(fragment.backward)
 
 
@@ -291,7 +291,7 @@ def test_a_tied_embedding_is_summed_between_the_ends(tied: bool, pp: int, chunks
 # ------------------------------------------------------------------------------------------- the engine
 
 
-def longest_path(program: Flat) -> tuple[list[float], list[float]]:
+def longest_path(program: FlatProgram) -> tuple[list[float], list[float]]:
     """Begin and end of every op, by relaxing in any order until nothing moves: no queue, no events, no SimPy."""
     before: list[list[int]] = [list(after) for after in program.after]
     previous: dict[int, int] = {}
@@ -358,7 +358,7 @@ def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
 
 
 def test_what_waits_for_ever_is_found() -> None:
-    flat = Flat()
+    flat = FlatProgram()
     flat.add(Op("first", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (1,), 0)
     flat.add(Op("second", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (), 0)
     with pytest.raises(ScheduleError, match="first"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulator.ir.scheme import FAMILIES, find_scheme, scheme_names
-from simulator.report.scheme_page import TITLES, anchor, laws, page
+from simulator.report.scheme_page import TITLES, anchor, closed_forms, page
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,12 +36,12 @@ def test_it_shows_paper_options_and_laws_of_every_scheme(use: str) -> None:
     for option in kind.Options.model_fields:
         (said,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", told, re.MULTILINE)
         assert said, f"{use} does not say what its option {option} is"
-    found = list(laws(use))
+    found = list(closed_forms(use))
     assert inspect.getsource(kind).count("Law(") == len(found)
     for quantity, where, formula in found:
         assert quantity in told and " ".join(where.split()).replace("|", "\\|") in told and formula
 
 
 def test_what_a_law_works_out_before_stands_in_its_formula() -> None:
-    ((_, _, formula),) = [law for law in laws("data/fsdp") if law[0] == "sent_per_step"]
+    ((_, _, formula),) = [law for law in closed_forms("data/fsdp") if law[0] == "sent_per_step"]
     assert "gathers * weights + grads" in formula and "moved" not in formula

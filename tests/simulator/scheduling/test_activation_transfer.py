@@ -16,7 +16,7 @@ from simulator.ir.ops import Transfer
 from simulator.ir.scheme import find_scheme
 from simulator.program.timetable import timetable
 from simulator.scheduling.activation_transfer import Move, moved
-from simulator.scheduling.schedule import MOVES, Action, Durations, Schedule, Shape, Turn, actions_of
+from simulator.scheduling.schedule import MOVES, Action, Durations, PipelineShape, Schedule, ScheduleItem, actions_of
 from tests.contract.played import Ideal, Played, play_job, sent_between_stages
 from tests.simulator.engine.test_engines import WAYS, check_alike, check_reports, played
 from tests.strategies import SECONDS, shapes
@@ -40,7 +40,7 @@ def case(schedule: str, p: int, m: int, times: Any = (1, 1, 1), **more: Any) -> 
 def orders(p: int, m: int) -> list[list[Action]]:
     schedule = find_scheme("pipeline/bpipe")(("pp",))
     assert isinstance(schedule, Schedule)
-    return [actions_of(order) for order in timetable(schedule, Shape(p, m)).orders]
+    return [actions_of(order) for order in timetable(schedule, PipelineShape(p, m)).orders]
 
 
 # ------------------------------------------------------------------------------------------------- orders
@@ -60,7 +60,7 @@ def test_the_order_of_four_devices() -> None:
 
 
 @given(shape=shapes(most_p=12, most_m=40))
-def test_the_passes_are_those_of_1f1b(shape: Shape) -> None:
+def test_the_passes_are_those_of_1f1b(shape: PipelineShape) -> None:
     plain = find_scheme("pipeline/1f1b")(("pp",))
     assert isinstance(plain, Schedule)
     for device, order in enumerate(orders(shape.p, shape.m)):
@@ -69,7 +69,7 @@ def test_the_passes_are_those_of_1f1b(shape: Shape) -> None:
 
 
 @given(shape=shapes(most_p=12, most_m=40))
-def test_a_micro_batch_moves_once_and_comes_back_to_its_device(shape: Shape) -> None:
+def test_a_micro_batch_moves_once_and_comes_back_to_its_device(shape: PipelineShape) -> None:
     found = orders(shape.p, shape.m)
     for x, order in enumerate(found):
         y, own = shape.p - 1 - x, Counter(action.kind for action in order if action.stage == x)
@@ -84,7 +84,7 @@ def test_a_micro_batch_moves_once_and_comes_back_to_its_device(shape: Shape) -> 
 
 
 @given(shape=shapes(most_p=12, most_m=32), times=TRIPLE)
-def test_no_device_holds_more_than_the_bound(shape: Shape, times: tuple[float, float, float]) -> None:
+def test_no_device_holds_more_than_the_bound(shape: PipelineShape, times: tuple[float, float, float]) -> None:
     """And the time is 1F1B's to the last pass, however long passes last."""
     p, m = shape.p, shape.m
     found, plain = case("bpipe", p, m, times), case("1f1b", p, m, times)
@@ -115,11 +115,11 @@ class Lent(Schedule):
     """GPipe on two devices; the first lends micro-batches to the second."""
 
     name = "lent"
-    weighs = True
+    needs_durations = True
     some: tuple[int, ...] = (0, 1)
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
-        plain: list[list[Turn]] = [
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
+        plain: list[list[ScheduleItem]] = [
             [Action(d, kind, k) for kind in ("F", "BW") for k in shape.microbatches] for d in range(shape.p)
         ]
         moves = [Move(Action(0, "F", k), 1, Action(0, "F", k + 1), Action(0, "BW", max(k - 1, 0))) for k in self.some]
@@ -127,7 +127,7 @@ class Lent(Schedule):
 
 
 def test_moves_stand_where_the_other_device_is_by_then() -> None:
-    shape = Shape(2, 3)
+    shape = PipelineShape(2, 3)
     quick, slow = ((1.0, one) for one in (0.5, 4.0))
     back, nothing = (1.0, 1.0), (0.0, 0.0)
     found = [
@@ -142,9 +142,9 @@ def test_moves_stand_where_the_other_device_is_by_then() -> None:
 class Written(Lent):
     """Orders as they are written down."""
 
-    rows: list[list[Turn]] = []
+    rows: list[list[ScheduleItem]] = []
 
-    def orders(self, shape: Shape, lasting: Durations | None = None) -> list[list[Turn]]:
+    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
         return self.rows
 
 
@@ -160,7 +160,7 @@ class Written(Lent):
     ids=["never given back", "never evicted", "kept twice", "no such stage", "evicted twice"],
 )
 def test_half_a_move_is_refused(taken: str | None, put: tuple[int, int, Action] | None, words: str) -> None:
-    schedule, shape = Written(("pp",)), Shape(2, 3)
+    schedule, shape = Written(("pp",)), PipelineShape(2, 3)
     rows = Lent(("pp",)).orders(shape)
     schedule.rows = [[turn for turn in row if str(turn) != taken] for row in rows]
     if put:
@@ -170,7 +170,7 @@ def test_half_a_move_is_refused(taken: str | None, put: tuple[int, int, Action] 
 
 
 def test_a_load_behind_its_backward_pass_stands_still() -> None:
-    schedule, shape = Written(("pp",)), Shape(2, 3)
+    schedule, shape = Written(("pp",)), PipelineShape(2, 3)
     rows = Lent(("pp",)).orders(shape)
     load = Action(0, "L", 1)
     rows[0].remove(load)

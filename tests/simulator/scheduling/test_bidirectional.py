@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError, ScheduleError
 from simulator import simulate
-from simulator.engine.longest_path import sweep
+from simulator.engine.longest_path import longest_path
 from simulator.forecast.simulate import forecast, lowered
 from simulator.ir.ops import COMPUTE, Collective, Op
 from simulator.ir.scheme import find_scheme
 from simulator.job.job import load_job
 from simulator.plan.plan import Plan
-from simulator.program.block import Block, Part, Port, beside, joined
+from simulator.program.block import Block, Port, PricedBlock, interleave, joined
 from simulator.program.build import build
 from simulator.program.flatten import flatten
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import breakdown
 from simulator.report.report import Report
-from simulator.scheduling.schedule import Action, Pair, Schedule, Shape, Turn
+from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, check_reports, played
 from tests.strategies import PRICES, SECONDS, TWO_WAYS, jobs
@@ -42,7 +42,7 @@ def made(use: str, chunks: int | None = None) -> Schedule:
 # ------------------------------------------------------------------------------------------------ orders
 
 
-def printed(use: str, shape: Shape, device: int, whole: str = "B") -> str:
+def printed(use: str, shape: PipelineShape, device: int, whole: str = "B") -> str:
     """An order as papers print it: upper case for the first way (or chunk), lower case for the second, micro-batches
     counted within each way. whole: the letter of both gradients at once."""
     schedule = made(use)
@@ -52,8 +52,8 @@ def printed(use: str, shape: Shape, device: int, whole: str = "B") -> str:
         letter = whole if action.kind == "BW" else action.kind
         return f"{letter.lower() if action.stage >= shape.p else letter}{number}"
 
-    def told(turn: Turn) -> str:
-        return f"{{{of(turn.forward)}+{of(turn.backward)}}}" if isinstance(turn, Pair) else of(turn)
+    def told(turn: ScheduleItem) -> str:
+        return f"{{{of(turn.forward)}+{of(turn.backward)}}}" if isinstance(turn, OverlappedPasses) else of(turn)
 
     return " ".join(map(told, schedule.order(shape, device)))
 
@@ -65,10 +65,10 @@ def test_chimera_as_it_is_printed() -> None:
         "f0 F0 f1 F1 B0 b0 B1 b1",
         "f0 f1 F0 B0 F1 B1 b0 b1",
     ]
-    assert [printed("pipeline/chimera", Shape(4, 4, 2), device) for device in range(4)] == orders
+    assert [printed("pipeline/chimera", PipelineShape(4, 4, 2), device) for device in range(4)] == orders
     longer = ["F0 F1 f0 b0 f1 b1 B0 F2 B1 F3 f2 b2 f3 b3 B2 B3", "F0 f0 F1 f1 b0 B0 b1 B1 F2 f2 F3 f3 b2 B2 b3 B3"]
     longer += [order.swapcase() for order in reversed(longer)]
-    assert [printed("pipeline/chimera", Shape(4, 8, 2), device) for device in range(4)] == longer
+    assert [printed("pipeline/chimera", PipelineShape(4, 8, 2), device) for device in range(4)] == longer
 
 
 def test_dualpipe_as_it_is_printed() -> None:
@@ -77,11 +77,11 @@ def test_dualpipe_as_it_is_printed() -> None:
         "F0 f0 F1 f1 F2 d0 {f2+D0} {F3+d1} {f3+D1} d2 D2 b3 B3 w3 W3",
     ]
     orders += [order.swapcase() for order in reversed(orders)]
-    assert [printed("pipeline/dualpipe", Shape(4, 8, 2), device, "D") for device in range(4)] == orders
+    assert [printed("pipeline/dualpipe", PipelineShape(4, 8, 2), device, "D") for device in range(4)] == orders
 
 
 def test_dualpipe_v_as_it_is_printed() -> None:
-    first, last = (printed("pipeline/dualpipe-v", Shape(4, 8, 2), device, "D") for device in (0, 3))
+    first, last = (printed("pipeline/dualpipe-v", PipelineShape(4, 8, 2), device, "D") for device in (0, 3))
     assert first == (
         "F0 F1 F2 F3 F4 F5 F6 f0 b0 w0 f1 b1 w1 f2 b2 w2 f3 {F7+d3} {f4+D0} d4 {f5+D1} d5 {f6+D2} d6 {f7+D3} d7 B4 W4 "
         "B5 W5 B6 W6 B7 W7"
@@ -95,17 +95,17 @@ def test_dualpipe_v_as_it_is_printed() -> None:
 @pytest.mark.parametrize(
     ("use", "shape", "words"),
     [
-        ("pipeline/chimera", Shape(3, 6, 2), "even number of devices"),
-        ("pipeline/chimera", Shape(4, 6, 2), "8 would work"),
-        ("pipeline/chimera", Shape(4, 8, 4), "one chunk a device and way"),
-        ("pipeline/dualpipe", Shape(3, 6, 2), "4 would work"),
-        ("pipeline/dualpipe", Shape(4, 6, 2), "8 would work"),
-        ("pipeline/dualpipe", Shape(4, 11, 2), "12 would work"),
-        ("pipeline/dualpipe-v", Shape(4, 7, 2), "8 would work"),
-        ("pipeline/dualpipe-v", Shape(4, 8, 3), "chunks: 2"),
+        ("pipeline/chimera", PipelineShape(3, 6, 2), "even number of devices"),
+        ("pipeline/chimera", PipelineShape(4, 6, 2), "8 would work"),
+        ("pipeline/chimera", PipelineShape(4, 8, 4), "one chunk a device and way"),
+        ("pipeline/dualpipe", PipelineShape(3, 6, 2), "4 would work"),
+        ("pipeline/dualpipe", PipelineShape(4, 6, 2), "8 would work"),
+        ("pipeline/dualpipe", PipelineShape(4, 11, 2), "12 would work"),
+        ("pipeline/dualpipe-v", PipelineShape(4, 7, 2), "8 would work"),
+        ("pipeline/dualpipe-v", PipelineShape(4, 8, 3), "chunks: 2"),
     ],
 )
-def test_a_shape_that_does_not_exist_is_refused(use: str, shape: Shape, words: str) -> None:
+def test_a_shape_that_does_not_exist_is_refused(use: str, shape: PipelineShape, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         timetable(made(use), shape)
 
@@ -161,14 +161,14 @@ def test_dualpipe_with_unequal_times_idles_less(p: int, pair: float, idle: float
 # ------------------------------------------------------------------------------------------------- pairs
 
 
-def part(*ops: tuple[str, float, tuple[int, ...]], count: int = 1) -> Part:
+def part(*ops: tuple[str, float, tuple[int, ...]], count: int = 1) -> PricedBlock:
     """A pass of ops on streams, each so long, each waiting for others and the first for what comes in; the last makes
     the result."""
     after = [waits for *_, waits in ops]
     block = Block(
         [Op(f"{i}", stream) for i, (stream, *_) in enumerate(ops)], after, (Port((0,), (len(ops) - 1,), False),), []
     )
-    return Part(block, count, tuple(seconds for _, seconds, _ in ops), (0.0,) * len(ops), (0.0,) * len(ops), {})
+    return PricedBlock(block, count, tuple(seconds for _, seconds, _ in ops), (0.0,) * len(ops), (0.0,) * len(ops), {})
 
 
 def test_of_two_passes_the_one_goes_on_that_can() -> None:
@@ -176,7 +176,7 @@ def test_of_two_passes_the_one_goes_on_that_can() -> None:
     forward = part((COMPUTE, 1, ()), ("expert", 3, (0,)), (COMPUTE, 1, (1,)), count=2)
     backward = part((COMPUTE, 2, ()), ("expert", 3, (0,)), (COMPUTE, 2, (1,)), count=2)
     (one, _), (other, _) = joined([forward]), joined([backward])
-    both, where = beside(one, other)
+    both, where = interleave(one, other)
     assert [op.stream for op in both.block.ops].count("expert") == 4
     begin, free, seen = list[float](), dict[str, float](), list[float]()
     for op, seconds, after in zip(both.block.ops, both.seconds, both.block.after, strict=True):
@@ -196,7 +196,7 @@ def test_of_two_passes_the_one_goes_on_that_can() -> None:
 def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
     """What a data scheme puts ahead of the first forward pass or behind the last backward pass is in no pair."""
     for m in range(2 * p, 4 * p, 2):
-        slots = timetable(made(use), Shape(p, m, 2)).slots
+        slots = timetable(made(use), PipelineShape(p, m, 2)).slots
         leaders = [slot for slot in slots if slot.partner]
         assert leaders and not any(slot.first for slot in leaders)
         assert not any(slot.partner.last for slot in leaders if slot.partner)
@@ -219,7 +219,7 @@ def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: I
     check_alike(ways)
 
 
-def any_orders(schedule: Schedule, shape: Shape, random: Random) -> list[list[Turn]]:
+def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list[list[ScheduleItem]]:
     """Orders of which nobody has thought: whatever can come next, backward passes at once or in two parts, and some
     neighbours played as pairs."""
     left: dict[Action, set[tuple[int, str, int]]] = {}
@@ -233,7 +233,7 @@ def any_orders(schedule: Schedule, shape: Shape, random: Random) -> list[list[Tu
             left[Action(stage, "B" if apart else "BW", k)] = {(stage, "F", k), *behind}
             if apart:
                 left[Action(stage, "W", k)] = {(stage, "B", k)}
-    orders: list[list[Turn]] = [[] for _ in range(shape.p)]
+    orders: list[list[ScheduleItem]] = [[] for _ in range(shape.p)]
     done = set[tuple[int, str, int]]()
     soon, often = random.random(), random.choice([0.3, 1.0])
     while left:
@@ -246,7 +246,7 @@ def any_orders(schedule: Schedule, shape: Shape, random: Random) -> list[list[Tu
         last = order[-1] if order else None
         paired = isinstance(last, Action) and last.stage != action.stage and random.random() < often
         if paired and isinstance(last, Action) and {last.kind, action.kind} in ({"F", "B"}, {"F", "BW"}):
-            order[-1] = Pair(last, action) if last.kind == "F" else Pair(action, last)
+            order[-1] = OverlappedPasses(last, action) if last.kind == "F" else OverlappedPasses(action, last)
         else:
             order.append(action)
     return orders
@@ -267,14 +267,14 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
 
         name = "given"
 
-        def orders(self, shape: Shape, lasting: Any = None) -> list[list[Turn]]:
+        def orders(self, shape: PipelineShape, lasting: Any = None) -> list[list[ScheduleItem]]:
             return orders
 
     stages, updates = lowered(plan)
-    habits = plan.job.framework
+    framework = plan.job.framework
     try:
-        table = timetable(Given(plan.schedule.claims, plan.schedule.options, plan.mesh), plan.shape)
-        program = build(table, stages, price, plan.pipeline_axis, habits.overlap.pp, updates, habits.launch_s)
+        table = timetable(Given(plan.schedule.axes, plan.schedule.options, plan.mesh), plan.shape)
+        program = build(table, stages, price, plan.pipeline_axis, framework.overlap.pp, updates, framework.launch_s)
     except ScheduleError:
         # Two passes of a pair that wait for each other by way of other devices; or two that both have ops beside them.
         assume(False)
@@ -369,14 +369,17 @@ def unpaired(program_of: Played, price: Ideal) -> float:
     class Alone(type(schedule)):  # type: ignore[misc]
         name = "alone"
 
-        def orders(self, shape: Shape, lasting: Any = None) -> list[list[Turn]]:
-            turns = [[turn if isinstance(turn, Pair) else (turn,) for turn in order] for order in super().orders(shape)]
+        def orders(self, shape: PipelineShape, lasting: Any = None) -> list[list[ScheduleItem]]:
+            turns = [
+                [turn if isinstance(turn, OverlappedPasses) else (turn,) for turn in order]
+                for order in super().orders(shape)
+            ]
             return [[action for turn in order for action in turn] for order in turns]
 
-    table = timetable(Alone(schedule.claims, schedule.options, plan.mesh), plan.shape)
+    table = timetable(Alone(schedule.axes, schedule.options, plan.mesh), plan.shape)
     stages, updates = lowered(plan)
     program = build(table, stages, price, plan.pipeline_axis, True, updates)
-    return sweep(flatten(program)).span
+    return longest_path(flatten(program)).span
 
 
 @pytest.mark.parametrize("use", ["pipeline/dualpipe", "pipeline/dualpipe-v"])

@@ -18,7 +18,7 @@ from simulator.job.job import load_job
 from simulator.plan.plan import Plan
 from simulator.program.timetable import timetable
 from simulator.scheduling.list_scheduler import Play, at_run_time
-from simulator.scheduling.schedule import Action, Durations, Schedule, Shape, Turn
+from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem
 from tests.contract.played import PAID
 from tests.simulator.engine.test_engines import check_reports
 from tests.strategies import SECONDS
@@ -32,18 +32,20 @@ def schedule(name: str, **options: Any) -> Schedule:
     return found
 
 
-def lasting(shape: Shape, tf: float, tb: float, tw: float, hop: float = 0.0, kept: float | None = None) -> Durations:
+def lasting(
+    shape: PipelineShape, tf: float, tb: float, tw: float, hop: float = 0.0, kept: float | None = None
+) -> Durations:
     """The same on every stage."""
     n = shape.stages
     return Durations((tf,) * n, (tb,) * n, (tw,) * n, (0.0,) * n, hop, None if kept is None else (kept,) * n)
 
 
-def played(one: Schedule, shape: Shape, times: Durations) -> Play:
+def played(one: Schedule, shape: PipelineShape, times: Durations) -> Play:
     """In its order, at the durations that it was told."""
     both = [b + w for b, w in zip(times.backward, times.weights, strict=True)]
     each = {"F": times.forward, "B": times.backward, "W": times.weights, "BW": both}
 
-    def lasts(turn: Turn) -> float:
+    def lasts(turn: ScheduleItem) -> float:
         assert isinstance(turn, Action)
         return each[turn.kind][turn.stage]
 
@@ -114,7 +116,7 @@ def test_zb_auto_with_passes_that_last_alike_is_zb_h1_and_in_twice_the_memory_wa
 def test_zb_auto_stays_within_its_memory_and_never_stands_still(
     data: st.DataObject, p: int, m: int, limit: int
 ) -> None:
-    times, shape, one = data.draw(unlike(p)), Shape(p, m), schedule("zb-auto", memory_limit=limit)
+    times, shape, one = data.draw(unlike(p)), PipelineShape(p, m), schedule("zb-auto", memory_limit=limit)
     orders = timetable(one, shape, times).orders
     kept = times.kept or (0.4,) * p
     for device, order in enumerate(orders):
@@ -132,11 +134,13 @@ def test_zb_auto_weighs_only_how_durations_compare(data: st.DataObject, p: int, 
     times = data.draw(unlike(p))
     rows = [tuple(8 * t for t in row) for row in (times.forward, times.backward, times.weights)]
     slower = Durations(rows[0], rows[1], rows[2], times.again, 8 * times.hop, times.kept)
-    assert schedule("zb-auto").orders(Shape(p, m), slower) == schedule("zb-auto").orders(Shape(p, m), times)
+    assert schedule("zb-auto").orders(PipelineShape(p, m), slower) == schedule("zb-auto").orders(
+        PipelineShape(p, m), times
+    )
 
 
 def test_passes_made_again_count_as_part_of_the_backward_pass() -> None:
-    shape = Shape(3, 9)
+    shape = PipelineShape(3, 9)
     apart = Durations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
     assert schedule("zb-auto").orders(shape, apart) == schedule("zb-auto").orders(shape, lasting(shape, 2, 3, 2))
 
@@ -159,7 +163,7 @@ f0 f1 f2 f3 f4 f5 f6 f7 -- r0 b0 c0 r1 b1 c1 r2 b2 c2 -- -- -- r3 b3 c3 r4 b4 c4
 SLOTS = {"F": 1.0, "R": 1.0, "BW": 2.0}
 
 
-def in_slots(turn: Turn) -> float:
+def in_slots(turn: ScheduleItem) -> float:
     assert isinstance(turn, Action)
     return SLOTS[turn.kind]
 
@@ -168,7 +172,7 @@ def test_varuna_has_the_published_order() -> None:
     kinds = {"f": "F", "r": "R", "b": "BW"}
     for device, row in enumerate(TABLE.strip().splitlines()):
         wanted = [f"{device}{kinds[cell[0]]}{cell[1:]}" for cell in row.split() if cell[0] in kinds]
-        assert [str(turn) for turn in schedule("varuna").order(Shape(4, 8), device)] == wanted
+        assert [str(turn) for turn in schedule("varuna").order(PipelineShape(4, 8), device)] == wanted
 
 
 @pytest.mark.parametrize(("p", "m", "slots"), [(2, 4, 18), (4, 8, 39), (8, 32, 147)])
@@ -180,12 +184,12 @@ def test_varuna_takes_as_many_slots_as_published(p: int, m: int, slots: int) -> 
 @given(p=st.integers(2, 12), m=st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_the_last_stage_of_varuna_is_fed_in_threes(p: int, m: int) -> None:
-    shape, one = Shape(p, m), schedule("varuna")
+    shape, one = PipelineShape(p, m), schedule("varuna")
     play = at_run_time(one, shape, timetable(one, shape).orders, in_slots)
     assert max(play.clock) == 3 * (m + p - 1 + (m - 1) // 3)
 
 
-def jitter(shape: Shape, seed: int) -> Callable[[Turn], float]:
+def jitter(shape: PipelineShape, seed: int) -> Callable[[ScheduleItem], float]:
     """Factors of 1 +- 40 %, the same for a pass whoever plays it and whenever."""
     drawn = random.Random(seed)
     factors = {
@@ -195,7 +199,7 @@ def jitter(shape: Shape, seed: int) -> Callable[[Turn], float]:
         for k in shape.microbatches
     }
 
-    def lasts(turn: Turn) -> float:
+    def lasts(turn: ScheduleItem) -> float:
         assert isinstance(turn, Action)
         return SLOTS[turn.kind] * factors[turn]
 
@@ -206,21 +210,21 @@ def static(one: Schedule) -> Schedule:
     """The same orders, which are not left at run time."""
 
     class Static(type(one)):  # type: ignore[misc]
-        next_turn = Schedule.next_turn
+        next_item = Schedule.next_item
 
     return Static(("pp",))
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 16), (8, 32)])
 def test_without_jitter_the_run_time_rule_changes_nothing(p: int, m: int) -> None:
-    shape, one = Shape(p, m), schedule("varuna")
+    shape, one = PipelineShape(p, m), schedule("varuna")
     orders = one.orders(shape)
     assert at_run_time(one, shape, orders, in_slots).order == orders
 
 
 @pytest.mark.parametrize(("p", "m", "gain"), [(2, 4, 0.08), (4, 8, 0.02), (4, 16, 0.03), (8, 32, 0.02)])
 def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: int, m: int, gain: float) -> None:
-    shape, one = Shape(p, m), schedule("varuna")
+    shape, one = PipelineShape(p, m), schedule("varuna")
     orders, ratios = one.orders(shape), []
     for seed in range(30):
         lasts = jitter(shape, seed)
@@ -236,7 +240,7 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 12), name=st.sampled_from(["1f1b", "gpipe", "zb-auto"]))
 @settings(max_examples=40, deadline=None)
 def test_orders_that_nobody_leaves_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
-    times, shape = data.draw(unlike(p)), Shape(p, m)
+    times, shape = data.draw(unlike(p)), PipelineShape(p, m)
     rows = {"t_f": list(times.forward), "t_b": list(times.backward), "t_w": list(times.weights)}
     play = played(schedule(name), shape, Durations(**{**vars(times), "kept": None}))
     found = answer({"schedule": name, "p": p, "m": m, **rows, "hop": times.hop})
@@ -306,7 +310,7 @@ def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> Non
     best = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
-    shape = Shape(2, 4)
+    shape = PipelineShape(2, 4)
     times = lasting(shape, 1, 1, 1)
     shortest = best(schedule("1f1b"), shape, times)
     assert shortest.proven and shortest.found == 13
@@ -329,7 +333,7 @@ def test_no_order_is_shorter_than_the_shortest(
     best = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
-    shape, one = Shape(p, m), schedule(name)
+    shape, one = PipelineShape(p, m), schedule(name)
     times = lasting(shape, tf, tb, tw, hop)
     play = played(one, shape, times)
     assert max(play.clock) >= best(one, shape, times).bound
@@ -342,7 +346,7 @@ def test_zb_auto_is_the_shortest_where_stages_are_alike(seed: int) -> None:
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
     drawn = random.Random(seed)
-    shape = Shape(drawn.randint(2, 4), drawn.randint(2, 4))
+    shape = PipelineShape(drawn.randint(2, 4), drawn.randint(2, 4))
     limit = shape.p * drawn.randint(1, 2)
     times = lasting(shape, *(drawn.randint(1, 8) for _ in range(3)), hop=drawn.randint(0, 2), kept=1.0)
     one = schedule("zb-auto", memory_limit=limit)
@@ -357,7 +361,7 @@ def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, 
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
     rows = [tuple(data.draw(st.lists(WHOLE, min_size=p, max_size=p))) for _ in range(3)]
-    shape, limit = Shape(p, m), rounds * p
+    shape, limit = PipelineShape(p, m), rounds * p
     times = Durations(rows[0], rows[1], rows[2], (0.0,) * p, data.draw(st.integers(0, 2)), (1.0,) * p)
     one = schedule("zb-auto", memory_limit=limit)
     shortest = best(one, shape, times, limit, span=True)
@@ -368,7 +372,7 @@ def test_the_oracle_says_what_it_cannot_count() -> None:
     best = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
-    shape = Shape(2, 2)
+    shape = PipelineShape(2, 2)
     assert best(schedule("1f1b"), shape, lasting(shape, 0.5, 0.5, 0.25)).found == 3.25
     with pytest.raises(PlanError, match="Round the durations"):
         best(schedule("1f1b"), shape, lasting(shape, 1e-7, 1, 1))

@@ -24,7 +24,7 @@ from simulator.ir.ops import COMPUTE, Collective
 from simulator.ir.scheme import find_scheme
 from simulator.program.timetable import timetable
 from simulator.report import trace
-from simulator.scheduling.schedule import Action, Schedule, Shape, actions_of, weight_versions, with_updates
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of, weight_versions, with_updates
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, on_catalog, played
 from tests.strategies import PRICES, SECONDS, jobs, shapes
@@ -40,7 +40,7 @@ def shipped(use: str) -> Schedule:
     return schedule
 
 
-def accepts(use: str, shape: Shape) -> bool:
+def accepts(use: str, shape: PipelineShape) -> bool:
     return use == "pipeline/pipedream" or shape.m >= shape.p
 
 
@@ -53,15 +53,15 @@ def accepts(use: str, shape: Shape) -> bool:
     list(enumerate(["F0 F1 F2 F3 B0 F4 B1 F5 B2", "F0 F1 F2 B0 F3 B1", "F0 F1 B0 F2", "F0 B0 F1 B1"])),
 )
 def test_the_order_begins_as_it_is_published(use: str, device: int, row: str) -> None:
-    order = shipped(use).order(Shape(4, 100), device)
+    order = shipped(use).order(PipelineShape(4, 100), device)
     said = " ".join(f"{action.kind.replace('BW', 'B')}{action.microbatch}" for action in actions_of(order))
     assert said.startswith(row + " ")
 
 
 @both
 @given(shape=shapes(), more=st.integers(1, 9))
-def test_a_longer_run_begins_like_a_shorter_one(use: str, shape: Shape, more: int) -> None:
-    longer = Shape(shape.p, shape.m + more)
+def test_a_longer_run_begins_like_a_shorter_one(use: str, shape: PipelineShape, more: int) -> None:
+    longer = PipelineShape(shape.p, shape.m + more)
     for device in range(shape.p):
         one, other = (list(shipped(use).order(some, device)) for some in (shape, longer))
         last = one.index(Action(device, "F", shape.m - 1))
@@ -69,7 +69,7 @@ def test_a_longer_run_begins_like_a_shorter_one(use: str, shape: Shape, more: in
 
 
 def test_updates_stand_behind_the_gradients_that_they_need() -> None:
-    order = shipped("pipeline/pipedream").order(Shape(2, 4), 0)
+    order = shipped("pipeline/pipedream").order(PipelineShape(2, 4), 0)
     each, twice = (" ".join(str(action) for action in with_updates(order, every)) for every in (1, 2))
     assert each == "0F0 0F1 0BW0 0O0 0F2 0BW1 0O1 0F3 0BW2 0O2 0BW3 0O3"
     assert twice == "0F0 0F1 0BW0 0F2 0BW1 0O1 0F3 0BW2 0BW3 0O3"
@@ -82,12 +82,12 @@ def test_updates_stand_behind_the_gradients_that_they_need() -> None:
 
 @both
 @given(shape=shapes(most_p=5, most_m=12), batches=st.integers(1, 4))
-def test_first_and_last_passes_count_from_update_to_update(use: str, shape: Shape, batches: int) -> None:
+def test_first_and_last_passes_count_from_update_to_update(use: str, shape: PipelineShape, batches: int) -> None:
     if not accepts(use, shape):
         return
     schedule = shipped(use)
     every = schedule.update_every(shape)
-    found = timetable(schedule, Shape(shape.p, shape.m * batches), every=every)
+    found = timetable(schedule, PipelineShape(shape.p, shape.m * batches), every=every)
     for device, order in enumerate(found.orders):
         updates = [found.actions[i] for i in found.updates[device]]
         assert updates == [Action(device, "O", k) for k in range(every - 1, shape.m * batches, every)]
@@ -102,11 +102,11 @@ def test_first_and_last_passes_count_from_update_to_update(use: str, shape: Shap
 
 @both
 @given(shape=shapes(most_p=6, most_m=12), batches=st.integers(3, 8))
-def test_no_more_versions_are_held_than_micro_batches_meet(use: str, shape: Shape, batches: int) -> None:
+def test_no_more_versions_are_held_than_micro_batches_meet(use: str, shape: PipelineShape, batches: int) -> None:
     """Every micro-batch meets one that is there when it comes by forward; counted one by one."""
     if not accepts(use, shape):
         return
-    schedule, run = shipped(use), Shape(shape.p, max(shape.m * batches, 4 * shape.p // shape.m * shape.m))
+    schedule, run = shipped(use), PipelineShape(shape.p, max(shape.m * batches, 4 * shape.p // shape.m * shape.m))
     every = schedule.update_every(shape)
     for device in range(shape.p):
         order = with_updates(schedule.order(run, device), every)
@@ -140,7 +140,9 @@ def slowest(forward: list[float], backward: list[float], hop: float) -> float:
 @both
 @settings(max_examples=60)
 @given(data=st.data(), shape=shapes(most_p=5, most_m=12), hop=st.sampled_from([0.0, 0.25, 2.0]))
-def test_the_period_is_that_of_the_slowest_circuit(use: str, data: st.DataObject, shape: Shape, hop: float) -> None:
+def test_the_period_is_that_of_the_slowest_circuit(
+    use: str, data: st.DataObject, shape: PipelineShape, hop: float
+) -> None:
     if not accepts(use, shape):
         return
     lists = st.lists(SECONDS, min_size=shape.p, max_size=shape.p)
@@ -202,11 +204,11 @@ MODEL = {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32, "tied":
 def job(
     schedule: str, pp: int = 4, m: int = 8, dp: int = 1, tp: int = 1, model: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    habits = {"launch_s": 0.0, **more.pop("habits", {})}
+    framework = {"launch_s": 0.0, **more.pop("habits", {})}
     return {
         "model": MODEL | (model or {}),
         "cluster": {"gpu": "h100-sxm", "gpus": pp * dp * tp},
-        "framework": {"name": "megatron-core", "set": habits},
+        "framework": {"name": "megatron-core", "set": framework},
         "batch": {"global": m * dp},
         "plan": {"pp": pp, "dp": dp, "tp": tp, "schedule": schedule, **more},
     }
@@ -257,8 +259,8 @@ def updates_of(run: Played, device: int) -> list[list[int]]:
 @pytest.mark.parametrize("data", [{"zero": 0}, {"zero": 1}, {"fsdp": True}])
 def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict[str, Any]) -> None:
     """It begins when gradients have been summed, and weights are gathered when it is done: nothing runs beside it."""
-    habits = {"overlap": {"dp": overlap, "pp": overlap}}
-    run = play_job(job(use.partition("/")[2], 2, 4, dp=2, tp=2, habits=habits, **data), PAID)
+    framework = {"overlap": {"dp": overlap, "pp": overlap}}
+    run = play_job(job(use.partition("/")[2], 2, 4, dp=2, tp=2, framework=framework, **data), PAID)
     ops, times = run.flat.ops, run.times
     reduced = 0
     for device in range(2):
@@ -350,7 +352,7 @@ def check_steps(told: dict[str, Any]) -> None:
 
 def test_a_long_run_is_skipped_and_stays_the_same() -> None:
     for name in ("pipedream", "pipedream-2bw"):
-        told = job(name, 4, 4, dp=2, tp=2, habits={"launch_s": 2e-6})
+        told = job(name, 4, 4, dp=2, tp=2, framework={"launch_s": 2e-6})
         one, other = (simulate(told, skip=skip).play for skip in (True, False))
         assert isinstance(one.step, ByMatrices) and isinstance(other.step, ByMatrices)
         assert one.step.play.skipped > 0 == other.step.play.skipped
@@ -392,11 +394,11 @@ def test_only_the_first_step_fills_the_pipe(use: str, pp: int, m: int) -> None:
 
 @pytest.mark.parametrize(("p", "every"), [(1, 1), (1, 9), (4, 1), (4, 4), (8, 8), (8, 1000), (64, 64), (64, 10_000)])
 def test_a_run_is_no_longer_than_it_must_be(p: int, every: int) -> None:
-    run = long_enough(Shape(p, every), every)
+    run = long_enough(PipelineShape(p, every), every)
     assert run.m % every == 0 and run.m >= 5 * p
     assert run.m <= 7 * p if every == 1 else run.m <= 20 * every
     assert run.m == 3 * every or every < 8 * p, "the first batch and the last are left out"
-    assert most_updates(Shape(p, every), every) <= p
+    assert most_updates(PipelineShape(p, every), every) <= p
 
 
 # ---------------------------------------------------------------------------------------------- reports
@@ -404,7 +406,7 @@ def test_a_run_is_no_longer_than_it_must_be(p: int, every: int) -> None:
 
 @both
 def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
-    told = job(use.partition("/")[2], 2, 3, dp=2, habits={"launch_s": 1e-6})
+    told = job(use.partition("/")[2], 2, 3, dp=2, framework={"launch_s": 1e-6})
     report = simulate(told)
     answered = json.loads(json.dumps(report.to_dict()))
     parts = answered["breakdown_s"]

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError, ScheduleError
 from simulator.ir.scheme import find_scheme
 from simulator.program.timetable import Slot, Timetable, timetable
-from simulator.scheduling.schedule import Action, Schedule, Shape, nearest_multiple, table
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple, table
 from tests.strategies import shapes
 
-SHAPE = Shape(2, 2)
+SHAPE = PipelineShape(2, 2)
 GOOD = ["0F0 0F1 0BW0 0BW1", "1F0 1BW0 1F1 1BW1"]
 
 
@@ -22,7 +22,7 @@ class Given(Schedule):
     name = "given"
     rows: list[list[Action]] = []
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         return self.rows[device]
 
 
@@ -47,7 +47,7 @@ def shipped(use: str) -> Schedule:
     return schedule
 
 
-def fits(use: str, shape: Shape) -> bool:
+def fits(use: str, shape: PipelineShape) -> bool:
     return shape.v >= 2 and shape.m % shape.p == 0 if use.startswith("inter") else shape.v == 1
 
 
@@ -111,7 +111,7 @@ def needs(found: Timetable) -> dict[str, str | None]:
 
 
 def test_what_an_action_needs() -> None:
-    found = needs(timetable(shipped("interleaved-1f1b"), Shape(2, 4, 2)))
+    found = needs(timetable(shipped("interleaved-1f1b"), PipelineShape(2, 4, 2)))
     assert {name: found[name] for name in ("0F1", "2F1", "3BW1", "1BW1")} == {
         "0F1": None,
         "2F1": "1F1",
@@ -124,7 +124,7 @@ def test_what_an_action_needs() -> None:
 
 
 @given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
-def test_a_shipped_schedule_is_complete_or_says_why_not(shape: Shape, use: str) -> None:
+def test_a_shipped_schedule_is_complete_or_says_why_not(shape: PipelineShape, use: str) -> None:
     schedule = shipped(use)
     if not fits(use, shape):
         with pytest.raises(PlanError) as refused:
@@ -138,7 +138,7 @@ def test_a_shipped_schedule_is_complete_or_says_why_not(shape: Shape, use: str) 
 
 
 @given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
-def test_a_timetable_is_its_orders_in_numbers(shape: Shape, use: str) -> None:
+def test_a_timetable_is_its_orders_in_numbers(shape: PipelineShape, use: str) -> None:
     if not fits(use, shape):
         return
     schedule = shipped(use)
@@ -168,7 +168,7 @@ def test_a_timetable_is_its_orders_in_numbers(shape: Shape, use: str) -> None:
 
 
 @given(shape=shapes(st.integers(1, 4), most_p=6, most_m=48), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
-def test_rounds_repeat_and_need_nothing_that_comes_later(shape: Shape, use: str) -> None:
+def test_rounds_repeat_and_need_nothing_that_comes_later(shape: PipelineShape, use: str) -> None:
     """From round to round, the same tasks on every device, needing the same of the same round or of the one before."""
     if not fits(use, shape):
         return
@@ -197,7 +197,7 @@ def test_rounds_repeat_and_need_nothing_that_comes_later(shape: Shape, use: str)
 
 
 @given(shape=shapes(most_p=4, most_m=6), data=st.data())
-def test_two_actions_of_one_micro_batch_never_swap(shape: Shape, data: st.DataObject) -> None:
+def test_two_actions_of_one_micro_batch_never_swap(shape: PipelineShape, data: st.DataObject) -> None:
     """Turning the forward and the backward of one micro-batch round stands still, wherever it is done."""
     orders = timetable(shipped("gpipe"), shape).orders
     device, k = data.draw(st.integers(0, shape.p - 1)), data.draw(st.integers(0, shape.m - 1))

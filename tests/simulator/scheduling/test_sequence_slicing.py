@@ -21,7 +21,7 @@ from simulator.plan.plan import Plan
 from simulator.program.block import block_of
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.timetable import timetable
-from simulator.scheduling.schedule import Action, Shape
+from simulator.scheduling.schedule import Action, PipelineShape
 from simulator.scheduling.sequence_slicing import evenest, quickest
 from tests.contract.measure import ops_beside, saved
 from tests.contract.played import PAID, Ideal, play_job
@@ -36,7 +36,7 @@ def printed(name: str, p: int, m: int, slices: int) -> list[str]:
     """The orders as papers print them: slices are letters."""
     kind = find_scheme(f"pipeline/{name}")
     schedule = kind(("pp",), kind.Options(slices=slices))
-    orders = timetable(schedule, Shape(p, m, 1, slices)).orders  # type: ignore[arg-type]
+    orders = timetable(schedule, PipelineShape(p, m, 1, slices)).orders  # type: ignore[arg-type]
     assert all(isinstance(action, Action) for order in orders for action in order)
     return [
         " ".join(f"{a.kind[0]}{a.microbatch}{'abcdefgh'[a.slice]}" for a in order if isinstance(a, Action))
@@ -61,7 +61,9 @@ def test_the_orders_of_terapipe() -> None:
 
 
 @given(shape=shapes(), s=st.integers(1, 6), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
-def test_seq1f1b_with_equal_slices_divides_the_bubble(shape: Shape, s: int, t_f: float, t_b: float, t_w: float) -> None:
+def test_seq1f1b_with_equal_slices_divides_the_bubble(
+    shape: PipelineShape, s: int, t_f: float, t_b: float, t_w: float
+) -> None:
     p, m, u = shape.p, shape.m, t_f + t_b + t_w
     case = {"schedule": "seq1f1b", "p": p, "m": m, "slices": s, "t_f": t_f, "t_b": t_b, "t_w": t_w}
     found = answer(case)
@@ -71,7 +73,7 @@ def test_seq1f1b_with_equal_slices_divides_the_bubble(shape: Shape, s: int, t_f:
 
 @given(shape=shapes(), lengths=st.lists(SECONDS, min_size=1, max_size=7), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
 def test_terapipe_takes_the_sum_of_all_slices_and_the_longest_for_every_further_stage(
-    shape: Shape, lengths: list[float], t_f: float, t_b: float, t_w: float
+    shape: PipelineShape, lengths: list[float], t_f: float, t_b: float, t_w: float
 ) -> None:
     p, m, u = shape.p, shape.m, t_f + t_b + t_w
     case = {"schedule": "terapipe", "p": p, "m": m, "slices": lengths, "t_f": t_f, "t_b": t_b, "t_w": t_w}
@@ -184,8 +186,8 @@ def test_memory_of_slices_is_taken_and_given_back_op_by_op(job: dict[str, Any]) 
         assert min(peak.by.values()) >= 0
         levels = list(accumulate(nbytes for _, nbytes, _ in played.changes(device)))
         assert levels[-1] == 0
-        rests = sum(played.resting(device).values())
-        assert peak.total == pytest.approx(rests + max(0.0, *levels))
+        shards_at_rest = sum(played.resting(device).values())
+        assert peak.total == pytest.approx(shards_at_rest + max(0.0, *levels))
 
 
 @settings(max_examples=25, deadline=None)
@@ -206,7 +208,7 @@ def test_weights_count_once_and_gradients_are_reduced_behind_the_last_slice(job:
         *earlier, last = played.actions(device)
         assert not any(ops_beside(played.task(action).behind) for action in earlier)
         assert table.actions[last].kind == "BW" and table.actions[last].slice == 0
-        wanted = [op.work for chain in [stages[device]] for op in ops_beside(chain.behind)]  # type: ignore[union-attr]
+        wanted = [op.work for stage_ops in [stages[device]] for op in ops_beside(stage_ops.behind)]  # type: ignore[union-attr]
         assert [op.work for op in ops_beside(played.task(last).behind)] == wanted
 
 
@@ -260,7 +262,7 @@ def small(
 def layers(job: dict[str, Any]) -> list[Any]:
     """A layer of every slice."""
     stages, _ = lowered(Plan(load_job(job)))
-    return [next(link for link in chain.links if link.name == "layer") for chain in stages[0]]  # type: ignore[union-attr]
+    return [next(unit_run for unit_run in stage_ops.unit_runs if unit_run.name == "layer") for stage_ops in stages[0]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -272,8 +274,8 @@ def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str,
     Ranks that share positions have gathered keys and values of all of them.
     """
     before = [0, 24, 40]
-    for link, start, length in zip(layers(small(mesh=mesh)), before, LENGTHS, strict=True):
-        events = block_of(link, "F", False).memory.net + block_of(link, "BW", False).memory.net
+    for unit_run, start, length in zip(layers(small(mesh=mesh)), before, LENGTHS, strict=True):
+        events = block_of(unit_run, "F", False).memory.net + block_of(unit_run, "BW", False).memory.net
         left = start * KV / cut
         found = (start + length) * KV / cut if length != LENGTHS[-1] else 0
         assert events.sum() == left - found
@@ -282,9 +284,9 @@ def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str,
 
 def test_a_layer_that_is_computed_again_keeps_its_keys_and_values_for_later_slices() -> None:
     full, without = layers(small(inner=[{"use": "memory/recompute-full"}])), layers(small())
-    for link, length in zip(full, LENGTHS, strict=True):
+    for unit_run, length in zip(full, LENGTHS, strict=True):
         stays = length * KV if length != LENGTHS[-1] else 0
-        assert saved(link) == 2 * 64 * length + stays
+        assert saved(unit_run) == 2 * 64 * length + stays
     whole = layers({**small(), "plan": small([12, 12, 12, 12])["plan"]})
     assert sum(map(saved, without)) == sum(map(saved, whole)), "what is kept of a token does not depend on its slice"
 
@@ -294,8 +296,8 @@ def test_a_slice_attends_to_what_lies_before_it(window: int | None) -> None:
     """Queries of the slice; keys of it and of all tokens before, as far as the window reaches; each pair once."""
     model = {"window": window, "full_every": 0} if window else {}
     met, pairs = [], 0.0
-    for link in layers(small(model=model)):
-        (core,) = [op.work for op in link.fragment.forward if isinstance(op.work, Attention)]
+    for unit_run in layers(small(model=model)):
+        (core,) = [op.work for op in unit_run.fragment.forward if isinstance(op.work, Attention)]
         met.append((core.q, core.kv))
         pairs += core.q * core.kv * core.share
     assert met == [(24, 24), (16, 16 + (window or 24)), (8, 8 + (window or 40))]
@@ -305,8 +307,8 @@ def test_a_slice_attends_to_what_lies_before_it(window: int | None) -> None:
 def test_what_slices_add_to_gradients_is_added_by_a_kernel() -> None:
     """The last slice has nothing to add to; the others add what they found, for all tokens up to their own."""
     added = []
-    for link in layers(small()):
-        works = [op.work for op in link.fragment.backward if op.name == "dcore"]
+    for unit_run in layers(small()):
+        works = [op.work for op in unit_run.fragment.backward if op.name == "dcore"]
         added.append([work.write for work in works if isinstance(work, Memory)])
     assert added == [[24 * KV], [40 * KV], []]
 
@@ -370,9 +372,10 @@ def test_balanced_slices_last_equally_long() -> None:
     assert even.step.span < equal.step.span
 
     def range_of(run: Any) -> float:
-        (chains, *_) = run.stages[1:2]
+        (stages_ops, *_) = run.stages[1:2]
         seconds = [
-            sum(PAID(op.work)[0] for link in chain.links for op in link.fragment.forward if op.work) for chain in chains
+            sum(PAID(op.work)[0] for unit_run in stage_ops.unit_runs for op in unit_run.fragment.forward if op.work)
+            for stage_ops in stages_ops
         ]
         return max(seconds) / min(seconds)
 

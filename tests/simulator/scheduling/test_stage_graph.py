@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.engine.play import played
-from simulator.ir.ops import BYTES, Chain, Collective, Fragment, Link, Memory, Op, Transfer
+from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, StageOps, Transfer, UnitRun
 from simulator.ir.scheme import find_scheme
 from simulator.models.model import Model
 from simulator.program.build import build
 from simulator.program.memory_profile import peaks
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import breakdown
-from simulator.scheduling.schedule import Action, Schedule, Shape, one_by_one
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_forward_one_backward
 from tests.contract.measure import params_of
 from tests.contract.played import PAID, Ideal, play_job, sent_between_stages, summed_over
 from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog
@@ -67,18 +67,18 @@ def test_two_branches_of_two_stages_run_as_a_pipeline_of_three() -> None:
 def test_a_graph_fills_in_half_the_time_of_its_chain(d: int, m: int, t_f: float, t_b: float, t_w: float) -> None:
     """Two like branches of depth d and the stage that joins them: (m + d) u; all stages in a line: (m + 2 d) u."""
     told = {"p": 2 * d + 1, "m": m, "t_f": t_f, "t_b": t_b, "t_w": t_w}
-    graph, chain = answer({"schedule": "graphpipe", **told}), answer({"schedule": "1f1b", **told})
+    graph, stage_ops = answer({"schedule": "graphpipe", **told}), answer({"schedule": "1f1b", **told})
     u = t_f + t_b + t_w
-    assert (graph["makespan"], chain["makespan"]) == ((m + d) * u, (m + 2 * d) * u)
+    assert (graph["makespan"], stage_ops["makespan"]) == ((m + d) * u, (m + 2 * d) * u)
     deep = [min(m, d + 1 - i) for i in range(d)]
     assert graph["in_flight_b"] == graph["in_flight_w"] == [*deep, *deep, 1]
-    assert chain["in_flight_b"] == [min(m, 2 * d + 1 - i) for i in range(2 * d + 1)]
+    assert stage_ops["in_flight_b"] == [min(m, 2 * d + 1 - i) for i in range(2 * d + 1)]
 
 
 @given(branches=st.integers(1, 4), d=st.integers(1, 4), trunk=st.integers(1, 4), m=st.integers(1, 12))
 def test_every_stage_holds_one_more_than_those_that_follow(branches: int, d: int, trunk: int, m: int) -> None:
     """k_x from the last stage on (arXiv 2406.17145): one more than the most of a stage's successors."""
-    shape, schedule = Shape(branches * d + trunk, m), graphpipe(branches=branches, trunk=trunk)
+    shape, schedule = PipelineShape(branches * d + trunk, m), graphpipe(branches=branches, trunk=trunk)
     k = dict.fromkeys(range(shape.p), 1)
     for stage in reversed(range(shape.p)):
         for other in schedule.before(shape, stage):
@@ -86,7 +86,7 @@ def test_every_stage_holds_one_more_than_those_that_follow(branches: int, d: int
     found = timetable(schedule, shape)
     for stage, order in enumerate(found.orders):
         forward, backward = ([Action(stage, kind, i) for i in range(m)] for kind in ("F", "BW"))
-        assert order == one_by_one(forward, backward, k[stage] - 1)
+        assert order == one_forward_one_backward(forward, backward, k[stage] - 1)
     assert sum(not others for others in found.before) == branches
     assert [len(others) for others in found.after].count(0) == 1
     assert k[0] == d + trunk
@@ -94,11 +94,11 @@ def test_every_stage_holds_one_more_than_those_that_follow(branches: int, d: int
 
 @given(p=st.integers(2, 8), m=st.integers(1, 16), trunk=st.integers(1, 3))
 def test_with_one_branch_it_is_1f1b(p: int, m: int, trunk: int) -> None:
-    shape = Shape(p, m)
-    chain = find_scheme("pipeline/1f1b")(("pp",))
-    assert isinstance(chain, Schedule)
+    shape = PipelineShape(p, m)
+    stage_ops = find_scheme("pipeline/1f1b")(("pp",))
+    assert isinstance(stage_ops, Schedule)
     if trunk < p:
-        found, wanted = timetable(graphpipe(branches=1, trunk=trunk), shape), timetable(chain, shape)
+        found, wanted = timetable(graphpipe(branches=1, trunk=trunk), shape), timetable(stage_ops, shape)
         assert (found.orders, found.need, found.sequence) == (wanted.orders, wanted.need, wanted.sequence)
         assert not found.also and not found.extra
 
@@ -107,18 +107,18 @@ def test_with_one_branch_it_is_1f1b(p: int, m: int, trunk: int) -> None:
 @pytest.mark.parametrize(("branches", "trunk"), [(1, 1), (2, 1), (2, 3), (3, 1), (3, 2), (4, 4)])
 def test_a_number_of_stages_that_does_not_fit_is_refused_with_one_that_does(p: int, branches: int, trunk: int) -> None:
     if p > trunk and (p - trunk) % branches == 0:
-        graphpipe(branches=branches, trunk=trunk).check(Shape(p, 4))
+        graphpipe(branches=branches, trunk=trunk).check(PipelineShape(p, 4))
         return
     with pytest.raises(PlanError) as refused:
-        graphpipe(branches=branches, trunk=trunk).check(Shape(p, 4))
+        graphpipe(branches=branches, trunk=trunk).check(PipelineShape(p, 4))
     words = refused.value.remedy.replace(",", "").split()
-    graphpipe(branches=branches, trunk=trunk).check(Shape(int(words[2]), 4))
+    graphpipe(branches=branches, trunk=trunk).check(PipelineShape(int(words[2]), 4))
     if "trunk:" in words:
-        graphpipe(branches=branches, trunk=int(words[-1])).check(Shape(p, 4))
+        graphpipe(branches=branches, trunk=int(words[-1])).check(PipelineShape(p, 4))
 
 
 def test_a_stage_that_joins_needs_a_result_of_each_and_gives_each_one() -> None:
-    found = timetable(graphpipe(), Shape(3, 2))
+    found = timetable(graphpipe(), PipelineShape(3, 2))
     number = {str(action): i for i, action in enumerate(found.actions)}
     named = {i: name for name, i in number.items()}
     for k in (0, 1):
@@ -140,19 +140,19 @@ class Given(Schedule):
     name = "given"
     graph: list[tuple[int, ...]] = []
 
-    def before(self, shape: Shape, stage: int) -> tuple[int, ...]:
+    def before(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
         return self.graph[stage]
 
-    def device(self, shape: Shape, stage: int) -> int:
+    def device(self, shape: PipelineShape, stage: int) -> int:
         return stage
 
-    def order(self, shape: Shape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> list[Action]:
         ahead = [0] * shape.p
         for stage in reversed(range(shape.p)):
             for other in self.graph[stage]:
                 ahead[other] = max(ahead[other], ahead[stage] + 1)
         forward, backward = ([Action(device, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
-        return one_by_one(forward, backward, ahead[device])
+        return one_forward_one_backward(forward, backward, ahead[device])
 
 
 @st.composite
@@ -165,7 +165,7 @@ def graphs(draw: st.DrawFn) -> list[tuple[int, ...]]:
     return found
 
 
-def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes: int) -> Chain:
+def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes: int) -> StageOps:
     """A kernel forward, with a collective behind it that the result waits for; backward one, and one more for weights
     that no other stage waits for."""
     entry, gradient = Op("in"), Op("gradient in", phase="B")
@@ -175,7 +175,7 @@ def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes:
     weights = Op("w", work=Memory("w", int(8 * times[2]), 0), phase="W")
     marks = ({"x": entry}, {"y": summed}, {"y": gradient}, {"x": inputs})
     fragment = Fragment([forward, summed], [inputs, weights], *marks)
-    return Chain([Link("stage", fragment, 1, None if starts else "x", None if ends else "y", nbytes=nbytes)])
+    return StageOps([UnitRun("stage", fragment, 1, None if starts else "x", None if ends else "y", nbytes=nbytes)])
 
 
 @settings(max_examples=150, deadline=None)
@@ -201,7 +201,7 @@ def test_all_engines_agree_on_any_graph(
     def price(work: Any) -> tuple[float, float, float]:
         return work.nbytes / 8 if hasattr(work, "nbytes") else work.bytes / 8, 0.1, isinstance(work, Transfer) * latency
 
-    program = build(timetable(schedule, Shape(p, m)), stages, price, "pp", overlap, host=host)
+    program = build(timetable(schedule, PipelineShape(p, m)), stages, price, "pp", overlap, host=host)
     steps = [played(program, engine, skip) for engine, skip in WAYS]
     for step in steps[1:]:
         assert step.span == pytest.approx(steps[0].span, rel=1e-9)
@@ -344,8 +344,8 @@ def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None
 @given(told=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
 def test_gradients_of_a_graph_are_reduced_once(told: dict[str, Any], bucket: float) -> None:
     """And sharded weights gathered for every pass, though a tower's embedding takes nothing from the unit before."""
-    habits = {**told["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
-    run = play_job({**told, "framework": {**told["framework"], "set": habits}}, engine="matrices")
+    framework = {**told["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
+    run = play_job({**told, "framework": {**told["framework"], "set": framework}}, engine="matrices")
     plan = run.plan
     (data,) = plan.family("data")
     sharded = data.use == "data/fsdp"
@@ -365,7 +365,7 @@ def test_a_graph_is_as_deep_as_its_longest_way() -> None:
     """Each stage holds k_x micro-batches at the most: of the activations of one, that many times."""
     model = {**TOWERS, "layers": 2, "tower_layers": 4, "seq": 64}
     run, alone = (play_job(job(joined(5), 5, model, batch={"global": m}), PAID) for m in (8, 1))
-    assert [[link.name for link in chain.links] for chain in run.stages] == [
+    assert [[unit_run.name for unit_run in stage_ops.unit_runs] for stage_ops in run.stages] == [
         *[["embedding", "layer"], ["layer"]] * 2,
         ["join", "layer", "ending"],
     ]
@@ -400,13 +400,13 @@ def test_a_graph_composes_with_every_other_axis(data: str, overlap: bool) -> Non
         {"use": "memory/recompute-full"},
     ]
     plan = joined(3, 2, 1, *others, dp=2, cp=2, tp=2)
-    habits = {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}}
-    run = play_job(job(plan, 24, framework=habits), PAID)
+    framework = {"name": "megatron-core", "set": {"overlap": {"dp": overlap, "pp": overlap}}}
+    run = play_job(job(plan, 24, framework=framework), PAID)
     assert run.flops("F") == pytest.approx(run.wanted)
     assert all(peak.left == 0 for peak in run.peaks)
     again = [op.work.flops for _, op in run.instances() if op.phase == "R" and op.work is not None]
     assert sum(again) > 0
-    assert simulate(job(plan, 24, framework=habits)).step_time > 0
+    assert simulate(job(plan, 24, framework=framework)).step_time > 0
 
 
 def test_the_shipped_model_runs_on_a_graph() -> None:

@@ -18,7 +18,7 @@ from hardware.errors import PlanError
 from simulator.ir.scheme import find_scheme
 from simulator.program.timetable import timetable
 from simulator.scheduling.building_block import reordered, repeated
-from simulator.scheduling.schedule import Action, Schedule, Shape, actions_of
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.strategies import SECONDS
 from validation.pipelines.cases import answer
 
@@ -65,7 +65,7 @@ def printed(order: Any, p: int) -> str:
 
 
 def row(use: str, p: int, m: int, v: int, device: int) -> str:
-    schedule, shape = shipped(use), Shape(p, m, v)
+    schedule, shape = shipped(use), PipelineShape(p, m, v)
     found = timetable(schedule, shape)
     assert list(schedule.order(shape, device)) == list(found.orders[device])
     return printed(found.orders[device], p)
@@ -134,7 +134,7 @@ BLOCKS = {
 def test_blocks_are_repeated_as_printed(at: tuple[str, int]) -> None:
     use, device = at
     schedule: Any = shipped(use)
-    shape = Shape(4, 8, 2)
+    shape = PipelineShape(4, 8, 2)
     assert printed(repeated(schedule, shape, schedule.block(shape))[device], 4) == BLOCKS[at]
 
 
@@ -148,7 +148,7 @@ def test_zb_v_is_the_order_of_torch(p: int, m: int) -> None:
     for rank in range(p):
         theirs = of_torch._calculate_single_rank_operations(known, rank)
         told = [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
-        assert told == list(shipped("zb-v").order(Shape(p, m, 2), rank))
+        assert told == list(shipped("zb-v").order(PipelineShape(p, m, 2), rank))
 
 
 # ------------------------------------------------------------------------------------------ closed forms
@@ -228,13 +228,13 @@ def test_only_v_min_waits_for_every_micro_batch_where_passes_are_not_alike() -> 
         assert bubbles(played("v-half", 4, m, (8, 10, 6)), m, (8, 10, 6)) == near((34, 34))
 
 
-def played_in_slots(schedule: Schedule, shape: Shape, orders: Any) -> tuple[int, list[int]]:
+def played_in_slots(schedule: Schedule, shape: PipelineShape, orders: Any) -> tuple[int, list[int]]:
     """Slots beyond the work, and every device's peak, of passes that take a slot each."""
 
     class Given(type(schedule)):  # type: ignore[misc]
         name = "given"
 
-        def orders(self, shape: Shape, lasting: Any = None) -> Any:
+        def orders(self, shape: PipelineShape, lasting: Any = None) -> Any:
             return orders
 
     found = timetable(Given(("pp",)), shape)
@@ -257,7 +257,7 @@ def played_in_slots(schedule: Schedule, shape: Shape, orders: Any) -> tuple[int,
 @given(p=st.integers(1, 12), m=st.integers(1, 40))
 def test_reordering_is_never_longer_and_holds_no_more_on_any_device(use: str, p: int, m: int) -> None:
     schedule: Any = shipped(use)
-    shape = Shape(p, m, 2)
+    shape = PipelineShape(p, m, 2)
     plain = repeated(schedule, shape, schedule.block(shape))
     longest, most = played_in_slots(schedule, shape, plain)
     length, held = played_in_slots(schedule, shape, reordered(schedule, shape, plain))
@@ -270,7 +270,7 @@ def test_reordering_is_never_longer_and_holds_no_more_on_any_device(use: str, p:
 
 def test_passes_that_fall_on_one_slot_are_refused() -> None:
     with pytest.raises(ValueError, match="0F1 and 0B0 fall on one slot"):
-        repeated(shipped("1f1b"), Shape(1, 2), [(0, 3)])
+        repeated(shipped("1f1b"), PipelineShape(1, 2), [(0, 3)])
 
 
 @pytest.mark.parametrize("waves", range(1, 5))
@@ -313,4 +313,4 @@ def test_other_chunks_are_refused(use: str, told: dict[str, int]) -> None:
     assert found["status"] == "refused"
     assert f"pipeline/{use}" in found["reason"] and "chunk" in found["reason"]
     with pytest.raises(PlanError):
-        shipped("v-min").check(Shape(2, 4, 1))
+        shipped("v-min").check(PipelineShape(2, 4, 1))

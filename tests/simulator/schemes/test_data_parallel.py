@@ -22,14 +22,14 @@ UNITS = [V * H, *[LAYER] * 4, H + V * H]
 
 
 def sharded(
-    batch: int = 1, price: Any = FREE, engine: Engine = "simpy", *more: str, tied: bool = False, **habits: Any
+    batch: int = 1, price: Any = FREE, engine: Engine = "simpy", *more: str, tied: bool = False, **framework: Any
 ) -> Played:
     """`batch` micro-batches on each of four ranks."""
     schemes = [{"use": "data/fsdp", "over": "dp"}, *({"use": use} for use in more)]
     job = {
         "model": {**MODEL, "tied": tied, "qkv_bias": False},
         "cluster": {"gpu": "h100-sxm", "gpus": N},
-        "framework": {"set": {"launch_s": 0.0, **habits}},
+        "framework": {"set": {"launch_s": 0.0, **framework}},
         "batch": {"global": N * batch},
         "plan": {"mesh": {"dp": N}, "schemes": schemes},
     }
@@ -48,9 +48,9 @@ ALONE = {"overlap": {"dp": False, "pp": True}}
 
 @pytest.mark.parametrize("habits", [{}, ALONE])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, habits: dict[str, Any]) -> None:
+def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, framework: dict[str, Any]) -> None:
     """Units in order forward, and again backward; their gradients in the backward order."""
-    played = sharded(batch, **habits)
+    played = sharded(batch, **framework)
     weights = [2 * size for size in UNITS]
     assert moved(played, "all_gather") == [*weights, *weights[::-1]] * batch
     assert moved(played, "reduce_scatter") == [4 * size for size in UNITS[::-1]] * batch
@@ -58,9 +58,9 @@ def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, habits: d
 
 
 @pytest.mark.parametrize("habits", [{}, ALONE])
-def test_a_table_of_both_ends_is_gathered_once_and_stays(habits: dict[str, Any]) -> None:
+def test_a_table_of_both_ends_is_gathered_once_and_stays(framework: dict[str, Any]) -> None:
     """Weights of the table through both passes of a micro-batch, its gradient from the output layer's backward on."""
-    played = sharded(2, **habits, tied=True)
+    played = sharded(2, **framework, tied=True)
     table, *layers = [2 * size for size in UNITS[:-1]]
     ending = 2 * H
     assert moved(played, "all_gather") == [table, *layers, ending, ending, *layers] * 2
@@ -74,9 +74,9 @@ def test_a_table_of_both_ends_is_gathered_once_and_stays(habits: dict[str, Any])
 
 
 @pytest.mark.parametrize("habits", [{}, ALONE])
-def test_computing_the_forward_pass_again_gathers_no_third_time(habits: dict[str, Any]) -> None:
+def test_computing_the_forward_pass_again_gathers_no_third_time(framework: dict[str, Any]) -> None:
     """It is done again in the backward pass, with the weights that this has gathered."""
-    again, plain = sharded(1, FREE, "simpy", "memory/recompute-full", **habits), sharded(1, **habits)
+    again, plain = sharded(1, FREE, "simpy", "memory/recompute-full", **framework), sharded(1, **framework)
     assert any(op.phase == "R" for _, op in again.instances())
     for operation in ("all_gather", "reduce_scatter"):
         assert moved(again, operation) == moved(plain, operation)
@@ -90,12 +90,12 @@ def test_nothing_computes_before_its_weights_are_whole(price: Ideal, overlap: bo
     played = sharded(2, price, overlap={"dp": overlap, "pp": True})
     flat, times = played.flat, played.times
     gathers = iter([n for n in flat.queues[0, "data"] if flat.ops[n].work.operation == "all_gather"])  # type: ignore[union-attr]
-    links = played.stages[0].links
+    unit_runs = played.stages[0].unit_runs
     for number, action in enumerate(played.program.timetable.actions):
         at = flat.first[number]
-        for link in links if action.kind == "F" else links[::-1]:
-            for _ in range(link.count):
-                ops = link.fragment.forward if action.kind == "F" else link.fragment.backward
+        for unit_run in unit_runs if action.kind == "F" else unit_runs[::-1]:
+            for _ in range(unit_run.count):
+                ops = unit_run.fragment.forward if action.kind == "F" else unit_run.fragment.backward
                 own = range(at, at + len(ops))
                 whole = times.end[next(gathers)]
                 assert min(times.begin[i] for i in own if flat.ops[i].stream == "compute") >= whole - 1e-15

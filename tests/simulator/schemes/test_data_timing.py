@@ -47,11 +47,15 @@ def busy(played: Played, communication: bool) -> float:
     )
 
 
-links = st.sampled_from([1e6, 3e6, 1e7, 1e8])
+unit_runs = st.sampled_from([1e6, 3e6, 1e7, 1e8])
 
 
 @given(
-    use=st.sampled_from(ONE_AXIS), n=st.sampled_from([2, 3, 8]), m=st.integers(1, 3), wire=links, overlap=st.booleans()
+    use=st.sampled_from(ONE_AXIS),
+    n=st.sampled_from([2, 3, 8]),
+    m=st.integers(1, 3),
+    wire=unit_runs,
+    overlap=st.booleans(),
 )
 @settings(max_examples=60)
 def test_a_step_takes_the_longer_of_both_at_least_and_their_sum_at_most(
@@ -67,7 +71,7 @@ def test_a_step_takes_the_longer_of_both_at_least_and_their_sum_at_most(
     assert max(by_stream.values()) * (1 - 1e-12) <= span <= (sum(by_stream.values()) + waits) * (1 + 1e-12)
 
 
-@given(n=st.sampled_from([2, 4, 16]), m=st.integers(1, 4), wire=links)
+@given(n=st.sampled_from([2, 4, 16]), m=st.integers(1, 4), wire=unit_runs)
 def test_the_last_bucket_of_ddp_is_never_hidden(n: int, m: int, wire: float) -> None:
     played = play_job(job("data/ddp", n, m), Ideal(links=wire))
     flat = played.flat
@@ -156,7 +160,7 @@ def on_data(played: Played) -> list[tuple[int, Op]]:
     return [(number, played.flat.ops[number]) for number in played.flat.queues[0, "data"]]
 
 
-@given(ticks=st.floats(0.5, 60.0), wire=links, m=st.integers(1, 3))
+@given(ticks=st.floats(0.5, 60.0), wire=unit_runs, m=st.integers(1, 3))
 @settings(max_examples=40)
 def test_sums_begin_at_ticks_of_a_clock_that_the_backward_pass_starts(ticks: float, wire: float, m: int) -> None:
     ddp = play_job(job("data/ddp", 4, m), FREE)
@@ -245,7 +249,7 @@ def met(program: Program) -> float:
     return found
 
 
-@given(period=st.integers(1, 50), wire=links, m=st.integers(1, 3), moments=st.booleans())
+@given(period=st.integers(1, 50), wire=unit_runs, m=st.integers(1, 3), moments=st.booleans())
 @settings(max_examples=40)
 def test_a_step_of_local_sgd_computes_and_pays_its_part_of_an_average(
     period: int, wire: float, m: int, moments: bool

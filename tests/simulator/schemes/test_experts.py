@@ -10,7 +10,7 @@ import pytest
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.forecast.simulate import Workshop
+from simulator.forecast.simulate import SharedWork
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job
@@ -35,11 +35,11 @@ def spread(
         over = ["ep", "etp"] if "etp" in view else ["ep"]
         schemes.append({"use": "expert/all-to-all", "over": over})
     moe = {**MOE, **fields.pop("moe", {})}
-    habits = fields.pop("habits", {})
+    framework = fields.pop("habits", {})
     job = {
         "model": {**MODEL, **fields, "moe": moe},
         "cluster": {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())},
-        "framework": {"name": "megatron-core", "set": habits},
+        "framework": {"name": "megatron-core", "set": framework},
         "batch": {"global": mesh["dp"]},
         "plan": {"mesh": mesh, "views": {"experts": view} if view else {}, "schemes": [*schemes, *more]},
     }
@@ -48,7 +48,9 @@ def spread(
 
 def layer(played: Played) -> Fragment:
     """The one layer's."""
-    return next(link.fragment for chain in played.stages for link in chain.links if link.name == "layer")
+    return next(
+        unit_run.fragment for stage_ops in played.stages for unit_run in stage_ops.unit_runs if unit_run.name == "layer"
+    )
 
 
 def on(ops: list[Op], stream: str) -> list[tuple[str, str, tuple[str, ...], int]]:
@@ -137,7 +139,7 @@ def test_divided_experts_gather_their_tokens_and_scatter_their_results() -> None
 @pytest.mark.parametrize("regather", [True, False])
 def test_experts_keep_the_tokens_that_they_have_gathered(regather: bool) -> None:
     """Whatever the framework does with the inputs of other linears; their traffic is the experts'."""
-    played = spread({"dp": 2}, {"edp": 1, "ep": 1, "etp": 2}, habits={"regather": regather})
+    played = spread({"dp": 2}, {"edp": 1, "ep": 1, "etp": 2}, framework={"regather": regather})
     backward = on(layer(played).backward, "expert")
     assert ("all_gather", "sent", ("dp",), 2 * COPIES) in on(layer(played).forward, "expert")
     assert not [op for op in backward if op[:2] == ("all_gather", "sent")]
@@ -245,11 +247,11 @@ def test_places_need_not_be_whole_for_a_sequence() -> None:
 def test_which_layers_have_experts(fields: dict[str, Any], units: list[list[Any]]) -> None:
     played = spread({"pp": 2, "dp": 2}, {"edp": 1, "ep": 2}, layers=8, moe=fields)
     found = []
-    for chain in played.stages:
-        layers = [link for link in chain.links if link.name == "layer"]
-        routed = [any(op.name == "router" for op in link.fragment.forward) for link in layers]
+    for stage_ops in played.stages:
+        layers = [unit_run for unit_run in stage_ops.unit_runs if unit_run.name == "layer"]
+        routed = [any(op.name == "router" for op in unit_run.fragment.forward) for unit_run in layers]
         pairs = zip(layers, routed, strict=True)
-        found.append([one for link, moe in pairs for one in ("moe" if moe else "dense", link.count)])
+        found.append([one for unit_run, moe in pairs for one in ("moe" if moe else "dense", unit_run.count)])
     assert found == units
 
 
@@ -259,7 +261,9 @@ def test_kinds_of_layers_are_lowered_once_each(period: int, kinds: int) -> None:
     window = {"window": 4, "full_every": period} if period else {}
     fields = {"layers": 8, "moe": {"first_dense": 2}, **window}
     played = spread({"pp": 2, "dp": 2}, {"edp": 1, "ep": 2}, **fields)
-    layers = [link.fragment for chain in played.stages for link in chain.links if link.name == "layer"]
+    layers = [
+        unit_run.fragment for stage_ops in played.stages for unit_run in stage_ops.unit_runs if unit_run.name == "layer"
+    ]
     assert len({id(fragment) for fragment in layers}) == kinds
 
 
@@ -268,8 +272,8 @@ def test_kinds_of_layers_are_lowered_once_each(period: int, kinds: int) -> None:
 
 def kept(*more: dict[str, Any], **fields: Any) -> float:
     played = spread({"dp": 4}, {"edp": 1, "ep": 4}, *more, **fields)
-    (link,) = [link for link in played.stages[0].links if link.name == "layer"]
-    return saved(link)
+    (unit_run,) = [unit_run for unit_run in played.stages[0].unit_runs if unit_run.name == "layer"]
+    return saved(unit_run)
 
 
 ATTENTION = S * H * 2 * 5 + 4 * S * 4
@@ -340,8 +344,8 @@ def test_shared_experts_have_the_bias_of_an_mlp() -> None:
 
 def test_buckets_of_experts_do_not_wait_for_those_of_all_else() -> None:
     """Buckets begin in the order in which they fill, whatever they are reduced over."""
-    habits = {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}
-    played = spread({"dp": 4}, {"edp": 2, "ep": 2}, layers=4, habits=habits)
+    framework = {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}
+    played = spread({"dp": 4}, {"edp": 2, "ep": 2}, layers=4, framework=framework)
     (behind,), (ahead,) = played.stages[0].behind, played.stages[0].ahead
     assert [len(behind.ops)] == [len(behind.params)] == [len(behind.starts)]
     assert behind.params.tolist() == sorted(behind.params.tolist(), reverse=True)
@@ -367,9 +371,9 @@ def test_what_plans_share_does_not_mix_readings() -> None:
     }
     job = {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": 4}, "batch": {"global": 2}}
     jobs = [{**job, "plan": {**plan, "views": views}} for views in ({}, {"experts": {"edp": 4}})]
-    shop = Workshop()
+    shop = SharedWork()
     alone = [simulate(one).to_dict() for one in jobs]
-    assert [simulate(one, workshop=shop).to_dict() for one in jobs] == alone
+    assert [simulate(one, shared_work=shop).to_dict() for one in jobs] == alone
     assert alone[0]["memory"] != alone[1]["memory"]
 
 

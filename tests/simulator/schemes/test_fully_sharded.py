@@ -68,7 +68,7 @@ def test_two_units_are_whole_at_a_time(unit: int) -> None:
     """Of equal layers, where the ends are small."""
     sizes = {"hidden": 256, "vocab": 8}
     played = play_job(job(unit, layers=6, model=sizes))
-    layer = next(link for link in played.chain(0).links if link.name == "layer")
+    layer = next(unit_run for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
     each = 2 * sum(param.size for param in layer.fragment.params) / unit
     assert played.category_peak(0, "parameters") == pytest.approx(2 * unit * each, rel=0.01)
 

@@ -35,8 +35,8 @@ def layer(use: str, p: int = 4, experts: int = E, seq: int = S, **options: Any) 
     moe = {"experts": experts, "top_k": K, "expert_ffn": F}
     model = scheme.adapt(Model(layers=1, hidden=H, heads=4, vocab=64, seq=seq, mlp_bias=False, moe=moe))
     stage = Blocks(model, 1, seq, 64, p).stage(range(1), False, False)
-    (link,) = Lowering(mesh, [make("data/ddp", mesh, ("dp",)), scheme]).run(stage).links
-    return link.fragment
+    (unit_run,) = Lowering(mesh, [make("data/ddp", mesh, ("dp",)), scheme]).run(stage).unit_runs
+    return unit_run.fragment
 
 
 def moved(fragment: Fragment, phases: str = "FBW") -> list[Collective]:
@@ -210,9 +210,9 @@ def test_the_greedy_choice_is_the_rule_of_the_paper(tenths: int, transfers: int,
 def test_shadows_live_until_their_gradients_are_added_up() -> None:
     fragment = layer("expert/fastermoe", routing={"zipf": 2.0})
     (reduced,) = {op.name for op in fragment.backward if isinstance(op.work, Collective) and op.name == "dshadow 0"}
-    held = [touch for touch in fragment.touches if touch.key == "shadows"]
+    held = [tensor_use for tensor_use in fragment.tensor_uses if tensor_use.key == "shadows"]
     number = len(shadows({"zipf": 2.0}))
-    assert [touch.nbytes for touch in held] == [number * 4 * H * F] * 2
+    assert [tensor_use.nbytes for tensor_use in held] == [number * 4 * H * F] * 2
     assert held[0].op.name == "shadow 0" and held[1].op.name == f"dshadow {number - 1}"
     assert reduced and all(p.ready is held[1].op for p in fragment.params if p.view)
 

@@ -46,7 +46,7 @@ def copies(found: Played, back: bool) -> int:
 
 def of_a_layer(found: Played) -> float:
     """Bytes that a layer saves."""
-    return saved(next(link for link in found.chain(0).links if link.name == "layer"))
+    return saved(next(unit_run for unit_run in found.stage_ops(0).unit_runs if unit_run.name == "layer"))
 
 
 # ------------------------------------------------------------------------------------------- activations
@@ -247,6 +247,8 @@ def test_a_faster_link_to_the_host_shows_in_the_step() -> None:
 
 def test_offload_alone_changes_no_plan_without_layers() -> None:
     """No layer offloaded, and no state: the bare plan."""
-    chain = play_job(with_offload(small(), layers=0)).chain(0)
-    assert [link.count for link in chain.links] == [link.count for link in play_job(small()).chain(0).links]
+    stage_ops = play_job(with_offload(small(), layers=0)).stage_ops(0)
+    assert [unit_run.count for unit_run in stage_ops.unit_runs] == [
+        unit_run.count for unit_run in play_job(small()).stage_ops(0).unit_runs
+    ]
     assert make("memory/offload", Mesh({})).options.what == ("activations",)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.costs.costs import IdealCosts
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Link, Op, paced
+from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op, UnitRun, slowest_rank
 from simulator.ir.scheme import find_scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
@@ -111,27 +111,27 @@ Entry = tuple[str, int, dict[str, Any]]
 """A scheme by its name, its ranks, its options."""
 
 
-def under(*entries: Entry, regather: bool = False, attention: str = "flash", **model: Any) -> Link:
+def under(*entries: Entry, regather: bool = False, attention: str = "flash", **model: Any) -> UnitRun:
     """A layer under sequence schemes, the outermost first, each over an axis of its own."""
     mesh = Mesh({f"x{i}": ranks for i, (_, ranks, _) in enumerate(entries)})
     schemes = [make(f"sequence/{name}", mesh, (f"x{i}",), **told) for i, (name, _, told) in enumerate(entries)]
     shape = Model(**({"layers": 1, "hidden": 192, "heads": HEADS, "vocab": 64, "seq": 48} | model))
     built = Blocks(shape, 1, shape.seq, 64, attention=attention)
-    (link,) = Lowering(mesh, schemes, regather).run(built.stage(range(1), False, False)).links
-    return link
+    (unit_run,) = Lowering(mesh, schemes, regather).run(built.stage(range(1), False, False)).unit_runs
+    return unit_run
 
 
-def layer(name: str, ranks: int, **options: Any) -> Link:
+def layer(name: str, ranks: int, **options: Any) -> UnitRun:
     return under((name, ranks, options))
 
 
-def sent_by(link: Link, *sizes: int) -> tuple[float, float]:
+def sent_by(unit_run: UnitRun, *sizes: int) -> tuple[float, float]:
     """Bytes that a rank sends forward and backward."""
     mesh = Mesh({f"x{i}": ranks for i, ranks in enumerate(sizes)})
-    return sent(of_family(link.fragment.forward), mesh), sent(of_family(link.fragment.backward), mesh)
+    return sent(of_family(unit_run.fragment.forward), mesh), sent(of_family(unit_run.fragment.backward), mesh)
 
 
-def same(one: Link, other: Link) -> None:
+def same(one: UnitRun, other: UnitRun) -> None:
     """The two do the same, op by op, whatever their axes are called."""
 
     def plain(ops: Sequence[Op]) -> list[Any]:
@@ -172,13 +172,13 @@ def test_a_layer_of_llama_3_8b_on_8_ranks_sends_the_known_bytes(
     entries: list[Entry], there: float, back: float
 ) -> None:
     """MiB a rank: 17.5 of all-to-alls, 28 and 56 of a ring, whichever way it is composed."""
-    link = under(*entries, **LLAMA)
-    assert sent_by(link, *(ranks for _, ranks, _ in entries)) == (there * MIB, back * MIB)
+    unit_run = under(*entries, **LLAMA)
+    assert sent_by(unit_run, *(ranks for _, ranks, _ in entries)) == (there * MIB, back * MIB)
 
 
 def test_gathered_keys_of_the_same_layer_are_as_many_bytes() -> None:
-    link = under(("megatron-cp", 8, {"comm": "all_gather"}), regather=True, **LLAMA)
-    assert sent_by(link, 8) == (28 * MIB, 56 * MIB)
+    unit_run = under(("megatron-cp", 8, {"comm": "all_gather"}), regather=True, **LLAMA)
+    assert sent_by(unit_run, 8) == (28 * MIB, 56 * MIB)
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
@@ -196,7 +196,7 @@ def test_a_message_of_helpers_lasts_as_long_as_a_whole_one(p: int) -> None:
     for op in attending(layer("dist-flash-attn", p)):
         if isinstance(op.work, Collective):
             whole = 2 * chunk if op.work.by > 0 else chunk
-            assert op.work.nbytes <= paced(op.work).nbytes == pytest.approx(whole)
+            assert op.work.nbytes <= slowest_rank(op.work).nbytes == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("name", ["ring", "ulysses", "megatron-cp", "dist-flash-attn"])
@@ -218,8 +218,8 @@ def test_each_way_of_megatron_is_the_scheme_of_its_own(comm: str, use: str, rega
             told = {"regather": regather, "attention": attention, "kv_heads": kv_heads}
             one, other = under(("megatron-cp", ranks, {"comm": comm}), **told), under((use, ranks, {}), **told)
             same(one, other)
-            fields = [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in one.fragment.touches]
-            assert fields == [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in other.fragment.touches]
+            fields = [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in one.fragment.tensor_uses]
+            assert fields == [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in other.fragment.tensor_uses]
 
 
 @pytest.mark.parametrize("regather", [True, False])
@@ -232,7 +232,7 @@ def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str
     for value in values:
         for cp, kv_heads, s in ((2, 6, 48), (3, 6, 48), (8, 24, 96)):
             setting = SequenceSetting(cp, 2, s, kv_heads, regather=regather, options=((option, value),))
-            for law in kind(options=kind.Options(**{option: value})).laws(setting):
+            for law in kind(options=kind.Options(**{option: value})).closed_forms(setting):
                 assert MEASURES[law.quantity](setting, use) == pytest.approx(law.value, rel=1e-12)
 
 
@@ -249,9 +249,9 @@ def test_no_order_changes_what_is_computed(order: str, p: int, n: int, inner: in
     told = {"attention": attention, "seq": s}
 
     def done(*entries: Entry) -> tuple[float, float]:
-        link = under(*entries, **told)
+        unit_run = under(*entries, **told)
         found = []
-        for ops in (link.fragment.forward, link.fragment.backward):
+        for ops in (unit_run.fragment.forward, unit_run.fragment.backward):
             works = [op.work for op in ops if isinstance(op.work, Attention | Gemm) and op.phase != "W"]
             found.append(sum(work.flops for work in works))
             assert all(work.share * work.pace <= 1 + 1e-12 for work in works if isinstance(work, Attention))
@@ -285,9 +285,9 @@ def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
     return free[COMPUTE]
 
 
-def attending(link: Link, backward: bool = False) -> list[Op]:
+def attending(unit_run: UnitRun, backward: bool = False) -> list[Op]:
     """Attention and what it sends."""
-    ops = link.fragment.backward if backward else link.fragment.forward
+    ops = unit_run.fragment.backward if backward else unit_run.fragment.forward
     return [op for op in ops if isinstance(op.work, Attention | Collective)]
 
 
@@ -296,15 +296,15 @@ def attending(link: Link, backward: bool = False) -> list[Op]:
 @pytest.mark.parametrize("rate", [0.2, 1.0, 3.0])
 def test_a_step_of_a_ring_takes_its_block_or_its_transfer(order: str, p: int, rate: float) -> None:
     """T = sum of max(block, transfer) over all steps but the last, which sends nothing: forward."""
-    link = layer("ring", p, balance=order)
-    blocks_ = [paced(op.work).flops for op in attending(link) if isinstance(op.work, Attention)]
+    unit_run = layer("ring", p, balance=order)
+    blocks_ = [slowest_rank(op.work).flops for op in attending(unit_run) if isinstance(op.work, Attention)]
     hop = rate * max(blocks_)
 
     def seconds(op: Op) -> float:
-        return hop if isinstance(op.work, Collective) else paced(op.work).flops
+        return hop if isinstance(op.work, Collective) else slowest_rank(op.work).flops
 
     wanted = sum(max(block, hop) for block in blocks_[:-1]) + blocks_[-1]
-    assert timeline(attending(link), seconds) == pytest.approx(wanted)
+    assert timeline(attending(unit_run), seconds) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -312,10 +312,14 @@ def test_a_step_of_a_ring_takes_its_block_or_its_transfer(order: str, p: int, ra
 @pytest.mark.parametrize("rate", [0.2, 0.7, 3.0])
 def test_a_step_back_takes_its_block_or_its_message(order: str, p: int, rate: float) -> None:
     """Blocks come in the other order; the last message, the gradients', is waited for."""
-    link = layer("ring", p, balance=order)
-    ops = [op for op in link.fragment.backward if op in attending(link, backward=True) or op.name.startswith("add d")]
-    blocks_ = [paced(op.work).flops for op in ops if isinstance(op.work, Attention)]
-    forward = [paced(op.work).flops for op in attending(link) if isinstance(op.work, Attention)]
+    unit_run = layer("ring", p, balance=order)
+    ops = [
+        op
+        for op in unit_run.fragment.backward
+        if op in attending(unit_run, backward=True) or op.name.startswith("add d")
+    ]
+    blocks_ = [slowest_rank(op.work).flops for op in ops if isinstance(op.work, Attention)]
+    forward = [slowest_rank(op.work).flops for op in attending(unit_run) if isinstance(op.work, Attention)]
     assert blocks_ == [2.5 * flops for flops in reversed(forward)]
     hop = rate * max(blocks_)
     chunk = 2 * 48 // p * 192 * 2
@@ -323,7 +327,7 @@ def test_a_step_back_takes_its_block_or_its_message(order: str, p: int, rate: fl
     def seconds(op: Op) -> float:
         if isinstance(op.work, Collective):
             return hop * op.work.nbytes / chunk
-        return paced(op.work).flops
+        return slowest_rank(op.work).flops
 
     messages = [hop, *[2 * hop] * (p - 2), hop]
     wanted = sum(max(block, message) for block, message in zip(blocks_, messages, strict=True))
@@ -344,26 +348,26 @@ def test_what_arrives_is_awaited_and_has_a_free_buffer(name: str, backward: bool
 
 
 def test_helpers_return_what_they_made_before_it_is_joined() -> None:
-    link = layer("dist-flash-attn", 5)
-    returns = [op for op in link.fragment.forward if op.name.startswith("return")]
-    merges = [op for op in link.fragment.forward if op.name.startswith("merge")]
+    unit_run = layer("dist-flash-attn", 5)
+    returns = [op for op in unit_run.fragment.forward if op.name.startswith("return")]
+    merges = [op for op in unit_run.fragment.forward if op.name.startswith("merge")]
     assert [op.work.by for op in returns if isinstance(op.work, Collective)] == [-1, -2]
     assert len(merges) == 4
     assert all(id(op) in waits_for(merges[-1]) for op in (*returns, *merges[:-1]))
     # Backward gradients of keys and values return, too, in every step but the first.
-    back = [op for op in link.fragment.backward if op.name.startswith("return")]
+    back = [op for op in unit_run.fragment.backward if op.name.startswith("return")]
     assert [op.work.by for op in back if isinstance(op.work, Collective)] == [-1, -2]
 
 
 def test_backward_keys_travel_first_and_gradients_last() -> None:
     """Messages: keys and values; p-2 times with the gradients of the step before; the gradients alone."""
     for p in (2, 3, 8):
-        link = layer("ring", p)
-        shifts = [op.work for op in attending(link, backward=True) if isinstance(op.work, Collective)]
+        unit_run = layer("ring", p)
+        shifts = [op.work for op in attending(unit_run, backward=True) if isinstance(op.work, Collective)]
         chunk = 2 * 48 // p * 192 * 2
         assert [work.nbytes for work in shifts] == [chunk, *[2 * chunk] * (p - 2), chunk]
         assert {work.by for work in shifts} == {-1}
-        assert len([op for op in attending(link) if isinstance(op.work, Collective)]) == p - 1
+        assert len([op for op in attending(unit_run) if isinstance(op.work, Collective)]) == p - 1
 
 
 @given(rate=st.sampled_from([1e9, 3e12]), peers=st.sampled_from([1e6, 5e9]), kv_heads=st.sampled_from([24, 8, 2]))
@@ -371,16 +375,16 @@ def test_transfers_hide_from_n_positions_on(rate: float, peers: float, kv_heads:
     """n = (F/B) (g/a) of full blocks; zigzag does half of one a step and needs twice as many."""
     costs = IdealCosts(rate, peers)
     for order, factor in (("contiguous", 1), ("zigzag", 2)):
-        link = layer_of(order, kv_heads)
+        unit_run = layer_of(order, kv_heads)
         block, hop = (
-            next(costs.estimate(op.work).seconds for op in attending(link)[2:] if isinstance(op.work, kind))
+            next(costs.estimate(op.work).seconds for op in attending(unit_run)[2:] if isinstance(op.work, kind))
             for kind in (Attention, Collective)
         )
         n = 48 / 4
         assert block / hop == pytest.approx(n / (factor * rate / peers * kv_heads / HEADS))
 
 
-def layer_of(order: str, kv_heads: int) -> Link:
+def layer_of(order: str, kv_heads: int) -> UnitRun:
     return under(("ring", 4, {"balance": order}), kv_heads=kv_heads)
 
 
@@ -391,13 +395,13 @@ def test_a_double_ring_hides_far_transfers_behind_a_whole_inner_ring(
 ) -> None:
     """T = sum over outer steps of max(w max(block, near), far), the last one without far: where blocks hide what is
     near. A plain ring over both pays for the slow hop in every step."""
-    link = under(("ring", outer, {}), ("ring", inner, {}))
-    hops = [op.work for op in attending(link) if isinstance(op.work, Collective)]
+    unit_run = under(("ring", outer, {}), ("ring", inner, {}))
+    hops = [op.work for op in attending(unit_run) if isinstance(op.work, Collective)]
     assert sum(work.axes == ("x0",) for work in hops) == outer - 1
     assert sum(work.axes == ("x1",) for work in hops) == outer * (inner - 1)
     assert len({work.nbytes for work in hops}) == 1
-    assert {op.stream for op in attending(link)} == {COMPUTE, "sequence", "sequence-inner"} <= set(THREADS)
-    (block,) = {paced(op.work).flops for op in attending(link) if isinstance(op.work, Attention)}
+    assert {op.stream for op in attending(unit_run)} == {COMPUTE, "sequence", "sequence-inner"} <= set(THREADS)
+    (block,) = {slowest_rank(op.work).flops for op in attending(unit_run) if isinstance(op.work, Attention)}
 
     def seconds(op: Op) -> float:
         if isinstance(op.work, Collective):
@@ -405,21 +409,21 @@ def test_a_double_ring_hides_far_transfers_behind_a_whole_inner_ring(
         return block
 
     wanted = (outer - 1) * max(inner, far) + inner
-    assert timeline(attending(link), seconds) == pytest.approx(wanted * block)
+    assert timeline(attending(unit_run), seconds) == pytest.approx(wanted * block)
     if (outer, inner) != (3, 2):
         one = layer("ring", outer * inner)
         slow = timeline(attending(one), lambda op: block * (far if isinstance(op.work, Collective) else 1))
         assert slow == pytest.approx(((outer * inner - 1) * max(1, far) + 1) * block)
-        assert sent_by(one, outer * inner) == sent_by(link, outer, inner)
+        assert sent_by(one, outer * inner) == sent_by(unit_run, outer, inner)
 
 
 @pytest.mark.parametrize("p", range(2, 10))
 def test_with_free_links_helpers_take_half_a_block_and_p_over_two(p: int) -> None:
-    link = under(("dist-flash-attn", p, {}), seq=48 * p)
+    unit_run = under(("dist-flash-attn", p, {}), seq=48 * p)
     block = 4 * 48 * 48 * 192
     for backward, times in ((False, 1), (True, 2.5)):
-        ops = attending(link, backward)
-        path = timeline(ops, lambda op: paced(op.work).flops if isinstance(op.work, Attention) else 0.0)
+        ops = attending(unit_run, backward)
+        path = timeline(ops, lambda op: slowest_rank(op.work).flops if isinstance(op.work, Attention) else 0.0)
         assert path == pytest.approx(times * block * (0.5 + p // 2))
         assert efficiency(ops) == pytest.approx(1 if p % 2 else p / (p + 1))
 
@@ -432,10 +436,12 @@ def test_stripes_speed_a_7b_model_up_as_published(tokens: int, times: float) -> 
 
     def taken(balance: str) -> float:
         mesh = Mesh({"cp": 4})
-        chain = lowered_stage(model, mesh, [make("sequence/ring", mesh, ("cp",), balance=balance)], (True, True), 32)
-        works = [op.work for op in forward_ops(chain)]
+        stage_ops = lowered_stage(
+            model, mesh, [make("sequence/ring", mesh, ("cp",), balance=balance)], (True, True), 32
+        )
+        works = [op.work for op in forward_ops(stage_ops)]
         linears = sum(work.flops for work in works if isinstance(work, Gemm))
-        return linears + 2 * sum(paced(work).flops for work in works if isinstance(work, Attention))
+        return linears + 2 * sum(slowest_rank(work).flops for work in works if isinstance(work, Attention))
 
     assert taken("contiguous") / taken("striped") == pytest.approx(times, abs=0.01)
 
@@ -449,8 +455,8 @@ def test_stripes_speed_a_7b_model_up_as_published(tokens: int, times: float) -> 
 )
 def test_what_waits_for_the_backward_pass_is_cut_evenly(entries: list[Entry], kv_heads: int) -> None:
     """All activations are 1/p of those of one rank: buffers live within a pass."""
-    link = under(*entries, kv_heads=kv_heads)
-    assert saved(link) == saved(under(kv_heads=kv_heads)) / 8
+    unit_run = under(*entries, kv_heads=kv_heads)
+    assert saved(unit_run) == saved(under(kv_heads=kv_heads)) / 8
 
 
 def test_ulysses_keeps_the_output_in_both_layouts() -> None:
@@ -463,9 +469,9 @@ def test_a_ring_holds_two_chunks_of_keys_in_flight() -> None:
     fragment = layer("ring", 8).fragment
     place = {id(op): i for i, op in enumerate([*fragment.forward, *fragment.backward])}
     spans: dict[str, list[int]] = {}
-    for touch in fragment.touches:
-        if id(touch.op) in place:
-            spans.setdefault(touch.key, []).append(place[id(touch.op)])
+    for tensor_use in fragment.tensor_uses:
+        if id(tensor_use.op) in place:
+            spans.setdefault(tensor_use.key, []).append(place[id(tensor_use.op)])
 
     def most(prefix: str) -> int:
         found = [(min(at), max(at)) for key, at in spans.items() if key.startswith(prefix)]

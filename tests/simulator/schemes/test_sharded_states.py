@@ -34,7 +34,7 @@ PSI = sum(UNITS)
 DEPTHS = (0, 1, 2, 3)
 
 
-def job_of(use: str, mesh: dict[str, int], batch: int = 1, habits: dict[str, Any] | None = None, **told: Any) -> Any:
+def job_of(use: str, mesh: dict[str, int], batch: int = 1, framework: dict[str, Any] | None = None, **told: Any) -> Any:
     """A scheme over all axes of a mesh but those that its options name, and `batch` micro-batches."""
     ranks = 1
     for size in mesh.values():
@@ -44,7 +44,7 @@ def job_of(use: str, mesh: dict[str, int], batch: int = 1, habits: dict[str, Any
     return {
         "model": {**model, "tied": False, "qkv_bias": False},
         "cluster": {"gpu": "h100-sxm", "gpus": ranks},
-        "framework": {"set": {"launch_s": 0.0, **(habits or {})}},
+        "framework": {"set": {"launch_s": 0.0, **(framework or {})}},
         "batch": {"global": ranks * batch},
         "plan": {"mesh": mesh, "schemes": [{"use": use, "over": over, **told}]},
     }
@@ -74,9 +74,9 @@ def test_every_level_of_prefetch_is_one_more_whole_unit(depth: int, batch: int) 
 
 def test_a_depth_is_a_habit_unless_it_is_told() -> None:
     for overlap in (True, False):
-        habits = {"overlap": {"dp": overlap, "pp": True}}
-        usual = play_job(job_of("data/fsdp", {"dp": 4}, 2, habits))
-        told = play_job(job_of("data/fsdp", {"dp": 4}, 2, habits, prefetch=int(overlap)))
+        framework = {"overlap": {"dp": overlap, "pp": True}}
+        usual = play_job(job_of("data/fsdp", {"dp": 4}, 2, framework))
+        told = play_job(job_of("data/fsdp", {"dp": 4}, 2, framework, prefetch=int(overlap)))
         assert (usual.times, usual.peaks) == (told.times, told.peaks)
 
 
@@ -130,12 +130,12 @@ def test_nothing_computes_before_its_weights_have_come(depth: int, rate: float) 
     played = play_job(job_of("data/fsdp", {"dp": 4}, 2, prefetch=depth), Ideal(links=rate))
     flat, times = played.flat, played.times
     gathers = iter([n for n, op in data_ops(played) if op.work.operation == "all_gather"])  # type: ignore[union-attr]
-    links = played.stages[0].links  # type: ignore[union-attr]
+    unit_runs = played.stages[0].unit_runs  # type: ignore[union-attr]
     for number, action in enumerate(played.program.timetable.actions):
         at = flat.first[number]
-        for link in links if action.kind == "F" else links[::-1]:
-            for _ in range(link.count):
-                ops = link.fragment.forward if action.kind == "F" else link.fragment.backward
+        for unit_run in unit_runs if action.kind == "F" else unit_runs[::-1]:
+            for _ in range(unit_run.count):
+                ops = unit_run.fragment.forward if action.kind == "F" else unit_run.fragment.backward
                 begins = [times.begin[i] for i in range(at, at + len(ops)) if flat.ops[i].stream == "compute"]
                 assert min(begins) >= times.end[next(gathers)] - 1e-15
                 at += len(ops)
@@ -223,8 +223,8 @@ def test_mics_sums_copies_once_a_step(f: int, r: int, batch: int) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_mics_sums_copies_behind_the_last_micro_batch(overlap: bool) -> None:
-    habits = {"overlap": {"dp": overlap, "pp": True}, "bucket": {"elements": 1.0, "elements_per_rank": 0.0}}
-    job = job_of("data/mics", {"replicas": 2, "dp": 4}, 3, habits, replicate="replicas")
+    framework = {"overlap": {"dp": overlap, "pp": True}, "bucket": {"elements": 1.0, "elements_per_rank": 0.0}}
+    job = job_of("data/mics", {"replicas": 2, "dp": 4}, 3, framework, replicate="replicas")
     played = play_job(job, Ideal(links=1e7))
     sums = data_ops(played, "data-replicas")
     assert sum(op.work.nbytes for _, op in sums) == PSI  # type: ignore[union-attr]
@@ -282,8 +282,8 @@ def test_experts_are_cut_over_the_copies_that_they_have_in_a_group() -> None:
     played = play_job({**job, "model": {**job["model"], "moe": moe}})
     (data,) = played.plan.family("data")
     experts = [param for param in played.held(0) if param.view]
-    assert experts and {data.rests("parameters", param) for param in experts} == {()}
-    assert {data.sums(param) for param in experts} == {("replicate",)}
+    assert experts and {data.shards_at_rest("parameters", param) for param in experts} == {()}
+    assert {data.reduces(param) for param in experts} == {("replicate",)}
     own, others = (sum(p.size for p in played.held(0) if bool(p.view) == view) for view in (True, False))
     summed = sum(op.work.nbytes for _, op in data_ops(played, "data-replicas"))  # type: ignore[union-attr]
     assert summed == 4 * (own + others // 4)
@@ -308,8 +308,8 @@ def test_weights_that_stay_are_gathered_once_a_micro_batch() -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_zero_2_scatters_in_every_micro_batch_and_gathers_once(overlap: bool) -> None:
     """(a + 1) M' with weights and gradients of one size; only gradients on their way are whole."""
-    batch, habits = 3, {"overlap": {"dp": overlap, "pp": True}}
-    played = play_job(job_of("data/zero-2", {"dp": 4}, batch, habits))
+    batch, framework = 3, {"overlap": {"dp": overlap, "pp": True}}
+    played = play_job(job_of("data/zero-2", {"dp": 4}, batch, framework))
     moved = wire(played)
     assert [nbytes for operation, nbytes in moved if operation == "reduce_scatter"] == [
         4 * size for size in UNITS[::-1]
@@ -379,8 +379,8 @@ def test_gradients_are_quantised_twice_however_many_ranks() -> None:
 def test_weights_are_dequantised_before_they_are_used() -> None:
     """The first kernel of a unit waits for what has come; the quantised gather is half as large."""
     played = play_job(job_of("data/zero-plus-plus", {"across": 2, "within": 4}, 2), Ideal(links=1e7))
-    for link in played.stages[0].links:  # type: ignore[union-attr]
-        kernels = [op for op in link.fragment.forward if op.stream == "compute" and op.name != "quantise params"]
+    for unit_run in played.stages[0].unit_runs:  # type: ignore[union-attr]
+        kernels = [op for op in unit_run.fragment.forward if op.stream == "compute" and op.name != "quantise params"]
         assert [op.name for op in kernels[:2]] == ["dequantise params", "keep params"]
         assert isinstance(kernels[0].work, Memory)
         assert kernels[0].work.write == pytest.approx(2 * kernels[0].work.read, rel=0.01)

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.engine.longest_path import sweep
+from simulator.engine.longest_path import longest_path
 from simulator.ir.layout import needed
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Leaf
+from simulator.ir.modules import Operator
 from simulator.ir.operators import Embedding, Head
-from simulator.ir.ops import COMPUTE, Attention, Chain, Collective, Gemm, Memory, Op
+from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, StageOps
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
 from simulator.program.block import compiled
-from simulator.program.flatten import Flat
+from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, described, forward_ops, make, params_of, sent, waits_for
 from tests.contract.of_tensor import LayerSetting
@@ -45,7 +45,7 @@ def grid(use: str, sides: Iterable[int], **options: object) -> tuple[Mesh, Schem
 
 def lowered(
     use: str, sides: Iterable[int], model: Model, samples: int, ends: bool = False, regather: bool = False
-) -> tuple[Chain, Mesh]:
+) -> tuple[StageOps, Mesh]:
     """A layer, between embedding and loss where `ends`."""
     mesh, scheme = grid(use, sides)
     blocks = Blocks(model, samples, model.seq, model.vocab)
@@ -69,16 +69,16 @@ def llama(**more: Any) -> Model:
 
 @pytest.mark.parametrize(("q", "mib"), [(2, 416), (4, 416), (8, 312)])
 def test_a_llama_layer_broadcasts_as_many_bytes_forward_as_is_published(q: int, mib: int) -> None:
-    chain, mesh = lowered("tensor/summa-2d", (q, q), llama(), 8)
-    assert sum(param.size for param in params_of(chain)) == pytest.approx(218.104e6 / q**2, rel=1e-2)
-    assert of_products(forward_ops(chain), mesh) == pytest.approx(mib * MIB, rel=1e-12)
-    assert of_products(backward_ops(chain), mesh) == pytest.approx(2 * mib * MIB, rel=1e-12)
+    stage_ops, mesh = lowered("tensor/summa-2d", (q, q), llama(), 8)
+    assert sum(param.size for param in params_of(stage_ops)) == pytest.approx(218.104e6 / q**2, rel=1e-2)
+    assert of_products(forward_ops(stage_ops), mesh) == pytest.approx(mib * MIB, rel=1e-12)
+    assert of_products(backward_ops(stage_ops), mesh) == pytest.approx(2 * mib * MIB, rel=1e-12)
 
 
 def test_a_llama_layer_on_a_cube_of_eight_sends_188_mib_each_way() -> None:
-    chain, mesh = lowered("tensor/3d", (2, 2, 2), llama(), 8)
-    assert of_products(forward_ops(chain), mesh) == 188 * MIB
-    assert of_products(backward_ops(chain), mesh) == 188 * MIB
+    stage_ops, mesh = lowered("tensor/3d", (2, 2, 2), llama(), 8)
+    assert of_products(forward_ops(stage_ops), mesh) == 188 * MIB
+    assert of_products(backward_ops(stage_ops), mesh) == 188 * MIB
     again, _ = lowered("tensor/3d", (2, 2, 2), llama(), 8, regather=True)
     operands = (8192 * (3 * 4096 + 14336) + 4096 * (4096 + 2048 + 4096 + 3 * 14336)) * 2 / 8
     assert of_products(backward_ops(again), mesh) == 188 * MIB + operands
@@ -117,10 +117,10 @@ def sizes(model: Model, samples: int) -> list[tuple[int, int, int]]:
 def test_broadcasts_of_any_layer_are_those_of_its_products(data: st.DataObject, d: int, q: int) -> None:
     """Backward exactly twice as many; the depth divides what activations have in them."""
     model, samples = data.draw(layers(d * q))
-    chain, mesh = lowered("tensor/tesseract", (d, q, q), model, samples)
+    stage_ops, mesh = lowered("tensor/tesseract", (d, q, q), model, samples)
     wanted = sum(t * k / d + k * n for t, k, n in sizes(model, samples)) * ceil(log2(q)) / q * 2
-    assert of_products(forward_ops(chain), mesh) == pytest.approx(wanted)
-    assert of_products(backward_ops(chain), mesh) == pytest.approx(2 * wanted)
+    assert of_products(forward_ops(stage_ops), mesh) == pytest.approx(wanted)
+    assert of_products(backward_ops(stage_ops), mesh) == pytest.approx(2 * wanted)
 
 
 @settings(max_examples=25)
@@ -129,8 +129,8 @@ def test_every_product_of_a_cube_moves_its_three_matrices_once_each_way(data: st
     """(q-1)/q^3 of each: forward X and W come and Y goes, backward dY comes and dX and dW go. So what is sent is the
     same in either direction, and whichever of tokens, input and output takes the place of another."""
     model, samples = data.draw(layers(q * q))
-    chain, mesh = lowered("tensor/3d", (q, q, q), model, samples)
-    for ops in (forward_ops(chain), backward_ops(chain)):
+    stage_ops, mesh = lowered("tensor/3d", (q, q, q), model, samples)
+    for ops in (forward_ops(stage_ops), backward_ops(stage_ops)):
         wanted = sum(t * k + k * n + t * n for t, k, n in sizes(model, samples))
         assert of_products(ops, mesh) == pytest.approx((q - 1) / q**3 * wanted * 2)
         moved = {"all_gather": 0.0, "reduce_scatter": 0.0}
@@ -151,9 +151,9 @@ def test_every_product_of_a_cube_moves_its_three_matrices_once_each_way(data: st
 @pytest.mark.parametrize(("norm", "values"), [("layernorm", 2), ("rmsnorm", 1)])
 def test_norms_join_sums_of_every_token_of_a_rank(use: str, norm: str, values: int) -> None:
     model = Model(layers=1, hidden=48, heads=4, vocab=64, seq=6, norm=norm, qk_layernorm=True)
-    chain, mesh = lowered(use, TWOS[use], model, 8)
+    stage_ops, mesh = lowered(use, TWOS[use], model, 8)
     tokens = 8 * 6 // (mesh.world // 2)
-    joins = [op.work for op in (*forward_ops(chain), *backward_ops(chain)) if isinstance(op.work, Collective)]
+    joins = [op.work for op in (*forward_ops(stage_ops), *backward_ops(stage_ops)) if isinstance(op.work, Collective)]
     joins = [work for work in joins if work.operation == "all_reduce"]
     # Two norms over h, each way; those over the width of a head have all of it.
     assert joins == [Collective("all_reduce", 4 * values * tokens, (AXES[use][-1],))] * 4
@@ -171,8 +171,8 @@ def test_tesseract_of_one_layer_is_summa(q: int, regather: bool) -> None:
     for use, axes in AXES.items():
         if use != "tensor/3d":
             blocks = Blocks(model, 8, 8, 128)
-            chain = Lowering(mesh, [make(use, mesh, axes)], regather).run(blocks.stage(range(2), True, True))
-            found.append(described(chain))
+            stage_ops = Lowering(mesh, [make(use, mesh, axes)], regather).run(blocks.stage(range(2), True, True))
+            found.append(described(stage_ops))
     assert found[0] == found[1]
 
 
@@ -237,17 +237,17 @@ def test_attention_costs_a_rank_of_a_square_as_much_as_one_of_a_row(data: st.Dat
 def test_ranks_of_a_grid_do_the_products_of_a_layer_and_hold_its_weights_once(use: str, data: st.DataObject) -> None:
     sides = TWOS[use]
     model, samples = data.draw(layers(4))
-    chain, mesh = lowered(use, sides, model, samples, ends=True)
+    stage_ops, mesh = lowered(use, sides, model, samples, ends=True)
     alone = Lowering(Mesh({}), []).run(Blocks(model, samples, model.seq, model.vocab).stage(range(1), True, True))
     for phase in ("F", "B", "W"):
         done = [
             sum(
                 op.work.flops for op in (*forward_ops(c), *backward_ops(c)) if op.phase == phase and op.work is not None
             )
-            for c in (chain, alone)
+            for c in (stage_ops, alone)
         ]
         assert done[0] * mesh.world == pytest.approx(done[1])
-    for param in params_of(chain):
+    for param in params_of(stage_ops):
         # A cube's axis that a linear contracts neither cuts its bias nor sees other gradients of it.
         again = 2 if use == "tensor/3d" and param.name in ("bq", "bk", "bv", "bup", "bgate") else 1
         assert param.size * mesh.world == param.total * mesh.size(param.partial) * again
@@ -261,7 +261,7 @@ def linear(use: str, sides: tuple[int, ...], tokens: int, h: int, f: int) -> tup
     model = Model(layers=1, hidden=h, heads=4, ffn=f, vocab=64, seq=1)
     mesh, scheme = grid(use, sides)
     layer = Blocks(model, tokens, 1, 64).layer((False, False))
-    (up,) = [leaf for leaf in layer.leaves() if leaf.name == "up"]
+    (up,) = [operator for operator in layer.operators() if operator.name == "up"]
     fragment = Lowering(mesh, [scheme]).lower(up)
     return fragment.forward, fragment.backward, mesh
 
@@ -294,13 +294,13 @@ def test_blocks_of_the_next_step_are_sent_ahead_of_a_product() -> None:
 def test_broadcasts_hide_behind_the_product_before(q: int, links: float) -> None:
     """All but the first where products last longer, and all but the last product where they do not."""
     forward, _, mesh = linear("tensor/summa-2d", (q, q), 64, 64, 128)
-    flat = Flat()
+    flat = FlatProgram()
     for op, after in zip(forward, compiled(forward, None, None)[0], strict=True):
         assert op.work is not None
         flat.add(op, sent([op], mesh) / links + op.work.flops / 1e6, 0.0, 0.0, after, 0)
     product_ = 2 * 64 * 64 * 128 / q**3 / 1e6
     moved = (64 * 64 + 64 * 128) * 2 * log2(q) / q**2 / links
-    assert sweep(flat).span == pytest.approx(moved + (q - 1) * max(moved, product_) + product_)
+    assert longest_path(flat).span == pytest.approx(moved + (q - 1) * max(moved, product_) + product_)
 
 
 @pytest.mark.parametrize("q", [2, 4])
@@ -327,9 +327,9 @@ def test_products_of_one_result_add_up_and_others_are_summed_on_their_way() -> N
 # ----------------------------------------------------------------------------------------- tables, weights
 
 
-def leaves_of(model: Model, samples: int) -> list[Leaf]:
+def leaves_of(model: Model, samples: int) -> list[Operator]:
     stage = Blocks(model, samples, model.seq, model.vocab).stage(range(model.layers), True, True)
-    return [leaf for unit in stage.units for leaf in unit.leaves()]
+    return [operator for unit in stage.units for operator in unit.operators()]
 
 
 @every_grid
@@ -337,19 +337,21 @@ def test_a_tied_table_lies_the_same_way_at_both_ends(use: str) -> None:
     model = Model(layers=1, hidden=16, heads=4, vocab=32, seq=4, tied=True)
     mesh, scheme = grid(use, TWOS[use])
     low = Lowering(mesh, [scheme])
-    first, last = (next(leaf for leaf in leaves_of(model, 4) if isinstance(leaf, kind)) for kind in (Embedding, Head))
+    first, last = (
+        next(operator for operator in leaves_of(model, 4) if isinstance(operator, kind)) for kind in (Embedding, Head)
+    )
     assert low.at_rest(first, first.weights[0]) == low.at_rest(last, last.weights[0])
     assert needed(first.weights[0], low.division(first)) == needed(last.weights[0], low.division(last))
-    chain, _ = lowered(use, TWOS[use], model, 4, ends=True)
-    assert [param.name for param in params_of(chain)].count("embedding") == 1
-    assert chain.links[-1].fragment.borrowed == ["head"]
+    stage_ops, _ = lowered(use, TWOS[use], model, 4, ends=True)
+    assert [param.name for param in params_of(stage_ops)].count("embedding") == 1
+    assert stage_ops.unit_runs[-1].fragment.borrowed == ["head"]
 
 
 def test_a_tied_output_layer_sums_its_logits_and_broadcasts_their_gradients() -> None:
     """C = A B^T forward, with the table as it lies; its gradient C'^T A sends the logits' gradients round."""
     model = Model(layers=1, hidden=16, heads=4, vocab=32, seq=4, tied=True)
-    chain, _ = lowered("tensor/summa-2d", (2, 2), model, 4, ends=True)
-    ending = chain.links[-1].fragment
+    stage_ops, _ = lowered("tensor/summa-2d", (2, 2), model, 4, ends=True)
+    ending = stage_ops.unit_runs[-1].fragment
     kinds = Counter(
         (op.phase, op.work.operation, op.work.axes, op.work.nbytes)
         for op in (*ending.forward, *ending.backward)
@@ -369,8 +371,8 @@ def test_a_tied_output_layer_sums_its_logits_and_broadcasts_their_gradients() ->
 
 def test_an_embedding_on_a_square_broadcasts_its_table_in_blocks() -> None:
     model = Model(layers=1, hidden=16, heads=4, vocab=32, seq=4, positions="none")
-    chain, _ = lowered("tensor/summa-2d", (2, 2), model, 4, ends=True)
-    embedding = chain.links[0].fragment
+    stage_ops, _ = lowered("tensor/summa-2d", (2, 2), model, 4, ends=True)
+    embedding = stage_ops.unit_runs[0].fragment
     block = 32 * 16 // 4 * 2
     assert [op.work for op in embedding.forward if op.stream == "tensor"] == [
         Collective("broadcast", block, ("row",))
@@ -385,9 +387,9 @@ def test_gathered_weights_of_a_cube_live_until_their_last_use(regather: bool) ->
     """Kept from the forward to the backward pass, 12 h^2 / q^2 elements a layer; or gathered again for each product."""
     q, h = 2, 64
     setting = LayerSetting(q**3, 8, 4, h, 4, regather, grid=(q, q, q))
-    link, _ = setting.layer("tensor/3d")
-    fragment = link.fragment
-    events = memory_events(fragment.touches, fragment.forward, fragment.backward, link)
+    unit_run, _ = setting.layer("tensor/3d")
+    fragment = unit_run.fragment
+    events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)
 
     def left(ops: list[Op]) -> float:
         return sum(n for op in ops for _, _, n, category in events.get(id(op), ()) if category == "parameters")
@@ -399,10 +401,10 @@ def test_gathered_weights_of_a_cube_live_until_their_last_use(regather: bool) ->
 
 
 def test_scattered_weight_gradients_of_a_cube_hold_no_kernel_up() -> None:
-    chain, _ = lowered("tensor/3d", (2, 2, 2), Model(layers=1, hidden=64, heads=4, vocab=64, seq=4), 8)
-    ops = backward_ops(chain)
+    stage_ops, _ = lowered("tensor/3d", (2, 2, 2), Model(layers=1, hidden=64, heads=4, vocab=64, seq=4), 8)
+    ops = backward_ops(stage_ops)
     scatters = {id(op) for op in ops if op.name.startswith("scatter w")}
     assert len(scatters) == 4
     assert not any(scatters & waits_for(op) for op in ops if op.stream == COMPUTE)
-    for param in params_of(chain):
+    for param in params_of(stage_ops):
         assert (id(param.ready) in scatters) == (param.name in ("wq", "wk", "wv", "wo", "wup", "wdown"))

@@ -16,7 +16,7 @@ from hardware.errors import PlanError
 from simulator import simulate
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, Touch
+from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.job.job import load_job
 from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import sources
@@ -123,7 +123,7 @@ def a_layer(t: int, *more: str, regather: bool = True, tensor: str = "megatron-s
     schemes = [make(use, mesh) for use in more]
     schemes.append(make(f"tensor/{tensor}", mesh, ("tp",)))
     stage = Blocks(model, 1, 32, 128).stage(range(2), True, True)
-    return [link.fragment for link in Lowering(mesh, schemes, regather).run(stage).links]
+    return [unit_run.fragment for unit_run in Lowering(mesh, schemes, regather).run(stage).unit_runs]
 
 
 def found(fragment: Fragment, t: int) -> list[tuple[str, str, list[str]]]:
@@ -183,8 +183,8 @@ def stated(forward: Sequence[Op] = (), backward: Sequence[Op] = ()) -> Fragment:
     ops = [*forward, *backward]
     moves = [one for one in ops if isinstance(one.work, Collective)]
     beside = [(move, one) for move in moves for one in ops if move in sources(one) or one in sources(move)]
-    touches = [Touch(move.name, 1, one) for move, one in [*beside, *zip(moves, moves, strict=True)]]
-    return Fragment([*forward], [*backward], touches=touches)
+    tensor_uses = [TensorUse(move.name, 1, one) for move, one in [*beside, *zip(moves, moves, strict=True)]]
+    return Fragment([*forward], [*backward], tensor_uses=tensor_uses)
 
 
 MESH = Mesh({"tp": 4, "other": 2})
@@ -270,7 +270,9 @@ def test_weights_that_are_gathered_are_no_rows() -> None:
     rows, weights = gather(2 * 8 * 8), replace(gather(2 * 8 * 8), name="gather w")
     product = op("product", Gemm(8, 8, 8), rows, weights)
     frag = stated(forward=[weights, rows, product])
-    frag.touches = [replace(t, category="parameters" if t.key == "gather w" else t.category) for t in frag.touches]
+    frag.tensor_uses = [
+        replace(t, category="parameters" if t.key == "gather w" else t.category) for t in frag.tensor_uses
+    ]
     (pair,) = pairs(frag, "tensor", MESH)
     assert pair.collective is rows
 
@@ -279,8 +281,8 @@ def test_on_a_cube_of_ranks_every_product_keeps_its_own_pairs() -> None:
     mesh = Mesh({"i": 2, "j": 2, "l": 2})
     model = Model(layers=1, hidden=64, heads=8, vocab=128, seq=32, tied=False)
     stage = Blocks(model, 4, 32, 128).stage(range(1), False, False)
-    (link,) = Lowering(mesh, [make("tensor/3d", mesh, ("i", "j", "l"))], False).run(stage).links
-    every = pairs(link.fragment, "tensor", mesh)
+    (unit_run,) = Lowering(mesh, [make("tensor/3d", mesh, ("i", "j", "l"))], False).run(stage).unit_runs
+    every = pairs(unit_run.fragment, "tensor", mesh)
     assert {one.name for pair in every for one in pair.products} >= {"proj", "up", "down", "dproj", "dup", "ddown"}
     assert all(pair.ranks == 2 and " w" not in pair.collective.name for pair in every)
 
@@ -302,9 +304,9 @@ def test_buffers_are_those_of_the_scheme_and_nothing_else_changes(use: str) -> N
 
     def sizes(fragment: Fragment, buffers: bool) -> dict[str, int]:
         held: dict[str, int] = {}
-        for touch in fragment.touches:
-            if (touch.category == "buffers") == buffers:
-                held[touch.key] = max(held.get(touch.key, 0), touch.nbytes)
+        for tensor_use in fragment.tensor_uses:
+            if (tensor_use.category == "buffers") == buffers:
+                held[tensor_use.key] = max(held.get(tensor_use.key, 0), tensor_use.nbytes)
         return held
 
     assert sizes(plain, False) == sizes(layer, False)

@@ -18,7 +18,7 @@ from simulator import simulate
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.costs import Costs
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Exchange, Op, paced
+from simulator.ir.ops import Collective, Exchange, Op, slowest_rank
 from simulator.lowering.rewrite import parts
 from tests.contract.of_experts import ExpertSetting
 from tests.contract.played import play_job
@@ -92,15 +92,15 @@ def test_fp8_out_and_bf16_back_are_three_quarters_of_bf16_both_ways() -> None:
 
 def test_parts_and_paces_are_of_tokens() -> None:
     assert [one.tokens for one in parts(V3, 3)] == [1365, 1365, 1366]  # type: ignore[union-attr]
-    assert paced(replace(V3, pace=1.5)).tokens == 6144
+    assert slowest_rank(replace(V3, pace=1.5)).tokens == 6144
 
 
 # --------------------------------------------------------------------------------------------------- the layer
 
 
 def exchanges(setting: ExpertSetting, use: str = "expert/deepep") -> list[Op]:
-    link, _ = setting.layer(use)
-    return [op for op in (*link.fragment.forward, *link.fragment.backward) if op.stream == "expert"]
+    unit_run, _ = setting.layer(use)
+    return [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) if op.stream == "expert"]
 
 
 def test_a_layer_has_four_exchanges_in_the_places_of_all_to_alls() -> None:

@@ -61,15 +61,15 @@ def _gathers(op: Op) -> bool:
 
 
 @settings(max_examples=20, deadline=None)
-@given(n=st.sampled_from([2, 4, 8]), micro=st.integers(1, 4), link=st.sampled_from([1e6, 1e8]))
-def test_the_efficiency_is_that_of_the_arithmetic_intensity(n: int, micro: int, link: float) -> None:
+@given(n=st.sampled_from([2, 4, 8]), micro=st.integers(1, 4), unit_run=st.sampled_from([1e6, 1e8]))
+def test_the_efficiency_is_that_of_the_arithmetic_intensity(n: int, micro: int, unit_run: float) -> None:
     """ait bw / (ait bw + peak), where nothing overlaps; ait is tokens times the linears' share of parameters."""
     peak = 1e9
     found = play_job(job(n, 1, "bf16", micro=micro))
     linear = sum(op.work.m * op.work.n * op.work.k * op.work.batch for _, op in found.instances() if _linear(op))
     compute = sum(op.work.flops for _, op in found.instances() if isinstance(op.work, Gemm)) / peak
-    copies = (moved(found, True) + moved(found, False)) / link
-    ait, bw = linear / found.plan.job.model.parameters, n * link
+    copies = (moved(found, True) + moved(found, False)) / unit_run
+    ait, bw = linear / found.plan.job.model.parameters, n * unit_run
     assert 0.5 * micro * 32 < ait < micro * 32
     assert compute / (compute + copies) == pytest.approx(ait * bw / (ait * bw + peak), rel=1e-3)
 

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from hardware import load  # noqa: E402
 from hardware.errors import PlanError  # noqa: E402
-from simulator.costs.calibration import check  # noqa: E402
-from simulator.costs.calibration.calibration import calibrations_in, law_of, link_law, step_law # noqa: E402
+from simulator.costs.calibration.calibration import calibrations_in, law_of, link_law, step_law  # noqa: E402
+from simulator.costs.calibration.check import check  # noqa: E402
 from simulator.forecast.simulate import simulate  # noqa: E402
 from simulator.ir.ops import Attention, Gemm, Memory  # noqa: E402
 from validation.calibration.device import calibrate as calibrating  # noqa: E402

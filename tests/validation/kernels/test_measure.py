@@ -68,10 +68,10 @@ def test_modules_have_the_sizes_of_their_leaves(model: str, tp: int, cpu: Device
         outs = [outs] if isinstance(outs, torch.Tensor) else outs
         # Rope is handed the values as well, weights of experts come besides, and a loss is a mean.
         if part.name not in ("rope", "expert.act", "unpermute"):
-            assert sum(one.numel() for one in module.inputs) == part.at.size(*part.leaf.ins), part.name
+            assert sum(one.numel() for one in module.inputs) == part.at.size(*part.operator.ins), part.name
         if part.name not in ("rope", "top_k", "loss"):
-            assert sum(one.numel() for one in outs) == part.at.size(*part.leaf.outs), part.name
-        if isinstance(part.leaf, Norm) or (isinstance(part.leaf, Linear) and model != "gpt"):
+            assert sum(one.numel() for one in outs) == part.at.size(*part.operator.outs), part.name
+        if isinstance(part.operator, Norm) or (isinstance(part.operator, Linear) and model != "gpt"):
             assert sum(one.numel() for one in module.weights) == part.weights, part.name
         grads = torch.autograd.grad(outs, module.wanted, [torch.ones_like(one) for one in outs])
         assert all(one.isfinite().all() for one in grads), part.name
@@ -117,10 +117,10 @@ def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) ->
     assert [(row.name, row.forecasts) for row in read(out).rows] == seen[0]
     names = [row.name for row in measured.rows]
     assert names == list(dict.fromkeys(names))
-    leaves = [*DENSE, "rope", *MOE, *ENDING]
-    assert {name.rpartition(" ")[0] for name in names} == {*leaves, "optimizer"}
+    operators = [*DENSE, "rope", *MOE, *ENDING]
+    assert {name.rpartition(" ")[0] for name in names} == {*operators, "optimizer"}
     # A residual hands its gradient on.
-    assert len(names) == 2 * len(leaves) - 2 + 1
+    assert len(names) == 2 * len(operators) - 2 + 1
     for row in read(out).rows:
         assert len(row.samples) == 2 and min(row.samples) > 0
         assert row.forecasts["catalog"].value > 0 and row.instrument == "time.perf_counter"

@@ -45,8 +45,10 @@ def layer(name: str, tensor: tuple[int, bool], precision: str, recompute: str = 
     stage = model.build(given, None, TensorGroup(size, 0, None, sequence), CPU)
     tokens = 2 * 64 // (size if sequence else 1)
     x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
-    link = next(one for one in Lowering(given.mesh, given.inside).run(given.stage(0)).links if one.name == "layer")
-    return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(link), tokens
+    unit_run = next(
+        one for one in Lowering(given.mesh, given.inside).run(given.stage(0)).unit_runs if one.name == "layer"
+    )
+    return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(unit_run), tokens
 
 
 def resident(adam: Any) -> list[Any]:

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from simulator.ir.modules import Leaf, Site, Stage, Update
-from simulator.ir.ops import BYTES, Beside, Chain, Collective, Fragment, Op, Param
+from simulator.ir.modules import Module, Operator, Stage, Update
+from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
 from simulator.ir.scheme import Around, Inner, Scheme
 
 Of = Callable[[Param], tuple[tuple[str, ...], int]]
@@ -34,17 +34,17 @@ class DataScheme(Scheme):
     shards: ClassVar[tuple[str, ...]] = ()
     """States that rest cut: optimizer, gradients, parameters."""
 
-    def layouts(self, site: Leaf) -> str | None:
-        return "b" if site.has("b") else None
+    def layouts(self, module: Operator) -> str | None:
+        return "b" if module.has("b") else None
 
     @property
     def copies(self) -> int:
         """Ranks that hold the same weights, where no view says otherwise."""
-        return self.mesh.size((*self.over, *self.beside))
+        return self.mesh.size((*self.over, *self.sequence_axes))
 
-    def sums(self, param: Param) -> tuple[str, ...]:
+    def reduces(self, param: Param) -> tuple[str, ...]:
         """Along my axes and those beside them ranks have the same weights; in a view along all of other tokens."""
-        mine = {*self.over, *self.beside}
+        mine = {*self.over, *self.sequence_axes}
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
 
     @cached_property
@@ -53,54 +53,54 @@ class DataScheme(Scheme):
         named = (getattr(self.options, option) for option in self.names_axes)
         return self.mesh.parts(axis for axis in named if axis)
 
-    def rests(self, state: str, param: Param) -> tuple[str, ...]:
-        return tuple(axis for axis in self.sums(param) if axis not in self.replicas) if state in self.shards else ()
+    def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
+        return tuple(axis for axis in self.reduces(param) if axis not in self.replicas) if state in self.shards else ()
 
     @property
     def overlaps(self) -> bool:
         """Whether gradients leave in buckets while others are made; else all at once, when they all are."""
-        return bool(self.habits.overlap.dp)
+        return bool(self.framework.overlap.dp)
 
     def late(self, param: Param) -> tuple[str, ...]:
         """Axes over which the gradient is summed once a step, behind the last micro-batch, and not in every one."""
-        return () if "gradients" in self.shards else self.sums(param)
+        return () if "gradients" in self.shards else self.reduces(param)
 
     def returns(self, param: Param) -> tuple[str, ...]:
         """Axes over which updated shards of weights that rest whole come together before they are used again."""
-        return () if self.rests("parameters", param) else self.updates(param)
+        return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
 
     def _reduced(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Where a gradient is summed behind the last micro-batch, and the elements of it that rest until then."""
-        return self.late(param), param.size // self.mesh.size(self.rests("gradients", param))
+        return self.late(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
 
     def _returned(self, param: Param) -> tuple[tuple[str, ...], int]:
         return self.returns(param), param.size
 
     @property
-    def alike(self) -> Hashable:
+    def lowering_key(self) -> Hashable:
         """A rank does the same work beside any number of others: only along which axes there are some matters."""
         return self.use, self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.options
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
-        chain = inner(stage)
+        stage_ops = inner(stage)
         if self.overlaps:
             reduce: Make = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
             gather: Make = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
-            chain.behind += self._in_buckets(chain, self._reduced, reduce, backward=True)
+            stage_ops.behind += self._in_buckets(stage_ops, self._reduced, reduce, backward=True)
             # Each bucket of weights is gathered in front of its first use in the first micro-batch.
-            chain.ahead += self._in_buckets(chain, self._returned, gather, backward=False)
-        return chain
+            stage_ops.ahead += self._in_buckets(stage_ops, self._returned, gather, backward=False)
+        return stage_ops
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
         """Without overlap all is reduced, and gathered again, around the update."""
-        fragment = inner(site)
-        if isinstance(site, Update) and not self.overlaps:
-            sums = [self.reduce(axes, n, "U", "every") for axes, n in together(site.params, self._reduced)]
+        fragment = inner(module)
+        if isinstance(module, Update) and not self.overlaps:
+            sums = [self.reduce(axes, n, "U", "every") for axes, n in together(module.params, self._reduced)]
             for op in fragment.forward:
                 op.after += sums
             gathers = []
-            for axes, elements in together(site.params, self._returned):
+            for axes, elements in together(module.params, self._returned):
                 gathers.append(self.gather(axes, elements, "U", "every"))
                 gathers[-1].after.append(fragment.forward[-1])
             fragment.forward = [*sums, *fragment.forward, *gathers]
@@ -110,21 +110,21 @@ class DataScheme(Scheme):
         """A sum of gradients, to the shards that the optimizer updates; among replicas of shards, of all of each."""
         copies = set(axes) <= set(self.replicas)
         operation = "reduce_scatter" if "optimizer" in self.shards and not copies else "all_reduce"
-        work = Collective(operation, elements * BYTES[self.habits.gradients], axes)
+        work = Collective(operation, elements * BYTES[self.framework.gradients], axes)
         return Op("reduce grads", "data-replicas" if copies else "data", work, [], phase, when)
 
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        work = Collective("all_gather", elements * BYTES[self.habits.weights], axes)
+        work = Collective("all_gather", elements * BYTES[self.framework.weights], axes)
         return Op("gather params", "data", work, [], phase, when)
 
-    def _in_buckets(self, chain: Chain, of: Of, make: Make, backward: bool) -> Iterable[Beside]:
+    def _in_buckets(self, stage_ops: StageOps, of: Of, make: Make, backward: bool) -> Iterable[SideOps]:
         """An op a bucket, of parameters that meet over the same axes, in the order in which they begin."""
-        limit = max(self.habits.bucket.elements, self.habits.bucket.elements_per_rank * self.copies)
-        found = [of(param) if param.trained else ((), 0) for param, _ in chain.params()]
+        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.copies)
+        found = [of(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
         axes_of = [axes for axes, _ in found]
         sets = list(dict.fromkeys(axes_of))
-        summed = chain.of_params([sets.index(axes) for axes in axes_of])
-        size = chain.of_params([elements for _, elements in found])
+        summed = stage_ops.of_params([sets.index(axes) for axes in axes_of])
+        size = stage_ops.of_params([elements for _, elements in found])
         buckets: list[tuple[np.ndarray, Op]] = []
         for i, axes in enumerate(sets):
             if axes:
@@ -133,7 +133,7 @@ class DataScheme(Scheme):
                 starts, sizes = _filled(held, limit)
                 ops = {elements: make(axes, elements) for elements in set(sizes)}
                 if len(sets) == 1:
-                    yield Beside([ops[elements] for elements in sizes], numbers, starts)
+                    yield SideOps([ops[elements] for elements in sizes], numbers, starts)
                     return
                 buckets += zip(np.split(numbers, starts[1:]), (ops[elements] for elements in sizes), strict=True)
         if buckets:
@@ -141,7 +141,7 @@ class DataScheme(Scheme):
             buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
             lengths = [len(numbers) for numbers, _ in buckets]
             starts = np.cumsum([0, *lengths[:-1]])
-            yield Beside([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
+            yield SideOps([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
 
 
 def together(params: Iterable[tuple[Param, int]], of: Of) -> Iterable[tuple[tuple[str, ...], int]]:

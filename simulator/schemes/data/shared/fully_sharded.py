@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from typing import ClassVar
 
 from simulator.ir.modules import Stage
-from simulator.ir.ops import BYTES, COMPUTE, Chain, Fragment, Link, Memory, Op, Touch
+from simulator.ir.ops import BYTES, COMPUTE, Fragment, Memory, Op, StageOps, TensorUse, UnitRun
 from simulator.ir.scheme import Around
 from simulator.schemes.data.shared.data_parallel import DataScheme
 
@@ -38,7 +38,7 @@ class ShardedScheme(DataScheme):
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
-    def lower_stage(self, stage: Stage, inner: Around) -> Chain:
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
         return super().lower_stage(stage, lambda part: in_units(self, grouped(inner(part), self.unit)))
 
     @property
@@ -54,7 +54,7 @@ class ShardedScheme(DataScheme):
     def depth(self, forward: bool, sizes: Sequence[int]) -> int:
         """How many of the following units are gathered while one computes. sizes: elements of that one, and of those
         that follow in this pass."""
-        return int(self.habits.overlap.dp)
+        return int(self.framework.overlap.dp)
 
     def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
         """Gathers weights that are cut over `axes`. elements: of the whole weights."""
@@ -77,8 +77,8 @@ class ShardedScheme(DataScheme):
     @cached_property
     def within(self) -> tuple[str, ...]:
         """The axes of the nearest ranks that hold the same weights: the last that it is over, and those beside it."""
-        claimed = [axis for axis in self.claims if not set(self.mesh.parts(axis)) & set(self.replicas)]
-        return (*self.mesh.parts(claimed[-1:]), *self.beside)
+        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replicas)]
+        return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
 
 
 @dataclass(frozen=True)
@@ -127,23 +127,23 @@ class Turn:
     sent: int
 
 
-def grouped(chain: Chain, layers: int) -> Chain:
-    """`chain` whose links hold so many copies of one at a time, and what is left over by itself."""
+def grouped(stage_ops: StageOps, layers: int) -> StageOps:
+    """`stage_ops` whose links hold so many copies of one at a time, and what is left over by itself."""
     if layers == 1:
-        return chain
-    links: list[Link] = []
-    for link in chain.links:
-        whole, rest = divmod(link.count, layers)
-        links += [_several(link, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
-    return Chain(links, chain.ahead, chain.behind)
+        return stage_ops
+    unit_runs: list[UnitRun] = []
+    for unit_run in stage_ops.unit_runs:
+        whole, rest = divmod(unit_run.count, layers)
+        unit_runs += [_several(unit_run, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
+    return StageOps(unit_runs, stage_ops.ahead, stage_ops.behind)
 
 
-def _several(link: Link, n: int, count: int) -> Link:
+def _several(unit_run: UnitRun, n: int, count: int) -> UnitRun:
     """`count` times `n` copies of a link, one after another in one fragment."""
     if n == 1:
-        return replace(link, count=count)
-    copies = [link.fragment.copy() for _ in range(n)]
-    takes, gives = link.takes or "", link.gives or ""
+        return replace(unit_run, count=count)
+    copies = [unit_run.fragment.copy() for _ in range(n)]
+    takes, gives = unit_run.takes or "", unit_run.gives or ""
     for one, other in pairwise(copies):
         other.entry[takes].after.append(one.exit[gives])
         if takes in other.grad_exit:
@@ -151,7 +151,7 @@ def _several(link: Link, n: int, count: int) -> Link:
 
     def key(old: str, i: int) -> str:
         """Copies meet in what one gives and the next one takes."""
-        back, (come, go) = old.removeprefix("d:"), link.keys
+        back, (come, go) = old.removeprefix("d:"), unit_run.keys
         at = {come: i, go: i + 1}.get(back)
         if at is None:
             return f"{old} of {i}"
@@ -166,62 +166,68 @@ def _several(link: Link, n: int, count: int) -> Link:
         copies[0].grad_exit,
         [param for one in copies for param in one.params],
         [name for one in copies for name in one.borrowed],
-        [replace(touch, key=key(touch.key, i)) for i, one in enumerate(copies) for touch in one.touches],
+        [
+            replace(tensor_use, key=key(tensor_use.key, i))
+            for i, one in enumerate(copies)
+            for tensor_use in one.tensor_uses
+        ],
     )
-    found, left = (tuple(key(old, i) for i in range(n) for old in keys) for keys in (link.found, link.left))
-    return replace(link, fragment=fragment, count=count, found=found, left=left)
+    found, left = (tuple(key(old, i) for i in range(n) for old in keys) for keys in (unit_run.found, unit_run.left))
+    return replace(unit_run, fragment=fragment, count=count, found=found, left=left)
 
 
-def in_units(scheme: ShardedScheme, chain: Chain) -> Chain:
-    """`chain` with every unit's weights gathered before its passes and its gradients scattered behind.
+def in_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
+    """`stage_ops` with every unit's weights gathered before its passes and its gradients scattered behind.
 
     A unit's weights are gathered while those before it compute, `scheme.depth` of them, else while nobody does: that is
     the limit of gathers that nobody has used yet. An embedding whose table is that of the output layer, too, stays
     whole between its passes, as does the gradient from the output layer's on (both belong to the root unit of FSDP,
     which is not freed behind its forward pass).
     """
-    links = chain.links
-    held = [_held(scheme, link) for link in links]
+    unit_runs = stage_ops.unit_runs
+    held = [_held(scheme, unit_run) for unit_run in unit_runs]
     if not any(held):
-        return chain
-    shared = links[0].takes is None and bool(held[0]) and any(link.fragment.borrowed for link in links[1:])
+        return stage_ops
+    shared = (
+        unit_runs[0].takes is None and bool(held[0]) and any(unit_run.fragment.borrowed for unit_run in unit_runs[1:])
+    )
     if shared:
         held[0] = replace(held[0], backward=Weights())
     # Behind a unit that takes nothing from the one before, as an embedding does, a new row of neighbours begins.
     rows: list[list[int]] = []
-    for i, link in enumerate(links):
-        if i == 0 or link.takes is None:
+    for i, unit_run in enumerate(unit_runs):
+        if i == 0 or unit_run.takes is None:
             rows.append([])
-        rows[-1] += [i] * link.count
+        rows[-1] += [i] * unit_run.count
     turns = [(i, turn) for row in rows for i, turn in zip(row, _turns(scheme, [held[i] for i in row]), strict=True)]
-    made: list[Link] = []
+    made: list[UnitRun] = []
     # Copies differ in what they do for their neighbours: mostly the first, those between, the last.
     for (i, turn), alike in groupby(turns):
         stays = shared and i == 0
-        fragment = _whole(scheme, links[i], held[i], turn, stays)
-        whole = replace(links[i], fragment=fragment, count=len(list(alike)))
+        fragment = _whole(scheme, unit_runs[i], held[i], turn, stays)
+        whole = replace(unit_runs[i], fragment=fragment, count=len(list(alike)))
         table = [_table(axes) for axes, _ in held[0].gradients]
         if shared and fragment.borrowed:
             whole = _lends(scheme, whole, held[0])
         made.append(replace(whole, found=(*whole.found, *table)) if stays else whole)
-    return Chain(made, chain.ahead, chain.behind)
+    return StageOps(made, stage_ops.ahead, stage_ops.behind)
 
 
-def _held(scheme: ShardedScheme, link: Link) -> Held:
+def _held(scheme: ShardedScheme, unit_run: UnitRun) -> Held:
     forward, backward, gradients = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
     live = leaving = 0
-    for param in link.fragment.params:
-        if axes := scheme.rests("parameters", param):
+    for param in unit_run.fragment.params:
+        if axes := scheme.shards_at_rest("parameters", param):
             forward[axes] += param.size
-            second = scheme.secondary(param)
+            second = scheme.secondary_shards(param)
             live += param.size if second != () else 0
             backward[axes if second is None else second] += param.size
-        if param.trained and (axes := scheme.sums(param)):
+        if param.trained and (axes := scheme.reduces(param)):
             gradients[axes] += param.size
-            leaving += param.size if scheme.rests("gradients", param) else 0
+            leaving += param.size if scheme.shards_at_rest("gradients", param) else 0
     backward.pop((), None)
     groups = Weights(tuple(forward.items()), live), Weights(tuple(backward.items()), live)
-    if not link.fragment.backward:  # nothing below is trained
+    if not unit_run.fragment.backward:  # nothing below is trained
         return Held(groups[0], Weights(), (), 0)
     return Held(*groups, tuple(gradients.items()), leaving)
 
@@ -250,41 +256,41 @@ def _table(axes: tuple[str, ...]) -> str:
     return f"gradients of the table {axes}"
 
 
-def _lends(scheme: ShardedScheme, link: Link, table: Held) -> Link:
+def _lends(scheme: ShardedScheme, unit_run: UnitRun, table: Held) -> UnitRun:
     """A unit that makes a first part of the gradients of a table, which are given back where the table is."""
-    first = next((op for op in link.fragment.backward if op.phase == "W"), link.fragment.backward[-1])
+    first = next((op for op in unit_run.fragment.backward if op.phase == "W"), unit_run.fragment.backward[-1])
     for axes, elements in table.gradients:
-        nbytes = elements * BYTES[scheme.habits.gradients]
-        link.fragment.touches.append(Touch(_table(axes), nbytes, first, True, "gradients"))
-    return replace(link, left=(*link.left, *(_table(axes) for axes, _ in table.gradients)))
+        nbytes = elements * BYTES[scheme.framework.gradients]
+        unit_run.fragment.tensor_uses.append(TensorUse(_table(axes), nbytes, first, True, "gradients"))
+    return replace(unit_run, left=(*unit_run.left, *(_table(axes) for axes, _ in table.gradients)))
 
 
-def _whole(scheme: ShardedScheme, link: Link, own: Held, turn: Turn, stays: bool) -> Fragment:
+def _whole(scheme: ShardedScheme, unit_run: UnitRun, own: Held, turn: Turn, stays: bool) -> Fragment:
     """A unit with what it gathers and scatters. stays: its weights are whole between its passes, too."""
-    made = link.fragment.copy()
-    _pass(scheme, link, made, own.forward, turn.forward, True, stays)
+    made = unit_run.fragment.copy()
+    _pass(scheme, unit_run, made, own.forward, turn.forward, True, stays)
     if made.backward:
         # A table that stays has come already.
         weights = replace(own.forward, groups=()) if stays else own.backward
-        _pass(scheme, link, made, weights, turn.backward, False, stays)
+        _pass(scheme, unit_run, made, weights, turn.backward, False, stays)
         # The gradients of the unit whose backward pass came before are still on their way.
-        nbytes, ends = turn.sent * BYTES[scheme.habits.gradients], (made.backward[0], made.backward[-1])
-        made.touches += _lives("gradients of the following", nbytes, *ends, "gradients")
+        nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (made.backward[0], made.backward[-1])
+        made.tensor_uses += _lives("gradients of the following", nbytes, *ends, "gradients")
         for axes, elements in own.gradients:
             _scatters(scheme, made, axes, elements, stays)
     return made
 
 
 def _pass(
-    scheme: ShardedScheme, link: Link, made: Fragment, own: Weights, fetch: Fetch, forward: bool, stays: bool
+    scheme: ShardedScheme, unit_run: UnitRun, made: Fragment, own: Weights, fetch: Fetch, forward: bool, stays: bool
 ) -> None:
     """One pass of a unit with what it gathers: its own weights, where nobody has before, and those of later units.
 
     Who waits for its result waits for the next unit's weights, too.
     """
     ops, phase = (made.forward, "F") if forward else (made.backward, "B")
-    entry, takes = (made.entry, link.takes) if forward else (made.grad_entry, link.gives)
-    gate, gives = (made.exit, link.gives) if forward else (made.grad_exit, link.takes)
+    entry, takes = (made.entry, unit_run.takes) if forward else (made.grad_entry, unit_run.gives)
+    gate, gives = (made.exit, unit_run.gives) if forward else (made.grad_exit, unit_run.takes)
     came = [entry[takes]] if takes in entry else []
     kernels, first, last = [op for op in ops if op.stream == COMPUTE], ops[0], ops[-1]
     mine = _brought(scheme, own, forward)
@@ -299,32 +305,32 @@ def _pass(
         (behind if begins and not front else front).extend(gathers)
         arrived[later] = [one.ops[-1] for one in found]
         if later and gathers:
-            made.touches += _lives(f"weights {phase} {later}", _coming(scheme, weights, found), gathers[0], last)
+            made.tensor_uses += _lives(f"weights {phase} {later}", _coming(scheme, weights, found), gathers[0], last)
     for later, weights in enumerate(fetch.before, 1):
         nbytes = _coming(scheme, weights, _brought(scheme, weights, forward))
-        made.touches += _lives(f"weights {phase} {later}", nbytes, first, last)
+        made.tensor_uses += _lives(f"weights {phase} {later}", nbytes, first, last)
     here = arrived.get(0, [])
     # What moves weights on before a kernel reads them waits for them, too.
     used = {param.used for param in made.params} if forward else set()
     for op in (op for op in ops if op.stream == COMPUTE or op in used):
         op.after += here
     key, begin = "weights" if stays else f"weights {phase}", (front if here else ops)[0]
-    made.touches += _lives(key, own.live * BYTES[scheme.habits.weights], begin, last)
+    made.tensor_uses += _lives(key, own.live * BYTES[scheme.framework.weights], begin, last)
     marks, waits = _passed_on(len(fetch.before), arrived, phase)
     if gives in gate and waits:
         gate[gives] = Op("gather params of the next", after=[gate[gives], *waits], phase=phase)
     ops[:] = [*front, *marks, *ops[:1], *behind, *ops[1:]]
     unpack = [op for one in mine for op in one.unpack]
     nbytes = sum(one.nbytes for one in mine)
-    if not unpack and mine and scheme.habits.gathers_apart:
-        nbytes = own.elements * BYTES[scheme.habits.weights]
+    if not unpack and mine and scheme.framework.gathers_apart:
+        nbytes = own.elements * BYTES[scheme.framework.weights]
         unpack = [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=phase)]
     for op in unpack:
         op.after += [*came, *here]
     place = ops.index(kernels[0]) if kernels else len(ops)
     ops[place:place] = unpack
     if nbytes:
-        made.touches += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
+        made.tensor_uses += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
 
 
 def _brought(scheme: ShardedScheme, weights: Weights, forward: bool) -> list[Brought]:
@@ -336,7 +342,7 @@ def _brought(scheme: ShardedScheme, weights: Weights, forward: bool) -> list[Bro
 
 def _coming(scheme: ShardedScheme, weights: Weights, found: list[Brought]) -> float:
     """Bytes of weights on their way to a later unit."""
-    return sum(one.nbytes for one in found) or weights.live * BYTES[scheme.habits.weights]
+    return sum(one.nbytes for one in found) or weights.live * BYTES[scheme.framework.weights]
 
 
 def _in_turn(ops: list[Op]) -> None:
@@ -367,27 +373,27 @@ def _passed_on(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[l
 
 def _scatters(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:
     """Sums gradients behind the backward pass; whole ones that rest cut live until they have left."""
-    params = [param for param in made.params if param.trained and scheme.sums(param) == axes]
+    params = [param for param in made.params if param.trained and scheme.reduces(param) == axes]
     ready = [param.ready for param in params]
     ops = scheme.scatter(axes, elements)
     if not ops:
         return
     _in_turn(ops)
-    if scheme.rests("gradients", params[0]):
-        nbytes = elements * BYTES[scheme.habits.gradients]
+    if scheme.shards_at_rest("gradients", params[0]):
+        nbytes = elements * BYTES[scheme.framework.gradients]
         begin = next((op for op in made.backward if op.phase == "W"), made.backward[-1])
-        if scheme.habits.gathers_apart:
+        if scheme.framework.gathers_apart:
             packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
-            made.touches += _lives(f"packed {axes}", nbytes, packed, ops[0], "buffers")
+            made.tensor_uses += _lives(f"packed {axes}", nbytes, packed, ops[0], "buffers")
             made.backward.append(packed)
             ready = [packed]
         key = _table(axes) if stays else f"gradients {axes}"
-        made.touches += _lives(key, nbytes, begin, ops[0], "gradients")
+        made.tensor_uses += _lives(key, nbytes, begin, ops[0], "gradients")
     ops[0].after += ready
     made.backward += ops
     for param in params:
         param.ready = ops[-1]
 
 
-def _lives(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[Touch]:
-    return [Touch(key, round(nbytes), op, op is begin, category) for op in (begin, end)]
+def _lives(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[TensorUse]:
+    return [TensorUse(key, round(nbytes), op, op is begin, category) for op in (begin, end)]

@@ -2,7 +2,7 @@
 
 Leaves, layouts and the collectives between them know even routing only. `ExpertScheme.lower` then tells the works of a
 layer with experts which rank has most to do: works go on to state the mean over ranks, which is what adds up, and take
-the `pace` of the most laden rank, and its groups (see `simulator.ir.ops.paced`). The one device that stands for all ranks
+the `pace` of the most laden rank, and its groups (see `simulator.ir.ops.slowest_rank`). The one device that stands for all ranks
 also holds as many tokens as that one: its memory is what must suffice.
 """
 
@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import Leaf, MoE, Site
+from simulator.ir.modules import Module, MoE, Operator
 from simulator.ir.moe_operators import EXPERTS, Permute
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, Touch
+from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.ir.routing import Spread, Told
 from simulator.ir.scheme import Inner, Rule, Scheme, SchemeOptions, find_scheme
 
@@ -50,7 +50,7 @@ class ExpertScheme(Scheme):
     @property
     def ranks(self) -> int:
         """Ranks that the experts are spread over."""
-        return self.mesh.size(self.claims[:1])
+        return self.mesh.size(self.axes[:1])
 
     def capacity(self, moe: Any) -> float | None:
         """The capacity of experts under this scheme."""
@@ -82,40 +82,40 @@ class ExpertScheme(Scheme):
         for entry in job.plan.schemes:
             kind, told = find_scheme(entry.use), entry.model_extra or {}
             if kind.family not in ("pipeline", "expert"):
-                other = kind(kind.axes(entry.over, told), kind.Options(**told), self.mesh, self.habits)
+                other = kind(kind.all_axes(entry.over, told), kind.Options(**told), self.mesh, self.framework)
                 rule = other.layouts(TOKENS)
                 dims = dict.fromkeys(other.over, rule) if isinstance(rule, str) else rule.divide if rule else {}
                 divided |= {part for part, dim in dims.items() if dim in ("b", "s")}
-        mine = self.mesh.parts(self.claims[:1])
+        mine = self.mesh.parts(self.axes[:1])
         return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
 
-    def layouts(self, site: Leaf) -> Rule:
-        dims = zip(self.claims, ("e", "f"), strict=False)
-        return Rule({part: dim for axis, dim in dims if site.has(dim) for part in self.mesh.parts(axis)})
+    def layouts(self, module: Operator) -> Rule:
+        dims = zip(self.axes, ("e", "f"), strict=False)
+        return Rule({part: dim for axis, dim in dims if module.has(dim) for part in self.mesh.parts(axis)})
 
-    def spread(self, site: MoE) -> Spread:
+    def spread(self, module: MoE) -> Spread:
         """How the tokens of a layer lie on the ranks that hold its experts."""
-        found: Spread = self.options.routing.over(self.ranks, site.experts, site.capacity)
+        found: Spread = self.options.routing.over(self.ranks, module.experts, module.capacity)
         return found
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        if isinstance(site, MoE):
-            spread = self.spread(site)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        if isinstance(module, MoE):
+            spread = self.spread(module)
             if spread.even:
-                return inner(site)
+                return inner(module)
             self._spread = spread
             try:
-                return exchanged(inner(site), self, spread)
+                return exchanged(inner(module), self, spread)
             finally:
                 self._spread = None
-        if self._spread is not None and isinstance(site, Leaf) and site.view == EXPERTS:
-            return laden(inner(site), self._spread)
-        return inner(site)
+        if self._spread is not None and isinstance(module, Operator) and module.view == EXPERTS:
+            return laden(inner(module), self._spread)
+        return inner(module)
 
 
 def exchanges(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
     """The collectives of a layer along the axis that spreads its experts, forward and backward, in issue order."""
-    parts = set(scheme.mesh.parts(scheme.claims[:1]))
+    parts = set(scheme.mesh.parts(scheme.axes[:1]))
     ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == scheme.family]
     return [op for op in ops if isinstance(op.work, Collective) and parts >= set(op.work.axes)]
 
@@ -143,10 +143,10 @@ def laden(fragment: Fragment, spread: Spread) -> Fragment:
         elif isinstance(op.work, Memory) and op.phase != "W":
             # Those of phase W are of weights.
             op.work = replace(op.work, pace=spread.laden)
-    fragment.touches = [widened(touch, spread.laden) for touch in fragment.touches]
+    fragment.tensor_uses = [widened(tensor_use, spread.laden) for tensor_use in fragment.tensor_uses]
     return fragment
 
 
-def widened(touch: Touch, pace: float) -> Touch:
+def widened(tensor_use: TensorUse, pace: float) -> TensorUse:
     """Memory of tokens, in some layout, where there are more of them; the rest is of weights."""
-    return replace(touch, nbytes=round(pace * touch.nbytes)) if "@" in touch.key else touch
+    return replace(tensor_use, nbytes=round(pace * tensor_use.nbytes)) if "@" in tensor_use.key else tensor_use

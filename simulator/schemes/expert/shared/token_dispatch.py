@@ -14,7 +14,7 @@ from math import prod
 
 from simulator.ir.modules import MoE
 from simulator.ir.moe_operators import ExpertLinear, Permute, TopK
-from simulator.ir.ops import Collective, Fragment, Op, Touch
+from simulator.ir.ops import Collective, Fragment, Op, TensorUse
 from simulator.lowering.rewrite import Rewrite, sources
 
 
@@ -46,14 +46,14 @@ class Routed:
     weights: int
 
     @classmethod
-    def of(cls, nest: MoE) -> Routed:
-        leaves = nest.leaves()
-        (sent,) = (leaf.outs[0].dims for leaf in leaves if isinstance(leaf, Permute))
-        (chosen,) = (leaf.outs[0].dims for leaf in leaves if isinstance(leaf, TopK))
-        tensors = (one.dims for leaf in leaves if isinstance(leaf, ExpertLinear) for one in leaf.weights)
+    def of(cls, composite: MoE) -> Routed:
+        operators = composite.operators()
+        (sent,) = (operator.outs[0].dims for operator in operators if isinstance(operator, Permute))
+        (chosen,) = (operator.outs[0].dims for operator in operators if isinstance(operator, TopK))
+        tensors = (one.dims for operator in operators if isinstance(operator, ExpertLinear) for one in operator.weights)
         matrices = sum(prod(dim.size for dim in dims.values()) for dims in tensors if {"h", "f"} <= dims.keys())
         copies = sent["b"].size * sent["s"].size
-        sizes = sent["h"].size, chosen["k"].size, nest.experts, copies, matrices / nest.experts
+        sizes = sent["h"].size, chosen["k"].size, composite.experts, copies, matrices / composite.experts
         return cls(*map(int, sizes))
 
 
@@ -149,10 +149,10 @@ def add_up(fragment: Fragment, shadows: Sequence[Op]) -> None:
         ops.append(replace(op, name=f"d{op.name}", work=replace(op.work, operation="reduce"), after=made, phase="W"))
     nbytes = sum(op.work.nbytes for op in shadows if isinstance(op.work, Collective))
     last = [*fragment.forward, *fragment.backward, *(ops if trained else [])][-1]
-    fragment.touches += [Touch("shadows", nbytes, at, at is shadows[0], "buffers") for at in (shadows[0], last)]
+    fragment.tensor_uses += [TensorUse("shadows", nbytes, at, at is shadows[0], "buffers") for at in (shadows[0], last)]
     if trained:
         place = ready[-1] + 1
         fragment.backward[place:place] = ops
-        fragment.touches += [Touch("d:shadows", nbytes, at, at is made[0], "buffers") for at in (made[0], last)]
+        fragment.tensor_uses += [TensorUse("d:shadows", nbytes, at, at is made[0], "buffers") for at in (made[0], last)]
         for param in trained:
             param.ready = last

@@ -11,20 +11,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from simulator.ir.modules import Layer, Leaf, Nest, Site, Stage, Unit
+from simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit
 from simulator.ir.operators import Cast
-from simulator.ir.ops import Communication, Fragment, Op, Touch
+from simulator.ir.ops import Communication, Fragment, Op, TensorUse
 from simulator.ir.scheme import Inner
 from simulator.lowering.rewrite import Rewrite, sources
 
 
-def recompute(site: Site, inner: Inner, kept: Callable[[str], bool] | None = None) -> Fragment:
-    """`site` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
+def recompute(module: Module, inner: Inner, kept: Callable[[str], bool] | None = None) -> Fragment:
+    """`module` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
 
     Kept are the tensors that come in from outside, and those that others need; all else lives within one pass. kept:
     whether memory of a name inside is kept, too; what nothing else needs is then not done again.
     """
-    first, again = inner(site), inner(site)
+    first, again = inner(module), inner(module)
     gradient = list(again.grad_entry.values())
     if kept is not None:
         _spare(again, kept, gradient)
@@ -33,11 +33,11 @@ def recompute(site: Site, inner: Inner, kept: Callable[[str], bool] | None = Non
     for op in again.forward:
         op.phase, op.name = "R", f"re {op.name}"
     before, anew = set(map(id, first.forward)), set(map(id, again.forward))
-    inside = {t.key for t in again.touches if t.made and id(t.op) in anew}
-    touches = [t for t in first.touches if id(t.op) in before]
-    touches += [
-        Touch(f"{t.key}~" if t.key in inside and not t.stays else t.key, t.nbytes, t.op, t.made, t.category)
-        for t in again.touches
+    inside = {t.key for t in again.tensor_uses if t.made and id(t.op) in anew}
+    tensor_uses = [t for t in first.tensor_uses if id(t.op) in before]
+    tensor_uses += [
+        TensorUse(f"{t.key}~" if t.key in inside and not t.stays else t.key, t.nbytes, t.op, t.made, t.category)
+        for t in again.tensor_uses
     ]
     for param, other in zip(again.params, first.params, strict=True):
         param.used = other.used
@@ -50,7 +50,7 @@ def recompute(site: Site, inner: Inner, kept: Callable[[str], bool] | None = Non
         grad_exit=again.grad_exit,
         params=again.params,
         borrowed=again.borrowed,
-        touches=touches,
+        tensor_uses=tensor_uses,
     )
 
 
@@ -58,8 +58,8 @@ def _spare(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op])
     """Leaves out of `again` the forward ops that make only what is `kept`, or what those read. Who waits for them waits
     for the `gradient`."""
     made, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
-    for touch in again.touches:
-        (made if touch.made else read)[touch.op].add(touch.key)
+    for tensor_use in again.tensor_uses:
+        (made if tensor_use.made else read)[tensor_use.op].add(tensor_use.key)
     asked = {key for keys in read.values() for key in keys}
     # What leaves the site is made again, as recomputation does.
     wanted = {key for op in again.forward for key in made[op] - asked if not kept(key)}
@@ -75,7 +75,7 @@ def _spare(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op])
         else:
             left.add(op)
             dead.swap(op, [], gradient)
-    again.touches = [touch for touch in again.touches if touch.op not in left]
+    again.tensor_uses = [tensor_use for tensor_use in again.tensor_uses if tensor_use.op not in left]
     dead.done()
 
 
@@ -87,27 +87,29 @@ def discard(fragment: Fragment, ops: Sequence[Op]) -> None:
     needs is not made again; what later slices of a sequence read stays.
     """
     backward = set(map(id, fragment.backward))
-    staying = {t.key for t in fragment.touches if t.stays}
-    saved = {t.key for t in fragment.touches if id(t.op) in backward} - staying
+    staying = {t.key for t in fragment.tensor_uses if t.stays}
+    saved = {t.key for t in fragment.tensor_uses if id(t.op) in backward} - staying
     own = _with_moves(fragment, ops, saved)
-    made = {t.key: t.op for t in fragment.touches if t.made and t.op in own and t.key not in staying}
-    readers = {t.op: t.key for t in fragment.touches if t.key in made and id(t.op) in backward}
+    made = {t.key: t.op for t in fragment.tensor_uses if t.made and t.op in own and t.key not in staying}
+    readers = {t.op: t.key for t in fragment.tensor_uses if t.key in made and id(t.op) in backward}
     if not readers:
         return
     place, first = next((i, op) for i, op in enumerate(fragment.backward) if op in readers)
     again = {op: replace(op, name=f"re {op.name}", phase="R", after=[]) for op in fragment.forward if op in own}
     for op, other in again.items():
         other.after = [again[one] for one in sources(op) if one in again] or list(first.after)
-    touches = [replace(t, key=f"{t.key}~") if t.op in readers and t.key in made else t for t in fragment.touches]
-    touches += [
+    tensor_uses = [
+        replace(t, key=f"{t.key}~") if t.op in readers and t.key in made else t for t in fragment.tensor_uses
+    ]
+    tensor_uses += [
         replace(t, key=f"{t.key}~" if t.key in made else t.key, op=again[t.op])
-        for t in fragment.touches
+        for t in fragment.tensor_uses
         if t.op in again
     ]
-    for touch in fragment.touches:
-        if touch.op in readers and touch.key in made:
-            touch.op.after.append(again[made[touch.key]])
-    fragment.touches = touches
+    for tensor_use in fragment.tensor_uses:
+        if tensor_use.op in readers and tensor_use.key in made:
+            tensor_use.op.after.append(again[made[tensor_use.key]])
+    fragment.tensor_uses = tensor_uses
     fragment.backward[place:place] = again.values()
 
 
@@ -118,33 +120,44 @@ class Forgetting:
     one group; a group is discarded by the first nest that holds all who read from it.
     """
 
-    def __init__(self, unit: Unit, chosen: Callable[[Leaf], bool]) -> None:
-        leaves = unit.leaves()
-        made = {t.name for leaf in leaves if chosen(leaf) for t in leaf.outs}
-        self._own = {leaf for leaf in leaves if chosen(leaf) or (isinstance(leaf, Cast) and leaf.ins[0].name in made)}
-        self._readers: dict[str, list[Leaf]] = defaultdict(list)
-        for leaf in leaves:
-            for tensor in leaf.ins:
-                self._readers[tensor.name].append(leaf)
-        self._ops: dict[Leaf, list[Op]] = {}
+    def __init__(self, unit: Unit, chosen: Callable[[Operator], bool]) -> None:
+        operators = unit.operators()
+        made = {t.name for operator in operators if chosen(operator) for t in operator.outs}
+        self._own = {
+            operator
+            for operator in operators
+            if chosen(operator) or (isinstance(operator, Cast) and operator.ins[0].name in made)
+        }
+        self._readers: dict[str, list[Operator]] = defaultdict(list)
+        for operator in operators:
+            for tensor in operator.ins:
+                self._readers[tensor.name].append(operator)
+        self._ops: dict[Operator, list[Op]] = {}
 
-    def note(self, leaf: Leaf, fragment: Fragment) -> None:
+    def note(self, operator: Operator, fragment: Fragment) -> None:
         """A leaf has been lowered."""
-        if leaf in self._own:
-            self._ops[leaf] = list(fragment.forward)
+        if operator in self._own:
+            self._ops[operator] = list(fragment.forward)
 
-    def discard(self, nest: Nest, fragment: Fragment) -> None:
+    def discard(self, composite: CompositeModule, fragment: Fragment) -> None:
         """A nest has been lowered: `fragment` is changed."""
-        inside = set(nest.leaves())
+        inside = set(composite.operators())
         for group in self._groups():
-            if all(reader in inside for leaf in group for t in leaf.outs for reader in (leaf, *self._readers[t.name])):
-                discard(fragment, [op for leaf in group for op in self._ops.pop(leaf)])
+            if all(
+                reader in inside
+                for operator in group
+                for t in operator.outs
+                for reader in (operator, *self._readers[t.name])
+            ):
+                discard(fragment, [op for operator in group for op in self._ops.pop(operator)])
 
-    def _groups(self) -> list[list[Leaf]]:
-        found: list[list[Leaf]] = []
-        for leaf in self._ops:
-            mine = [group for group in found if any(leaf in self._readers[t.name] for one in group for t in one.outs)]
-            found = [group for group in found if group not in mine] + [[*(one for g in mine for one in g), leaf]]
+    def _groups(self) -> list[list[Operator]]:
+        found: list[list[Operator]] = []
+        for operator in self._ops:
+            mine = [
+                group for group in found if any(operator in self._readers[t.name] for one in group for t in one.outs)
+            ]
+            found = [group for group in found if group not in mine] + [[*(one for g in mine for one in g), operator]]
         return found
 
 
@@ -152,27 +165,29 @@ def _with_moves(fragment: Fragment, ops: Iterable[Op], saved: set[str]) -> set[O
     """`ops`, with the communication between them, that which brings what is not saved anyway, and that whose result
     is."""
     own, found = set(ops), set(ops)
-    results = {t.op for t in fragment.touches if t.made and t.key in saved}
+    results = {t.op for t in fragment.tensor_uses if t.made and t.key in saved}
     for op in fragment.forward:
-        for chain in _moves(op):
-            inside = bool(own & sources(chain[-1]))
-            if (op in own and (inside or chain[0] not in results)) or (inside and op in results and chain[0] is op):
-                found |= set(chain)
+        for stage_ops in _moves(op):
+            inside = bool(own & sources(stage_ops[-1]))
+            if (op in own and (inside or stage_ops[0] not in results)) or (
+                inside and op in results and stage_ops[0] is op
+            ):
+                found |= set(stage_ops)
     return found
 
 
 def _moves(op: Op) -> list[list[Op]]:
     """The chains of communication that bring an op what it reads, or, if it is communication itself, the one that ends
     with it: the last first."""
-    chains = []
+    stages_ops = []
     for last in {op} if isinstance(op.work, Communication) else sources(op):
-        chain: list[Op] = []
+        stage_ops: list[Op] = []
         while isinstance(last.work, Communication):
-            chain.append(last)
+            stage_ops.append(last)
             last = next(iter(sources(last)), Op("what comes in"))
-        if chain:
-            chains.append(chain)
-    return chains
+        if stage_ops:
+            stages_ops.append(stage_ops)
+    return stages_ops
 
 
 def marked(stage: Stage, layers: float, mark: str) -> Stage:

@@ -14,9 +14,9 @@ from typing import Any
 
 from hardware.errors import PlanError
 from simulator.ir.attention_mask import DIAGONAL, WHOLE, Block, Case
-from simulator.ir.modules import Leaf, Site
+from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
-from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, Touch
+from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
 from simulator.ir.scheme import Inner, SequenceScheme, find_scheme
 from simulator.scheduling.schedule import Schedule
 
@@ -54,20 +54,20 @@ class RingScheme(SequenceScheme):
         """My axes with more than one rank."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
-    def layouts(self, site: Leaf) -> str | None:
-        if isinstance(site, CoreAttention):
+    def layouts(self, module: Operator) -> str | None:
+        if isinstance(module, CoreAttention):
             # Keys and values are taken as they lie.
             return "s|t"
-        return "s" if site.has("s") else None
+        return "s" if module.has("s") else None
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        if self.ranks == 1 or not self.passing or not isinstance(site, CoreAttention):
-            return inner(site)
-        return self.attend(site, inner)
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        if self.ranks == 1 or not self.passing or not isinstance(module, CoreAttention):
+            return inner(module)
+        return self.attend(module, inner)
 
-    def attend(self, leaf: CoreAttention, inner: Inner) -> Fragment:
+    def attend(self, operator: CoreAttention, inner: Inner) -> Fragment:
         """The attention core on several ranks."""
-        return ring(leaf, inner, self.group, blocks(self.order, self.ranks))
+        return ring(operator, inner, self.group, blocks(self.order, self.ranks))
 
     def accept(self, job: Any) -> None:
         """Raises PlanError where sequences cannot be cut so, or attention is not all of a causal mask."""
@@ -129,31 +129,33 @@ class Steps:
     """
 
     def __init__(
-        self, leaf: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: Sequence[Block], merges: int
+        self, operator: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: Sequence[Block], merges: int
     ) -> None:
-        self.leaf, self.group, self.count, self.left = leaf, group, len(blocks), merges
-        inside = leaf.block if leaf.block not in (None, DIAGONAL) else None
-        self.parts = [replace(leaf, name=f"{leaf.name} {i}", block=inside or block) for i, block in enumerate(blocks)]
+        self.operator, self.group, self.count, self.left = operator, group, len(blocks), merges
+        inside = operator.block if operator.block not in (None, DIAGONAL) else None
+        self.parts = [
+            replace(operator, name=f"{operator.name} {i}", block=inside or block) for i, block in enumerate(blocks)
+        ]
         self.found = [inner(part) for part in self.parts]
-        self.stream = STREAM if leaf.block is None else INNER
-        self.q, self.k, self.v = (tensor.name for tensor in leaf.ins)
-        self.o = leaf.outs[0].name
-        out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in leaf.ins})
+        self.stream = STREAM if operator.block is None else INNER
+        self.q, self.k, self.v = (tensor.name for tensor in operator.ins)
+        self.o = operator.outs[0].name
+        out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
         out.grad_entry = {self.o: Op(f"d{self.o} in", phase="B")}
         for one in self.found:
             for name in (self.q, self.k, self.v):
                 one.entry[name].after.append(out.entry[name])
             one.grad_entry[self.o].after.append(out.grad_entry[self.o])
         self._sums: list[Op] = []
-        self.lse = max(t.nbytes for t in self.found[0].touches if t.key == f"{self.parts[0].name}.lse")
+        self.lse = max(t.nbytes for t in self.found[0].tensor_uses if t.key == f"{self.parts[0].name}.lse")
 
     def nbytes(self, *names: str) -> int:
         """Local bytes of tensors; of gradients, with ``d:`` in front."""
-        touches = self.found[0].touches
-        return sum(max(t.nbytes for t in touches if t.key.startswith(f"{name}@")) for name in names)
+        tensor_uses = self.found[0].tensor_uses
+        return sum(max(t.nbytes for t in tensor_uses if t.key.startswith(f"{name}@")) for name in names)
 
     def key(self, what: str, i: int | str = "") -> str:
-        return f"{self.leaf.name}.{what}{i}"
+        return f"{self.operator.name}.{what}{i}"
 
     def own(self, i: int, forward: Mapping[str, str], backward: Mapping[str, str]) -> None:
         """Takes over the memory of step i. forward, backward: keys instead of those of tensors (gradients: ``d:``).
@@ -165,25 +167,25 @@ class Steps:
         ahead = {self.o: self.key("o", i), lse: self.key("lse", i), **forward}
         back = {lse: self.key("lse"), **backward}
         inside = set(map(id, one.forward))
-        for touch in one.touches:
-            stem, of_tensor, _ = touch.key.partition("@")
-            key = (ahead if id(touch.op) in inside else back).get(stem, touch.key)
-            if of_tensor and "~" in touch.key:
-                key = f"{touch.key}.{i}"
-            self.fragment.touches.append(replace(touch, key=key))
+        for tensor_use in one.tensor_uses:
+            stem, of_tensor, _ = tensor_use.key.partition("@")
+            key = (ahead if id(tensor_use.op) in inside else back).get(stem, tensor_use.key)
+            if of_tensor and "~" in tensor_use.key:
+                key = f"{tensor_use.key}.{i}"
+            self.fragment.tensor_uses.append(replace(tensor_use, key=key))
 
     def lives(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
         """`op` needs this memory: keys and bytes."""
-        self.fragment.touches += [Touch(key, nbytes, op, made) for key, nbytes in memory]
+        self.fragment.tensor_uses += [TensorUse(key, nbytes, op, made) for key, nbytes in memory]
 
     def whole(self, op: Op, *names: str, made: bool = False) -> None:
         """`op` makes or reads tensors (gradients: ``d:``) as they lie outside."""
         stems = dict.fromkeys(names)
         for one in self.found:
-            for touch in one.touches:
-                stem, at, _ = touch.key.partition("@")
-                if at and stem in stems and stems[stem] is None and "~" not in touch.key:
-                    stems[stem] = touch.key
+            for tensor_use in one.tensor_uses:
+                stem, at, _ = tensor_use.key.partition("@")
+                if at and stem in stems and stems[stem] is None and "~" not in tensor_use.key:
+                    stems[stem] = tensor_use.key
         self.lives(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
 
     def partial(self, i: int) -> list[tuple[str, int]]:
@@ -193,18 +195,18 @@ class Steps:
     def hop(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
         """Ranks send to those `by` places further round the group."""
         work = Collective("shift", round(nbytes), self.group, by=by, pace=pace)
-        return Op(f"{name} {self.leaf.name}", self.stream, work, list(after), phase)
+        return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
 
     def merge(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:
         """Adds a part of the output, in memory `parts`, to what there is: both scaled by the sums of their rows."""
         self.left -= 1
         part, last = self.nbytes(self.o), not self.left
-        total = part // BYTES[self.leaf.outs[0].dtype] * 4
+        total = part // BYTES[self.operator.outs[0].dtype] * 4
         held = total if self._sums else part
         mean, pace = shares
         read, write = held + part + 2 * self.lse, (part if last else total) + self.lse
         work = Memory("add", round(mean * read), round(mean * write), pace=pace)
-        op = Op(f"merge {self.leaf.name}", work=work, after=[*(self._sums or [self.found[0].exit[self.o]]), *after])
+        op = Op(f"merge {self.operator.name}", work=work, after=[*(self._sums or [self.found[0].exit[self.o]]), *after])
         if not self._sums:
             self.lives(op, *self.partial(0))
         if held == total or not last:
@@ -226,14 +228,14 @@ class Steps:
         return op
 
 
-def ring(leaf: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: Sequence[Block]) -> Fragment:
+def ring(operator: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: Sequence[Block]) -> Fragment:
     """Keys and values go round the `group`, one place a step, while each rank computes the block of those it has.
 
     Backward they go round the other way, from where they were left, and their gradients with them: those of a step
     travel during the next, and all are home after the last (Transformer Engine). So of p steps p-1 send keys and
     values, and p-1 their gradients. Where they were left is in memory what they were at first: as many bytes.
     """
-    steps = Steps(leaf, inner, group, blocks, len(blocks) - 1)
+    steps = Steps(operator, inner, group, blocks, len(blocks) - 1)
     out, p = steps.fragment, steps.count
     q, k, v, o = steps.q, steps.k, steps.v, steps.o
     dq, dk, dv = (f"d:{name}" for name in (q, k, v))
@@ -304,7 +306,7 @@ def _backward_keys(steps: Steps, b: int) -> dict[str, str]:
     return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 else {})
 
 
-def helped(leaf: CoreAttention, inner: Inner, group: tuple[str, ...], ranks: int) -> Fragment:
+def helped(operator: CoreAttention, inner: Inner, group: tuple[str, ...], ranks: int) -> Fragment:
     """Step t on the keys and values of the rank t places before; the first t ranks, which have none, help the last t.
 
     What step t needs is fetched during the one before, and what it made for others is returned during the next: outputs
@@ -313,7 +315,7 @@ def helped(leaf: CoreAttention, inner: Inner, group: tuple[str, ...], ranks: int
     p, last = ranks, ranks // 2
     helpers = [t if 2 * t < p else 0 for t in range(last + 1)]
     found = [DIAGONAL, *(WHOLE if helpers[t] else Block((Case(HALF),)) for t in range(1, last + 1))]
-    steps = Steps(leaf, inner, group, found, last + sum(n > 0 for n in helpers))
+    steps = Steps(operator, inner, group, found, last + sum(n > 0 for n in helpers))
     out, q, k, v, o = steps.fragment, steps.q, steps.k, steps.v, steps.o
     dq, dk, dv = (f"d:{name}" for name in (q, k, v))
     kv, dkv, queries, output = (steps.nbytes(*names) for names in ((k, v), (dk, dv), (q,), (o,)))

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simulator.ir.layout import needed
-from simulator.ir.modules import Leaf, Site
+from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import Embedding, Head, Linear
-from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, Touch, Work
+from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse, Work
 from simulator.ir.scheme import Inner, Rule
 from simulator.lowering.rewrite import Rewrite, parts
 from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
@@ -44,63 +44,66 @@ class Summa(Grid):
 
     square = ("row", "col")
 
-    def layouts(self, leaf: Leaf) -> Rule:
-        if self.spread(leaf):
+    def layouts(self, operator: Operator) -> Rule:
+        if self.spread(operator):
             return Rule(self.along(row="b"))
-        if isinstance(leaf, Embedding):
+        if isinstance(operator, Embedding):
             return Rule(self.along(row="b|v", col="h"))
-        if isinstance(leaf, Linear):
-            contracted, made = product(leaf)
-            if _transposed(leaf):
+        if isinstance(operator, Linear):
+            contracted, made = product(operator)
+            if _transposed(operator):
                 return Rule(self.along(row=f"b|{made}", col=f"{contracted}|{made}"))
             return Rule(self.along(row=f"b|{contracted}", col=f"{made}|{contracted}"))
-        across = width(leaf)
+        across = width(operator)
         return Rule(self.along(row="b", col=across) if across else self.along(row="b"))
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = inner(site)
-        if not isinstance(site, Linear | Embedding) or self.spread(site) or self.mesh.size(self.axis("row")) == 1:
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = inner(module)
+        if not isinstance(module, Linear | Embedding) or self.spread(module) or self.mesh.size(self.axis("row")) == 1:
             return fragment
-        rewrite, buffers = Rewrite(fragment), list[Touch]()
+        rewrite, buffers = Rewrite(fragment), list[TensorUse]()
         for op in (*fragment.forward, *fragment.backward):
             if isinstance(op.work, Gemm):
-                brought, summed = self._operands(site, op.work, op.phase)
+                brought, summed = self._operands(module, op.work, op.phase)
             elif isinstance(op.work, Memory) and op.work.what == "embedding":
-                table = self._table(site)
+                table = self._table(module)
                 brought, summed = ([table], None) if op.phase != "W" else ([], table)
             else:
                 continue
-            ops = self._steps(op, site.outs[0].dtype, brought, summed)
+            ops = self._steps(op, module.outs[0].dtype, brought, summed)
             if summed and op.phase == "W" and not any(op in other.after for other in fragment.backward):
-                ops += _added(op, ops[-1], summed, site.outs[0].dtype)
+                ops += _added(op, ops[-1], summed, module.outs[0].dtype)
             rewrite.swap(op, ops)
             # Two of each: one is multiplied, one is on its way. Both gradients have the same ones.
             nbytes = 2 * sum(block.nbytes for block in (*brought, *([summed] if summed else [])))
-            key = f"{'d:' if op.phase in 'BW' else ''}blocks of {site.name}"
-            buffers += [Touch(key, nbytes, ops[0], True, "buffers"), Touch(key, nbytes, ops[-1], False, "buffers")]
+            key = f"{'d:' if op.phase in 'BW' else ''}blocks of {module.name}"
+            buffers += [
+                TensorUse(key, nbytes, ops[0], True, "buffers"),
+                TensorUse(key, nbytes, ops[-1], False, "buffers"),
+            ]
         rewrite.done()
-        fragment.touches += buffers
+        fragment.tensor_uses += buffers
         return fragment
 
-    def _operands(self, site: Leaf, work: Gemm, phase: str) -> tuple[list[Block], Block | None]:
+    def _operands(self, module: Operator, work: Gemm, phase: str) -> tuple[list[Block], Block | None]:
         """What is broadcast for a product, and what is summed: of a rank's blocks of [m, k], [k, n] and [m, n]."""
         row, col = self.axis("row"), self.axis("col")
         given = BYTES[work.dtype] * work.batch
-        made = BYTES[site.outs[0].dtype] * work.batch
+        made = BYTES[module.outs[0].dtype] * work.batch
         first, second, result = work.m * work.k, work.k * work.n, work.m * work.n
         if phase == "W":
             # Of A^T C' the operand that does not come out of the sum travels: C' where the weight lies transposed.
-            moving = first if _transposed(site) else second
+            moving = first if _transposed(module) else second
             return [Block("rows", col, round(moving * given))], Block("weight", row, round(result * made))
         weight = Block("weight", row, round(second * given))
-        if (phase == "B") == _transposed(site):
+        if (phase == "B") == _transposed(module):
             return [Block("rows", col, round(first * given)), weight], None
         return [weight], Block("rows", col, round(result * made))
 
-    def _table(self, site: Leaf) -> Block:
+    def _table(self, module: Operator) -> Block:
         """A rank's block of the table that an embedding looks rows up in."""
-        (table,) = site.weights or site.borrowed
-        return Block("weight", self.axis("row"), table.nbytes(needed(table, self.layouts(site).divide), self.mesh))
+        (table,) = module.weights or module.borrowed
+        return Block("weight", self.axis("row"), table.nbytes(needed(table, self.layouts(module).divide), self.mesh))
 
     def _steps(self, op: Op, dtype: str, brought: Sequence[Block], summed: Block | None) -> list[Op]:
         """The steps of one product, each broadcast ahead of the product before its own. dtype: of sums."""
@@ -155,6 +158,6 @@ def _added(op: Op, after: Op, block: Block, dtype: str) -> list[Op]:
     return [replace(op, name=f"add {op.name}", work=work, after=[after])]
 
 
-def _transposed(leaf: Leaf) -> bool:
+def _transposed(operator: Operator) -> bool:
     """Whether a product reads its weight transposed: a tied output layer, whose table lies as the embedding's."""
-    return isinstance(leaf, Head) and leaf.tied
+    return isinstance(operator, Head) and operator.tied

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hardware.errors import PlanError
-from simulator.ir.modules import Leaf
+from simulator.ir.modules import Operator
 from simulator.ir.moe_operators import TopK
 from simulator.ir.operators import Concat, Linear
 from simulator.ir.scheme import TensorScheme
@@ -33,22 +33,20 @@ class Grid(TensorScheme):
     def axis(self, name: str) -> tuple[str, ...]:
         """The parts of one of its axes."""
         return next(
-            (self.mesh.parts(axis) for own, axis in zip(self.names, self.claims, strict=False) if own == name), ()
+            (self.mesh.parts(axis) for own, axis in zip(self.names, self.axes, strict=False) if own == name), ()
         )
 
     def along(self, **dims: str) -> Mapping[str, str]:
         """Which dim each of its axes divides, as a rule of parts of the mesh."""
         return {part: dim for name, dim in dims.items() for part in self.axis(name)}
 
-    def spread(self, leaf: Leaf) -> bool:
+    def spread(self, operator: Operator) -> bool:
         """Whether a view of the mesh says where the ranks of a leaf lie."""
-        return leaf.view in self.mesh.views
+        return operator.view in self.mesh.views
 
     def accept(self, job: Any) -> None:
         sizes = {
-            axis: self.mesh.size(axis)
-            for name, axis in zip(self.names, self.claims, strict=True)
-            if name in self.square
+            axis: self.mesh.size(axis) for name, axis in zip(self.names, self.axes, strict=True) if name in self.square
         }
         if len({*sizes.values()}) > 1:
             rule = f"{self.use} multiplies on as many ranks along each of the axes {', '.join(sizes)}"
@@ -63,12 +61,12 @@ def product(linear: Linear) -> tuple[str, str]:
     return contracted, next(dim for dim in made.dims if not given.has(dim))
 
 
-def width(leaf: Leaf) -> str:
+def width(operator: Operator) -> str:
     """The dim along which a leaf that is no product can be divided, but for tokens; empty where its work needs all.
 
     Streams side by side are wider than each of them: their parts lie side by side on every rank.
     """
-    if isinstance(leaf, TopK):
+    if isinstance(operator, TopK):
         return ""
-    found = [dim for dim in WIDTHS if leaf.has(dim)]
-    return "|".join(found) if isinstance(leaf, Concat) else found[0]
+    found = [dim for dim in WIDTHS if operator.has(dim)]
+    return "|".join(found) if isinstance(operator, Concat) else found[0]

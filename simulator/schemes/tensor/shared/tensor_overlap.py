@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.modules import Site, Unit
+from simulator.ir.modules import Module, Unit
 from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
 from simulator.ir.scheme import Inner, TensorScheme
 from simulator.lowering.rewrite import Rewrite, parts, sources
@@ -29,9 +29,9 @@ class Overlap(TensorScheme, ABC):
     role = "overlap of tensor parallelism"
     most_axes = 0
 
-    def lower(self, site: Site, inner: Inner) -> Fragment:
-        fragment = inner(site)
-        if not isinstance(site, Unit):
+    def lower(self, module: Module, inner: Inner) -> Fragment:
+        fragment = inner(module)
+        if not isinstance(module, Unit):
             return fragment
         rewrite = Rewrite(fragment)
         for pair in pairs(fragment, self.family, self.mesh):
@@ -87,9 +87,9 @@ def pairs(fragment: Fragment, family: str, mesh: Mesh) -> list[Pair]:
     """
     found: list[Pair] = []
     tensors: dict[Op, set[str]] = defaultdict(set)
-    for touch in fragment.touches:
-        if touch.category != "parameters":
-            tensors[touch.op].add(touch.key)
+    for tensor_use in fragment.tensor_uses:
+        if tensor_use.category != "parameters":
+            tensors[tensor_use.op].add(tensor_use.key)
     for issued in (fragment.forward, fragment.backward):
         for op in issued:
             work = op.work
