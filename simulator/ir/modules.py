@@ -119,19 +119,19 @@ class Layer(Unit):
 
 @dataclass(frozen=True, eq=False)
 class SelfAttention(CompositeModule):
-    module = "attention"
+    label = "attention"
 
 
 @dataclass(frozen=True, eq=False)
 class MLP(CompositeModule):
-    module = "mlp"
+    label = "mlp"
 
 
 @dataclass(frozen=True, eq=False)
 class SharedExperts(MLP):
     """Experts that all tokens pass."""
 
-    module = "shared_experts"
+    label = "shared_experts"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class MoE(CompositeModule):
 
     experts: int = 1
     capacity: float | None = None
-    module = "moe"
+    label = "moe"
 
 
 @dataclass(frozen=True, eq=False)

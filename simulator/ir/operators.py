@@ -268,7 +268,7 @@ class CoreAttention(Operator):
     before: int = 0
     behind: int = 0
     block: Block | None = None
-    module = "core_attn"
+    label = "core_attn"
 
     @property
     def computed(self) -> Block:

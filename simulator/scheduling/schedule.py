@@ -204,7 +204,7 @@ class Bidirectional(Schedule):
     """Base of the schedules with two ways through an even number of devices, one down and one up: every device holds a
     stage of each, and all weights are there twice."""
 
-    ways = 2
+    directions = 2
 
     def device(self, shape: PipelineShape, stage: int) -> int:
         return v_shape_device(shape, stage)

@@ -25,7 +25,7 @@ MOE = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
 
 
 def run(plan: dict[str, Any] | None = None, gpus: int = 1, precision: str = "bf16", **fields: Any) -> Played:
-    framework = fields.pop("habits", {})
+    framework = fields.pop("framework", {})
     return play_job(
         {
             "model": {**MODEL, **fields},

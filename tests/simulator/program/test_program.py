@@ -27,7 +27,7 @@ SLOW = Ideal(links=1e5)
 
 
 def job(plan: dict[str, Any], gpus: int, **more: Any) -> dict[str, Any]:
-    settings_ = {"name": "megatron-core", "set": more.pop("habits", {})}
+    settings_ = {"name": "megatron-core", "set": more.pop("framework", {})}
     return {
         "model": {**MODEL, **more.pop("model", {})},
         "cluster": {"gpu": "h100-sxm", "gpus": gpus},

@@ -204,7 +204,7 @@ MODEL = {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32, "tied":
 def job(
     schedule: str, pp: int = 4, m: int = 8, dp: int = 1, tp: int = 1, model: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    framework = {"launch_s": 0.0, **more.pop("habits", {})}
+    framework = {"launch_s": 0.0, **more.pop("framework", {})}
     return {
         "model": MODEL | (model or {}),
         "cluster": {"gpu": "h100-sxm", "gpus": pp * dp * tp},

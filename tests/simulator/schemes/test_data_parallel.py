@@ -46,7 +46,7 @@ def moved(played: Played, operation: str) -> list[int]:
 ALONE = {"overlap": {"dp": False, "pp": True}}
 
 
-@pytest.mark.parametrize("habits", [{}, ALONE])
+@pytest.mark.parametrize("framework", [{}, ALONE])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, framework: dict[str, Any]) -> None:
     """Units in order forward, and again backward; their gradients in the backward order."""
@@ -57,7 +57,7 @@ def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, framework
     assert not [op for _, op in played.instances() if op.stream == "data" and op.phase == "U"]
 
 
-@pytest.mark.parametrize("habits", [{}, ALONE])
+@pytest.mark.parametrize("framework", [{}, ALONE])
 def test_a_table_of_both_ends_is_gathered_once_and_stays(framework: dict[str, Any]) -> None:
     """Weights of the table through both passes of a micro-batch, its gradient from the output layer's backward on."""
     played = sharded(2, **framework, tied=True)
@@ -73,7 +73,7 @@ def test_a_table_of_both_ends_is_gathered_once_and_stays(framework: dict[str, An
     assert backward.memory.top[place[1]] == 4 * (V * H + 2 * LAYER), "beside those of a layer and the one behind it"
 
 
-@pytest.mark.parametrize("habits", [{}, ALONE])
+@pytest.mark.parametrize("framework", [{}, ALONE])
 def test_computing_the_forward_pass_again_gathers_no_third_time(framework: dict[str, Any]) -> None:
     """It is done again in the backward pass, with the weights that this has gathered."""
     again, plain = sharded(1, FREE, "simpy", "memory/recompute-full", **framework), sharded(1, **framework)

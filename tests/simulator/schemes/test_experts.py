@@ -35,7 +35,7 @@ def spread(
         over = ["ep", "etp"] if "etp" in view else ["ep"]
         schemes.append({"use": "expert/all-to-all", "over": over})
     moe = {**MOE, **fields.pop("moe", {})}
-    framework = fields.pop("habits", {})
+    framework = fields.pop("framework", {})
     job = {
         "model": {**MODEL, **fields, "moe": moe},
         "cluster": {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())},
