@@ -10,9 +10,9 @@ from experiments.sweeps.jobs import answers
 from experiments.sweeps.run import run
 from simulator import load_job, simulate
 from simulator.costs.costs import Costs
-from simulator.engine.play import played
-from simulator.forecast.simulate import lowered
-from simulator.plan.plan import Plan
+from simulator.engine.play import play
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.stages import lower_stages
 from simulator.program.build import build
 from simulator.program.timetable import timetable
 from validation.published.answer import answers as published
@@ -31,14 +31,14 @@ def test_whole_forecast(benchmark, path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_lowering(benchmark, path):
-    plan = Plan(load_job(path))
-    stages, _ = benchmark.pedantic(lambda: lowered(plan), rounds=3)
+    plan = resolve_plan(load_job(path))
+    stages, _ = benchmark.pedantic(lambda: lower_stages(plan), rounds=3)
     assert len(stages) == plan.shape.stages
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_timetable(benchmark, path):
-    plan = Plan(load_job(path))
+    plan = resolve_plan(load_job(path))
     table = benchmark.pedantic(lambda: timetable(plan.schedule, plan.shape), rounds=3)
     assert len(table.actions) >= 2 * plan.shape.stages * plan.shape.m
 
@@ -49,14 +49,14 @@ def test_engine(benchmark, path, engine):
     """The program is built anew in every round, for blocks keep what was worked out about them."""
 
     def fresh():
-        plan = Plan(load_job(path))
-        stages, updates = lowered(plan)
+        plan = resolve_plan(load_job(path))
+        stages, updates = lower_stages(plan)
         table = timetable(plan.schedule, plan.shape)
         program = build(table, stages, lambda work: (1e-3, 0.0, 0.0), plan.pipeline_axis, True, updates)
         uses = [Costs(plan.job.cluster, plan.mesh).use] * program.devices
         return (program, engine), {"uses": uses}
 
-    step = benchmark.pedantic(played, setup=fresh, rounds=3)
+    step = benchmark.pedantic(play, setup=fresh, rounds=3)
     benchmark.extra_info["ops"] = len(step.flat.ops)
     assert step.span > 0
 

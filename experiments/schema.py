@@ -21,7 +21,7 @@ from hardware.cluster import Cluster
 from hardware.errors import PlanError, nearest
 from hardware.inline import ByGPU
 from hardware.mixed import ByGroups
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names
 from simulator.job.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
 from simulator.models.load import ALIASES, presets

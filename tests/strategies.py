@@ -11,10 +11,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.forecast.planning import resolve_plan
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.job import load_job
 from simulator.models.model import Model
-from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import Ideal
 
@@ -243,7 +243,7 @@ def jobs_of_all(draw: st.DrawFn, *args: Any, recompute: bool = True, **more: Any
         told = [use for use in known if not any(option.is_required() for option in options[use])]
         other = with_scheme(job, draw(st.sampled_from(told)))
         with suppress(PlanError):
-            Plan(load_job(other))
+            resolve_plan(load_job(other))
             job = other
     return job
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -134,13 +133,13 @@ def _blocks(model: Model) -> list[str]:
 
 def schemes() -> list[Row]:
     """Every scheme file, with the first sentence of its docstring."""
-    from simulator.ir import scheme
+    from simulator.ir import registry
 
     rows = []
-    for use in scheme.scheme_names():
-        kind = scheme.find_scheme(use)
+    for use in registry.scheme_names():
+        kind = registry.find_scheme(use)
         family, _, name = use.partition("/")
-        path = Path(str(scheme.__file__)).parent / "schemes" / family / f"{name.replace('-', '_')}.py"
+        path = registry.scheme_file(use)
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         idea = " ".join(doc.partition("\n\n")[0].split())
         paper = getattr(kind, "paper", None)

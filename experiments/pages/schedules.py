@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hardware.errors import PlanError
 from simulator.bridges.torch_schedule import read, written
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Timetable
 from simulator.scheduling.schedule import MOVES, Action, Schedule, actions_of
 from validation.pipelines.cases import Case, Replay, replay

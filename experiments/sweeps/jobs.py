@@ -11,7 +11,7 @@ from typing import Any
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.engine.play import Engine
-from simulator.forecast.simulate import SharedWork
+from simulator.forecast.shared_work import SharedWork
 
 
 def answers(

@@ -27,7 +27,7 @@ from experiments.sweeps.grid import Changes, Names, Sweep, at, load_sweep
 from experiments.sweeps.store import Row, Store, figures
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
-from simulator.forecast.simulate import SharedWork
+from simulator.forecast.shared_work import SharedWork
 
 __all__ = ["Sweep", "load_sweep", "run"]
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from hardware.cluster import Cluster
 from hardware.errors import MeshcastError, PlanError, nearest
-from simulator.forecast.simulate import SharedWork, simulate
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
 from simulator.job.job import Job, load_job
 from simulator.report.report import Report
 

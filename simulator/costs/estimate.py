@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from simulator.ir.ops import Work
 
 
 class Estimate(NamedTuple):
@@ -46,3 +49,7 @@ ALONE = Use()
 
 FULL = Use(multiprocessors=1.0)
 """Of kernels that fill the GPU."""
+
+
+Uses = Callable[[Work], Use]
+"""What else than its stream a piece of work occupies."""

@@ -23,10 +23,9 @@ from collections.abc import Iterable, Sequence
 
 import simpy
 
-from simulator.costs.estimate import ALONE, TIERS, Use
+from simulator.costs.estimate import ALONE, TIERS, Use, Uses
 from simulator.engine.fair_share import fair
 from simulator.engine.longest_path import OpTimes
-from simulator.engine.play import Uses
 from simulator.engine.simpy_engine import play as play_on
 from simulator.ir.ops import Communication
 from simulator.program.flatten import FlatProgram

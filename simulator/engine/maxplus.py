@@ -22,8 +22,9 @@ import numpy as np
 
 from simulator.ir.ops import COMPUTE
 from simulator.program.block import COMING, PricedBlock
-from simulator.program.build import Program, Task
+from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
+from simulator.program.task import Task
 
 NEVER = -np.inf
 """The zero of (max,+): no path."""

@@ -14,10 +14,11 @@ from simulator.engine.maxplus import ALIKE, NEVER, Coordinates, Walked
 from simulator.engine.task_player import Play, states
 from simulator.ir.ops import COMPUTE
 from simulator.program.block import PricedBlock
-from simulator.program.build import Program, Task
 from simulator.program.categories import EXPOSED, HOST, axis_of
 from simulator.program.flatten import FlatProgram
+from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
+from simulator.program.task import Task
 
 INSTANT = 1e-12
 """Gaps that are no more than rounding [s]."""

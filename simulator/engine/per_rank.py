@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.engine.play import alone
+from simulator.engine.task_time import task_seconds
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange
-from simulator.program.build import Program
 from simulator.program.flatten import FlatProgram, flatten
+from simulator.program.program import Program
 from simulator.scheduling.schedule import KINDS, Action, ScheduleItem, actions_of
 
 
@@ -121,7 +121,7 @@ def stretch_passes(
         action = actions_of([turn])[0]
         slot, device = slots[action], table.device(action.stage)
         if slot not in known:
-            known[slot] = alone(program.tasks[slot], program.host)
+            known[slot] = task_seconds(program.tasks[slot], program.host)
         return known[slot] * float((always[device] * pace.once(shape, step, _key(action))).max())
 
     return lasts

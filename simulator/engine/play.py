@@ -3,65 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
 
-from simulator.costs.estimate import Use
+from simulator.costs.estimate import Uses
 from simulator.engine.longest_path import OpTimes, longest_path
 from simulator.engine.maxplus import Coordinates
 from simulator.engine.occupancy import Spans, occupied_by, occupied_in
 from simulator.engine.steady_state import Window
 from simulator.engine.task_player import Play
 from simulator.engine.task_player import play as play_by_matrices
-from simulator.ir.ops import StageOps, Transfer, Work
-from simulator.program.block import SUMS, Price
-from simulator.program.build import Program, Task, task_of
+from simulator.program.block import SUMS
 from simulator.program.categories import KINDS, kind_of
-from simulator.program.flatten import FlatProgram, flatten, flatten_task
-from simulator.scheduling.schedule import Durations
+from simulator.program.flatten import FlatProgram, flatten
+from simulator.program.program import Program
 
 Engine = Literal["matrices", "sweep", "simpy", "shared"]
 """Task by task as (max,+) matrices; op by op in one pass; op by op as SimPy processes: all give the same answer. Or as
 SimPy processes of which those that share links or multiprocessors slow each other."""
 
 ENGINES: tuple[str, ...] = get_args(Engine)
-
-Uses = Callable[[Work], Use]
-"""What else than its stream a piece of work occupies."""
-
-
-def alone(task: Task, host: float = 0.0) -> float:
-    """How long a task takes that begins on a device where nothing runs [s]."""
-    flat = FlatProgram()
-    for op, seconds, latency, issue, after in flatten_task(task, host).ops:
-        flat.add(op, seconds, latency, issue, after, 0)
-    return longest_path(flat).span
-
-
-def durations(stages: Sequence[StageOps], prices: Sequence[Price], axis: str, host: float = 0.0) -> Durations:
-    """How long the passes through every stage last at its prices, each alone on its device, and a hop between two."""
-    known: dict[tuple[int, int, str], float] = {}
-    parts: dict[int, float] = {}
-
-    def lasts(kind: str) -> tuple[float, ...]:
-        keys = [(id(stage_ops), prices.index(price), kind) for stage_ops, price in zip(stages, prices, strict=True)]
-        for key, stage_ops, price in zip(keys, stages, prices, strict=True):
-            if key not in known:
-                known[key] = alone(task_of(stage_ops, kind, price), host)
-        return tuple(known[key] for key in keys)
-
-    hop = 0.0
-    if len(stages) > 1:
-        hop = sum(prices[0](Transfer(stages[0].unit_runs[-1].nbytes, axis, 0, 1))[::2])
-    for stage_ops, price in zip(stages, prices, strict=True):
-        if id(stage_ops) not in parts:
-            grown = [task_of(stage_ops, kind, price).memory.grown for kind in "FW"]
-            parts[id(stage_ops)] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
-    kept = tuple(parts[id(stage_ops)] for stage_ops in stages) if any(parts.values()) else None
-    return Durations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)
 
 
 class PlayedStep(ABC):
@@ -180,7 +144,7 @@ class ByMatrices(PlayedStep):
         return occupied_by(self.program, self.coordinates, self.play, device)
 
 
-def played(program: Program, engine: Engine = "matrices", skip: bool = True, uses: Sequence[Uses] = ()) -> PlayedStep:
+def play(program: Program, engine: Engine = "matrices", skip: bool = True, uses: Sequence[Uses] = ()) -> PlayedStep:
     """Plays a program.
 
     skip: whether the matrices may jump over what is proven to repeat. uses: on every device, what work occupies that

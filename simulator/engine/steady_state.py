@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from simulator.engine.occupancy import Spans
-from simulator.program.build import Program
+from simulator.program.program import Program
 from simulator.program.timetable import Timetable
-from simulator.scheduling.schedule import PipelineShape
-
-LEAD = 4
-"""Micro-batches in front of the part that is measured, for each stage: by then the pipe is full and has settled."""
-
-CYCLE = 8
-"""Pipes full of micro-batches after which the way in which devices wait should have come round."""
+from simulator.scheduling.no_flush import drained, most_updates
 
 ALIKE = 1e-10
 """Part of a run by which times may differ that are one time."""
@@ -76,23 +70,6 @@ class Window:
             beyond = max(0, math.ceil((update - last) / self.count))
             ends.append(float(known[update - beyond * self.count]) + beyond * self.seconds * self.steps)
         return np.diff(ends).tolist()
-
-
-def long_enough(shape: PipelineShape, every: int) -> PipelineShape:
-    """A run with an update behind every so many micro-batches in which devices have come to repeat themselves."""
-    updates = math.ceil(LEAD * shape.stages / every) + 2 * most_updates(shape, every) - 1 + drained(shape, every)
-    return replace(shape, m=updates * every)
-
-
-def most_updates(shape: PipelineShape, every: int) -> int:
-    """Within how many updates the way in which devices wait should come round: as many as there are stages, but fewer
-    where each takes many micro-batches, for then little is left of how one began."""
-    return min(shape.stages, math.ceil(CYCLE * shape.stages / every))
-
-
-def drained(shape: PipelineShape, every: int) -> int:
-    """Updates at the end of a run that lack the forward passes of micro-batches behind them."""
-    return math.ceil(shape.stages / every)
 
 
 def cycle(moments: np.ndarray, most: int) -> int | None:

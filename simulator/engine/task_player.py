@@ -15,8 +15,9 @@ import numpy as np
 from simulator.engine.longest_path import OpTimes, longest_path
 from simulator.engine.maxplus import NEVER, Coordinates, ahead, product
 from simulator.program.block import PricedBlock
-from simulator.program.build import Program, Task
 from simulator.program.flatten import FlatProgram, flatten_updates
+from simulator.program.program import Program
+from simulator.program.task import Task
 from simulator.program.timetable import Rounds
 
 

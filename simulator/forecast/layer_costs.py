@@ -1,54 +1,90 @@
-"""What the parts of a model cost, for plans that divide it by cost.
+"""Durations that a plan is resolved with: of the model's layers (`partition: by-cost`) and of slices of a sequence.
 
-A cost is how long the forward and the backward pass of one micro-batch take, alone on the GPU that has the stage, at
-the prices of the forecast: of the embedding, of a layer of every kind, and of what stands behind the layers.
+A layer's cost is the duration of its forward and backward pass of one micro-batch, alone on the GPU that has the stage,
+at the prices of the forecast. The embedding and everything behind the layers have costs of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
 
+import numpy as np
+
+from hardware.cluster import Cluster
 from simulator.costs.costs import Costs
-from simulator.engine.play import alone
-from simulator.lowering.lower import Lowering
-from simulator.plan.partition import Weights
+from simulator.engine.task_time import task_seconds
+from simulator.forecast.stages import make_lowering
+from simulator.ir.ops import Transfer
+from simulator.lowering.lower import LoweredUnits
+from simulator.plan.partition import LayerCosts
+from simulator.plan.plan import Plan
 from simulator.program.block import Price
-from simulator.program.build import task_of
-
-if TYPE_CHECKING:
-    from hardware import Cluster
-    from simulator.plan.plan import Plan
+from simulator.program.task import make_task
 
 
-def weights_of(plan: Plan) -> list[Weights]:
-    """The weights on every part's device [s]. What is said of a whole stage (layers that are computed again, when
-    weights are gathered) counts for each layer as if it were a stage."""
-    known: dict[Cluster, Weights] = {}
+def stage_layer_costs(plan: Plan) -> list[LayerCosts]:
+    """Layer costs on the device of every part of the model [s].
+
+    Schemes that treat a stage as a whole (recompute of some layers, gathering of weights) are counted for each layer as
+    if it were a stage.
+    """
+    known: dict[Cluster, LayerCosts] = {}
     found = []
     for part in range(plan.parts):
         cluster = plan.clusters[plan.device(part)]
         if cluster not in known:
-            known[cluster] = _on(plan, Costs(cluster, plan.mesh, plan.job.framework.speeds).estimate)
+            known[cluster] = _layer_costs(plan, Costs(cluster, plan.mesh, plan.job.framework.speeds).estimate)
         found.append(known[cluster])
     return found
 
 
-def _on(plan: Plan, price: Price) -> Weights:
+def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     framework, model = plan.job.framework, plan.job.model
     host = 0.0 if framework.cuda_graphs else framework.launch_s
-    lowering = Lowering(plan.mesh, plan.schemes, framework.regather, None, framework.fused_gradients)
+    lowering = make_lowering(plan)
     known: dict[Hashable, float] = {}
 
-    def cost(layers: range, first: bool = False, last: bool = False) -> float:
+    def stage_cost(layers: range, first: bool = False, last: bool = False) -> float:
         stage_ops = lowering.run(plan.blocks.stage(layers, first, last))
-        return sum(alone(task_of(stage_ops, kind, price, again=False), host) for kind in ("F", "BW"))
+        return sum(task_seconds(make_task(stage_ops, kind, price, again=False), host) for kind in ("F", "BW"))
 
-    def of_layer(layer: int) -> float:
+    def layer_cost(layer: int) -> float:
         kind = model.kind(layer)
         if kind not in known:
-            known[kind] = cost(range(layer, layer + 1))
+            known[kind] = stage_cost(range(layer, layer + 1))
         return known[kind]
 
-    layers = [of_layer(layer) for layer in model.every_layer]
-    return Weights(cost(range(0), first=True), layers, cost(range(0), last=True))
+    layers = [layer_cost(layer) for layer in model.every_layer]
+    return LayerCosts(stage_cost(range(0), first=True), layers, stage_cost(range(0), last=True))
+
+
+class SliceTimes:
+    """Duration of a slice on a stage in the middle of the pipeline, with the messages that carry it there and back [s].
+
+    For slices of equal length the duration grows linearly with the tokens before them, up to the attention window if
+    there is one: it is forecast at the ends of that range and interpolated.
+    """
+
+    def __init__(self, plan: Plan, prices: Sequence[Price], units: LoweredUnits, host: float) -> None:
+        self.plan, self.host, self.lowering = plan, host, make_lowering(plan, units)
+        self.part = plan.parts // 2
+        self.price = prices[plan.device(self.part)]
+        self._known: dict[int, tuple[list[int], list[float]]] = {}
+
+    def __call__(self, tokens: int, before: int) -> float:
+        """Seconds of a slice of so many tokens behind `before` others."""
+        if tokens not in self._known:
+            most = self.plan.blocks.seq - tokens
+            places = sorted({0, min(self.plan.job.model.window or 0, most), most})
+            self._known[tokens] = places, [self._forecast(tokens, place) for place in places]
+        return float(np.interp(before, *self._known[tokens]))
+
+    def _forecast(self, tokens: int, before: int) -> float:
+        blocks = self.plan.blocks.cut(before, before + tokens)
+        stage_ops = self.lowering.run(self.plan.stage(self.part, blocks))
+        tasks = [make_task(stage_ops, kind, self.price, again=False) for kind in ("F", "BW")]
+        seconds = sum(task_seconds(task, self.host) for task in tasks)
+        if self.plan.shape.p > 1:
+            work = Transfer(stage_ops.unit_runs[0].nbytes, self.plan.pipeline_axis, 0, 1)
+            seconds += 2 * sum(self.price(work)[::2])
+        return seconds

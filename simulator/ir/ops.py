@@ -264,7 +264,7 @@ class Op:
         return f"<{self.phase} {self.name} on {self.stream}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class TensorUse:
     """`op` needs `nbytes` of memory named `key` to exist while it runs; `made` says that it writes it.
 
@@ -282,7 +282,7 @@ class TensorUse:
     stays: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Param:
     """A weight as one rank holds it.
 
@@ -305,7 +305,7 @@ class Param:
     trained: bool = True
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Fragment:
     """The ops of one site in issue order; `backward` is the combined one, each op tagged B, W or R.
 
@@ -351,7 +351,7 @@ class Fragment:
         )
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class UnitRun:
     """A unit of a stage: `count` copies of one fragment in a row, each taking what the one before gives.
 
@@ -372,7 +372,7 @@ class UnitRun:
     marks: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class SideOps:
     """Ops that a scheme puts beside the links of a chain, one after another on a stream of their own.
 
@@ -394,7 +394,7 @@ class SideOps:
     after: tuple[SideOps, np.ndarray] | None = None
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class StageOps:
     """What a stage lowers to: its links in forward order, and what schemes put beside them.
 

@@ -9,19 +9,12 @@ bytes, groups and order only, and never of seconds.
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from hardware.errors import PlanError, nearest
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Operator, Stage
 from simulator.ir.ops import Fragment, Param, StageOps
@@ -208,47 +201,3 @@ class SequenceScheme(Scheme):
 class MemoryScheme(Scheme):
     family = "memory"
     most_axes = 0
-
-
-def scheme_names() -> list[str]:
-    """Every ``family/name`` for which a file exists."""
-    root = Path(__file__).parents[1] / "schemes"
-    return [
-        f"{family}/{path.stem.replace('_', '-')}"
-        for family in FAMILIES
-        for path in sorted((root / family).glob("*.py"))
-        if path.stem != "__init__"
-    ]
-
-
-@cache
-def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
-    """The scheme class in the file that `use` (``family/name``) names.
-
-    Raises PlanError for a name without a file.
-    """
-    family, _, name = use.partition("/")
-    path = Path(__file__).parents[1] / "schemes" / family / f"{name.replace('-', '_')}.py"
-    if use not in scheme_names():
-        raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
-    module = _load(path, f"simulator.schemes.{family}.{path.stem}")
-    own = [
-        c
-        for _, c in inspect.getmembers(module, inspect.isclass)
-        if issubclass(c, Scheme) and c.__module__ == module.__name__
-    ]
-    if len(own) != 1:
-        raise PlanError(
-            where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use
-        )
-    own[0].name = name
-    return own[0]
-
-
-def _load(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from hardware import Cluster, load_cluster
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import line_of, read_yaml, validated
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Format, Framework, Quantised, load_framework
 from simulator.job.published import Published
 from simulator.models.adapters import TARGETS, Adapters, Target

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from simulator.ir.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
 from simulator.ir.modules import CompositeModule, Module, Operator
 from simulator.ir.operators import CoreAttention, Linear, Residual
 from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
-
-if TYPE_CHECKING:
-    from simulator.lowering.lower import Lowering
+from simulator.lowering.scope import Scope
 
 Contribution = tuple[Layout, Op]
 
@@ -19,11 +16,10 @@ Contribution = tuple[Layout, Op]
 class Resharding:
     """Joins the children of a nest: what moves between them forward, and the same for gradients backward."""
 
-    def __init__(self, lowering: Lowering, composite: CompositeModule) -> None:
-        self.lowering, self.composite, self.mesh = lowering, composite, lowering.mesh
+    def __init__(self, scope: Scope, module: CompositeModule, fragments: list[Fragment]) -> None:
+        self.scope, self.module, self.mesh = scope, module, scope.mesh
         self.fragment = Fragment()
         self.regathered: dict[Module, list[Op]] = {}
-        fragments = [lowering.lower(child) for child in composite.children]
         self._forward(fragments)
         self._backward(fragments)
         for frag in fragments:
@@ -35,13 +31,13 @@ class Resharding:
 
     def _forward(self, fragments: list[Fragment]) -> None:
         out = self.fragment
-        out.entry = {t.name: Op(f"{t.name} in") for t in self.composite.inputs}
+        out.entry = {t.name: Op(f"{t.name} in") for t in self.module.inputs}
         ready: dict[str, Op] = dict(out.entry)
         moved: dict[str, Op] = {}
-        for child, frag in zip(self.composite.children, fragments, strict=True):
+        for child, frag in zip(self.module.children, fragments, strict=True):
             for tensor in child.inputs:
                 source = ready[tensor.name]
-                if isinstance(child, Operator) and tensor.name in self.lowering.producer:
+                if isinstance(child, Operator) and tensor.name in self.scope.producer:
                     source = self._arrive(child, tensor, source, frag, moved)
                 frag.entry[tensor.name].after.append(source)
             out.forward += frag.forward
@@ -50,23 +46,25 @@ class Resharding:
 
     def _arrive(self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
         """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
-        low = self.lowering
-        made, wanted = low.produced(tensor), needed(tensor, low.division(operator))
+        scope = self.scope
+        made, wanted = scope.produced(tensor), needed(tensor, scope.division(operator))
         steps = moves(tensor, made, wanted, self.mesh)
-        key = low.key(tensor, wanted)
+        key = scope.key(tensor, wanted)
         if steps and key not in moved:
             for work in steps:
-                source = low.op(f"{work.operation} {tensor.name}", work, [source], "F", low.meeting(tensor, operator))
+                source = scope.op(
+                    f"{work.operation} {tensor.name}", work, [source], "F", scope.transfer_view(tensor, operator)
+                )
                 self.fragment.forward.append(source)
             self.fragment.tensor_uses += [
-                low.tensor_use(tensor, made, source),
-                low.tensor_use(tensor, wanted, source, made=True),
+                scope.tensor_use(tensor, made, source),
+                scope.tensor_use(tensor, wanted, source, made=True),
             ]
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
         # Experts keep the tokens that they have gathered, and slices what later ones read.
         again = isinstance(operator, Linear | CoreAttention) and not operator.view and tensor not in operator.lent
-        if gathered and low.regather and again:
+        if gathered and scope.regather and again:
             self._gather_again(operator, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
 
@@ -74,14 +72,14 @@ class Resharding:
         self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
         """Keeps the shard instead of the gathered input, and gathers it again for the gradient that needs it."""
-        low = self.lowering
+        scope = self.scope
         phase = "W" if isinstance(operator, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]
         if not readers:
             return
-        key = low.key(tensor, wanted)
-        gradients, view = list(frag.grad_entry.values()), low.meeting(tensor, operator)
-        again = low.serial_ops(f"regather {tensor.name}", steps, gradients, phase, view)
+        key = scope.key(tensor, wanted)
+        gradients, view = list(frag.grad_entry.values()), scope.transfer_view(tensor, operator)
+        again = scope.serial_ops(f"regather {tensor.name}", steps, gradients, phase, view)
         for op in readers:
             op.after.append(again[-1])
         frag.tensor_uses = [
@@ -90,27 +88,27 @@ class Resharding:
         ]
         frag.tensor_uses += [
             TensorUse(f"{key}~{operator.name}", tensor.nbytes(wanted, self.mesh), again[-1], made=True),
-            low.tensor_use(tensor, made, again[0]),
+            scope.tensor_use(tensor, made, again[0]),
         ]
         self.regathered.setdefault(operator, []).extend(again)
 
     # ------------------------------------------------------------------------------------ backward
 
     def _backward(self, fragments: list[Fragment]) -> None:
-        out, low = self.fragment, self.lowering
-        inside = {operator for operator in self.composite.operators()}
-        made_here = {t.name for child in self.composite.children for t in child.outputs}
-        waiting = {t.name: 0 for child in self.composite.children for t in child.inputs}
+        out, scope = self.fragment, self.scope
+        inside = {operator for operator in self.module.operators()}
+        made_here = {t.name for child in self.module.children for t in child.outputs}
+        waiting = {t.name: 0 for child in self.module.children for t in child.inputs}
         given: dict[str, list[Contribution]] = defaultdict(list)
-        for child in self.composite.children:
+        for child in self.module.children:
             for tensor in child.inputs:
                 waiting[tensor.name] += 1
         for name in made_here:
-            if any(operator not in inside for operator in low.readers[name]) or not low.readers[name]:
+            if any(operator not in inside for operator in scope.readers[name]) or not scope.readers[name]:
                 out.grad_entry[name] = Op(f"d{name} in", phase="B")
                 given[name].append((self._wanted(name), out.grad_entry[name]))
 
-        for child, frag in zip(reversed(self.composite.children), reversed(fragments), strict=True):
+        for child, frag in zip(reversed(self.module.children), reversed(fragments), strict=True):
             for tensor in child.outputs:
                 if tensor.name in frag.grad_entry:
                     frag.grad_entry[tensor.name].after += [op for _, op in given[tensor.name]]
@@ -128,22 +126,22 @@ class Resharding:
 
     def _left(self, child: Module, tensor: Tensor) -> Layout:
         """How the gradient of an input leaves a child, in the producer's dims; a nest has moved it already."""
-        if not isinstance(child, Operator) or tensor.name not in self.lowering.producer:
+        if not isinstance(child, Operator) or tensor.name not in self.scope.producer:
             return self._wanted(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
-        return {axis: back.get(dim, dim) for axis, dim in leaving(tensor, self.lowering.division(child)).items()}
+        return {axis: back.get(dim, dim) for axis, dim in leaving(tensor, self.scope.division(child)).items()}
 
     def _wanted(self, name: str) -> Layout:
         """How the gradient of a tensor must arrive at its producer."""
-        if name not in self.lowering.producer:
+        if name not in self.scope.producer:
             return {}
-        tensor, operator = self.lowering.producer[name]
-        return needed(tensor, self.lowering.division(operator))
+        tensor, operator = self.scope.producer[name]
+        return needed(tensor, self.scope.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
         """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
-        low = self.lowering
-        tensor = low.producer[reader.name][0] if reader.name in low.producer else reader
+        scope = self.scope
+        tensor = scope.producer[reader.name][0] if reader.name in scope.producer else reader
         wanted = self._wanted(tensor.name)
         groups: dict[tuple[tuple[str, str], ...], list[Op]] = defaultdict(list)
         for layout, op in parts:
@@ -153,36 +151,36 @@ class Resharding:
             layout = dict(items)
             op = self._sum(tensor, layout, members, ops)
             # Right behind its producer, ahead of pending weight gradients: that is what hides it.
-            place, view = ops.index(op) + 1 if op in ops else 0, low.meeting(tensor)
+            place, view = ops.index(op) + 1 if op in ops else 0, scope.transfer_view(tensor)
             behind: list[Op] = []
-            if op in ops and low.in_turn(view):
+            if op in ops and scope.keeps_issue_order(view):
                 place, behind = len(ops), ops[-1:]
             for work in moves(tensor.gradient, layout, wanted, self.mesh):
-                source, op = op, low.op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
+                source, op = op, scope.op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
                 ops.insert(place, op)
                 place += 1
-                self.fragment.tensor_uses.append(low.tensor_use(tensor, wanted, op, made=True, prefix="d:"))
-                arrived = low.tensor_use(tensor, layout, op, prefix="d:")
-                if source.work is not None or arrived.key == low.arriving:
+                self.fragment.tensor_uses.append(scope.tensor_use(tensor, wanted, op, made=True, prefix="d:"))
+                arrived = scope.tensor_use(tensor, layout, op, prefix="d:")
+                if source.work is not None or arrived.key == scope.incoming_gradient:
                     self.fragment.tensor_uses.append(arrived)
             moved.append(op)
         return wanted, self._sum(tensor, wanted, moved, ops)
 
     def _passed(self, tensor: Tensor, total: Op) -> None:
         """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
-        for operator in self.lowering.readers[tensor.name]:
+        for operator in self.scope.readers[tensor.name]:
             if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.passing]:
                 out = operator.outs[0]
-                layout = needed(out, self.lowering.division(operator))
-                self.fragment.tensor_uses.append(self.lowering.tensor_use(out, layout, total, prefix="d:"))
+                layout = needed(out, self.scope.division(operator))
+                self.fragment.tensor_uses.append(self.scope.tensor_use(out, layout, total, prefix="d:"))
 
     def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
         """One op after which the sum of `members` exists: an addition kernel when there are several."""
         if len(members) == 1:
             return members[0]
         size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
-        total = self.lowering.op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
+        total = self.scope.op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
         ops.append(total)
-        self.fragment.tensor_uses.append(self.lowering.tensor_use(tensor, layout, total, made=True, prefix="d:"))
+        self.fragment.tensor_uses.append(self.scope.tensor_use(tensor, layout, total, made=True, prefix="d:"))
         self._passed(tensor, total)
         return total

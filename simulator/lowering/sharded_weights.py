@@ -8,19 +8,16 @@ added to what was there by the reduction itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from simulator.ir.layout import moves
 from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import Collective, Fragment, Op, TensorUse
 from simulator.lowering.grad_accumulation import write_out_of_place
-
-if TYPE_CHECKING:
-    from simulator.lowering.lower import Lowering
+from simulator.lowering.scope import Scope
 
 
 def gather_weights(
-    lowering: Lowering, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
+    scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
 ) -> None:
     """Changes the passes of a leaf, whose backward ops are `inputs` and `weights`, where its weights rest cut finer.
 
@@ -29,7 +26,7 @@ def gather_weights(
     elements: dict[tuple[str, ...], int] = defaultdict(int)
     finer = []
     for weight in (*operator.weights, *operator.borrowed):
-        if steps := moves(weight, lowering.at_rest(operator, weight), at.layout(weight), at.mesh):
+        if steps := moves(weight, scope.at_rest(operator, weight), at.layout(weight), at.mesh):
             finer.append(weight)
             for step in steps:
                 elements[step.axes] += step.nbytes
@@ -46,13 +43,13 @@ def gather_weights(
             TensorUse(key, nbytes, end, False, category),
         ]
 
-    ahead = lowering.serial_ops(f"gather w{operator.name}", gathers, came, "F", operator.view)
+    ahead = scope.serial_ops(f"gather w{operator.name}", gathers, came, "F", operator.view)
     frag.forward[0].after.append(ahead[-1])
     frag.forward[:0] = ahead
-    kept = bool(inputs) and not lowering.regather
+    kept = bool(inputs) and not scope.regather
     lives(f"whole w{operator.name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
     if inputs and not kept:
-        again = lowering.serial_ops(f"regather w{operator.name}", gathers, grads, "B", operator.view)
+        again = scope.serial_ops(f"regather w{operator.name}", gathers, grads, "B", operator.view)
         inputs[0].after.append(again[-1])
         frag.backward[:0] = again
         lives(f"whole w{operator.name} again", again[0], inputs[-1])
@@ -62,9 +59,9 @@ def gather_weights(
     if weights:
         write_out_of_place(weights, finer[0].dtype)
         place = frag.backward.index(weights[0])
-        zeroed = lowering.serial_ops(f"make {operator.name}", operator.temporary_gradient_work(at), grads, "W")
+        zeroed = scope.serial_ops(f"make {operator.name}", operator.temporary_gradient_work(at), grads, "W")
         frag.backward[place:place] = zeroed
-        behind = lowering.serial_ops(f"scatter w{operator.name}", scatters, weights[-1:], "W", operator.view)
+        behind = scope.serial_ops(f"scatter w{operator.name}", scatters, weights[-1:], "W", operator.view)
         frag.backward += behind
         lives(f"d:whole w{operator.name}", (zeroed or weights)[0], behind[-1], "workspace")
         for param in frag.params:

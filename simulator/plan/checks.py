@@ -5,20 +5,18 @@ Every rule is a small function ``check_...`` that raises one PlanError; all are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from hardware.errors import PlanError
 from simulator.ir.layout import needed
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Format
-from simulator.lowering.lower import Lowering
-
-if TYPE_CHECKING:
-    from simulator.plan.plan import Plan
+from simulator.lowering.scope import Scope
+from simulator.plan.plan import Plan
 
 DIM_NAMES = {
     "b": "batch.micro x data-parallel ranks",
@@ -118,7 +116,7 @@ def check_period(plan: Plan) -> None:
 
 def check_size(plan: Plan) -> None:
     """Every pass of a micro-batch through a stage is played, so there is an end to how many there can be."""
-    shape = plan.run
+    shape = plan.played_shape
     each = 2 * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
         most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
@@ -154,22 +152,29 @@ def check_experts(plan: Plan) -> None:
                 raise PlanError(f"plan.views.{name}.{axis}", "no scheme says what this axis does", remedy, view[axis])
 
 
-def check_divisible(plan: Plan) -> None:
-    """Every dim divides by the axes that cut it, at every site."""
+def check_divisible(plan: Plan, known: set[Hashable]) -> None:
+    """Every dim of every operator divides by the axes that shard it.
+
+    known: what was found to divide before, for this plan or another; new findings are added.
+    """
     # The samples of all replicas divide by their number, whatever it is.
-    key = (replace(plan.blocks, replicas=1), tuple(plan.mesh.views), *(scheme.lowering_key for scheme in plan.inside))
-    if key in plan.divisible:
+    key = (
+        replace(plan.blocks, replicas=1),
+        tuple(plan.mesh.views),
+        *(scheme.lowering_key for scheme in plan.stage_schemes),
+    )
+    if key in known:
         return
-    lowering = Lowering(plan.mesh, plan.inside)
+    scope = Scope(plan.mesh, plan.stage_schemes)
 
     # A tower's part of a sequence is the least that must divide.
     called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
 
     def visit(operator: Operator) -> None:
-        divide = lowering.division(operator)
+        divide = scope.division(operator)
         for tensor in (*operator.ins, *operator.outs, *operator.weights):
             parts: dict[str, list[str]] = {}
-            layout = lowering.at_rest(operator, tensor) if tensor in operator.weights else needed(tensor, divide)
+            layout = scope.at_rest(operator, tensor) if tensor in operator.weights else needed(tensor, divide)
             for part, dim in layout.items():
                 parts.setdefault(dim, []).append(part)
             for dim, cutting in parts.items():
@@ -181,12 +186,12 @@ def check_divisible(plan: Plan) -> None:
 
     for unit in plan.blocks.units:
         walk(unit, visit)
-    plan.divisible.add(key)
+    known.add(key)
 
 
 def check_slices(plan: Plan) -> None:
     """Every slice of a sequence is a whole number of tokens, which divides as sequences do."""
-    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.grain
+    model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
     if model.trunk:

@@ -16,7 +16,7 @@ Partition = str | tuple[int, ...]
 WORDS = "even, ends-as-layers, by-cost, or a list of layers"
 
 
-class Weights(NamedTuple):
+class LayerCosts(NamedTuple):
     """What the parts of a model cost where a stage is, in any unit: the embedding, every layer, and all behind them."""
 
     begin: float
@@ -24,12 +24,12 @@ class Weights(NamedTuple):
     end: float
 
 
-Weigh = Callable[[], Sequence[Weights]]
+AskLayerCosts = Callable[[], Sequence[LayerCosts]]
 """The weights on every stage, worked out when they are asked for."""
 
 
 def layers_of_graph(
-    partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, weigh: Weigh
+    partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, costs: AskLayerCosts
 ) -> list[int]:
     """Layers of every virtual stage, where each tower of the model lies on a line of stages of its own, and the trunk
     on one that joins these; or all on one stage.
@@ -40,7 +40,7 @@ def layers_of_graph(
     begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
     lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
     if len(before) == 1 or model.towers == len(lines) == 1:
-        return layers_of_stages(partition, len(model.every_layer), len(before), weigh)
+        return layers_of_stages(partition, len(model.every_layer), len(before), costs)
     joined = [before[line.start] for line in lines] == [*[()] * model.towers, tuple(line[-1] for line in lines[:-1])]
     if model.towers == 1 or not joined:
         stages = "is a chain of stages" if len(lines) == 1 else f"joins {len(lines) - 1} branches of stages"
@@ -68,7 +68,7 @@ def layers_of_graph(
     return list(partition)
 
 
-def layers_of_stages(partition: Partition, layers: int, stages: int, weigh: Weigh = tuple) -> list[int]:
+def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskLayerCosts = tuple) -> list[int]:
     """Transformer layers of every virtual stage, first to last.
 
     ``even``: the same number each. ``ends-as-layers``: embedding and output layer take one place each. ``by-cost``: so
@@ -101,7 +101,7 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, weigh: Weig
         if layers + 2 < stages:
             rule = f"with {layers} layers on {stages} stages one inside the pipeline would be without"
             raise PlanError("plan.partition", rule, f"At most {layers + 2} stages would work", partition)
-        return balanced(weigh())
+        return balance(costs())
     if isinstance(partition, str):
         raise PlanError("plan.partition", "no such partition", f"Valid: {WORDS}", partition)
     if len(partition) != stages or sum(partition) != layers or min(partition) < 0:
@@ -114,15 +114,15 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, weigh: Weig
     return list(partition)
 
 
-def balanced(weights: Sequence[Weights]) -> list[int]:
+def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
     """Layers of every stage so that the largest of their costs is as small as it can be, and among such divisions their
-    squares sum to the least. weights: on every stage, for GPUs may differ from stage to stage.
+    squares sum to the least. layer_costs: on every stage, for GPUs may differ from stage to stage.
 
     Stages at the ends may be without a layer, for they have the embedding and the output layer.
     """
-    stages, layers = len(weights), len(weights[0].layers)
+    stages, layers = len(layer_costs), len(layer_costs[0].layers)
     costs = []
-    for stage, (begin, each, end) in enumerate(weights):
+    for stage, (begin, each, end) in enumerate(layer_costs):
         reached = np.array([0.0, *accumulate(each)])
         cost = reached[None] - reached[:, None]  # of the layers from one (row) up to another (column)
         cost += begin * (stage == 0) + end * (stage == stages - 1)

@@ -8,179 +8,36 @@ device stands for all ranks that execute the same thing. How a program is played
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
     COMING,
-    SUMS,
+    FREE,
     Block,
     Port,
     Price,
     PricedBlock,
     Prices,
     Where,
-    block_of,
     compiled,
     interleave,
     joined,
     priced,
 )
-from simulator.program.categories import KINDS, kind_of
-from simulator.program.memory_profile import CATEGORIES, Profile
-from simulator.program.side_stream import PricedSideOps, price_side_ops
+from simulator.program.memory_profile import CATEGORIES
+from simulator.program.program import EveryStageOps, Program, one_of
+from simulator.program.side_stream import PricedSideOps
+from simulator.program.task import Send, Task, make_task
 from simulator.program.timetable import Slot, Timetable
 from simulator.scheduling.schedule import MOVES
 
 MOVING = "pipeline-moves"
 """The stream of activations that go to another device to rest there, and come back."""
-
-
-Flow = tuple[float, str]
-"""Bytes, and their category."""
-
-
-@dataclass(eq=False)
-class Task:
-    """All ops of one action: those beside it ahead of it, its parts one after another, those beside it behind it.
-
-    comes, goes: what comes in at its begin and goes out at its end, in bytes, and the category of memory that it is.
-    marks: for every part, the places at which each of its parameters is first used, or its gradient complete.
-    numbers: for every part, the number of the first parameter of its first copy. forward: whether copies run in the
-    order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
-    """
-
-    parts: list[PricedBlock]
-    ahead: list[PricedSideOps]
-    behind: list[PricedSideOps]
-    comes: tuple[Flow, ...] = ()
-    goes: tuple[Flow, ...] = ()
-    marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    forward: bool = True
-
-    @cached_property
-    def memory(self) -> Profile:
-        """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
-        parts = [(part.block.memory, part.count) for part in self.parts]
-        comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
-        goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
-        return Profile.in_series([*comes, *parts, *goes])
-
-    @property
-    def ports(self) -> int:
-        """Passes that are played together."""
-        return max((len(part.block.ports) for part in self.parts), default=1)
-
-    def copy_of(self, part: int, copy: int) -> int:
-        """The number of the first parameter of a copy, counted as they run."""
-        place = copy if self.forward else self.parts[part].count - 1 - copy
-        return self.numbers[part] + place * len(self.marks[part])
-
-    @cached_property
-    def sums(self) -> np.ndarray:
-        """`SUMS` over all ops of one action, by kind."""
-        found = np.zeros((len(KINDS), len(SUMS)))
-        for part in self.parts:
-            found += part.count * part.sums
-        for side in (*self.ahead, *self.behind):
-            sums = side.seconds.sum(), side.seconds @ side.spread, side.lasting.sum(), 0.0
-            found[KINDS.index(kind_of(side.ops[0]))] += sums
-        return found
-
-    def counted(self) -> Iterator[tuple[Op, int]]:
-        """Every op, with how often it runs in one action."""
-        for part in self.parts:
-            yield from ((op, part.count) for op in part.block.ops)
-        for side in (*self.ahead, *self.behind):
-            yield from ((op, 1) for op in side.ops)
-
-
-@dataclass(eq=False)
-class Send:
-    """What carries the result of a slot's actions to another device."""
-
-    work: Transfer
-    stream: str
-    seconds: float
-    spread: float
-    latency: float
-
-
-@dataclass(eq=False)
-class Program:
-    """A step: tasks and sends by slot, the update of every device, and where devices meet in its collectives.
-
-    sends: of the result that has the action's number; others: of the extra ones (see `Timetable`). received: by slot,
-    bytes that come from another device.
-    overlap_sends: a device goes on while it sends; otherwise its next action waits for the send. host: seconds that
-    the host takes to issue one op. meetings: (device, place) of ops of the updates that begin together; the op in front
-    of each tells that its device has come.
-    """
-
-    timetable: Timetable
-    tasks: list[Task]
-    sends: list[Send | None]
-    received: list[int]
-    updates: list[Task]
-    meetings: list[list[tuple[int, int]]]
-    overlap_sends: bool = True
-    host: float = 0.0
-    others: dict[int, list[Send | None]] = field(default_factory=dict)
-
-    @property
-    def devices(self) -> int:
-        return self.timetable.shape.p
-
-    def device_of(self, slot: int) -> int:
-        return self.timetable.owner(self.timetable.slots[slot])
-
-    @cached_property
-    def sent(self) -> list[tuple[int, Send]]:
-        """Every send, with its slot."""
-        found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
-        return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
-
-    def turns(self) -> Iterator[tuple[Task, int]]:
-        """Every task of all devices, with the number of times that it runs."""
-        yield from zip(self.tasks, self.timetable.turns, strict=True)
-        yield from ((task, 1) for task in self.updates)
-
-    @cached_property
-    def sums(self) -> np.ndarray:
-        """`SUMS` over all ops of every device [devices, kinds, sums]; a message counts where it is sent and arrives."""
-        return self.sums_of(np.array(self.timetable.turns))
-
-    def sums_of(self, turns: np.ndarray) -> np.ndarray:
-        """The same where slots run so often."""
-        distinct = {id(task): task for task in (*self.tasks, *self.updates)}
-        index = {key: i for i, key in enumerate(distinct)}
-        times = np.zeros((self.devices, len(distinct)))
-        for number, task in enumerate(self.tasks):
-            times[self.device_of(number), index[id(task)]] += turns[number]
-        for device, task in enumerate(self.updates):
-            times[device, index[id(task)]] += 1
-        found = np.tensordot(times, np.array([task.sums for task in distinct.values()]), 1)
-        if self.sent:
-            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in self.sent])
-            message *= turns[[i for i, _ in self.sent], None]
-            for end in ([s.work.source for _, s in self.sent], [s.work.target for _, s in self.sent]):
-                np.add.at(found[:, KINDS.index("pp")], end, message)
-        return found
-
-
-EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
-"""What every virtual stage lowers to; where sequences are cut, one for each slice."""
-
-
-def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
-    """The chain of a stage, or of its first slice: all slices pass the same units and weights."""
-    return stage if isinstance(stage, StageOps) else stage[0]
 
 
 def build(
@@ -316,7 +173,7 @@ class _Builder:
         key = (id(stage_ops), slot.kind, price, bool(stage_ops.ahead) and first, bool(stage_ops.behind) and completes)
         if key not in self._tasks:
             plain = self._tasks.get((*key[:3], False, False))
-            plain = plain or task_of(stage_ops, slot.kind, self.prices[price], self.again, self._parts[price])
+            plain = plain or make_task(stage_ops, slot.kind, self.prices[price], self.again, self._parts[price])
             ahead = price_side_ops(stage_ops.ahead, plain, self.prices[price], self.host) if key[3] else []
             behind = price_side_ops(stage_ops.behind, plain, self.prices[price], self.host) if key[4] else []
             self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
@@ -378,38 +235,6 @@ class _Builder:
         return self._whole[key]
 
 
-def task_of(
-    stage_ops: StageOps,
-    kind: str,
-    price: Price,
-    again: bool = True,
-    known: dict[tuple[int, str], PricedBlock] | None = None,
-) -> Task:
-    """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
-    parts = known if known is not None else {}
-    forward = kind == "F"
-    starts = np.cumsum(
-        [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
-    ).tolist()
-    unit_runs = list(zip(stage_ops.unit_runs, starts, strict=False))
-    task = Task([], [], [], forward=forward)
-    for unit_run, start in unit_runs if forward else reversed(unit_runs):
-        block = block_of(unit_run, kind, again)
-        key = id(unit_run.fragment), kind
-        if key not in parts:
-            parts[key] = priced(block, unit_run.count, price)
-        part = parts[key]
-        task.parts.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
-        task.marks.append(block.marks(unit_run.fragment.params, forward))
-        task.numbers.append(start)
-    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
-    ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
-    category = "activations" if forward else "workspace"
-    comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
-    task.comes, task.goes = ((comes, category),) if comes else (), ((goes, category),) if goes else ()
-    return task
-
-
 def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
     """Marks that bring the computation and other streams to one moment."""
     first = Op(f"update {what}", COMPUTE, None, after, "U")
@@ -452,3 +277,42 @@ def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, l
         own[id(op)] = ops[-1]
     block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
     return Task([priced(block, 1, price)], [], []), met
+
+
+def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
+    """Priced; what is formed while the program runs is formed by when the task, played alone, has its gradients."""
+    formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
+    sides: dict[int, PricedSideOps] = {}
+    for one in formed:
+        sides[id(one)] = side = _price(one, price)
+        side.after = (sides[id(one.after[0])], one.after[1]) if one.after else None
+    return list(sides.values())
+
+
+def _ready(task: Task, host: float) -> np.ndarray:
+    """When the gradient of every parameter is complete, by its number, if all begins at once [s]."""
+    found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
+    free: dict[str, float] = defaultdict(float)
+    issued = came = 0.0
+    for number, part in enumerate(task.parts):
+        block, marks = part.block, task.marks[number]
+        (port,) = block.ports
+        for copy in range(part.count):
+            seen = list[float]()
+            for i, op in enumerate(block.ops):
+                issued += host if op.work is not None else 0.0
+                waits = (seen[j] for j in block.after[i])
+                begin = max(free[op.stream], issued if host else 0.0, came if i in port.entry else 0.0, *waits, 0.0)
+                free[op.stream] = begin + part.seconds[i]
+                seen.append(free[op.stream] + part.latency[i])
+            for at, places in enumerate(marks, task.copy_of(number, copy)):
+                found[at] = max((came if place == COMING else seen[place] for place in places), default=0.0)
+            came = max((seen[place] for place in port.exit), default=0.0 if not port.through else came)
+    return found
+
+
+def _price(beside: SideOps, price: Price) -> PricedSideOps:
+    known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
+    seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
+    latency = latency + np.array(beside.waits) if len(beside.waits) else latency
+    return PricedSideOps(beside.ops, seconds, spread, latency, beside.params, beside.starts)

@@ -13,8 +13,9 @@ import numpy as np
 from hardware.errors import PlanError
 from simulator.ir.ops import COMPUTE, Op
 from simulator.program.block import COMING
-from simulator.program.build import Program, Send, Task
+from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
+from simulator.program.task import Send, Task
 
 MAX_OPS = 20_000_000
 """Most ops that are held one by one: some 10 GiB, a minute or two."""

@@ -11,34 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simulator.ir.ops import COMPUTE, Op, TensorUse, UnitRun
-from simulator.scheduling.schedule import MOVES
-
-if TYPE_CHECKING:
-    from simulator.engine.longest_path import OpTimes
-    from simulator.program.build import Program
-    from simulator.program.flatten import FlatProgram
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "workspace", "buffers", "logits", "other")
 
 Event = tuple[int, bool, float, str]
 """An op's place (-1: before the first), at its end (or begin), bytes more or less, category."""
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The largest sum of all categories on one device, and its parts at that moment [bytes].
-
-    left: what was not given back by the end of the step.
-    """
-
-    total: float
-    by: dict[str, float]
-    left: float
 
 
 @dataclass(frozen=True)
@@ -135,89 +116,3 @@ def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[
         end = i if op.stream == COMPUTE else max(i, waiter.get(i, last + 1) - 1)
         found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(id(op), ())]
     return found
-
-
-def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
-    """The peak of every device; `static` holds what lives through the whole step, by category [bytes]."""
-    table = program.timetable
-    # What runs beside the parts takes no memory of its own.
-    known = {id(task.parts): task.memory for task in {id(task.parts): task for task in program.tasks}.values()}
-    profiles = [known[id(task.parts)] for task in program.tasks]
-    nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
-    net, top = nets.sum(axis=1), tops.sum(axis=1)
-    buffers = CATEGORIES.index("buffers")
-    found = []
-    for device in range(program.devices):
-        slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
-        flying = in_flight(program, device)
-        before = np.cumsum(net[slots]) - net[slots]
-        at = int(np.argmax(before + top[slots] + flying))
-        played = np.bincount(slots[:at], minlength=len(nets)) @ nets + tops[slots[at]]
-        played[buffers] += flying[at]
-        by = dict(static[device])
-        for category, nbytes in zip(CATEGORIES, played.tolist(), strict=True):
-            if nbytes:
-                by[category] = by.get(category, 0.0) + nbytes
-        found.append(Peak(sum(by.values()), by, float(net[slots].sum())))
-    return found
-
-
-def in_flight(program: Program, device: int) -> np.ndarray:
-    """Bytes of buffers in flight beside every action of a device.
-
-    Where a device goes on while it sends, what it has sent lives through its next action, and what it is about to
-    receive through the one before. What moves to another device lives through the next action that computes.
-    """
-    table = program.timetable
-    slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
-    flying = np.zeros(len(slots))
-    if program.overlap_sends:
-        sent, coming = np.zeros(len(program.sends)), np.array(program.received, float)
-        for slot, send in program.sent:
-            sent[slot] += send.work.nbytes
-        flying[1:] += sent[slots[:-1]]
-        flying[:-1] += coming[slots[1:]]
-    kinds = [table.slots[slot].kind for slot in slots.tolist()]
-    for i in [i for i, kind in enumerate(kinds) if kind in ("E", "G")]:
-        computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in MOVES), i)
-        flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].goes)
-    return flying
-
-
-def over_time(
-    program: Program, flat: FlatProgram, times: OpTimes, device: int, static: dict[str, float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The memory of a device through the step: moments [s], and from each on the bytes of every category
-    [moments, categories]. It peaks where `peaks` says.
-
-    Memory follows the issue order, so a moment is never before that of an op issued earlier.
-    """
-    table = program.timetable
-    actions = range(table.starts[device], table.starts[device + 1])
-    moments, changes = [np.zeros(1)], [np.array([[static.get(category, 0.0) for category in CATEGORIES]])]
-    begin, end = np.array(times.begin), np.array(times.end)
-    buffers = CATEGORIES.index("buffers")
-
-    def note(moment: float, flying: float, flows: Iterable[tuple[float, str]], sign: int) -> None:
-        row = np.zeros((1, len(CATEGORIES)))
-        row[0, buffers] = flying
-        for nbytes, category in flows:
-            row[0, CATEGORIES.index(category)] += sign * nbytes
-        moments.append(np.array([moment]))
-        changes.append(row)
-
-    own = slice(0)
-    for action, flying in zip(actions, in_flight(program, device).tolist(), strict=True):
-        task, start = program.tasks[table.slot[action]], flat.first[action]
-        # What follows in a pair is played with the action before.
-        own = slice(start, flat.behind[action]) if task.parts else own
-        note(begin[own.start], flying, task.comes, 1)
-        place = start + sum(len(side.ops) for side in task.ahead)
-        for part in task.parts:
-            at, at_end, rows = part.block.event_rows
-            numbers = (place + np.arange(part.count)[:, None] * len(part.block.ops) + at).ravel()
-            moments.append(np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]))
-            changes.append(np.tile(rows, (part.count, 1)))
-            place += part.count * len(part.block.ops)
-        note(end[own].max(), -flying, task.goes, -1)
-    return np.maximum.accumulate(np.concatenate(moments)), np.cumsum(np.concatenate(changes), axis=0)

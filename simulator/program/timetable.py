@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.errors import ScheduleError
+from simulator.scheduling.no_flush import with_updates
 from simulator.scheduling.schedule import (
     KINDS,
     MOVES,
@@ -29,7 +30,6 @@ from simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
     table,
-    with_updates,
 )
 
 F, BW, B, W, R, O, E, K, G, L = range(len(KINDS))

@@ -13,8 +13,8 @@ import numpy as np
 
 from simulator.engine.occupancy import Occupied, measure
 from simulator.ir.ops import COMPUTE
-from simulator.program.build import Program
 from simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
+from simulator.program.program import Program
 
 ROUNDING = 1e-12
 """Part of a step, and number of seconds, below which an account is rounding."""

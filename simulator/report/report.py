@@ -15,6 +15,7 @@ import numpy as np
 from hardware.units import GIB
 from simulator.costs.kernels.roofline import peak
 from simulator.engine.occupancy import Occupied
+from simulator.engine.peak_memory import Peak, over_time, peaks
 from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
 from simulator.engine.play import PlayedStep
 from simulator.engine.steady_state import Window, window
@@ -23,10 +24,10 @@ from simulator.ir.routing import Routing
 from simulator.models import flops
 from simulator.plan.plan import Plan
 from simulator.program.block import SUMS
-from simulator.program.build import Program
 from simulator.program.categories import COMPUTING, EXPOSED, KINDS
 from simulator.program.flatten import flatten
-from simulator.program.memory_profile import CATEGORIES, Peak, over_time, peaks
+from simulator.program.memory_profile import CATEGORIES
+from simulator.program.program import Program
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.scheduling.list_scheduler import at_run_time
 from simulator.scheduling.schedule import ScheduleItem
@@ -336,7 +337,7 @@ class Report:
     @property
     def _slices(self) -> str:
         """The lengths of the slices of a sequence, in words."""
-        runs = [(length, len(list(run))) for length, run in groupby(self.play.plan.lengths)]
+        runs = [(length, len(list(run))) for length, run in groupby(self.play.plan.slice_lengths)]
         return ", ".join(f"{count} x {length}" if count > 1 else str(length) for length, count in runs)
 
     def to_dict(self) -> dict[str, Any]:

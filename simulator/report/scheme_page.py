@@ -16,7 +16,8 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from simulator.ir.scheme import FAMILIES, Paper, Scheme, find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
+from simulator.ir.scheme import FAMILIES, Paper, Scheme
 
 HEAD = """# Schemes
 

@@ -8,7 +8,6 @@ micro-batches of one replica, v chunks (virtual stages) a device.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -264,41 +263,6 @@ def v_shape_device(shape: PipelineShape, stage: int) -> int:
 def actions_of(turns: Iterable[ScheduleItem]) -> list[Action]:
     """All actions; of a pair the forward pass first."""
     return [action for turn in turns for action in (turn if isinstance(turn, OverlappedPasses) else (turn,))]
-
-
-def with_updates(order: Sequence[ScheduleItem], every: int) -> list[ScheduleItem]:
-    """The order of a device with an update behind every so many micro-batches, as soon as their gradients are complete.
-
-    An update goes by the first stage of its device, and by the last of its micro-batches.
-    """
-    left = Counter(action.microbatch // every for action in actions_of(order) if action.kind in ("BW", "W"))
-    stage = min((action.stage for action in actions_of(order)), default=0)
-    found: list[ScheduleItem] = []
-    for turn in order:
-        found.append(turn)
-        for action in turn if isinstance(turn, OverlappedPasses) else (turn,):
-            if action.kind in ("BW", "W"):
-                update = action.microbatch // every
-                left[update] -= 1
-                if not left[update]:
-                    found.append(Action(stage, "O", (update + 1) * every - 1))
-    return found
-
-
-def weight_versions(schedule: Schedule, shape: PipelineShape, device: int, order: Sequence[ScheduleItem]) -> int:
-    """The most versions of its weights that a device holds at once: the newest, and all that a micro-batch will still
-    meet. shape: of one batch. order: of a run of many, with its updates."""
-    actions = actions_of(order)
-    meets = [schedule.version(shape, device, action.microbatch) for action in actions]
-    last = {version: at for at, version in enumerate(meets) if actions[at].kind != "O"}
-    held, made, most = {0}, 0, 1
-    for at, action in enumerate(actions):
-        if action.kind == "O":
-            made += 1
-            # What is not met any more is given up before the next version is made.
-            held = {version for version in held if last.get(version, -1) > at} | {made}
-            most = max(most, len(held))
-    return most
 
 
 def table(orders: Sequence[Iterable[ScheduleItem]], marked: dict[int, int]) -> str:

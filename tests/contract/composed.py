@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.ir.scheme import FAMILIES, find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
+from simulator.ir.scheme import FAMILIES
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract import of_pipeline
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Op, Param, SideOps, StageOps, UnitRun
-from simulator.ir.scheme import Scheme, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Scheme
 from simulator.job.framework import load_framework
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks

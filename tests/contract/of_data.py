@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.engine.longest_path import longest_path
-from simulator.forecast.simulate import device_params, lowered, resting
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.resident_memory import resident_bytes
+from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, StageOps, Work
-from simulator.ir.scheme import Scheme, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Scheme
 from simulator.job.framework import load_framework
 from simulator.job.job import load_job
 from simulator.lowering.lower import Lowering
@@ -74,10 +77,10 @@ class DataSetting:
 
     def small(self, least: int) -> int:
         """Elements of all parameters that have fewer than `least`."""
-        stage_ops, _, _ = self.lowered("data/ddp", plain=True)
+        stage_ops, _, _ = self.lower_stages("data/ddp", plain=True)
         return sum(param.size for param in params_of(stage_ops) if param.size < least)
 
-    def lowered(self, use: str, plain: bool = False) -> tuple[StageOps, Plan, list[Fragment]]:
+    def lower_stages(self, use: str, plain: bool = False) -> tuple[StageOps, Plan, list[Fragment]]:
         """plain: without what else the setting says."""
         kind = find_scheme(use)
         two = not plain and (self.across > 1 or kind.least_axes > 1)
@@ -94,14 +97,14 @@ class DataSetting:
             "batch": {"global": gpus * self.batches},
             "plan": {"mesh": mesh, "schemes": [entry]},
         }
-        ready = Plan(load_job(job))
-        (stage_ops,), updates = lowered(ready)
+        ready = resolve_plan(load_job(job))
+        (stage_ops,), updates = lower_stages(ready)
         return stage_ops, ready, updates
 
 
 def of_a_step(setting: DataSetting, use: str) -> tuple[list[Op], Plan]:
     """The communication of a data scheme in a step: of every micro-batch, and of what is there once."""
-    stage_ops, plan, (update,) = setting.lowered(use)
+    stage_ops, plan, (update,) = setting.lower_stages(use)
     ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * setting.batches
     ops += ops_beside((*stage_ops.ahead, *stage_ops.behind)) + update.forward
     return [op for op in ops if isinstance(op.work, Collective) and op.stream.partition("-")[0] == "data"], plan
@@ -115,7 +118,7 @@ def sent_per_step(setting: DataSetting, use: str) -> float:
 
 def read_by_update(setting: DataSetting, use: str) -> int:
     """Bytes of gradients and states that one rank reads to update its part."""
-    _, _, (update,) = setting.lowered(use)
+    _, _, (update,) = setting.lower_stages(use)
     (adam,) = [op.work for op in update.forward if isinstance(op.work, Memory) and op.work.what == "adam"]
     return adam.read
 
@@ -165,9 +168,9 @@ def gathered_across_nodes(setting: DataSetting, use: str) -> float:
 
 
 def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
-    stage_ops, plan, _ = setting.lowered(use)
+    stage_ops, plan, _ = setting.lower_stages(use)
     (params,) = device_params(plan, [stage_ops])
-    return sum(resting(plan, params).values()) / setting.model.parameters
+    return sum(resident_bytes(plan, params).values()) / setting.model.parameters
 
 
 KNOBS: dict[str, tuple[Any, ...]] = {

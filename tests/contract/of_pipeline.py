@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Scheme, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Scheme
 from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
 from validation.pipelines import cases as pipeline
 from validation.pipelines.cases import Case, Replay, replay

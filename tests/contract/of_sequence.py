@@ -39,9 +39,9 @@ class SequenceSetting:
 
     def layer(self, use: str) -> tuple[UnitRun, Mesh]:
         mesh = Mesh({"cp": self.cp})
-        return self.lowered(mesh, [make(use, mesh, ("cp",), **dict(self.options))]), mesh
+        return self.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(self.options))]), mesh
 
-    def lowered(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
+    def lower_stages(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
         model = Model(layers=1, hidden=self.h, heads=HEADS, kv_heads=self.kv_heads, vocab=64, seq=self.s)
         blocks = Blocks(model, self.b, self.s, 64, attention=attention)

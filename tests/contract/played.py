@@ -11,16 +11,21 @@ from math import ceil, inf
 from typing import Any
 
 from simulator.engine.longest_path import OpTimes
+from simulator.engine.peak_memory import Peak
 from simulator.engine.play import Engine, PlayedStep
-from simulator.forecast.simulate import device_params, forecast, programmed, resting
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.resident_memory import resident_bytes
+from simulator.forecast.simulate import build_program, play_forecast
+from simulator.forecast.stages import device_params
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work, slowest_rank
 from simulator.job.job import load_job
 from simulator.models.flops import forward_matmul_flops
 from simulator.plan.plan import Plan
-from simulator.program.build import EveryStageOps, Program, Task, one_of
 from simulator.program.flatten import FlatProgram
-from simulator.program.memory_profile import Peak, block_events, memory_events
+from simulator.program.memory_profile import block_events, memory_events
+from simulator.program.program import EveryStageOps, Program, one_of
+from simulator.program.task import Task
 from simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
 from tests.contract.measure import params_of
 
@@ -117,7 +122,7 @@ class Played:
 
     def resting(self, device: int) -> dict[str, float]:
         """Bytes of the states that a device holds all the time, by category."""
-        return resting(self.plan, device_params(self.plan, self.stages)[device])
+        return resident_bytes(self.plan, device_params(self.plan, self.stages)[device])
 
     def flops(self, *phases: str) -> dict[str, float]:
         """FLOPs over all ranks by kind of work, of the given phases."""
@@ -137,7 +142,7 @@ class Played:
         """
         job, mesh = self.plan.job, self.plan.mesh
         model, seq = job.model, job.batch.sequence or 0
-        tokens = self.plan.run.m * job.batch.micro * self.plan.replicas * seq
+        tokens = self.plan.played_shape.m * job.batch.micro * self.plan.replicas * seq
         flash = job.framework.attention == "flash"
         parts = forward_matmul_flops(model, tokens, seq, causal=flash)
         if model.moe:
@@ -145,7 +150,7 @@ class Played:
             each = Fraction(job.batch.micro * self.plan.replicas * seq, groups * model.moe.experts)
             each *= model.moe.top_k * Fraction(model.moe.capacity or 1)
             parts["experts"] *= ceil(each) / each
-        if any(scheme.use == "tensor/megatron" for scheme in self.plan.inside):
+        if any(scheme.use == "tensor/megatron" for scheme in self.plan.stage_schemes):
             again = mesh.size("tp") - 1
             latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
             narrow = 2 * tokens * model.hidden * latents * (model.tower_layers + model.layers + model.mtp)
@@ -231,9 +236,9 @@ def play_job(
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Played:
     """Lowers and plays `job` as `simulate` does, at ideal prices. orders: in place of the schedule's."""
-    plan = Plan(load_job(job, changes))
-    stages, program = programmed(plan, price, orders=orders)
-    found = forecast(plan, stages, program, engine=engine)
+    plan = resolve_plan(load_job(job, changes), price=price)
+    stages, program = build_program(plan, price, orders=orders)
+    found = play_forecast(plan, stages, program, engine=engine)
     return Played(plan, stages, program, found.step, found.peaks)
 
 

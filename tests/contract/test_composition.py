@@ -63,7 +63,7 @@ def test_every_pass_is_made_once(composed: tuple[str, dict[str, Any], Played]) -
     shape, ways = played.plan.shape, played.plan.schedule.directions
     assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
-    assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.run.m * shape.slices / ways
+    assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.played_shape.m * shape.slices / ways
     assert kinds["B"] == kinds["W"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.ir.operators import Boundary
 from simulator.ir.ops import BYTES, Attention, Collective
-from simulator.lowering.lower import Lowering
+from simulator.lowering.scope import Scope
 from simulator.models.flops import forward_matmul_flops
 from simulator.scheduling.schedule import MOVES
 from simulator.schemes.data.shared.data_parallel import DataScheme
@@ -115,7 +115,7 @@ def test_one_device_holds_a_tied_table_once() -> None:
 def passes(played: Played, stage: int) -> int:
     """How often a stage is passed forward, slice by slice."""
     plan = played.plan
-    return len(plan.schedule.microbatches(plan.run, stage)) * plan.shape.slices
+    return len(plan.schedule.microbatches(plan.played_shape, stage)) * plan.shape.slices
 
 
 def boundaries(played: Played) -> dict[tuple[int, str], int]:
@@ -125,7 +125,9 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     tokens = plan.job.batch.micro * plan.job.batch.sequence // plan.shape.slices
     # A rank has its part of the samples, positions and elements that the schemes divide between units.
     border = Boundary("border", (plan.blocks.residual,), (plan.blocks.residual,))
-    cut = {part for part, dim in Lowering(plan.mesh, plan.inside).division(border).items() if dim in ("s", "h", "b")}
+    cut = {
+        part for part, dim in Scope(plan.mesh, plan.stage_schemes).division(border).items() if dim in ("s", "h", "b")
+    }
     ranks = plan.mesh.size(cut - {part for scheme in plan.family("data") for part in scheme.over})
     each = tokens * plan.job.model.hidden * BYTES["bf16"] // ranks
     found = {}
@@ -165,7 +167,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
     (data,) = plan.family("data")
     assert isinstance(data, DataScheme)
     # Without a flush once an update.
-    updates = plan.run.m // plan.every if plan.every else 1
+    updates = plan.played_shape.m // plan.update_interval if plan.update_interval else 1
     for device in range(plan.shape.p):
         reduced, gathered, wanted, returned = (defaultdict[tuple[str, ...], int](int) for _ in range(4))
         for _, op in played.instances(device):
@@ -185,7 +187,7 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
                         returned[axes] += 2 * updates * param.size
         assert reduced == wanted
         # Without a flush what the last updates of a run have made comes together behind its end.
-        if not cut and not plan.every:
+        if not cut and not plan.update_interval:
             assert gathered == returned
 
 

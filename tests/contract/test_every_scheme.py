@@ -17,7 +17,8 @@ from hardware.load import validated
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import COMPUTE, StageOps
-from simulator.ir.scheme import FAMILIES, Paper, Scheme, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import FAMILIES, Paper, Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
@@ -233,7 +234,9 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
     assert set(counts.values()) == {1}
     units: dict[int, int] = {}
     for stage in range(plan.shape.stages):
-        passing = [(k, part) for k in plan.schedule.microbatches(plan.run, stage) for part in range(plan.shape.slices)]
+        passing = [
+            (k, part) for k in plan.schedule.microbatches(plan.played_shape, stage) for part in range(plan.shape.slices)
+        ]
         units[stage] = len(passing)
         for k, part in passing:
             done = [kind for kind in ["F", "BW", "B", "W", "R"] if Action(stage, kind, k, part) in counts]

@@ -16,10 +16,10 @@ from hardware import clusters, load_cluster
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import read_yaml
 from simulator import load_job
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.forecast.planning import resolve_plan
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.job import JobFile
 from simulator.models.load import presets
-from simulator.plan.plan import Plan
 from tests.strategies import jobs
 from tests.test_contract_examples import LONG, SHORT
 
@@ -145,7 +145,7 @@ WRONG: dict[str, list[Any]] = {
 def test_what_is_refused_is_refused_by_both(kind: str, told: Any) -> None:
     job = {"model": "gpt2", "cluster": "dgx-h100:1", kind: told}
     with pytest.raises(MeshcastError):
-        Plan(load_job(job))
+        resolve_plan(load_job(job))
     assert mistakes("job", job) and (kind not in KINDS or mistakes(kind, told))
 
 

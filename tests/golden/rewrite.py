@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hardware.errors import MeshcastError
 from hardware.load import read_yaml
 from simulator import simulate
-from simulator.forecast.simulate import SharedWork
+from simulator.forecast.shared_work import SharedWork
 from simulator.report.report import Report
 
 HERE = Path(__file__).parent

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from hardware.errors import MeshcastError
+from simulator.forecast.planning import resolve_plan
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from validation.distributed import collectives, serial
 from validation.distributed.groups import stand
 from validation.distributed.memory import peaks
@@ -58,7 +58,7 @@ def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def checks(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
     """Of each of the `jobs`, whether it equals serial training."""
     for job in task["jobs"]:
-        plan = Plan(load_job(job))
+        plan = resolve_plan(load_job(job))
         trainer = Trainer(plan, stand(plan, device))
         yield {"check": vars(serial.compare(trainer))}
 
@@ -66,7 +66,7 @@ def checks(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
 def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
     """Steps of one `job`: compared with serial training if `check`, `warmup` ones, one whose memory is watched, `steps`
     timed ones, one written to `trace`."""
-    plan = Plan(load_job(task["job"]))
+    plan = resolve_plan(load_job(task["job"]))
     trainer = Trainer(plan, stand(plan, device))
     numbers = count(1)
     if task["check"]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import Gemm, Work
 from simulator.job.job import load_job
 from simulator.plan.plan import Plan
@@ -129,7 +130,7 @@ def _cases(
     job: Mapping[str, Any], tps: Sequence[int], dtypes: Sequence[str], calibration: Path | None
 ) -> Iterator[Case]:
     """Raises PlanError for a job that the reference trainer does not run."""
-    plan = Plan(load_job(job))
+    plan = resolve_plan(load_job(job))
     tensor = plan.family("tensor")
     own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
     sequence = any(scheme.use == "tensor/megatron-sp" for scheme in tensor)

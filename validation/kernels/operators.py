@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulator.forecast.simulate import lowered
+from simulator.forecast.stages import lower_stages
 from simulator.ir.modules import LocalShapes, Operator, walk
 from simulator.ir.operators import Boundary
 from simulator.ir.ops import BYTES, Collective, Gemm, Memory, Work
-from simulator.lowering.lower import Lowering
+from simulator.lowering.scope import Scope
 from simulator.plan.plan import Plan
 
 
@@ -56,12 +56,12 @@ class Part:
 
 def parts(plan: Plan) -> list[Part]:
     """The leaves of one layer of each kind and of both ends of the model, once each, in forward order."""
-    lowering = Lowering(plan.mesh, plan.inside)
+    scope = Scope(plan.mesh, plan.stage_schemes)
     found: dict[str, Part] = {}
 
     def visit(operator: Operator) -> None:
         if not isinstance(operator, Boundary):
-            found.setdefault(operator.name, Part(operator, LocalShapes(lowering.division(operator), plan.mesh)))
+            found.setdefault(operator.name, Part(operator, LocalShapes(scope.division(operator), plan.mesh)))
 
     for unit in plan.blocks.units:
         walk(unit, visit)
@@ -80,13 +80,11 @@ def kernels(works: Iterable[Work]) -> list[Work]:
 
 def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
     """Elements of one layer's weights, one with experts if there are some; clipping's norm and Adam over them."""
-    lowering = Lowering(plan.mesh, plan.inside)
+    scope = Scope(plan.mesh, plan.stage_schemes)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
     operators = plan.blocks.layer(kind).operators()
-    elements = sum(
-        Part(operator, LocalShapes(lowering.division(operator), plan.mesh)).weights for operator in operators
-    )
-    _, updates = lowered(plan)
+    elements = sum(Part(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators)
+    _, updates = lower_stages(plan)
     works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}
     norm, adam = works["grad-norm"], works["adam"]
     share = elements * BYTES[plan.job.framework.gradients] / norm.read

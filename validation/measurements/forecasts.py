@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator.costs.calibration.calibration import DEVICE, calibrations_in
 from simulator.costs.costs import Costs
+from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Work
 from simulator.job.job import load_job
@@ -30,7 +31,7 @@ class Forecaster:
     @cached_property
     def plan(self) -> Plan:
         with calibrations_in(self.folder):
-            return Plan(load_job(self.job))
+            return resolve_plan(load_job(self.job))
 
     @cached_property
     def costs(self) -> Costs:

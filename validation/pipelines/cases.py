@@ -20,16 +20,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from hardware.errors import MeshcastError, PlanError
 from hardware.load import validated
 from simulator.engine.longest_path import longest_path
-from simulator.engine.play import durations
-from simulator.engine.steady_state import cycle, drained, long_enough, most_updates
+from simulator.engine.steady_state import cycle
+from simulator.engine.task_time import pass_durations
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.program.block import Block, Port, PricedBlock
-from simulator.program.build import Task, build
+from simulator.program.build import build
 from simulator.program.flatten import flatten
+from simulator.program.task import Task
 from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import MOVES, PipelineShape, Schedule, actions_of, weight_versions, with_updates
+from simulator.scheduling.no_flush import drained, long_enough, most_updates, weight_versions, with_updates
+from simulator.scheduling.schedule import MOVES, PipelineShape, Schedule, actions_of
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
@@ -162,7 +164,7 @@ def replay(case: Case) -> Replay:
     lasting = None
     if schedule.needs_durations:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
-        lasting = durations(whole, [price] * shape.stages, "pp")
+        lasting = pass_durations(whole, [price] * shape.stages, "pp")
     table = timetable(schedule, shape, lasting)
     program = build(table, stages, price)
     program.tasks = [_together(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]

@@ -15,7 +15,8 @@ from typing import Any
 
 from hardware.errors import MeshcastError, shorten
 from hardware.units import GIB
-from simulator.forecast.simulate import SharedWork, simulate
+from simulator.forecast.shared_work import SharedWork
+from simulator.forecast.simulate import simulate
 from simulator.report.report import Report
 from validation.published.baseline import at_peak, peak_of
 from validation.published.mapping import Mapped, mapped

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import Framework, load_framework
 from simulator.job.framework import Overlap as Overlaps
 from simulator.scheduling.schedule import PipelineShape, Schedule

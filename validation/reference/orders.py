@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hardware.errors import PlanError
 from simulator.costs.costs import Costs
-from simulator.forecast.simulate import programmed
+from simulator.forecast.simulate import build_program
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action, OverlappedPasses
 
@@ -20,7 +20,7 @@ def orders(plan: Plan) -> list[list[Action]]:
     Raises PlanError for an action that the reference trainer lacks.
     """
     costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds)
-    _, program = programmed(plan, costs.estimate)
+    _, program = build_program(plan, costs.estimate)
     return [[_known(plan, turn) for turn in order] for order in program.timetable.orders]
 
 

@@ -15,13 +15,15 @@ import numpy as np
 
 from simulator.costs.calibration.calibration import calibrations_in
 from simulator.costs.costs import Costs
-from simulator.engine.play import alone, played
-from simulator.forecast.simulate import programmed
+from simulator.engine.play import play
+from simulator.engine.task_time import task_seconds
+from simulator.forecast.simulate import build_program
 from simulator.ir.ops import COMPUTE, Collective, Op, Work
 from simulator.plan.plan import Plan
 from simulator.program.block import FREE, SUMS, Price, PricedBlock
-from simulator.program.build import Program, Task
 from simulator.program.categories import COMPUTING
+from simulator.program.program import Program
+from simulator.program.task import Task
 from simulator.report.report import Z90
 from validation.measurements.forecasts import Forecaster
 from validation.measurements.measurement import Value
@@ -49,7 +51,7 @@ def actions(forecaster: Forecaster) -> tuple[dict[Turn, Value], list[Value]]:
     """Seconds of an action of each stage and kind, without what other devices would have a part in; and of the update
     of each device."""
     plan = forecaster.plan
-    _, program = programmed(plan, price_of(forecaster, alone=True))
+    _, program = build_program(plan, price_of(forecaster, alone=True))
     tasks = {(slot.stage, slot.kind): task for slot, task in zip(program.timetable.slots, program.tasks, strict=True)}
     found = {turn: _value(task, program, plan) for turn, task in tasks.items()}
     return found, [_value(task, program, plan) for task in program.updates]
@@ -57,7 +59,7 @@ def actions(forecaster: Forecaster) -> tuple[dict[Turn, Value], list[Value]]:
 
 def _value(task: Task, program: Program, plan: Plan) -> Value:
     """How long a task takes that begins on a device where nothing runs, with an interval as a step's."""
-    span = alone(task, program.host)
+    span = task_seconds(task, program.host)
     sums = task.sums[: len(COMPUTING)]
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
     framework = plan.job.framework
@@ -71,12 +73,12 @@ def step(plan: Plan, price: Price, seconds: Mapping[Turn, float], updates: Seque
 
     price: of all that is sent. The host is not played: it is in the measured times.
     """
-    _, program = programmed(plan, price)
+    _, program = build_program(plan, price)
     slots = program.timetable.slots
     tasks = [lasting(task, seconds[slot.stage, slot.kind]) for slot, task in zip(slots, program.tasks, strict=True)]
     tails = [lasting(task, given) for task, given in zip(program.updates, updates, strict=True)]
     measured = replace(program, tasks=tasks, updates=tails, host=0.0)
-    return played(measured).span + plan.job.framework.step_overhead_s
+    return play(measured).span + plan.job.framework.step_overhead_s
 
 
 def lasting(task: Task, seconds: float) -> Task:

@@ -25,7 +25,8 @@ from pydantic import Field
 from hardware.errors import PlanError
 from simulator.ir.modules import Module, Stage, Update
 from simulator.ir.ops import BYTES, Fragment, StageOps
-from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, Scheme, SchemeOptions, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, Scheme, SchemeOptions
 from simulator.lowering.offload import activations_away, updated_on_host
 from simulator.schemes.memory.shared.recompute import marked
 

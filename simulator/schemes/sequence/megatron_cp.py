@@ -22,7 +22,8 @@ from typing import Any, Literal
 from hardware.errors import PlanError
 from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 

@@ -25,7 +25,8 @@ from typing import Any
 
 from hardware.errors import PlanError
 from simulator.ir.ops import Memory, Op, TensorUse
-from simulator.ir.scheme import ClosedForm, Paper, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.lowering.rewrite import Rewrite, instead
 from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
 

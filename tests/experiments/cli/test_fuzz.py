@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from experiments.sweeps.jobs import answers
 from hardware.errors import MeshcastError
 from simulator import load_job, simulate
-from simulator.forecast.simulate import SharedWork
+from simulator.forecast.shared_work import SharedWork
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4, "head_dim": 8, "vocab": 96, "seq": 32}
 EXPERTS = {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1, "first_dense": 1, "capacity": 1.25}

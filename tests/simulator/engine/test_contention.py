@@ -21,11 +21,11 @@ from simulator.engine import contention as shared
 from simulator.engine import simpy_engine
 from simulator.engine.contention import LEAST, Running, Traffic
 from simulator.engine.longest_path import OpTimes
-from simulator.forecast.simulate import programmed
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import build_program
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
 from tests.strategies import jobs
@@ -290,8 +290,8 @@ PRICE = Ideal(links=1e6, latency=1e-5)
 
 
 def flat_of(told: dict[str, Any], price: Any = PRICE) -> tuple[FlatProgram, int]:
-    plan = Plan(load_job(told))
-    return flatten(programmed(plan, price)[1]), plan.shape.p
+    plan = resolve_plan(load_job(told), price=price)
+    return flatten(build_program(plan, price)[1]), plan.shape.p
 
 
 @settings(max_examples=30, deadline=None)

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import simulate
+from simulator.engine.peak_memory import Peak
 from simulator.engine.play import ByMatrices, Engine
-from simulator.forecast.simulate import forecast, lowered, programmed
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import build_program, play_forecast
+from simulator.forecast.stages import lower_stages
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from simulator.program.block import Price
 from simulator.program.build import build
-from simulator.program.memory_profile import Peak
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.report import Forecast
@@ -71,9 +72,9 @@ def check_reports(told: dict[str, Any]) -> None:
 
 
 def played(told: dict[str, Any], price: Price, engine: Engine, skip: bool) -> Forecast:
-    plan = Plan(load_job(told))
-    stages, program = programmed(plan, price)
-    return forecast(plan, stages, program, engine=engine, skip=skip)
+    plan = resolve_plan(load_job(told), price=price)
+    stages, program = build_program(plan, price)
+    return play_forecast(plan, stages, program, engine=engine, skip=skip)
 
 
 def on_catalog(told: dict[str, Any], node: str) -> dict[str, Any]:
@@ -133,13 +134,13 @@ class Split(Schedule):
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-4])),
 )
 def test_all_engines_agree_on_backward_passes_in_two_parts(told: dict[str, Any], late: int, price: Ideal) -> None:
-    plan = Plan(load_job(told))
+    plan = resolve_plan(load_job(told), price=price)
     schedule = Split(plan.schedule.over, None, plan.mesh)
     schedule.late = late
-    stages, updates = lowered(plan)
+    stages, updates = lower_stages(plan)
     framework, table = plan.job.framework, timetable(schedule, plan.shape)
     program = build(table, stages, price, plan.pipeline_axis, framework.overlap.pp, updates, framework.launch_s)
-    ways = [forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
+    ways = [play_forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
     assert all(peak.left == 0 for peak in ways[0].peaks)
     check_alike(ways)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from simulator import simulate
 from simulator.engine.per_rank import Pace, unfold
-from simulator.forecast.simulate import SharedWork
+from simulator.forecast.shared_work import SharedWork
 from simulator.report.report import Report
 from tests.strategies import EVERY, jobs
 

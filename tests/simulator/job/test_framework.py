@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from simulator.forecast.simulate import lowered, simulate
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import simulate
+from simulator.forecast.stages import lower_stages
 from simulator.ir.ops import Collective, Gemm, Memory, Op
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",
@@ -25,7 +26,7 @@ def job(plan: dict[str, Any], **framework: Any) -> dict[str, Any]:
 
 def ops(told: dict[str, Any]) -> list[Op]:
     """Of one rank's stage, each unit as often as it stands there."""
-    stages, _ = lowered(Plan(load_job(told)))
+    stages, _ = lower_stages(resolve_plan(load_job(told)))
     found = []
     for unit_run in stages[0].unit_runs:
         found += [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) for _ in range(unit_run.count)]
@@ -41,7 +42,7 @@ PLAIN = {"tp": 1, "dp": 2, "zero": 0}
 
 def test_gradients_made_aside_are_added_once_each() -> None:
     temporary_gradient_work, fused = ops(job(PLAIN)), ops(job(PLAIN, fused_gradients=True))
-    plan = Plan(load_job(job(PLAIN)))
+    plan = resolve_plan(load_job(job(PLAIN)))
     weights = plan.job.model.parameters
     tied = plan.vocab * plan.job.model.hidden  # the table, whose gradient the output layer makes once more
     assert moved(temporary_gradient_work, "add w") == 3 * 2 * (weights + tied) and moved(fused, "add w") == 0
@@ -91,7 +92,7 @@ def test_alone_there_is_nothing_to_wait_for() -> None:
 def test_what_fsdp_gathers_is_copied_out_and_gradients_into_a_buffer() -> None:
     plan = {"dp": 2, "fsdp": True}
     apart, within = ops(job(plan)), ops(job(plan, gathers_apart=False))
-    model = Plan(load_job(job(plan))).job.model
+    model = resolve_plan(load_job(job(plan))).job.model
     weights, table = model.parameters, model.vocab * model.hidden
     # Weights in bf16 are read and written in both passes, but for the table of both ends, which stays; gradients once.
     assert moved(apart, "copy params") == 2 * 2 * (2 * weights - table) and moved(within, "copy params") == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import load_job, simulate
-from simulator.plan.partition import Weights, balanced, layers_of_stages
+from simulator.plan.partition import LayerCosts, balance, layers_of_stages
 from simulator.plan.plan import Plan
 
 COUNTS = st.integers(1, 200)
@@ -84,7 +84,7 @@ def test_a_stage_inside_is_never_empty() -> None:
 COST = st.integers(0, 20).map(float)
 
 
-def costs(weights: list[Weights], found: list[int]) -> list[float]:
+def costs(weights: list[LayerCosts], found: list[int]) -> list[float]:
     """What every stage of a division costs."""
     ends = [0]
     for count in found:
@@ -112,8 +112,8 @@ def test_the_costliest_stage_costs_the_least(
     """And the squares of all sum to the least: asked of all divisions, on stages of which some are slower."""
     stages = min(stages, len(layers) + 2)
     slow = data.draw(st.lists(st.sampled_from([1.0, 2.0]), min_size=stages, max_size=stages))
-    weights = [Weights(s * begin, [s * each for each in layers], s * end) for s in slow]
-    found = balanced(weights)
+    weights = [LayerCosts(s * begin, [s * each for each in layers], s * end) for s in slow]
+    found = balance(weights)
     assert sum(found) == len(layers) and found in divisions(len(layers), stages)
     ranked = [
         (max(costs(weights, one)), sum(cost**2 for cost in costs(weights, one)))
@@ -125,20 +125,20 @@ def test_the_costliest_stage_costs_the_least(
 
 @given(each=st.integers(1, 12), stages=st.integers(1, 16), cost=st.floats(1e-6, 1e3))
 def test_equal_layers_without_ends_are_even(each: int, stages: int, cost: float) -> None:
-    weights = [Weights(0.0, [cost] * (each * stages), 0.0)] * stages
-    assert balanced(weights) == [each] * stages
+    weights = [LayerCosts(0.0, [cost] * (each * stages), 0.0)] * stages
+    assert balance(weights) == [each] * stages
 
 
 @given(each=st.integers(2, 12), stages=st.integers(2, 16), cost=st.floats(1e-6, 1e3))
 def test_ends_that_cost_a_layer_are_as_layers(each: int, stages: int, cost: float) -> None:
     layers = each * stages - 2
-    weights = [Weights(cost, [cost] * layers, cost)] * stages
-    assert balanced(weights) == layers_of_stages("ends-as-layers", layers, stages)
+    weights = [LayerCosts(cost, [cost] * layers, cost)] * stages
+    assert balance(weights) == layers_of_stages("ends-as-layers", layers, stages)
 
 
 def test_more_stages_than_layers_are_refused_with_what_works() -> None:
-    def weigh() -> list[Weights]:
-        return [Weights(1.0, [1.0] * 4, 1.0)] * 6
+    def weigh() -> list[LayerCosts]:
+        return [LayerCosts(1.0, [1.0] * 4, 1.0)] * 6
 
     assert layers_of_stages("by-cost", 4, 6, weigh) == [0, 1, 1, 1, 1, 0]
     with pytest.raises(PlanError, match="At most 6 stages would work"):

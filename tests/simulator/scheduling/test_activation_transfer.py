@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import ScheduleError
 from simulator.ir.ops import Transfer
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
 from simulator.scheduling.activation_transfer import Move, moved
 from simulator.scheduling.schedule import MOVES, Action, Durations, PipelineShape, Schedule, ScheduleItem, actions_of
@@ -270,7 +270,7 @@ def test_memory_is_balanced() -> None:
 
 
 def over_time_of(run: Played, device: int) -> Any:
-    from simulator.program.memory_profile import over_time
+    from simulator.engine.peak_memory import over_time
 
     return over_time(run.program, run.flat, run.times, device, run.resting(device))
 

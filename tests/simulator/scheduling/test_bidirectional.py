@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError, ScheduleError
 from simulator import simulate
 from simulator.engine.longest_path import longest_path
-from simulator.forecast.simulate import forecast, lowered
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import play_forecast
+from simulator.forecast.stages import lower_stages
 from simulator.ir.ops import COMPUTE, Collective, Op
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from simulator.program.block import Block, Port, PricedBlock, interleave, joined
 from simulator.program.build import build
 from simulator.program.flatten import flatten
@@ -259,7 +260,7 @@ def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list
     price=PRICES,
 )
 def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random: Random, price: Ideal) -> None:
-    plan = Plan(load_job(told))
+    plan = resolve_plan(load_job(told), price=price)
     orders = any_orders(plan.schedule, plan.shape, Random(random.random()))
 
     class Given(type(plan.schedule)):  # type: ignore[misc]
@@ -270,7 +271,7 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
         def orders(self, shape: PipelineShape, lasting: Any = None) -> list[list[ScheduleItem]]:
             return orders
 
-    stages, updates = lowered(plan)
+    stages, updates = lower_stages(plan)
     framework = plan.job.framework
     try:
         table = timetable(Given(plan.schedule.axes, plan.schedule.options, plan.mesh), plan.shape)
@@ -278,7 +279,7 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
     except ScheduleError:
         # Two passes of a pair that wait for each other by way of other devices; or two that both have ops beside them.
         assume(False)
-    ways = [forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
+    ways = [play_forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
     assert all(peak.left == pytest.approx(0, abs=1e-6) for peak in ways[0].peaks)
     check_alike(ways)
 
@@ -377,7 +378,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
             return [[action for turn in order for action in turn] for order in turns]
 
     table = timetable(Alone(schedule.axes, schedule.options, plan.mesh), plan.shape)
-    stages, updates = lowered(plan)
+    stages, updates = lower_stages(plan)
     program = build(table, stages, price, plan.pipeline_axis, True, updates)
     return longest_path(flatten(program)).span
 

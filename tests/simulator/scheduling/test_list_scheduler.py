@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.forecast.simulate import programmed
-from simulator.ir.scheme import find_scheme
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import build_program
+from simulator.ir.registry import find_scheme
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from simulator.program.timetable import timetable
 from simulator.scheduling.list_scheduler import Play, at_run_time
 from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem
@@ -285,8 +285,8 @@ def test_a_job_with_more_memory_for_zb_auto_takes_no_longer() -> None:
 
 
 def test_varuna_makes_nothing_again_on_its_last_stage() -> None:
-    plan = Plan(load_job(job("varuna", FULL)))
-    _, program = programmed(plan, PAID)
+    plan = resolve_plan(load_job(job("varuna", FULL)))
+    _, program = build_program(plan, PAID)
     again = dict.fromkeys(range(4), 0)
     for task, turns, slot in zip(program.tasks, program.timetable.turns, program.timetable.slots, strict=True):
         again[slot.stage] += turns * sum(count for op, count in task.counted() if op.phase == "R")

@@ -19,12 +19,13 @@ from hardware.errors import PlanError
 from simulator import simulate
 from simulator.engine.maxplus import NEVER
 from simulator.engine.play import ByMatrices
-from simulator.engine.steady_state import cycle, long_enough, most_updates
+from simulator.engine.steady_state import cycle
 from simulator.ir.ops import COMPUTE, Collective
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
 from simulator.report import trace
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of, weight_versions, with_updates
+from simulator.scheduling.no_flush import long_enough, most_updates, weight_versions, with_updates
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, on_catalog, played
 from tests.strategies import PRICES, SECONDS, jobs, shapes
@@ -235,7 +236,7 @@ def test_with_free_communication_a_step_is_what_the_slowest_device_computes(
     run = play_job(told, FREE, engine="matrices")
     found = played(told, FREE, "matrices", True)
     # Micro-batches and updates of a run, each in its share of a batch.
-    assert found.seconds == pytest.approx(max(computing(run)) * m / run.plan.run.m, rel=1e-9)
+    assert found.seconds == pytest.approx(max(computing(run)) * m / run.plan.played_shape.m, rel=1e-9)
 
 
 def test_a_step_of_2bw_is_shorter_than_that_of_pipedream_and_of_1f1b() -> None:
@@ -272,7 +273,7 @@ def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict
             assert all(times.end[n] <= begin + 1e-12 or times.begin[n] >= end - 1e-12 for n in own if n not in inside)
         reduced += sum(ops[n].name == "reduce grads" for n in own)
     updates = len(run.program.timetable.updates[0])
-    each = run.plan.run.m if data.get("fsdp") else updates
+    each = run.plan.played_shape.m if data.get("fsdp") else updates
     assert reduced > 0 and reduced % each == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError, ScheduleError
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Slot, Timetable, timetable
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple, table
 from tests.strategies import shapes

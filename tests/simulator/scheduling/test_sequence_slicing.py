@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.forecast.simulate import device_params, lowered
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Attention, Memory, Transfer
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from simulator.program.block import block_of
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.timetable import timetable
@@ -199,8 +199,8 @@ def test_all_engines_agree_on_slices(job: dict[str, Any]) -> None:
 @settings(max_examples=30)
 @given(job=sliced_jobs())
 def test_weights_count_once_and_gradients_are_reduced_behind_the_last_slice(job: dict[str, Any]) -> None:
-    played, whole = play_job(job, engine="sweep"), Plan(load_job(uncut(job)))
-    stages, _ = lowered(whole)
+    played, whole = play_job(job, engine="sweep"), resolve_plan(load_job(uncut(job)))
+    stages, _ = lower_stages(whole)
     sizes = [[(p.name, p.size, n) for p, n in held] for held in device_params(whole, stages)]
     assert [[(p.name, p.size, n) for p, n in held] for held in device_params(played.plan, played.stages)] == sizes
     table = played.program.timetable
@@ -261,7 +261,7 @@ def small(
 
 def layers(job: dict[str, Any]) -> list[Any]:
     """A layer of every slice."""
-    stages, _ = lowered(Plan(load_job(job)))
+    stages, _ = lower_stages(resolve_plan(load_job(job)))
     return [next(unit_run for unit_run in stage_ops.unit_runs if unit_run.name == "layer") for stage_ops in stages[0]]  # type: ignore[union-attr]
 
 
@@ -331,7 +331,7 @@ def test_what_slices_add_to_gradients_is_added_by_a_kernel() -> None:
 )
 def test_a_sequence_that_cannot_be_cut_so_is_refused(job: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(PlanError) as refused:
-        Plan(load_job(job))
+        resolve_plan(load_job(job))
     for word in words:
         assert word in str(refused.value)
 
@@ -355,7 +355,7 @@ def with_launches(work: Any) -> tuple[float, float, float]:
 def test_slices_are_cut_by_what_they_take() -> None:
     """Longer first, and quicker than any number of equal ones."""
     found = play_job(long("auto"), with_launches, engine="matrices")
-    lengths = found.plan.lengths
+    lengths = found.plan.slice_lengths
     assert sum(lengths) == 4096 and len(lengths) == found.plan.shape.slices > 4
     assert all(length % 64 == 0 for length in lengths)
     ends = list(accumulate(lengths))
@@ -368,7 +368,9 @@ def test_slices_are_cut_by_what_they_take() -> None:
 def test_balanced_slices_last_equally_long() -> None:
     runs = (long(4, "seq1f1b", 4, balanced=balanced) for balanced in (True, False))
     even, equal = (play_job(run, with_launches, engine="matrices") for run in runs)
-    assert len(even.plan.lengths) == 4 and list(even.plan.lengths) == sorted(even.plan.lengths, reverse=True)
+    assert len(even.plan.slice_lengths) == 4 and list(even.plan.slice_lengths) == sorted(
+        even.plan.slice_lengths, reverse=True
+    )
     assert even.step.span < equal.step.span
 
     def range_of(run: Any) -> float:
@@ -393,7 +395,7 @@ def test_forecasts_cut_at_the_catalogs_prices_and_say_where() -> None:
         return simulate(told)
 
     whole, cut = gpt3("pipeline/gpipe"), gpt3("pipeline/terapipe", slices="auto")
-    lengths = cut.play.plan.lengths
+    lengths = cut.play.plan.slice_lengths
     assert 10 <= len(lengths) <= 25 and list(lengths) == sorted(lengths, reverse=True)
     assert 3.5 < whole.step_time / cut.step_time < 6, "the paper measures 5.0"
     assert f"slices of {len(lengths)} x {lengths[0]} tokens, as they take least" in cut.assumed
@@ -403,6 +405,6 @@ def test_few_granules_are_cut_no_finer() -> None:
     """A sequence whose granules are few: all cuts lie at multiples of what the ranks divide."""
     job = small("auto", mesh={"tp": 4, "cp": 2})
     played = play_job(job, Ideal(links=math.inf, memory=math.inf))
-    assert sum(played.plan.lengths) == 48 and all(length % 8 == 0 for length in played.plan.lengths)
+    assert sum(played.plan.slice_lengths) == 48 and all(length % 8 == 0 for length in played.plan.slice_lengths)
     job = small(9, "seq1f1b", mesh={"tp": 4, "cp": 2}, balanced=True)
-    assert play_job(job).plan.lengths == (8,) * 6, "there are six granules only"
+    assert play_job(job).plan.slice_lengths == (8,) * 6, "there are six granules only"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.engine.play import played
+from simulator.engine.peak_memory import peaks
+from simulator.engine.play import play
 from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, StageOps, Transfer, UnitRun
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.models.model import Model
 from simulator.program.build import build
-from simulator.program.memory_profile import peaks
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import breakdown
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_forward_one_backward
@@ -202,7 +202,7 @@ def test_all_engines_agree_on_any_graph(
         return work.nbytes / 8 if hasattr(work, "nbytes") else work.bytes / 8, 0.1, isinstance(work, Transfer) * latency
 
     program = build(timetable(schedule, PipelineShape(p, m)), stages, price, "pp", overlap, host=host)
-    steps = [played(program, engine, skip) for engine, skip in WAYS]
+    steps = [play(program, engine, skip) for engine, skip in WAYS]
     for step in steps[1:]:
         assert step.span == pytest.approx(steps[0].span, rel=1e-9)
         for device in range(p):
@@ -329,7 +329,7 @@ def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None
     plan, shape = run.plan, run.plan.shape
     assert plan.job.batch.sequence is not None
     whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
-    sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.inside)
+    sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.stage_schemes)
     each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
     wanted: dict[tuple[int, str], list[int]] = {}
     trunk = getattr(plan.schedule.options, "trunk", 1)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
 from simulator.scheduling.building_block import reordered, repeated
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of

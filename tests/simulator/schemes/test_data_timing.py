@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
-from simulator.forecast.simulate import forecast, programmed, simulate
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import build_program, play_forecast, simulate
 from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
-from simulator.ir.scheme import find_scheme, scheme_names
+from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.job import load_job
 from simulator.plan.plan import Plan
-from simulator.program.build import Program
+from simulator.program.program import Program
 from simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
@@ -233,9 +234,9 @@ def test_all_engines_agree(use: str, schedule: str) -> None:
 
 def of_a_period(told: dict[str, Any], price: Ideal) -> tuple[Report, list[Program]]:
     """A job of local SGD at ideal prices: the report, and its two kinds of steps."""
-    plan = Plan(load_job(told))
-    both = [programmed(plan, price, rare=rare) for rare in (True, False)]
-    plays = [forecast(plan, stages, program) for stages, program in both]
+    plan = resolve_plan(load_job(told), price=price)
+    both = [build_program(plan, price, periodic=periodic) for periodic in (True, False)]
+    plays = [play_forecast(plan, stages, program) for stages, program in both]
     return Report(plays[0], plays[1] if plan.period > 1 else None), [program for _, program in both]
 
 
@@ -312,7 +313,7 @@ def test_steps_of_a_period_need_equal_ranks_and_an_empty_pipe() -> None:
 
 
 def load_and_plan(told: dict[str, Any]) -> Plan:
-    return Plan(load_job(told))
+    return resolve_plan(load_job(told))
 
 
 def test_the_answer_is_the_mean_over_a_period() -> None:

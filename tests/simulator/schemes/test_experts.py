@@ -10,7 +10,7 @@ import pytest
 
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.forecast.simulate import SharedWork
+from simulator.forecast.shared_work import SharedWork
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job

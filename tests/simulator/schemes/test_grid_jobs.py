@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Gemm
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from tests.contract.played import play_job
 from tests.simulator.schemes.test_tensor_grid import AXES, TWOS, every_grid
 
@@ -99,7 +99,7 @@ def test_stages_send_each_other_the_part_of_a_rank(use: str) -> None:
 def test_samples_divide_by_the_ranks_that_cut_them(use: str) -> None:
     job = {**job_of(use, "llama"), "batch": {"global": 2, "micro": 1}}
     with pytest.raises(PlanError, match=r"batch\.micro x data-parallel ranks = 2 must divide by dp x"):
-        Plan(load_job(job))
+        resolve_plan(load_job(job))
 
 
 @every_grid
@@ -108,4 +108,4 @@ def test_sides_are_alike(use: str) -> None:
     mesh = {**job["plan"]["mesh"], AXES[use][-1]: 4}
     job = {**job, "cluster": {"gpu": "h100-sxm", "gpus": prod(mesh.values())}, "plan": {**job["plan"], "mesh": mesh}}
     with pytest.raises(PlanError, match=r"as many ranks along each of the axes .* = 2 or 4 would work"):
-        Plan(load_job(job))
+        resolve_plan(load_job(job))

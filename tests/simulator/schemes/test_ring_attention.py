@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator.costs.costs import IdealCosts
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op, UnitRun, slowest_rank
-from simulator.ir.scheme import find_scheme
+from simulator.ir.registry import find_scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model

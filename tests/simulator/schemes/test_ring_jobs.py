@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import Collective
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from tests.contract.played import play_job
 
 # ---------------------------------------------------------------------------------------------- whole jobs
@@ -96,7 +96,7 @@ def test_other_tokens_and_tensor_ranks_commute() -> None:
 
 def refused(job: dict[str, Any]) -> str:
     with pytest.raises(PlanError) as caught:
-        Plan(load_job(job))
+        resolve_plan(load_job(job))
     return str(caught.value)
 
 
@@ -105,7 +105,7 @@ def test_windows_are_left_to_schemes_that_see_whole_sequences() -> None:
         text = refused(a_job(name, model={"window": 8}))
         assert "knows no sliding windows" in text and "sequence/ulysses" in text
     # A window that nothing leaves is none.
-    Plan(load_job(a_job("ring", model={"window": 96})))
+    resolve_plan(load_job(a_job("ring", model={"window": 96})))
 
 
 def test_slices_of_sequences_are_left_to_them_too() -> None:
@@ -113,7 +113,7 @@ def test_slices_of_sequences_are_left_to_them_too() -> None:
     job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 2}
     assert "cuts sequences in slices" in refused(job)
     job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 1}
-    Plan(load_job(job))
+    resolve_plan(load_job(job))
     job["plan"]["schemes"][0] = {"use": "pipeline/terapipe", "over": "pp", "slices": "auto"}
     assert "cuts sequences in slices" in refused(job)
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.engine.play import Engine
-from simulator.forecast.simulate import device_params, lowered, resting
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.resident_memory import resident_bytes
+from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Collective, Memory, Op
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from simulator.report.trace import write
 from tests.contract.measure import backward_ops, described
 from tests.contract.of_data import DataSetting, sent_across_nodes, sent_per_step, state_bytes_per_parameter
@@ -252,7 +253,7 @@ def test_a_hierarchical_gather_goes_across_nodes_and_then_within() -> None:
         assert played.times.begin[other] >= played.times.end[one]
     assert all(peak.left == 0 for peak in played.peaks)
     with pytest.raises(PlanError, match="across nodes"):
-        Plan(load_job(job_of("data/mics", {"dp": 4}, hierarchical=True)))
+        resolve_plan(load_job(job_of("data/mics", {"dp": 4}, hierarchical=True)))
 
 
 def test_sequence_ranks_share_the_shards_of_every_copy() -> None:
@@ -329,10 +330,10 @@ def test_the_table_of_zero(use: str, n: int) -> None:
     """Bytes a parameter with 16-bit gradients: 16, 4 + 12/N, 2 + 14/N, 16/N. The sums are of 7.5e9 on 64 ranks."""
     told = {"persistence": 0} if use == "data/zero-3" else {}
     job = job_of(use, {"dp": n}, **told) | {"precision": {"gradients": "bf16"}}
-    plan = Plan(load_job(job))
-    stages, _ = lowered(plan)
+    plan = resolve_plan(load_job(job))
+    stages, _ = lower_stages(plan)
     (params,) = device_params(plan, stages)
-    each = sum(resting(plan, params).values()) / PSI
+    each = sum(resident_bytes(plan, params).values()) / PSI
     wanted = {"data/ddp": 16, "data/zero-1": 4 + 12 / n, "data/zero-2": 2 + 14 / n, "data/zero-3": 16 / n}
     assert each == pytest.approx(wanted[use])
     if n == 64:

@@ -19,6 +19,7 @@ from simulator.ir.operators import Embedding, Head
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, StageOps
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
+from simulator.lowering.scope import Scope
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
 from simulator.program.block import compiled
@@ -336,7 +337,7 @@ def leaves_of(model: Model, samples: int) -> list[Operator]:
 def test_a_tied_table_lies_the_same_way_at_both_ends(use: str) -> None:
     model = Model(layers=1, hidden=16, heads=4, vocab=32, seq=4, tied=True)
     mesh, scheme = grid(use, TWOS[use])
-    low = Lowering(mesh, [scheme])
+    low = Scope(mesh, [scheme])
     first, last = (
         next(operator for operator in leaves_of(model, 4) if isinstance(operator, kind)) for kind in (Embedding, Head)
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import simulate
+from simulator.forecast.planning import resolve_plan
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
@@ -22,7 +23,6 @@ from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import sources
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
-from simulator.plan.plan import Plan
 from simulator.schemes.tensor.flux import waves
 from simulator.schemes.tensor.shared.tensor_overlap import pairs
 from tests.contract.measure import listed, make, sent
@@ -389,13 +389,13 @@ def test_a_plan_has_one_overlap_of_tensor_parallelism_and_it_claims_no_axis(use:
     both = job(ASYNC)
     both["plan"]["schemes"].insert(0, {"use": FLUX})
     with pytest.raises(PlanError, match="one overlap of tensor parallelism"):
-        Plan(load_job(both))
+        resolve_plan(load_job(both))
     claiming = job(use)
     claiming["plan"]["mesh"] = {"pp": 2, "dp": 2, "x": 4}
     claiming["plan"]["schemes"] = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "data/ddp", "over": "dp"}]
     claiming["plan"]["schemes"].append({"use": use, "over": "x"})
     with pytest.raises(PlanError, match="no axis"):
-        Plan(load_job(claiming))
+        resolve_plan(load_job(claiming))
 
 
 def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
@@ -404,9 +404,9 @@ def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
     across["plan"]["schemes"] = [{"use": ASYNC}, {"use": "tensor/megatron-sp", "over": "tp"}]
     across["model"]["heads"] = 16
     with pytest.raises(PlanError, match="pull from each other's memory in a domain of 8"):
-        Plan(load_job(across))
+        resolve_plan(load_job(across))
     across["plan"]["schemes"][0]["use"] = FLUX
-    Plan(load_job(across))
+    resolve_plan(load_job(across))
 
 
 # --------------------------------------------------------------------------------------------- at real prices

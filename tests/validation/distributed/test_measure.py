@@ -16,6 +16,7 @@ import pytest
 
 from hardware.errors import PlanError
 from hardware.units import GIB
+from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from tests.validation.distributed.jobs import job
 from validation.measurements.measurement import Measurement, read, text
@@ -282,12 +283,11 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
 
 def test_reserved_memory_where_the_device_tells_it() -> None:
     from simulator.job.job import load_job
-    from simulator.plan.plan import Plan
     from validation.distributed.measure import _rows
     from validation.measurements.forecasts import forecasters
 
     peaks = [{"instrument": "counter", "allocated": 10 + rank, "reserved": 20 + rank} for rank in range(4)]
-    plan = Plan(load_job(job(4, pp=2, tp=2)))
+    plan = resolve_plan(load_job(job(4, pp=2, tp=2)))
     rows = {row.name: row for row in _rows(plan, forecasters(job(4, pp=2, tp=2), None), "cuda", [1.0], peaks)}
     assert rows["rank 3 peak allocated"].samples == (13,) and rows["rank 2 peak reserved"].samples == (22,)
     assert [rows[f"rank {rank} peak reserved"].shape["pipeline device"] for rank in range(4)] == [0, 0, 1, 1]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
 from simulator.job.job import load_job
 from simulator.plan.plan import Plan
 from tests.validation.distributed.jobs import GPT, job
@@ -37,7 +38,7 @@ def ranks() -> Iterator[Any]:
 
 
 def test_a_shared_table_on_one_rank_has_no_group(ranks: Any) -> None:
-    plan = Plan(load_job(job(4, pp=4, schedule="zb-v", model={**GPT, "layers": 8})))
+    plan = resolve_plan(load_job(job(4, pp=4, schedule="zb-v", model={**GPT, "layers": 8})))
     for rank in range(4):
         place = ranks(plan, rank)
         assert place.ends is None and place.last == 0
@@ -46,7 +47,7 @@ def test_a_shared_table_on_one_rank_has_no_group(ranks: Any) -> None:
 def test_groups_are_those_of_the_mesh(ranks: Any) -> None:
     import torch.distributed as dist
 
-    plan = Plan(load_job(job(8, pp=2, dp=2, tp=2)))
+    plan = resolve_plan(load_job(job(8, pp=2, dp=2, tp=2)))
     for rank in range(8):
         place = ranks(plan, rank)
         for axis, name in ((place.pipeline, "pp"), (place.data, "dp"), (place.tensor, "tp")):
@@ -59,11 +60,11 @@ def test_groups_are_those_of_the_mesh(ranks: Any) -> None:
 def test_a_shared_table_is_summed_between_the_ends_of_each_pipeline(ranks: Any) -> None:
     import torch.distributed as dist
 
-    plan = Plan(load_job(job(8, pp=4, tp=2)))
+    plan = resolve_plan(load_job(job(8, pp=4, tp=2)))
     for rank, pair in {0: [0, 6], 1: [1, 7], 6: [0, 6], 7: [1, 7]}.items():
         assert dist.get_process_group_ranks(ranks(plan, rank).ends) == pair
     assert ranks(plan, 2).ends is None
-    untied = Plan(load_job(job(8, pp=4, tp=2, model={**GPT, "tied": False})))
+    untied = resolve_plan(load_job(job(8, pp=4, tp=2, model={**GPT, "tied": False})))
     assert ranks(untied, 0).ends is None
 
 
@@ -121,7 +122,7 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 )
 def test_torch_runs_the_plans_order(ranks: Any, monkeypatch: pytest.MonkeyPatch, degrees: dict[str, Any]) -> None:
     given = job(degrees["pp"], model={**GPT, "layers": 8}, **degrees)
-    plan = Plan(load_job({**given, "batch": {"global": 16, "micro": 2}}))
+    plan = resolve_plan(load_job({**given, "batch": {"global": 16, "micro": 2}}))
     for device in range(plan.shape.p):
         order = plan.schedule.order(plan.shape, device)
         assert done(plan, ranks(plan, device), monkeypatch) == [tuple(action[:3]) for action in order]
@@ -144,7 +145,7 @@ def test_refusals() -> None:
         (job(4, pp=4, schedule="bpipe"), "no action of this kind"),
     ):
         with pytest.raises(PlanError, match=words):
-            check(Plan(load_job(given)))
+            check(resolve_plan(load_job(given)))
 
 
 def test_several_axes_of_one_family_are_refused() -> None:
@@ -153,13 +154,13 @@ def test_several_axes_of_one_family_are_refused() -> None:
     schemes = [{"use": "data/ddp", "over": ["outer", "inner"]}]
     given = {**job(4), "plan": {"mesh": {"outer": 2, "inner": 2}, "schemes": schemes}}
     with pytest.raises(PlanError, match="one axis for data schemes"):
-        check(Plan(load_job(given)))
+        check(resolve_plan(load_job(given)))
 
 
 def test_a_mesh_of_another_size_is_refused(ranks: Any) -> None:
-    place = ranks(Plan(load_job(job(tp=2))), 0)
+    place = ranks(resolve_plan(load_job(job(tp=2))), 0)
     assert place.tensor.size == 2 and place.pipeline.group is None
     from validation.distributed.groups import stand
 
     with pytest.raises(PlanError, match="Start 4 processes"):
-        stand(Plan(load_job(job(4, tp=2, pp=2))), place.device)
+        stand(resolve_plan(load_job(job(4, tp=2, pp=2))), place.device)

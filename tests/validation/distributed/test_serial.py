@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simulator.forecast.planning import resolve_plan
 from tests.validation.distributed.jobs import LLAMA, job
 
 pytestmark = pytest.mark.torch
@@ -91,13 +92,12 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
     import torch.distributed as dist
 
     from simulator.job.job import load_job
-    from simulator.plan.plan import Plan
     from validation.distributed.groups import stand
     from validation.distributed.serial import compare
     from validation.distributed.trainer import Trainer
     from validation.measurements.device import Device
 
-    plan = Plan(load_job(job(1)))
+    plan = resolve_plan(load_job(job(1)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         trainer = Trainer(plan, stand(plan, Device.of("cpu")))
@@ -112,9 +112,8 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
 
 def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
     from simulator.job.job import load_job
-    from simulator.plan.plan import Plan
     from validation.distributed.serial import affordable
 
-    plan = Plan(load_job(job()))
+    plan = resolve_plan(load_job(job()))
     assert affordable(plan, 2**30) and affordable(plan, None)
     assert not affordable(plan, 20 * plan.job.model.parameters)

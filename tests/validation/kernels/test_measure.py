@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from simulator.forecast.planning import resolve_plan
+
 torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
@@ -46,7 +48,7 @@ def job(model: str = "llama", tp: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def plan_of(*args: Any, **more: Any) -> Plan:
-    return Plan(load_job(job(*args, **more)))
+    return resolve_plan(load_job(job(*args, **more)))
 
 
 @pytest.fixture

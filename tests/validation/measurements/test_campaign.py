@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from validation.measurements import campaign
 from validation.measurements.measurement import Machine, Measurement, Row
 
@@ -84,7 +84,7 @@ def test_the_shipped_ones_ask_for_what_can_be_run(name: str) -> None:
 
     found = campaign.load(FOLDER / name)
     for run in found.runs:
-        plan = Plan(load_job(found.job(run)))
+        plan = resolve_plan(load_job(found.job(run)))
         check(plan)
         if run.measure == "distributed":
             trained(plan)

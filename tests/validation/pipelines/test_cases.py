@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.ir.scheme import scheme_names
+from simulator.ir.registry import scheme_names
 from tests.strategies import SECONDS, shapes
 from validation.pipelines.cases import EXAMPLES, answer, answers
 

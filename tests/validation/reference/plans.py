@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from simulator.forecast.planning import resolve_plan
 from simulator.job.job import load_job
 from simulator.plan.plan import Plan
 
@@ -36,7 +37,7 @@ def plan(
         "batch": {"micro": micro},
         "plan": {"sequence_parallel": False, "zero": 0, **degrees},
     }
-    return Plan(load_job({**usual, **(job or {})}))
+    return resolve_plan(load_job({**usual, **(job or {})}))
 
 
 def serial(weights: dict[str, Tensor], plan: Plan, ids: Tensor, targets: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from simulator.forecast.planning import resolve_plan
+
 torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
 from simulator.job.job import load_job  # noqa: E402
-from simulator.plan.plan import Plan  # noqa: E402
 from validation.measurements.device import Device, Peak, alive  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import Case, replay  # noqa: E402
@@ -95,7 +96,7 @@ def in_flight(schedule: str, p: int, v: int = 1) -> list[int]:
     ],
 )
 def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int], cpu: Device) -> None:
-    of = Plan(load_job(job(4, **plan)))
+    of = resolve_plan(load_job(job(4, **plan)))
     for number, wanted in enumerate(held):
         device = Replay(of, number, cpu)
         told = device.play()
@@ -109,7 +110,7 @@ def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int]
 
 def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the results of the passes were dropped in between."""
-    plan = Plan(load_job(job(2)))
+    plan = resolve_plan(load_job(job(2)))
     device, plain = Replay(plan, 0, cpu), build(plan, 0, TensorGroup(), cpu.torch)
     sum(plain(*tokens(plan, 0, k, 0)) / 2 for k in range(2)).backward()
     monkeypatch.setattr(device.optimizer, "step", lambda: None)
@@ -126,7 +127,7 @@ def test_gradients_of_weights_made_later_are_the_same(
     schedule: str, model: dict[str, Any], recompute: str, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of every device, from the same results and gradients of other devices."""
-    plan = Plan(load_job(job(4, model, pp=2, schedule=schedule, recompute=recompute)))
+    plan = resolve_plan(load_job(job(4, model, pp=2, schedule=schedule, recompute=recompute)))
     made = torch.Generator().manual_seed(0)
     shape = 4, plan.shape.stages, 2, 1, 16, model["hidden"]
     results, gradients = torch.randn(shape, generator=made).transpose(0, 2)
@@ -164,7 +165,7 @@ def test_gradients_of_weights_made_later_are_the_same(
 
 
 def test_stages_on_one_device_share_a_tied_table(cpu: Device) -> None:
-    device = Replay(Plan(load_job(job(4, GPT, pp=2, schedule="zb-v"))), 0, cpu)
+    device = Replay(resolve_plan(load_job(job(4, GPT, pp=2, schedule="zb-v"))), 0, cpu)
     assert device.stages[0].embedding.weight is device.stages[3].embedding.weight
 
 

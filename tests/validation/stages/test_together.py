@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from simulator.engine.play import played
-from simulator.forecast.simulate import programmed
+from simulator.engine.play import play
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.simulate import build_program
 from simulator.ir.ops import Collective, Transfer, Work
 from simulator.job.job import load_job
-from simulator.plan.plan import Plan
 from validation.measurements.forecasts import forecasters
 from validation.pipelines.cases import Case, replay
 from validation.stages.together import actions, price_of, step
@@ -38,7 +38,7 @@ def price(hop: float = 0.0, collective: float = 0.0) -> Any:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 4), (4, 8)])
 def test_closed_form_of_equal_stages(schedule: str, p: int, m: int) -> None:
-    plan = Plan(load_job(job(m, pp=p, schedule=schedule)))
+    plan = resolve_plan(load_job(job(m, pp=p, schedule=schedule)))
     forward, backward, update = 0.3, 0.7, 0.25
     seconds = {(stage, kind): time for stage in range(p) for kind, time in (("F", forward), ("BW", backward))}
     found = step(plan, price(), seconds, [update] * p)
@@ -50,7 +50,7 @@ def test_closed_form_of_equal_stages(schedule: str, p: int, m: int) -> None:
     [({"pp": 2}, 0.0), ({"pp": 4, "schedule": "gpipe"}, 0.2), ({"pp": 4}, 0.2), ({"pp": 2, "chunks": 2}, 0.1)],
 )
 def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, Any], hop: float) -> None:
-    of = Plan(load_job(job(8, **plan)))
+    of = resolve_plan(load_job(job(8, **plan)))
     shape = of.shape
     forward = [1.0 + 0.1 * stage for stage in range(shape.stages)]
     backward = [2.0 - 0.2 * stage for stage in range(shape.stages)]
@@ -64,7 +64,7 @@ def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, 
 
 
 def test_what_is_sent_within_a_stage_is_forecast_besides() -> None:
-    plan = Plan(load_job(job(1, tp=2, sequence_parallel=False)))
+    plan = resolve_plan(load_job(job(1, tp=2, sequence_parallel=False)))
     seconds = {(0, "F"): 1.0, (0, "BW"): 2.0}
     alone, joined = (step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))
     assert alone == pytest.approx(3.5)
@@ -79,10 +79,10 @@ def test_with_forecast_times_the_step_is_the_forecast() -> None:
     found, updates = actions(forecaster)
     seconds = {turn: value.value for turn, value in found.items()}
     again = step(forecaster.plan, price_of(forecaster), seconds, [one.value for one in updates])
-    _, program = programmed(forecaster.plan, price_of(forecaster))
+    _, program = build_program(forecaster.plan, price_of(forecaster))
     program.host = 0.0
     # The host is in the times of actions; on its own it would run ahead of them.
-    assert again >= played(program).span
+    assert again >= play(program).span
     assert again == pytest.approx(forecaster.step.value, rel=0.2)
     for value in (*found.values(), *updates):
         assert 0 < value.low < value.value < value.high

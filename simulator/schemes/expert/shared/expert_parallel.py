@@ -18,8 +18,9 @@ from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import Module, MoE, Operator
 from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
+from simulator.ir.registry import find_scheme
 from simulator.ir.routing import Spread, Told
-from simulator.ir.scheme import Inner, Rule, Scheme, SchemeOptions, find_scheme
+from simulator.ir.scheme import Inner, Rule, Scheme, SchemeOptions
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """Where tokens set out for their experts."""

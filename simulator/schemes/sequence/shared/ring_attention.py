@@ -17,7 +17,8 @@ from simulator.ir.attention_mask import DIAGONAL, WHOLE, Block, Case
 from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
-from simulator.ir.scheme import Inner, SequenceScheme, find_scheme
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Inner, SequenceScheme
 from simulator.scheduling.schedule import Schedule
 
 STREAM = "sequence"

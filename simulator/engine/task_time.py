@@ -1,0 +1,43 @@
+"""How long one task, or one pass through every stage, takes alone on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.engine.longest_path import longest_path
+from simulator.ir.ops import StageOps, Transfer
+from simulator.program.block import Price
+from simulator.program.flatten import FlatProgram, flatten_task
+from simulator.program.task import Task, make_task
+from simulator.scheduling.schedule import Durations
+
+
+def task_seconds(task: Task, host: float = 0.0) -> float:
+    """How long a task takes that begins on a device where nothing runs [s]."""
+    flat = FlatProgram()
+    for op, seconds, latency, issue, after in flatten_task(task, host).ops:
+        flat.add(op, seconds, latency, issue, after, 0)
+    return longest_path(flat).span
+
+
+def pass_durations(stages: Sequence[StageOps], prices: Sequence[Price], axis: str, host: float = 0.0) -> Durations:
+    """How long the passes through every stage last at its prices, each alone on its device, and a hop between two."""
+    known: dict[tuple[int, int, str], float] = {}
+    parts: dict[int, float] = {}
+
+    def lasts(kind: str) -> tuple[float, ...]:
+        keys = [(id(stage_ops), prices.index(price), kind) for stage_ops, price in zip(stages, prices, strict=True)]
+        for key, stage_ops, price in zip(keys, stages, prices, strict=True):
+            if key not in known:
+                known[key] = task_seconds(make_task(stage_ops, kind, price), host)
+        return tuple(known[key] for key in keys)
+
+    hop = 0.0
+    if len(stages) > 1:
+        hop = sum(prices[0](Transfer(stages[0].unit_runs[-1].nbytes, axis, 0, 1))[::2])
+    for stage_ops, price in zip(stages, prices, strict=True):
+        if id(stage_ops) not in parts:
+            grown = [make_task(stage_ops, kind, price).memory.grown for kind in "FW"]
+            parts[id(stage_ops)] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
+    kept = tuple(parts[id(stage_ops)] for stage_ops in stages) if any(parts.values()) else None
+    return Durations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)

@@ -1,0 +1,38 @@
+"""Resolves the plan of a job with the prices of its forecast: `partition: by-cost` and balanced slices need durations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
+from simulator.forecast.shared_work import SharedWork
+from simulator.job.job import Job
+from simulator.plan.plan import Plan
+from simulator.plan.resolve import resolve
+from simulator.program.block import Price, Prices
+
+
+def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices | None = None) -> Plan:
+    """The resolved plan of `job`.
+
+    price: of the ops of slices, for all devices or for each; by default that of the plan's clusters.
+    Raises PlanError for the first rule that the plan breaks.
+    """
+    shared = shared_work or SharedWork()
+
+    def slice_times(plan: Plan) -> SliceTimes:
+        prices = price if price is not None else [shared.costs(plan, cluster).estimate for cluster in plan.clusters]
+        return SliceTimes(plan, device_prices(plan, prices), shared.units, host_launch_seconds(plan))
+
+    return resolve(job, stage_layer_costs, slice_times, shared.divisible)
+
+
+def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
+    """One price function for each pipeline device."""
+    return [price] * plan.shape.p if callable(price) else price
+
+
+def host_launch_seconds(plan: Plan) -> float:
+    """Time of the host to launch one op [s]; none with CUDA graphs."""
+    framework = plan.job.framework
+    return 0.0 if framework.cuda_graphs else framework.launch_s

@@ -1,0 +1,68 @@
+"""Work that many jobs share: lowered units, timetables and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from hardware.cluster import Cluster
+from simulator.costs.costs import Costs
+from simulator.costs.estimate import Estimate
+from simulator.ir.ops import Work
+from simulator.lowering.lower import LoweredUnits
+from simulator.plan.plan import Plan
+from simulator.program.timetable import Timetable, timetable
+from simulator.scheduling.schedule import Durations, PipelineShape, Schedule
+
+T = TypeVar("T")
+
+MOST_KEPT = 300
+"""Entries of one kind that are kept: one grid of plans needs fewer, and each may take a MiB."""
+
+
+class SharedWork:
+    """Lowered units, timetables and prices of earlier jobs, made once. Sharing changes no answer.
+
+    units: lowered units by what they depend on.
+    divisible: plans whose dims were found to divide by their axes.
+    """
+
+    def __init__(self) -> None:
+        self.units: LoweredUnits = {}
+        self.divisible: set[Hashable] = set()
+        self._timetables: dict[Hashable, Timetable] = {}
+        self._costs: dict[Hashable, Costs] = {}
+        self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
+
+    def forget_excess(self) -> None:
+        """Drops all units once there are more than `MOST_KEPT`."""
+        if len(self.units) > MOST_KEPT:
+            self.units.clear()
+        if len(self.divisible) > 100 * MOST_KEPT:
+            self.divisible.clear()
+
+    def timetable(
+        self, schedule: Schedule, shape: PipelineShape, durations: Durations | None = None, update_interval: int = 0
+    ) -> Timetable:
+        """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
+        key = schedule.use, schedule.options, shape, durations, update_interval
+        return _cached(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
+
+    def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
+        """The costs of ops on the plan's cluster, or on another of as many GPUs."""
+        cluster, rates = cluster or plan.job.cluster, plan.job.framework.speeds
+        same = cluster, tuple(rates.items())
+        kernels: dict[Work, Estimate] = _cached(self._kernels, same, dict)
+        return _cached(
+            self._costs,
+            (same, tuple(plan.mesh.axes.items())),
+            lambda: Costs(cluster, plan.mesh, rates, kernels=kernels),
+        )
+
+
+def _cached(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    if key not in cache:
+        if len(cache) >= MOST_KEPT:
+            cache.clear()
+        cache[key] = make()
+    return cache[key]

@@ -1,0 +1,106 @@
+"""Lowers every distinct stage of a plan, and the optimizer update of every device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+from simulator.ir.modules import Update
+from simulator.ir.ops import BYTES, Fragment, Param, StageOps
+from simulator.lowering.lower import LoweredUnits, Lowering
+from simulator.lowering.scope import shards_at_rest
+from simulator.plan.plan import Plan
+from simulator.program.program import EveryStageOps, one_of
+
+
+def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EveryStageOps, list[Fragment]]:
+    """The ops of every virtual stage, equal stages once, and the optimizer update of every device.
+
+    units: units that were lowered before, for this plan or another.
+    """
+    last = plan.parts - 1
+    known: dict[Hashable, StageOps | Sequence[StageOps]] = {}
+    stages = []
+    for index in range(plan.shape.stages):
+        part = plan.part(index)
+        embeds = part == last and plan.device(index) in plan.holders(0)
+        slices = [plan.stage(part, blocks) for blocks in plan.slices]
+        idle = plan.schedule.idle_roles(plan.shape, index)
+        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle)
+        if key not in known:
+            lowering = make_lowering(plan, units, idle)
+            stage_ops = [lowering.run(stage, embeds) for stage in slices]
+            known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
+        stages.append(known[key])
+    known_updates: dict[Hashable, Fragment] = {}
+    updates = []
+    for device, params in enumerate(device_params(plan, stages)):
+        held = (one_of(stage) for index, stage in enumerate(stages) if plan.device(index) == device)
+        shared = _shared_gradients(plan, device, stages)
+        if (update_key := (*held, shared)) not in known_updates:
+            known_updates[update_key] = make_lowering(plan, units).lower(_update(plan, device, params, shared))
+        updates.append(known_updates[update_key])
+    return stages, updates
+
+
+def make_lowering(plan: Plan, units: LoweredUnits | None = None, idle_roles: Sequence[str] = ()) -> Lowering:
+    """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
+    framework = plan.job.framework
+    schemes = [scheme for scheme in plan.schemes if scheme.role not in idle_roles]
+    return Lowering(plan.mesh, schemes, framework.regather, units, framework.fused_gradients)
+
+
+def device_params(plan: Plan, stages: EveryStageOps) -> list[tuple[tuple[Param, int], ...]]:
+    """The parameters on one rank of every pipeline device, each with its number of copies."""
+    held: list[list[tuple[Param, int]]] = [[] for _ in range(plan.shape.p)]
+    for index, stage in enumerate(stages):
+        held[plan.device(index)] += one_of(stage).params()
+    return [tuple(params) for params in held]
+
+
+def _shared_gradients(plan: Plan, device: int, stages: EveryStageOps) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Weights that several pipeline devices hold, whose gradients they all-reduce: devices, and elements on one rank.
+
+    Weights that are there twice (bidirectional schedules) are reduced by the shards that each rank updates; a tied
+    embedding table is reduced whole.
+    """
+    found: dict[tuple[int, ...], int] = defaultdict(int)
+
+    def add(holders: tuple[int, ...], params: Iterable[tuple[Param, int]], state: str) -> None:
+        if device in holders and len(holders) > 1:
+            trained = [(param, n) for param, n in params if param.trained]
+            shards = (
+                n * param.size // plan.mesh.size(shards_at_rest(plan.schemes, state, param)) for param, n in trained
+            )
+            found[holders] += sum(shards)
+
+    for index, stage in enumerate(stages):
+        if plan.device(index) == device:
+            add(plan.holders(plan.part(index)), one_of(stage).params(), "optimizer")
+    # A tied output layer on another device is a copy of the embedding table.
+    ends = plan.holders(0), plan.holders(plan.parts - 1)
+    if ends[0] != ends[1]:
+        tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
+        add(tuple(sorted({*ends[0], *ends[1]})), tied, "gradients")
+    return tuple((holders, elements) for holders, elements in sorted(found.items()) if elements)
+
+
+def _update(
+    plan: Plan,
+    device: int,
+    params: tuple[tuple[Param, int], ...],
+    shared: tuple[tuple[tuple[int, ...], int], ...],
+) -> Update:
+    """The optimizer update of one device."""
+    framework = plan.job.framework
+    state = BYTES[framework.main_weights] + 2 * BYTES[framework.moments]
+    return Update(
+        f"update {device}",
+        tuple((param, count) for param, count in params if param.trained),
+        BYTES[framework.gradients],
+        BYTES[framework.gradients] + state,
+        state + (BYTES[framework.weights] if framework.weights != framework.main_weights else 0),
+        shared,
+        plan.pipeline_axis,
+        clipped=plan.schedule.flush,
+    )

@@ -1,0 +1,63 @@
+"""Finds schemes: one file per scheme, ``simulator/schemes/<family>/<name>.py``, imported by path."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from hardware.errors import PlanError, nearest
+from simulator.ir.scheme import FAMILIES, Scheme
+
+SCHEMES = Path(__file__).parents[1] / "schemes"
+
+
+def scheme_names() -> list[str]:
+    """Every ``family/name`` that has a file; the folders ``shared`` hold what several schemes of a family use."""
+    return [
+        f"{family}/{path.stem.replace('_', '-')}"
+        for family in FAMILIES
+        for path in sorted((SCHEMES / family).glob("*.py"))
+    ]
+
+
+def scheme_file(use: str) -> Path:
+    """The file of a scheme."""
+    family, _, name = use.partition("/")
+    return SCHEMES / family / f"{name.replace('-', '_')}.py"
+
+
+@cache
+def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
+    """The scheme class in the file that `use` (``family/name``) names.
+
+    Raises PlanError for a name without a file.
+    """
+    family, _, name = use.partition("/")
+    path = scheme_file(use)
+    if use not in scheme_names():
+        raise PlanError(where, "no such scheme", nearest(use, scheme_names()), use)
+    module = _load(path, f"simulator.schemes.{family}.{path.stem}")
+    own = [
+        c
+        for _, c in inspect.getmembers(module, inspect.isclass)
+        if issubclass(c, Scheme) and c.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise PlanError(
+            where, f"{path.name} must define exactly one scheme, it defines {len(own)}", "Keep one scheme a file", use
+        )
+    own[0].name = name
+    return own[0]
+
+
+def _load(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

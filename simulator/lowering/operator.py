@@ -1,0 +1,112 @@
+"""Lowers one operator: kernels at local sizes, parameters, and the memory that forward and backward pass use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from simulator.ir.layout import Tensor, leaving
+from simulator.ir.modules import LocalShapes, Operator
+from simulator.ir.ops import Fragment, Op, Param, TensorUse
+from simulator.lowering.grad_accumulation import accumulate_separately
+from simulator.lowering.scope import Scope, shards_at_rest
+from simulator.lowering.sharded_weights import gather_weights
+
+
+def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True) -> Fragment:
+    """The kernels of one operator at local sizes, forward and backward, with the memory that they use.
+
+    fused_gradients: GEMMs add weight gradients to the accumulated ones; otherwise a separate kernel does.
+    """
+    divide = scope.division(operator)
+    at = LocalShapes(divide, scope.mesh)
+    frag = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
+    frag.grad_entry = {t.name: Op(f"d{t.name} in", phase="B") for t in operator.outs}
+    start, grads = list(frag.entry.values()), list(frag.grad_entry.values())
+
+    frag.forward = scope.serial_ops(operator.name, operator.forward(at), start, "F")
+    end = frag.forward[-1] if frag.forward else Op(operator.name, after=start)
+    frag.exit = {t.name: end for t in operator.outs}
+
+    moving = scope.inputs_with_gradient(operator)
+    inputs = scope.serial_ops(f"d{operator.name}", operator.backward_inputs(at) if moving else [], grads, "B")
+    weights = scope.serial_ops(
+        f"w{operator.name}", [] if operator.frozen else operator.backward_weights(at), grads, "W"
+    )
+    frag.backward = [*inputs, *weights]
+    given = inputs[-1] if inputs else Op(f"d{operator.name}", after=grads, phase="B")
+    frag.grad_exit = {t.name: given for t in moving}
+    ready = (weights or inputs or [Op(f"w{operator.name}", after=grads, phase="W")])[-1]
+    params = []
+    for weight in operator.weights:
+        # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
+        summed = (axis for axis, dims in divide.items() if any(t.first(dims) for t in operator.outs))
+        rested = scope.at_rest(operator, weight)
+        partial = tuple(axis for axis in summed if axis not in rested)
+        size = weight.local(rested, scope.mesh)
+        total = weight.local({}, scope.mesh)
+        tied = getattr(operator, "tied", False)
+        view = operator.view if operator.view in scope.mesh.views else ""
+        copies, trained = _copies(weight, at), not operator.frozen
+        params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained))
+    # A tied output layer beside its embedding has no table of its own.
+    borrows = getattr(operator, "tied", False) and scope.embeds
+    frag.params = [] if borrows else params
+    frag.borrowed = [param.name for param in params] if borrows else []
+    frag.tensor_uses = list(_tensor_uses(scope, operator, at, frag, inputs, weights))
+    if not fused_gradients and params and not operator.frozen:
+        uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
+        kept = (param for param in params if scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param)) == 1)
+        accumulate_separately(
+            frag, operator, at, weights, ready, sum(param.size for param in kept if param.name in uncut)
+        )
+    gather_weights(scope, operator, at, frag, inputs, weights)
+    return frag
+
+
+def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:
+    """The axes along which neighbouring ranks hold the same shard (fewer key-value heads than ranks), and their number."""
+    layout = at.layout(weight)
+    for name, dim in weight.dims.items():
+        axes = [axis for axis in at.mesh.inner_first(layout)[::-1] if layout[axis] == name]
+        if (holders := dim.holders(at.mesh.size(axes))) > 1:
+            return tuple(axes), holders
+    return None
+
+
+def _tensor_uses(
+    scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
+) -> Iterable[TensorUse]:
+    if frag.forward:
+        first, last = frag.forward[0], frag.forward[-1]
+        yield from (scope.tensor_use(t, at.layout(t), op) for t in operator.ins for op in (first, last))
+        yield from (scope.tensor_use(t, operator.leaving(t, at.divide), last, made=True) for t in operator.outs)
+    yield from _temporaries(operator, at, frag.forward, backward=False)
+    backward = [*inputs, *weights]
+    if not backward:
+        return
+    for op in (backward[0], backward[-1]):
+        yield from (scope.tensor_use(t, at.layout(t), op, prefix="d:") for t in operator.outs)
+    if inputs:
+        moving = scope.inputs_with_gradient(operator)
+        yield from (scope.tensor_use(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in moving)
+        yield from (replace(scope.tensor_use(t, at.layout(t), inputs[-1]), stays=True) for t in operator.lent)
+        for what, nbytes in zip(("found", "left"), operator.handed(at), strict=True):
+            ends = (inputs[0], inputs[-1]) if nbytes else ()
+            key, made = f"d:{operator.name}.{what}", what == "left"
+            yield from (TensorUse(key, nbytes, op, made, "activations") for op in ends)
+    # What both gradients read goes after the weight gradient; what only one reads goes with it.
+    for t in operator.reads if operator.frozen else (*operator.reads, *operator.reads_for_weights):
+        op = (weights or inputs)[-1] if t in operator.reads_for_weights else (inputs or weights)[-1]
+        yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.leaving(t, at.divide), op)
+    yield from _temporaries(operator, at, inputs, backward=True)
+    if frag.forward:
+        for what, nbytes, category in operator.keeps(at):
+            yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
+            yield TensorUse(f"{operator.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
+
+
+def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: bool) -> Iterable[TensorUse]:
+    for i, (start, stop, nbytes) in enumerate(operator.temporaries(at, backward) if ops else ()):
+        key = f"{'d:' * backward}{operator.name}.{i}"
+        yield from (TensorUse(key, nbytes, ops[place], made=place == start) for place in (start, stop))

@@ -1,0 +1,175 @@
+"""What is known of the unit that is being lowered: which axes divide an operator, who makes a tensor, who reads it.
+
+Schemes, resharding and sharded weights ask the scope; nothing here lowers anything.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from simulator.ir.layout import PARTIAL, Layout, Tensor, needed
+from simulator.ir.mesh import Mesh
+from simulator.ir.modules import LOWEST, Operator, Unit, walk
+from simulator.ir.operators import Boundary, Cast, Residual, Sum
+from simulator.ir.ops import COMPUTE, Collective, Op, Param, TensorUse, Work
+from simulator.ir.scheme import Rule, Scheme
+
+TOKENS = ("b", "s")
+"""The dims that count tokens."""
+
+
+class Scope:
+    """Divisions, producers and readers of one unit under the `schemes` of a plan (outermost first).
+
+    regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
+    incoming_gradient: the memory key of the gradient that enters the unit.
+    embeds: the device holds the embedding, in this stage or another, so that a tied output layer needs no table.
+    """
+
+    def __init__(self, mesh: Mesh, schemes: Sequence[Scheme], regather: bool = False) -> None:
+        self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
+        self.incoming_gradient = ""
+        self.embeds = False
+        self.producer: dict[str, tuple[Tensor, Operator]] = {}
+        self.readers: dict[str, list[Operator]] = defaultdict(list)
+        self._divisions: dict[Operator, dict[str, str]] = {}
+        self._rest_divisions: dict[Operator, dict[str, str]] = {}
+        self._families = {axis: one.family for one in self.schemes if not one.view for axis in one.over}
+        self._same_gradient: dict[str, Tensor] = {}
+        self._renamed_from: dict[str, Tensor] = {}
+        self._without_gradient: set[str] = set()
+
+    # --------------------------------------------------------------------------------------------- layouts
+
+    def division(self, operator: Operator) -> dict[str, str]:
+        """The dim of `operator` that each axis divides, over all schemes; axes of size one divide nothing.
+
+        Schemes of a view decide last within it. Along axes of a view that no scheme owns, ranks hold copies of the
+        weights; along axes that shard weights at rest only, they compute with gathered copies: there tokens are divided.
+        """
+        if operator not in self._divisions:
+            divide: dict[str, str] = {}
+            at_rest: dict[str, str] = {}
+            inside = operator.view if operator.view in self.mesh.views else ""
+            for scheme in sorted(self.schemes, key=lambda one: one.view != ""):
+                if scheme.view not in ("", inside):
+                    continue
+                rule = scheme.layouts(operator)
+                if isinstance(rule, str):
+                    rule = Rule(dict.fromkeys(scheme.over, rule))
+                if rule is not None:
+                    divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
+                    at_rest |= {axis: dim for axis, dim in rule.rest.items() if self.mesh.size(axis) > 1}
+            owned = {axis for scheme in self.schemes if scheme.view == inside for axis in scheme.over}
+            for axis in self.mesh.parts(self.mesh.views.get(inside, ())):
+                if (axis not in owned or axis in at_rest) and divide.get(axis, "").split("|")[0] not in TOKENS:
+                    divide[axis] = "s"
+            self._divisions[operator], self._rest_divisions[operator] = divide, at_rest
+        return self._divisions[operator]
+
+    def at_rest(self, operator: Operator, weight: Tensor) -> Layout:
+        """The layout in which a weight is stored between the passes of `operator`."""
+        used = needed(weight, self.division(operator))
+        stored = self._rest_divisions[operator].items()
+        return {axis: dim for axis, dim in stored if weight.has(dim) and axis not in used} | dict(used)
+
+    def produced(self, tensor: Tensor) -> Layout:
+        """The layout in which a tensor leaves its producer, in the dims of this reader."""
+        made, operator = self.producer[tensor.name]
+        return tensor.arriving(operator.leaving(made, self.division(operator)))
+
+    def transfer_view(self, tensor: Tensor, *readers: Operator) -> str:
+        """The mesh view in which a tensor is resharded: that of its producer, else of one of its readers."""
+        maker = self.producer.get(tensor.name)
+        operators = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
+        return next((operator.view for operator in operators if operator.view), "")
+
+    def keeps_issue_order(self, view: str) -> bool:
+        """Whether collectives of activation gradients wait for all that was issued before them."""
+        overlaps = [one.framework.overlap for one in self.schemes if one.view == view and one.framework]
+        return not all(overlap.ep if view else overlap.gradients for overlap in overlaps)
+
+    # ------------------------------------------------------------------------------------------------- ops
+
+    def op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
+        """An op on the stream of its work. view: the one in which a collective takes place, or to which it leads."""
+        stream = COMPUTE
+        if isinstance(work, Collective):
+            inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
+            stream = next(inside, self._families.get(work.axes[0], COMPUTE))
+        return Op(name, stream, work, list(after), phase)
+
+    def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
+        """Ops of one operator, each waiting for the one before: they may lie on different streams."""
+        ops: list[Op] = []
+        for work in works:
+            ops.append(self.op(name, work, [*after, *ops[-1:]], phase, view))
+        return ops
+
+    # ---------------------------------------------------------------------------------------------- memory
+
+    def key(self, tensor: Tensor, layout: Layout) -> str:
+        """The memory key of a tensor in one layout, in its producer's dims; partial sums are reduced in place."""
+        tensor = self._renamed_from.get(tensor.name, tensor)
+        back = {new: old for old, new in tensor.renamed.items()}
+        shards = (f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and self.mesh.size(a) > 1)
+        return f"{tensor.name}@{','.join(shards)}"
+
+    def tensor_use(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> TensorUse:
+        """The use of a tensor in one layout by `op`. prefix: ``d:`` for its gradient."""
+        whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
+        if prefix:
+            while tensor.name in self._same_gradient:
+                tensor = self._same_gradient[tensor.name]
+            tensor = tensor.gradient
+        category = "logits" if tensor.has("v") else "workspace"
+        return TensorUse(prefix + self.key(tensor, layout), tensor.nbytes(whole, self.mesh), op, made, category)
+
+    # ------------------------------------------------------------------------------------------------ units
+
+    def enter(self, unit: Unit) -> tuple[tuple[str | None, str | None], int]:
+        """Notes producers and readers of a unit: the memory keys of what it takes and gives, and bytes of the latter."""
+        for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
+            notes.clear()
+        # Token ids, and what frozen operators alone have made of them.
+        self._without_gradient = {unit.takes.name} if unit.takes and LOWEST in unit.marks else set()
+        walk(unit, self._note)
+        ends: list[str | None] = []
+        nbytes = 0
+        for tensor in (unit.takes, unit.gives):
+            if tensor is not None:
+                border = Boundary("border", (tensor,), (tensor,))
+                self.producer.setdefault(tensor.name, (tensor, border))
+                layout = border.leaving(tensor, self.division(border))
+                nbytes = tensor.nbytes(layout, self.mesh)
+            ends.append(self.key(tensor, layout) if tensor is not None else None)
+        self.incoming_gradient = f"d:{ends[1]}"
+        return (ends[0], ends[1]), nbytes
+
+    def _note(self, operator: Operator) -> None:
+        if isinstance(operator, Residual):
+            # Only what is read nowhere else: a gradient that is summed is a new tensor.
+            once = operator.ins if len(operator.ins) == 1 else operator.ins[1:]
+            self._same_gradient |= {t.name: operator.outs[0] for t in operator.passing if t in once}
+        if isinstance(operator, Sum):
+            self._same_gradient |= {t.name: out for t, out in operator.passing}
+        if isinstance(operator, Cast):
+            self._same_gradient[operator.ins[0].name] = operator.outs[0]
+        if isinstance(operator, Boundary):
+            self._renamed_from[operator.outs[0].name] = operator.ins[0]
+        for tensor in operator.outs:
+            self.producer[tensor.name] = (tensor, operator)
+        for tensor in operator.ins:
+            self.readers[tensor.name].append(operator)
+        if operator.frozen and not self.inputs_with_gradient(operator):
+            self._without_gradient |= {tensor.name for tensor in operator.outs}
+
+    def inputs_with_gradient(self, operator: Operator) -> list[Tensor]:
+        """The inputs that depend on trained weights."""
+        return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._without_gradient]
+
+
+def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
+    """All axes over which `state` (parameters, gradients, optimizer) of a parameter is sharded between its uses."""
+    return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))

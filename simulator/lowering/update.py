@@ -1,0 +1,53 @@
+"""The optimizer update at the end of a step: remaining gradient sums, gradient clipping, Adam."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+
+from simulator.ir.modules import Update
+from simulator.ir.ops import Collective, Fragment, Memory, Op, Param
+from simulator.lowering.scope import Scope, shards_at_rest
+
+
+def lower_update(scope: Scope, module: Update) -> Fragment:
+    """All-reduces the gradients that no data scheme reduces, clips by the global norm, and updates the local shards."""
+    rest: dict[tuple[str, ...], int] = defaultdict(int)
+    copied: dict[tuple[tuple[str, ...], int], int] = defaultdict(int)
+    elements = shard = 0.0
+    for param, count in module.params:
+        if param.copies:
+            cut = scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
+            copied[param.copies] += count * param.size // cut
+    for param, size in by_axes(module.params):
+        summed = {axis for scheme in scope.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised)}
+        held = size / scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
+        if axes := tuple(axis for axis in param.partial if axis not in summed):
+            rest[axes] += round(held)
+        elements += held
+        shard += size / scope.mesh.size(axis for scheme in scope.schemes for axis in scheme.update_shards(param))
+    sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items())]
+    for (axes, holders), n in sorted(copied.items()):
+        sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
+    sums += [Collective("all_reduce", n * module.grad_bytes, (module.axis,), members) for members, n in module.shared]
+    ops = [scope.op("reduce", work, [], "U") for work in sums]
+    if module.clipped:
+        ops.append(scope.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))
+        apart = {axis for scheme in scope.schemes for axis in scheme.unsynchronised}
+        everyone = tuple(axis for axis in scope.mesh.axes if scope.mesh.size(axis) > 1 and axis not in apart)
+        if everyone:
+            ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
+    behind = ops[-1:] if module.clipped else ops
+    step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
+    # Zeroing the gradient buffer touches every gradient that rests here.
+    zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
+    return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
+
+
+def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
+    """One parameter for all of a size whose gradients are partial sums over the same axes, and the elements of all."""
+    found: dict[Hashable, tuple[Param, int]] = {}
+    for param, count in params:
+        key = param.partial, param.view, param.trained, param.size
+        found[key] = param, found.get(key, (param, 0))[1] + count * param.size
+    return list(found.values())

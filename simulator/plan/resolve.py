@@ -1,0 +1,154 @@
+"""From the plan of a job to a resolved `Plan`: schemes made, rules checked, layers partitioned, sequences sliced.
+
+The order of the checks decides which of several mistakes is reported: formats, world size and axes first, then what each
+scheme accepts, the size of the step, the schedule, the partition, divisibility, and the slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hardware.errors import PlanError, nearest
+from hardware.load import validated
+from simulator.ir.mesh import Mesh
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import Scheme
+from simulator.job.job import Job, located
+from simulator.plan.checks import ALWAYS, check_divisible, check_size, check_slices
+from simulator.plan.partition import LayerCosts, layers_of_graph
+from simulator.plan.plan import Plan
+from simulator.scheduling.schedule import Lasts, PipelineShape
+
+MAX_SLICE_BOUNDARIES = 64
+"""Most positions at which a schedule may slice a sequence."""
+
+StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
+"""Costs of the model's layers on every stage, asked for by `partition: by-cost`; the plan has no layers yet."""
+
+SliceSeconds = Callable[[Plan], Lasts]
+"""Durations of slices, asked for by schedules that balance slices; the plan has whole sequences yet."""
+
+
+def resolve(
+    job: Job,
+    layer_costs: StageLayerCosts,
+    slice_seconds: SliceSeconds,
+    divisible: set[Hashable] | None = None,
+) -> Plan:
+    """The resolved and checked plan of `job`.
+
+    divisible: what other plans were found to divide evenly; new findings are added.
+    Raises PlanError for the first rule that the plan breaks.
+    """
+    known = divisible if divisible is not None else set()
+    with located(*job.origin):
+        mesh = _mesh(job)
+        schemes = tuple(_scheme(job, mesh, index) for index in range(len(job.plan.schemes)))
+        for scheme in schemes:
+            job = job.model_copy(update={"model": scheme.adapt(job.model)})
+        assert job.batch.sequence is not None
+        plan = Plan(job, mesh, schemes, PipelineShape(mesh.size(()), 1), (), (job.batch.sequence,))
+        for check in ALWAYS:
+            check(plan)
+        for scheme in schemes:
+            scheme.accept(job)
+        plan = replace(plan, shape=_shape(plan))
+        check_size(plan)
+        plan.schedule.check(plan.shape)
+        plan = replace(plan, layers=tuple(_layers(plan, layer_costs, known)))
+        check_divisible(plan, known)
+        return _sliced(plan, slice_seconds)
+
+
+def _mesh(job: Job) -> Mesh:
+    """The mesh; views divide the ranks of one pipeline stage differently."""
+    plan = job.plan
+    pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
+    return Mesh(plan.mesh, plan.views, [axis for axis in plan.mesh if axis not in pipeline])
+
+
+def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
+    """The scheme object of one entry of the plan.
+
+    Raises PlanError for axes that the scheme or the mesh does not have, and for unknown options.
+    """
+    entry = job.plan.schemes[index]
+    where = f"plan.schemes[{index}]"
+    kind = find_scheme(entry.use, f"{where}.use")
+    given = entry.model_extra or {}
+    axes = kind.all_axes(entry.over, given)
+    _check_axes(entry.over, axes, kind, given, mesh, where)
+    known = ["use", "over", *kind.Options.model_fields]
+    for key in given:
+        if key not in known:
+            raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, known))
+    options = validated(kind.Options, given, where, PlanError)
+    sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
+    sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
+    return kind(axes, options, mesh, job.framework, sequence_axes)
+
+
+def _check_axes(
+    over: Sequence[str], axes: Sequence[str], kind: type[Scheme], given: dict[str, Any], mesh: Mesh, where: str
+) -> None:
+    """Raises PlanError for a wrong number of axes, or for one that the mesh or the view of experts does not have."""
+    use = f"{kind.family}/{kind.name}"
+    if kind.most_axes is not None and len(axes) > kind.most_axes:
+        most = {0: "no axis", 1: "one axis"}.get(kind.most_axes, f"at most {kind.most_axes} axes")
+        raise PlanError(f"{where}.over", f"{use} takes {most}", "Leave the others out", list(axes))
+    if len(axes) < kind.least_axes:
+        rule = f"{use} divides ranks along {kind.least_axes} axes"
+        raise PlanError(f"{where}.over", rule, f"Name {kind.least_axes} axes of plan.mesh", list(axes))
+    view = EXPERTS if kind.family == "expert" else ""
+    existing = mesh.views.get(view, {}) if view else mesh.named
+    for axis in axes:
+        if axis not in existing:
+            key = next((key for key in kind.names_axes if given.get(key) == axis and axis not in over), "over")
+            place = f"plan.views.{view}" if view else "plan.mesh"
+            if not existing:
+                remedy = f"Say how experts are spread: plan.views: {{experts: {{edp: ..., {axis}: ...}}}}"
+                raise PlanError(f"{where}.{key}", f"there is no {place}", remedy, axis)
+            raise PlanError(f"{where}.{key}", f"no such axis in {place}", nearest(axis, existing), axis)
+
+
+def _shape(plan: Plan) -> PipelineShape:
+    batch = plan.job.batch
+    assert batch.total is not None
+    microbatches = batch.total // (batch.micro * plan.replicas)
+    slices = max(1, len(plan.schedule.slices))
+    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, plan.schedule.chunks(), slices)
+
+
+def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> list[int]:
+    """Layers of every part of the model."""
+
+    def costs() -> Sequence[LayerCosts]:
+        check_divisible(plan, divisible)
+        return layer_costs(plan)
+
+    before = [plan.schedule.before(plan.shape, stage) for stage in range(plan.parts)]
+    return layers_of_graph(plan.job.plan.partition, plan.job.model, before, plan.schedule.use, costs)
+
+
+def _sliced(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
+    """The plan with sequences sliced as its schedule asks.
+
+    Raises PlanError where the schedule's shares are not whole numbers of tokens of this sequence.
+    """
+    shares, sequence = plan.schedule.slices, plan.job.batch.sequence
+    assert sequence is not None
+    if len(shares) == 1:
+        return plan
+    check_slices(plan)
+    if shares:
+        return replace(plan, slice_lengths=tuple(round(share * sequence) for share in shares))
+    # Multiples of what the axes divide, as few as the schedule's dynamic program can look through.
+    fits = (n for n in range(plan.slice_granularity, sequence + 1, plan.slice_granularity) if sequence % n == 0)
+    step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
+    lengths = tuple(plan.schedule.cut(plan.shape, sequence, step, slice_seconds(plan)))
+    plan = replace(plan, slice_lengths=lengths, shape=replace(plan.shape, slices=len(lengths)))
+    check_size(plan)
+    return plan

@@ -1,0 +1,84 @@
+"""The program of a step: what every device executes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from simulator.ir.ops import StageOps
+from simulator.program.categories import KINDS
+from simulator.program.task import Send, Task
+from simulator.program.timetable import Timetable
+
+EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
+"""What every virtual stage lowers to; where sequences are cut, one for each slice."""
+
+
+def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
+    """The chain of a stage, or of its first slice: all slices pass the same units and weights."""
+    return stage if isinstance(stage, StageOps) else stage[0]
+
+
+@dataclass(eq=False)
+class Program:
+    """A step: tasks and sends by slot, the update of every device, and where devices meet in its collectives.
+
+    sends: of the result that has the action's number; others: of the extra ones (see `Timetable`). received: by slot,
+    bytes that come from another device.
+    overlap_sends: a device goes on while it sends; otherwise its next action waits for the send. host: seconds that
+    the host takes to issue one op. meetings: (device, place) of ops of the updates that begin together; the op in front
+    of each tells that its device has come.
+    """
+
+    timetable: Timetable
+    tasks: list[Task]
+    sends: list[Send | None]
+    received: list[int]
+    updates: list[Task]
+    meetings: list[list[tuple[int, int]]]
+    overlap_sends: bool = True
+    host: float = 0.0
+    others: dict[int, list[Send | None]] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        return self.timetable.shape.p
+
+    def device_of(self, slot: int) -> int:
+        return self.timetable.owner(self.timetable.slots[slot])
+
+    @cached_property
+    def sent(self) -> list[tuple[int, Send]]:
+        """Every send, with its slot."""
+        found = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
+        return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
+
+    def turns(self) -> Iterator[tuple[Task, int]]:
+        """Every task of all devices, with the number of times that it runs."""
+        yield from zip(self.tasks, self.timetable.turns, strict=True)
+        yield from ((task, 1) for task in self.updates)
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over all ops of every device [devices, kinds, sums]; a message counts where it is sent and arrives."""
+        return self.sums_of(np.array(self.timetable.turns))
+
+    def sums_of(self, turns: np.ndarray) -> np.ndarray:
+        """The same where slots run so often."""
+        distinct = {id(task): task for task in (*self.tasks, *self.updates)}
+        index = {key: i for i, key in enumerate(distinct)}
+        times = np.zeros((self.devices, len(distinct)))
+        for number, task in enumerate(self.tasks):
+            times[self.device_of(number), index[id(task)]] += turns[number]
+        for device, task in enumerate(self.updates):
+            times[device, index[id(task)]] += 1
+        found = np.tensordot(times, np.array([task.sums for task in distinct.values()]), 1)
+        if self.sent:
+            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in self.sent])
+            message *= turns[[i for i, _ in self.sent], None]
+            for end in ([s.work.source for _, s in self.sent], [s.work.target for _, s in self.sent]):
+                np.add.at(found[:, KINDS.index("pp")], end, message)
+        return found

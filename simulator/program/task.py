@@ -1,0 +1,123 @@
+"""Tasks: all ops of one action on one device, and the messages between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from simulator.ir.ops import Op, StageOps, Transfer
+from simulator.program.block import (
+    SUMS,
+    Price,
+    PricedBlock,
+    block_of,
+    priced,
+)
+from simulator.program.categories import KINDS, kind_of
+from simulator.program.memory_profile import Profile
+from simulator.program.side_stream import PricedSideOps
+
+Flow = tuple[float, str]
+"""Bytes, and their category."""
+
+
+@dataclass(eq=False)
+class Task:
+    """All ops of one action: those beside it ahead of it, its parts one after another, those beside it behind it.
+
+    comes, goes: what comes in at its begin and goes out at its end, in bytes, and the category of memory that it is.
+    marks: for every part, the places at which each of its parameters is first used, or its gradient complete.
+    numbers: for every part, the number of the first parameter of its first copy. forward: whether copies run in the
+    order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
+    """
+
+    parts: list[PricedBlock]
+    ahead: list[PricedSideOps]
+    behind: list[PricedSideOps]
+    comes: tuple[Flow, ...] = ()
+    goes: tuple[Flow, ...] = ()
+    marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    forward: bool = True
+
+    @cached_property
+    def memory(self) -> Profile:
+        """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
+        parts = [(part.block.memory, part.count) for part in self.parts]
+        comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
+        goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
+        return Profile.in_series([*comes, *parts, *goes])
+
+    @property
+    def ports(self) -> int:
+        """Passes that are played together."""
+        return max((len(part.block.ports) for part in self.parts), default=1)
+
+    def copy_of(self, part: int, copy: int) -> int:
+        """The number of the first parameter of a copy, counted as they run."""
+        place = copy if self.forward else self.parts[part].count - 1 - copy
+        return self.numbers[part] + place * len(self.marks[part])
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over all ops of one action, by kind."""
+        found = np.zeros((len(KINDS), len(SUMS)))
+        for part in self.parts:
+            found += part.count * part.sums
+        for side in (*self.ahead, *self.behind):
+            sums = side.seconds.sum(), side.seconds @ side.spread, side.lasting.sum(), 0.0
+            found[KINDS.index(kind_of(side.ops[0]))] += sums
+        return found
+
+    def counted(self) -> Iterator[tuple[Op, int]]:
+        """Every op, with how often it runs in one action."""
+        for part in self.parts:
+            yield from ((op, part.count) for op in part.block.ops)
+        for side in (*self.ahead, *self.behind):
+            yield from ((op, 1) for op in side.ops)
+
+
+@dataclass(eq=False)
+class Send:
+    """What carries the result of a slot's actions to another device."""
+
+    work: Transfer
+    stream: str
+    seconds: float
+    spread: float
+    latency: float
+
+
+def make_task(
+    stage_ops: StageOps,
+    kind: str,
+    price: Price,
+    again: bool = True,
+    known: dict[tuple[int, str], PricedBlock] | None = None,
+) -> Task:
+    """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
+    parts = known if known is not None else {}
+    forward = kind == "F"
+    starts = np.cumsum(
+        [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
+    ).tolist()
+    unit_runs = list(zip(stage_ops.unit_runs, starts, strict=False))
+    task = Task([], [], [], forward=forward)
+    for unit_run, start in unit_runs if forward else reversed(unit_runs):
+        block = block_of(unit_run, kind, again)
+        key = id(unit_run.fragment), kind
+        if key not in parts:
+            parts[key] = priced(block, unit_run.count, price)
+        part = parts[key]
+        task.parts.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
+        task.marks.append(block.marks(unit_run.fragment.params, forward))
+        task.numbers.append(start)
+    first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
+    ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
+    category = "activations" if forward else "workspace"
+    comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
+    task.comes, task.goes = ((comes, category),) if comes else (), ((goes, category),) if goes else ()
+    return task
