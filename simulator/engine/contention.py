@@ -27,7 +27,7 @@ from simulator.costs.estimate import ALONE, TIERS, Use, Uses
 from simulator.engine.fair_share import fair
 from simulator.engine.longest_path import OpTimes
 from simulator.engine.simpy_engine import play as play_on
-from simulator.ir.ops import Communication
+from simulator.ir.ops import Communication, Op
 from simulator.program.flatten import FlatProgram
 
 Place = tuple[int, str, str]
@@ -51,10 +51,13 @@ def play(flat: FlatProgram, uses: Sequence[Uses]) -> OpTimes:
 class Running:
     """An op that may be slowed: seconds alone that were `left` to run at `since`, and the timer that will end it."""
 
-    __slots__ = ("device", "done", "left", "links", "number", "rate", "since", "timer")
+    __slots__ = ("device", "done", "left", "links", "number", "op", "rate", "since", "timer")
 
-    def __init__(self, number: int, device: int, left: float, links: dict[Place, float], done: simpy.Event) -> None:
-        self.number, self.device, self.left, self.links, self.done = number, device, left, links, done
+    def __init__(
+        self, number: int, op: Op, device: int, left: float, links: dict[Place, float], done: simpy.Event
+    ) -> None:
+        self.number, self.op, self.device, self.left = number, op, device, left
+        self.links, self.done = links, done
         self.rate = self.since = 0.0
         self.timer: simpy.Event | None = None
 
@@ -72,8 +75,8 @@ class Traffic:
         self.kernels: dict[int, dict[int, Running]] = defaultdict(dict)
         self.kept: dict[int, dict[int, float]] = defaultdict(dict)
         self._receiver = {number: device for number, _, device in flat.sent}
-        self._known: dict[tuple[int, int, int], Known] = {}
-        self._shares: dict[tuple[int, ...], list[float]] = {}
+        self._known: dict[tuple[Op, int, int], Known] = {}
+        self._shares: dict[tuple[tuple[Op, int], ...], list[float]] = {}
 
     def run(self, number: int) -> simpy.Event:
         """Begins an op: the event happens at its end."""
@@ -84,21 +87,21 @@ class Traffic:
         done = self.env.event()
         if isinstance(self.flat.ops[number].work, Communication):
             moving = min(use.moving, seconds) if links else 0.0
-            one = Running(number, device, moving, links, done)
+            one = Running(number, self.flat.ops[number], device, moving, links, done)
             if use.multiprocessors:
                 self.kept[device][number] = use.multiprocessors
                 self._pace_kernels(device)
             latency = self.env.timeout(seconds - moving)
             latency.callbacks.append(lambda _: self._move(one))
         else:
-            one = Running(number, device, seconds, links, done)
+            one = Running(number, self.flat.ops[number], device, seconds, links, done)
             self.kernels[device][number] = one
             self._pace(one, self._given(device))
         return done
 
     def _use(self, number: int, device: int) -> Known:
         op, receiver = self.flat.ops[number], self._receiver.get(number, device)
-        key = id(op), device, receiver
+        key = op, device, receiver
         if key not in self._known:
             ends = [self.uses[end](op.work) for end in (device, receiver)] if op.work is not None else [ALONE]
             use = max(ends, key=lambda one: one.moving)  # of a message between two kinds of GPUs, the slower end's
@@ -138,7 +141,7 @@ class Traffic:
     def _fair(self, met: list[Running]) -> list[float]:
         if len(met) == 1:
             return [1.0]
-        key = tuple(id(one.links) for one in met)
+        key = tuple((one.op, one.device) for one in met)
         if key not in self._shares:
             self._shares[key] = fair([one.links for one in met])
         return self._shares[key]

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from simulator.ir.ops import COMPUTE
-from simulator.program.block import COMING, PricedBlock
+from simulator.program.block import COMING, BlockPrices, PricedBlock
 from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Task
@@ -141,8 +141,8 @@ class Coordinates:
     """The coordinates of a program's matrices, and the matrices; those of blocks are kept with the blocks."""
 
     def __init__(self, program: Program) -> None:
-        tasks = {id(task): task for task in program.tasks}.values()
-        blocks = {id(part.block): part.block for task in tasks for part in task.parts}.values()
+        tasks = dict.fromkeys(program.tasks)
+        blocks = dict.fromkeys(part.block for task in tasks for part in task.parts)
         inside = set[str]().union(*(block.streams for block in blocks))
         beside = {side.stream for task in tasks for side in (*task.ahead, *task.behind)}
         self.streams = [COMPUTE, *sorted((inside | beside) - {COMPUTE})]
@@ -150,7 +150,7 @@ class Coordinates:
         """The streams, other than the computation's, that the blocks use."""
         self.beside = [i for i, stream in enumerate(self.streams) if stream not in inside and i]
         """Those that only ops beside the blocks use."""
-        self._own: dict[tuple[int, int, str], np.ndarray] = {}
+        self._own: dict[tuple[BlockPrices, int, str], np.ndarray] = {}
         self.at = {stream: i for i, stream in enumerate(self.streams)}
         self.launch = program.host
         self.host = len(self.streams) if program.host else None
@@ -161,18 +161,18 @@ class Coordinates:
 
     def _once(self, part: PricedBlock, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """What is large, and made once for all copies of a part in this program."""
-        key = id(part.tables), part.count, what
+        key = part.prices, part.count, what
         if key not in self._own:
             self._own[key] = make()
         return self._own[key]
 
     def _kept(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
         """What is made once for a block at its prices, and stays with it."""
-        tables = part.tables
+        results = part.prices.results
         key = (self.key, what)
-        if key not in tables:
-            tables[key] = make()
-        return tables[key]  # type: ignore[return-value]
+        if key not in results:
+            results[key] = make()
+        return results[key]  # type: ignore[return-value]
 
     def table(self, part: PricedBlock) -> Table:
         """The matrices of one copy of a part."""
@@ -186,11 +186,11 @@ class Coordinates:
     def _powers(self, part: PricedBlock) -> Orbit:
         """The matrices of no copy, of one, and so on to all."""
         key = self.key, "powers"
-        known = part.tables.get(key)
+        known = part.prices.results.get(key)
         if not isinstance(known, Orbit) or (known.count < part.count and not known.repeats):
             identity = np.full((self.size, self.size), NEVER)
             np.fill_diagonal(identity, 0.0)
-            known = part.tables[key] = self.table(part).orbit(identity, part.count)
+            known = part.prices.results[key] = self.table(part).orbit(identity, part.count)
         return known.of(part.count)
 
     def _orbit(self, part: PricedBlock, state: np.ndarray) -> Orbit:

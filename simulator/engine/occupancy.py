@@ -65,11 +65,11 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
     what it covers is joined before it is repeated. Axes inside the tasks come with all that is covered before them.
     """
     table, found = program.timetable, defaultdict[str, Spans](list)
-    groups: dict[tuple[int, int], tuple[Task, list[int]]] = {}
+    groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[int]]] = {}
     for action in range(table.starts[device], table.starts[device + 1]):
         task = program.tasks[table.slot[action]]
         # What comes behind the parts does not change when they run.
-        key = id(task.parts), id(task) if task.ahead else 0
+        key = task.parts, task if task.ahead else None
         groups.setdefault(key, (task, []))[1].append(action)
         if task.behind:
             given = states(coordinates, task, play, [action])
@@ -191,7 +191,7 @@ class Copy(NamedTuple):
 def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
     """Worked out once for equal states, and kept with the part: for the rounded state, whoever asks first."""
     state = np.round(state - state[0], 13)
-    copies = part.tables.setdefault("copies", {})
+    copies = part.prices.results.setdefault("copies", {})
     assert isinstance(copies, dict)
     key = coordinates.key, tuple(levels), state.tobytes()
     known = copies.get(key)

@@ -30,8 +30,8 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device; `static` holds what lives through the whole step, by category [bytes]."""
     table = program.timetable
     # What runs beside the parts takes no memory of its own.
-    known = {id(task.parts): task.memory for task in {id(task.parts): task for task in program.tasks}.values()}
-    profiles = [known[id(task.parts)] for task in program.tasks]
+    known = {parts: task.memory for parts, task in {task.parts: task for task in program.tasks}.items()}
+    profiles = [known[task.parts] for task in program.tasks]
     nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")

@@ -80,13 +80,13 @@ class _Player:
     def __init__(self, program: Program, coordinates: Coordinates) -> None:
         self.program, self.axes, self.table = program, coordinates, program.timetable
         count, size = len(self.table.slot), coordinates.size
-        matrices: dict[int, np.ndarray] = {}
+        matrices: dict[Task, np.ndarray] = {}
         for task in program.tasks:
-            if id(task) not in matrices:
-                matrices[id(task)] = coordinates.matrix(task)
-        self.matrices = [matrices[id(task)] for task in program.tasks]
-        used = {id(task): self._used(task) for task in {id(task): task for task in program.tasks}.values()}
-        self.used = [used[id(task)] for task in program.tasks]
+            if task not in matrices:
+                matrices[task] = coordinates.matrix(task)
+        self.matrices = [matrices[task] for task in program.tasks]
+        used = {task: self._used(task) for task in dict.fromkeys(program.tasks)}
+        self.used = [used[task] for task in program.tasks]
         self.computes = [0 in streams for streams in self.used]
         follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
         rest = [s for s in coordinates.inside if s not in follow]
@@ -94,10 +94,10 @@ class _Player:
         self.plain = len(rest) <= 1
         """Whether two streams at the most say all of a device."""
         self.left_out = follow
-        short: dict[tuple[int, bool], Short | None] = {}
+        short: dict[tuple[Task, bool], Short | None] = {}
         self.short = []
         for i, (task, send) in enumerate(zip(program.tasks, program.sends, strict=True)):
-            key = id(task), send is not None
+            key = task, send is not None
             if key not in short:
                 short[key] = self._short(i)
             self.short.append(short[key])
@@ -151,7 +151,7 @@ class _Player:
         sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
         if self.axes.streams[s] in {side.stream for side in sides}:
             return False
-        distinct = {id(task.parts): task.parts for task in self.program.tasks}.values()
+        distinct = dict.fromkeys(task.parts for task in self.program.tasks)
         return all(self._follows(parts, s) for parts in distinct)
 
     def _follows(self, parts: Sequence[PricedBlock], s: int) -> bool:

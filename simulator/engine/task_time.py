@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simulator.engine.longest_path import longest_path
 from simulator.ir.ops import StageOps, Transfer
-from simulator.program.block import Price
+from simulator.program.block import CompiledBlocks, Price
 from simulator.program.flatten import FlatProgram, flatten_task
 from simulator.program.task import Task, make_task
 from simulator.scheduling.schedule import Durations
@@ -20,24 +20,31 @@ def task_seconds(task: Task, host: float = 0.0) -> float:
     return longest_path(flat).span
 
 
-def pass_durations(stages: Sequence[StageOps], prices: Sequence[Price], axis: str, host: float = 0.0) -> Durations:
+def pass_durations(
+    stages: Sequence[StageOps],
+    prices: Sequence[Price],
+    axis: str,
+    host: float = 0.0,
+    blocks: CompiledBlocks | None = None,
+) -> Durations:
     """How long the passes through every stage last at its prices, each alone on its device, and a hop between two."""
-    known: dict[tuple[int, int, str], float] = {}
-    parts: dict[int, float] = {}
+    compiled = blocks if blocks is not None else CompiledBlocks()
+    known: dict[tuple[StageOps, int, str], float] = {}
+    parts: dict[StageOps, float] = {}
 
     def lasts(kind: str) -> tuple[float, ...]:
-        keys = [(id(stage_ops), prices.index(price), kind) for stage_ops, price in zip(stages, prices, strict=True)]
+        keys = [(stage_ops, prices.index(price), kind) for stage_ops, price in zip(stages, prices, strict=True)]
         for key, stage_ops, price in zip(keys, stages, prices, strict=True):
             if key not in known:
-                known[key] = task_seconds(make_task(stage_ops, kind, price), host)
+                known[key] = task_seconds(make_task(stage_ops, kind, price, blocks=compiled), host)
         return tuple(known[key] for key in keys)
 
     hop = 0.0
     if len(stages) > 1:
         hop = sum(prices[0](Transfer(stages[0].unit_runs[-1].nbytes, axis, 0, 1))[::2])
     for stage_ops, price in zip(stages, prices, strict=True):
-        if id(stage_ops) not in parts:
-            grown = [make_task(stage_ops, kind, price).memory.grown for kind in "FW"]
-            parts[id(stage_ops)] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
-    kept = tuple(parts[id(stage_ops)] for stage_ops in stages) if any(parts.values()) else None
+        if stage_ops not in parts:
+            grown = [make_task(stage_ops, kind, price, blocks=compiled).memory.grown for kind in "FW"]
+            parts[stage_ops] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
+    kept = tuple(parts[stage_ops] for stage_ops in stages) if any(parts.values()) else None
     return Durations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)

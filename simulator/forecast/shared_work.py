@@ -11,6 +11,7 @@ from simulator.costs.estimate import Estimate
 from simulator.ir.ops import Work
 from simulator.lowering.lower import LoweredUnits
 from simulator.plan.plan import Plan
+from simulator.program.block import CompiledBlocks
 from simulator.program.timetable import Timetable, timetable
 from simulator.scheduling.schedule import Durations, PipelineShape, Schedule
 
@@ -24,12 +25,14 @@ class SharedWork:
     """Lowered units, timetables and prices of earlier jobs, made once. Sharing changes no answer.
 
     units: lowered units by what they depend on.
+    blocks: the blocks compiled of them.
     divisible: plans whose dims were found to divide by their axes.
     """
 
     def __init__(self) -> None:
         self.units: LoweredUnits = {}
         self.divisible: set[Hashable] = set()
+        self.blocks = CompiledBlocks()
         self._timetables: dict[Hashable, Timetable] = {}
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
@@ -38,6 +41,7 @@ class SharedWork:
         """Drops all units once there are more than `MOST_KEPT`."""
         if len(self.units) > MOST_KEPT:
             self.units.clear()
+            self.blocks.clear()
         if len(self.divisible) > 100 * MOST_KEPT:
             self.divisible.clear()
 

@@ -109,10 +109,12 @@ def build_program(
     durations = None
     if plan.schedule.needs_durations:
         stage_prices = [prices[plan.device(stage)] for stage in range(plan.shape.stages)]
-        durations = pass_durations([one_of(stage) for stage in stages], stage_prices, plan.pipeline_axis, host)
+        durations = pass_durations(
+            [one_of(stage) for stage in stages], stage_prices, plan.pipeline_axis, host, shared.blocks
+        )
     if orders is None:
         table = shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
     else:
         table = timetable(plan.schedule, plan.played_shape, durations, plan.update_interval, orders)
     overlap = plan.job.framework.overlap.pp
-    return stages, build(table, stages, prices, plan.pipeline_axis, overlap, updates, host)
+    return stages, build(table, stages, prices, plan.pipeline_axis, overlap, updates, host, shared.blocks)

@@ -9,7 +9,7 @@ parameters it owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -322,18 +322,16 @@ class Fragment:
     params: list[Param] = field(default_factory=list)
     borrowed: list[str] = field(default_factory=list)
     tensor_uses: list[TensorUse] = field(default_factory=list)
-    compiled: dict[Hashable, object] = field(default_factory=dict, repr=False)
-    """What the engine has made of it."""
 
     def copy(self) -> Fragment:
         """The same with ops of its own, to which something can be added."""
-        own: dict[int, Op] = {}
+        own: dict[Op, Op] = {}
 
         def mine(op: Op) -> Op:
-            if id(op) not in own:
-                own[id(op)] = found = replace(op, after=[])
+            if op not in own:
+                own[op] = found = replace(op, after=[])
                 found.after = [mine(other) for other in op.after]
-            return own[id(op)]
+            return own[op]
 
         def marks(of: dict[str, Op]) -> dict[str, Op]:
             return {name: mine(op) for name, op in of.items()}

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import Op, Param, UnitRun, Work
+from simulator.ir.ops import Fragment, Op, Param, UnitRun, Work
 from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
 
@@ -56,13 +56,13 @@ class Block:
     events: list[Event]
     source: Op | None = None
     """The mark of what comes in."""
-    tables: dict[Hashable, dict[Hashable, object]] = field(default_factory=dict, repr=False)
-    """What the engine has worked out about the block, by its prices."""
+    prices: dict[Hashable, BlockPrices] = field(default_factory=dict, repr=False)
+    """All prices at which the block was played, by the prices."""
     _marks: dict[bool, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def _place(self) -> dict[int, tuple[int, ...]]:
-        return {id(op): (i,) for i, op in enumerate(self.ops)}
+    def _place(self) -> dict[Op, tuple[int, ...]]:
+        return {op: (i,) for i, op in enumerate(self.ops)}
 
     @cached_property
     def memory(self) -> Profile:
@@ -100,36 +100,37 @@ class Block:
     def behind(self, op: Op) -> tuple[int, ...]:
         """The places that stand behind an op of this pass or a mark (`COMING`: what comes in does); an op of another
         pass has none."""
-        if id(op) not in self._place:
+        if op not in self._place:
             found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
             found |= {COMING} if op is self.source else set()
-            self._place[id(op)] = tuple(sorted(found))
-        return self._place[id(op)]
+            self._place[op] = tuple(sorted(found))
+        return self._place[op]
 
 
 @dataclass(eq=False)
-class PricedBlock:
-    """A block at its prices, `count` times in a row."""
+class BlockPrices:
+    """The prices of a block's ops: every pass of the block at equal prices shares one object.
+
+    seconds: for which each op occupies its stream.
+    spread: relative standard deviation of the seconds.
+    latency: from the end of an op until others see its result [s].
+    results: what the engine has computed for the block at these prices.
+    """
 
     block: Block
-    count: int
     seconds: tuple[float, ...]
     spread: tuple[float, ...]
     latency: tuple[float, ...]
-    tables: dict[Hashable, object]
-    """What the engine has worked out about the block at these prices."""
+    results: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def sums(self) -> np.ndarray:
         """`SUMS` over the ops of one copy, by kind."""
-        found = self.tables.get("sums")
-        if found is None:
-            found = self.tables["sums"] = np.zeros((len(KINDS), len(SUMS)))
-            prices = zip(self.block.ops, self.seconds, self.spread, self.latency, strict=True)
-            for op, seconds, spread, latency in prices:
-                flops = op.work.flops if op.work is not None else 0.0
-                found[KINDS.index(kind_of(op))] += seconds, seconds * spread, seconds + latency, flops
-        assert isinstance(found, np.ndarray)
+        found = np.zeros((len(KINDS), len(SUMS)))
+        prices = zip(self.block.ops, self.seconds, self.spread, self.latency, strict=True)
+        for op, seconds, spread, latency in prices:
+            flops = op.work.flops if op.work is not None else 0.0
+            found[KINDS.index(kind_of(op))] += seconds, seconds * spread, seconds + latency, flops
         return found
 
     @cached_property
@@ -138,56 +139,103 @@ class PricedBlock:
         return np.array(self.seconds) + np.array(self.latency)
 
 
-def priced(block: Block, count: int, price: Price) -> PricedBlock:
+@dataclass(eq=False)
+class PricedBlock:
+    """`count` copies of a block at its prices, one after another."""
+
+    prices: BlockPrices
+    count: int
+
+    @property
+    def block(self) -> Block:
+        return self.prices.block
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        return self.prices.seconds
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        return self.prices.spread
+
+    @property
+    def latency(self) -> tuple[float, ...]:
+        return self.prices.latency
+
+    @property
+    def sums(self) -> np.ndarray:
+        return self.prices.sums
+
+    @property
+    def lasting(self) -> np.ndarray:
+        return self.prices.lasting
+
+
+def price_block(block: Block, count: int, price: Price) -> PricedBlock:
+    """`count` copies of a block whose ops cost what `price` says; marks are free."""
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
     seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
-    return PricedBlock(block, count, seconds, spread, latency, block.tables.setdefault((seconds, spread, latency), {}))
+    key = seconds, spread, latency
+    if key not in block.prices:
+        block.prices[key] = BlockPrices(block, seconds, spread, latency)
+    return PricedBlock(block.prices[key], count)
 
 
 PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 """The phases of the backward ops that an action of each kind runs."""
 
 
-def block_of(unit_run: UnitRun, kind: str, again: bool) -> Block:
-    """One pass of a link, compiled; kept with its fragment. again: what is made again has passes of its own."""
-    fragment = unit_run.fragment
-    key = (kind, again)
-    if key not in fragment.compiled:
+class CompiledBlocks:
+    """Blocks of lowered units, compiled once for each kind of pass."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[Fragment, str, bool], Block] = {}
+        self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
+
+    def clear(self) -> None:
+        """Forgets all blocks."""
+        self._blocks.clear()
+        self._events.clear()
+
+    def block(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
+        """One pass of a unit. again: recompute has passes of its own (R), so backward passes are without it."""
+        key = (unit_run.fragment, kind, again)
+        if key not in self._blocks:
+            self._blocks[key] = self._compile(unit_run, kind, again)
+        return self._blocks[key]
+
+    def _compile(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
+        fragment = unit_run.fragment
         phases = PHASES.get(kind, "")
         if again and kind != "R":
             phases = phases.replace("R", "")
         ops = fragment.forward if kind == "F" else [op for op in fragment.backward if op.phase in phases]
-        apart = kind in ("B", "W")
-        backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if apart else fragment.backward
+        split = kind in ("B", "W")
+        backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if split else fragment.backward
         entry, result = {
             "F": (fragment.entry.get(unit_run.takes or ""), fragment.exit.get(unit_run.gives or "")),
             "W": (None, None),
             "R": (None, None),
         }.get(kind, (fragment.grad_entry.get(unit_run.gives or ""), fragment.grad_exit.get(unit_run.takes or "")))
-        after, port = compiled(ops, entry, result)
-        if ("events", apart) not in fragment.compiled:
-            fragment.compiled["events", apart] = memory_events(
-                fragment.tensor_uses, fragment.forward, backward, unit_run
-            )
-        events = block_events(ops, after, fragment.compiled["events", apart])  # type: ignore[arg-type]
-        fragment.compiled[key] = Block(list(ops), after, (port,), events, entry)
-    block = fragment.compiled[key]
-    assert isinstance(block, Block)
-    return block
+        after, port = resolve_dependencies(ops, entry, result)
+        if (fragment, split) not in self._events:
+            self._events[fragment, split] = memory_events(fragment.tensor_uses, fragment.forward, backward, unit_run)
+        events = block_events(ops, after, self._events[fragment, split])
+        return Block(list(ops), after, (port,), events, entry)
 
 
-def compiled(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[list[tuple[int, ...]], Port]:
+def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[list[tuple[int, ...]], Port]:
     """Dependencies as places: what each op waits for, and how `entry` and `result` belong to them. Marks are replaced
     by what they wait for."""
-    place = {id(op): i for i, op in enumerate(ops)}
-    found: dict[int, tuple[set[int], bool]] = {}
+    place = {op: i for i, op in enumerate(ops)}
+    found: dict[Op, tuple[set[int], bool]] = {}
 
     def sources(op: Op) -> tuple[set[int], bool]:
         """Places that stand behind all that `op` waits for, and whether what comes in does too."""
-        if id(op) not in found:
+        if op not in found:
             places, outside = set[int](), False
             for other in op.after:
-                if (at := place.get(id(other))) is not None:
+                if (at := place.get(other)) is not None:
                     places.add(at)
                 elif other is entry:
                     outside = True
@@ -195,8 +243,8 @@ def compiled(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[li
                     more, too = sources(other)
                     places |= more
                     outside |= too
-            found[id(op)] = places, outside
-        return found[id(op)]
+            found[op] = places, outside
+        return found[op]
 
     waits = [sources(op) for op in ops]
     after = [tuple(sorted(places)) for places, _ in waits]
@@ -211,7 +259,7 @@ Where = dict[int, tuple[int, ...]]
 """Where the places of a block are in a longer one."""
 
 
-def joined(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]]:
+def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]]:
     """All copies of parts as one copy of one part; and for every part and copy, where its places are then: what comes
     in to one is what the one before has made."""
     issued: list[tuple[PricedBlock, int]] = []
@@ -240,7 +288,7 @@ def joined(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]
     seconds, spread, latency = (
         tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "spread", "latency")
     )
-    return PricedBlock(block, 1, seconds, spread, latency, {}), where
+    return PricedBlock(BlockPrices(block, seconds, spread, latency), 1), where
 
 
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
@@ -270,7 +318,7 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
     seconds, spread, latency = (
         tuple(getattr(parts[i], name)[place] for i, place in issued) for name in ("seconds", "spread", "latency")
     )
-    return PricedBlock(block, 1, seconds, spread, latency, {}), where
+    return PricedBlock(BlockPrices(block, seconds, spread, latency), 1), where
 
 
 def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int, float]) -> float:

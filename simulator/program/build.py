@@ -19,15 +19,16 @@ from simulator.program.block import (
     COMING,
     FREE,
     Block,
+    CompiledBlocks,
     Port,
     Price,
     PricedBlock,
     Prices,
     Where,
-    compiled,
+    concatenate,
     interleave,
-    joined,
-    priced,
+    price_block,
+    resolve_dependencies,
 )
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import EveryStageOps, Program, one_of
@@ -48,10 +49,11 @@ def build(
     overlap_sends: bool = True,
     updates: Sequence[Fragment] = (),
     host: float = 0.0,
+    blocks: CompiledBlocks | None = None,
 ) -> Program:
     """The program of a step. axis: the pipeline's. updates: per device, where the timetable says or behind all else."""
     prices = [price] * timetable.shape.p if callable(price) else price
-    maker = _Builder(timetable, stages, prices, axis, updates, host)
+    maker = _Builder(timetable, stages, prices, axis, updates, host, blocks)
     tails, meetings = _updates(() if timetable.every else updates, prices, axis if timetable.shape.p > 1 else None)
     return Program(
         timetable,
@@ -77,17 +79,21 @@ class _Builder:
         axis: str,
         updates: Sequence[Fragment] = (),
         host: float = 0.0,
+        blocks: CompiledBlocks | None = None,
     ) -> None:
         self.host = host
+        self.blocks = blocks if blocks is not None else CompiledBlocks()
         self.timetable, self.stages, self.prices, self.axis = timetable, stages, prices, axis
         self.updates = updates
         # Devices whose prices are equal share their tasks.
         self.alike = [prices.index(price) for price in prices]
         self.again = any(slot.kind == "R" for slot in timetable.slots)
         self._tasks: dict[Hashable, Task] = {}
-        self._parts: dict[int, dict[tuple[int, str], PricedBlock]] = defaultdict(dict)
-        self._whole: dict[int, tuple[PricedBlock, list[list[Where]]]] = {}
-        self._together: dict[tuple[int, int], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]] = {}
+        self._parts: dict[int, dict[tuple[Fragment, str], PricedBlock]] = defaultdict(dict)
+        self._whole: dict[tuple[PricedBlock, ...], tuple[PricedBlock, list[list[Where]]]] = {}
+        self._together: dict[
+            tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
+        ] = {}
         self._sends: dict[Hashable, list[Send | None]] = {}
 
     def in_series(self, stage: int, part: int) -> StageOps:
@@ -96,13 +102,13 @@ class _Builder:
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
-            return self._tasks.setdefault("follows", Task([], [], []))
+            return self._tasks.setdefault("follows", Task((), [], []))
         if slot.kind in MOVES:
             return self._move(slot)
         if slot.partner is None:
             return self._alone(slot)
         one, other = self._alone(slot), self._alone(slot.partner)
-        if (key := (id(one), id(other))) not in self._tasks:
+        if (key := (one, other)) not in self._tasks:
             self._tasks[key] = self._pair(one, other)
         return self._tasks[key]
 
@@ -151,16 +157,16 @@ class _Builder:
                 for op in (*unit_run.fragment.forward, *unit_run.fragment.backward)
             }
             streams |= {op.stream for side in (*stage_ops.ahead, *stage_ops.behind) for op in side.ops}
-        key = id(fragment), price, tuple(sorted(streams - {COMPUTE}))
+        key = fragment, price, tuple(sorted(streams - {COMPUTE}))
         if key not in self._tasks:
-            begin, made = _everywhere("begin", key[-1], []), dict[int, Op]()
+            begin, made = _everywhere("begin", key[-1], []), dict[Op, Op]()
             for op in fragment.forward:
-                after = [made.get(id(other), other) for other in op.after]
-                made[id(op)] = Op(op.name, op.stream, op.work, after or begin, op.phase)
+                after = [made.get(other, other) for other in op.after]
+                made[op] = Op(op.name, op.stream, op.work, after or begin, op.phase)
             ops = [*begin, *made.values()]
             ops += _everywhere("end", key[-1], list(ops))
-            block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
-            self._tasks[key] = Task([priced(block, 1, self.prices[price])], [], [])
+            block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
+            self._tasks[key] = Task((price_block(block, 1, self.prices[price]),), [], [])
         return self._tasks[key]
 
     def _alone(self, slot: Slot) -> Task:
@@ -170,10 +176,12 @@ class _Builder:
         completes = slot.kind in ("BW", "W") and slot.last
         first = slot.first and slot.kind == "F"
         price = self.alike[self.timetable.device(slot.stage)]
-        key = (id(stage_ops), slot.kind, price, bool(stage_ops.ahead) and first, bool(stage_ops.behind) and completes)
+        key = (stage_ops, slot.kind, price, bool(stage_ops.ahead) and first, bool(stage_ops.behind) and completes)
         if key not in self._tasks:
             plain = self._tasks.get((*key[:3], False, False))
-            plain = plain or make_task(stage_ops, slot.kind, self.prices[price], self.again, self._parts[price])
+            plain = plain or make_task(
+                stage_ops, slot.kind, self.prices[price], self.again, self._parts[price], self.blocks
+            )
             ahead = price_side_ops(stage_ops.ahead, plain, self.prices[price], self.host) if key[3] else []
             behind = price_side_ops(stage_ops.behind, plain, self.prices[price], self.host) if key[4] else []
             self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
@@ -199,8 +207,8 @@ class _Builder:
                 send = Op("evict" if slot.kind == "E" else "give back", MOVING, work, phase="B")
                 ops = [ready, here, send, Op("arrived", MOVING)]
                 block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
-            part = priced(block, 1, self.prices[self.timetable.owner(slot)])
-            self._tasks[key] = Task([part], [], [], flows if takes else (), () if takes else flows)
+            part = price_block(block, 1, self.prices[self.timetable.owner(slot)])
+            self._tasks[key] = Task((part,), [], [], flows if takes else (), () if takes else flows)
         return self._tasks[key]
 
     def _pair(self, one: Task, other: Task) -> Task:
@@ -211,10 +219,10 @@ class _Builder:
         if (one.ahead or one.behind) and (other.ahead or other.behind):
             rule = "the first forward pass of a stage and the last backward pass of another are one pair"
             raise ScheduleError("pipeline", rule, "Use more micro-batches")
-        made = Task([], one.ahead + other.ahead, one.behind + other.behind, one.comes + other.comes)
+        made = Task((), one.ahead + other.ahead, one.behind + other.behind, one.comes + other.comes)
         made.goes = one.goes + other.goes
         (first, _), (second, _) = both = self._joined(one), self._joined(other)
-        if (key := (id(first), id(second))) not in self._together:
+        if (key := (first, second)) not in self._together:
             self._together[key] = interleave(first, second)
         part, where = self._together[key]
         i = int(bool(other.ahead or other.behind))
@@ -225,13 +233,13 @@ class _Builder:
                 for at, some in enumerate(each, counting.copy_of(number, copy)):
                     # What a pass waits for before it begins is no place of the pair.
                     marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != COMING)
-        made.parts, made.numbers, made.marks = [part], [0], [tuple(marks[at] for at in range(len(marks)))]
+        made.parts, made.numbers, made.marks = (part,), [0], [tuple(marks[at] for at in range(len(marks)))]
         return made
 
     def _joined(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
-        key = id(task.parts)
+        key = task.parts
         if key not in self._whole:
-            self._whole[key] = joined(task.parts)
+            self._whole[key] = concatenate(task.parts)
         return self._whole[key]
 
 
@@ -249,10 +257,10 @@ def _updates(
     The mark stays in the stream: its end is the moment at which this device has come.
     """
     tasks: list[Task] = []
-    made: dict[tuple[int, int], tuple[Task, list[tuple[Collective, int, int]]]] = {}
+    made: dict[tuple[Fragment, int], tuple[Task, list[tuple[Collective, int, int]]]] = {}
     meetings: dict[tuple[Collective, int], list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
-        key = id(fragment), prices.index(prices[device])
+        key = fragment, prices.index(prices[device])
         if key not in made:
             made[key] = _update(fragment, prices[device], axis)
         task, met = made[key]
@@ -265,27 +273,27 @@ def _updates(
 def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, list[tuple[Collective, int, int]]]:
     """An update, and its collectives over `axis`: each with its turn among equal ones and its place."""
     ops: list[Op] = []
-    own: dict[int, Op] = {}
+    own: dict[Op, Op] = {}
     met: list[tuple[Collective, int, int]] = []
     for op in fragment.forward:
-        after = [own.get(id(other), other) for other in op.after]
+        after = [own.get(other, other) for other in op.after]
         if isinstance(op.work, Collective) and axis is not None and axis in op.work.axes:
             ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
             after = ops[-1:]
             met.append((op.work, sum(work == op.work for work, _, _ in met), len(ops)))
         ops.append(Op(op.name, op.stream, op.work, after, op.phase))
-        own[id(op)] = ops[-1]
-    block = Block(ops, compiled(ops, None, None)[0], (Port(through=False),), [])
-    return Task([priced(block, 1, price)], [], []), met
+        own[op] = ops[-1]
+    block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
+    return Task((price_block(block, 1, price),), [], []), met
 
 
 def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
     """Priced; what is formed while the program runs is formed by when the task, played alone, has its gradients."""
     formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
-    sides: dict[int, PricedSideOps] = {}
+    sides: dict[SideOps, PricedSideOps] = {}
     for one in formed:
-        sides[id(one)] = side = _price(one, price)
-        side.after = (sides[id(one.after[0])], one.after[1]) if one.after else None
+        sides[one] = side = _price(one, price)
+        side.after = (sides[one.after[0]], one.after[1]) if one.after else None
     return list(sides.values())
 
 
@@ -312,7 +320,7 @@ def _ready(task: Task, host: float) -> np.ndarray:
 
 
 def _price(beside: SideOps, price: Price) -> PricedSideOps:
-    known = {key: price(op.work) if op.work else FREE for key, op in {id(op): op for op in beside.ops}.items()}
-    seconds, spread, latency = np.array([known[id(op)] for op in beside.ops]).T
+    known = {op: price(op.work) if op.work else FREE for op in dict.fromkeys(beside.ops)}
+    seconds, spread, latency = np.array([known[op] for op in beside.ops]).T
     latency = latency + np.array(beside.waits) if len(beside.waits) else latency
     return PricedSideOps(beside.ops, seconds, spread, latency, beside.params, beside.starts)

@@ -100,12 +100,12 @@ def flatten_task(task: Task, host: float) -> FlatTask:
             for at, port in enumerate(block.ports):
                 coming[at] = (*(coming[at] if port.through else ()), *(start + j for j in port.exit))
                 through[at] &= port.through
-    begins: dict[int, int] = {}
+    begins: dict[PricedSideOps, int] = {}
     for side in task.behind:
-        begins[id(side)] = len(ops)
+        begins[side] = len(ops)
         waits_for: list[set[int]] = [set() for _ in side.ops]
         if side.after:
-            start = begins[id(side.after[0])]
+            start = begins[side.after[0]]
             for waits_of, place in zip(waits_for, side.after[1].tolist(), strict=True):
                 waits_of |= {start + place} if place >= 0 else set()
         for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
@@ -132,7 +132,7 @@ def flatten(program: Program) -> FlatProgram:
         rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
         raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")
     table, flat = program.timetable, FlatProgram()
-    tasks = {id(task): flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
+    tasks = {task: flatten_task(task, program.host) for task in (*program.tasks, *program.updates)}
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
     result: list[tuple[int, ...]] = [()] * table.results
     waiting: list[tuple[int, ...]] = [()] * program.devices
@@ -156,7 +156,7 @@ def flatten(program: Program) -> FlatProgram:
 
     for action in table.sequence:
         device, slot = table.device_of[action], table.slot[action]
-        task = tasks[id(program.tasks[slot])]
+        task = tasks[program.tasks[slot]]
         received = [came(action + i) for i in range(len(task.result))]
         start = flat.first[action] = len(flat.ops)
         for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
@@ -188,12 +188,12 @@ def flatten(program: Program) -> FlatProgram:
 def flatten_updates(program: Program) -> FlatProgram:
     """The updates alone."""
     flat = FlatProgram()
-    tasks = {id(task): flatten_task(task, program.host) for task in program.updates}
+    tasks = {task: flatten_task(task, program.host) for task in program.updates}
     _updates(program, flat, tasks, [()] * program.devices)
     return flat
 
 
-def _updates(program: Program, flat: FlatProgram, tasks: dict[int, FlatTask], waiting: list[tuple[int, ...]]) -> None:
+def _updates(program: Program, flat: FlatProgram, tasks: dict[Task, FlatTask], waiting: list[tuple[int, ...]]) -> None:
     """The updates: each begins when its device is done, op by op, and waits at every meeting until all have come."""
     members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
     tails = [
@@ -205,7 +205,7 @@ def _updates(program: Program, flat: FlatProgram, tasks: dict[int, FlatTask], wa
     while moved:
         moved = False
         for device, task in enumerate(program.updates):
-            done, ops = flat.updates[device], tasks[id(task)].ops
+            done, ops = flat.updates[device], tasks[task].ops
             while len(done) < len(ops):
                 others = members.get((device, len(done)), ())
                 if any(len(flat.updates[d]) <= i for d, i in others):

@@ -77,34 +77,34 @@ class Profile:
 
 def memory_events(
     tensor_uses: Iterable[TensorUse], forward: list[Op], backward: list[Op], unit_run: UnitRun
-) -> dict[int, list[Event]]:
-    """When memory comes and goes, by the identity of the op: from the first op that touches a key to the last one.
+) -> dict[Op, list[Event]]:
+    """When memory comes and goes, by op: from the first op that touches a key to the last one.
 
     What comes in from the unit before was taken there and is given back here; what goes out is taken here. So it is
     with what the link finds, and leaves to others.
     """
-    place = {id(op): i for i, op in enumerate([*forward, *backward])}
+    place = {op: i for i, op in enumerate([*forward, *backward])}
     spans: dict[str, list[TensorUse]] = defaultdict(list)
     for tensor_use in tensor_uses:
-        if id(tensor_use.op) in place and tensor_use.nbytes:
+        if tensor_use.op in place and tensor_use.nbytes:
             spans[tensor_use.key].append(tensor_use)
     taken, given = unit_run.keys
-    found: dict[int, list[Event]] = defaultdict(list)
+    found: dict[Op, list[Event]] = defaultdict(list)
     for key, members in spans.items():
-        first = min(members, key=lambda t: place[id(t.op)]).op
-        last = max(members, key=lambda t: place[id(t.op)]).op
+        first = min(members, key=lambda t: place[t.op]).op
+        last = max(members, key=lambda t: place[t.op]).op
         nbytes = float(max(t.nbytes for t in members))
         category = next((t.category for t in members if t.category != "workspace"), "workspace")
-        if key in (taken, given) or (category == "workspace" and place[id(first)] < len(forward) <= place[id(last)]):
+        if key in (taken, given) or (category == "workspace" and place[first] < len(forward) <= place[last]):
             category = "activations"
         if key not in (taken, f"d:{given}", *unit_run.found):
-            found[id(first)].append((0, False, nbytes, category))
+            found[first].append((0, False, nbytes, category))
         if key not in (given, f"d:{taken}", *unit_run.left):
-            found[id(last)].append((0, True, -nbytes, category))
+            found[last].append((0, True, -nbytes, category))
     return found
 
 
-def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[int, list[Event]]) -> list[Event]:
+def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[Op, list[Event]]) -> list[Event]:
     """The events of `ops`, issued in this order, each at its place."""
     last = len(ops) - 1
     waiter: dict[int, int] = {}
@@ -114,5 +114,5 @@ def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[
     found: list[Event] = []
     for i, op in enumerate(ops):
         end = i if op.stream == COMPUTE else max(i, waiter.get(i, last + 1) - 1)
-        found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(id(op), ())]
+        found += [(end if at_end else i, at_end, n, category) for _, at_end, n, category in by_op.get(op, ())]
     return found

@@ -68,14 +68,14 @@ class Program:
 
     def sums_of(self, turns: np.ndarray) -> np.ndarray:
         """The same where slots run so often."""
-        distinct = {id(task): task for task in (*self.tasks, *self.updates)}
-        index = {key: i for i, key in enumerate(distinct)}
+        distinct = list(dict.fromkeys((*self.tasks, *self.updates)))
+        index = {task: i for i, task in enumerate(distinct)}
         times = np.zeros((self.devices, len(distinct)))
         for number, task in enumerate(self.tasks):
-            times[self.device_of(number), index[id(task)]] += turns[number]
+            times[self.device_of(number), index[task]] += turns[number]
         for device, task in enumerate(self.updates):
-            times[device, index[id(task)]] += 1
-        found = np.tensordot(times, np.array([task.sums for task in distinct.values()]), 1)
+            times[device, index[task]] += 1
+        found = np.tensordot(times, np.array([task.sums for task in distinct]), 1)
         if self.sent:
             message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in self.sent])
             message *= turns[[i for i, _ in self.sent], None]

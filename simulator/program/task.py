@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from simulator.ir.ops import Op, StageOps, Transfer
+from simulator.ir.ops import Fragment, Op, StageOps, Transfer
 from simulator.program.block import (
     SUMS,
+    CompiledBlocks,
     Price,
     PricedBlock,
-    block_of,
-    priced,
+    price_block,
 )
 from simulator.program.categories import KINDS, kind_of
 from simulator.program.memory_profile import Profile
@@ -34,7 +34,7 @@ class Task:
     order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
     """
 
-    parts: list[PricedBlock]
+    parts: tuple[PricedBlock, ...]
     ahead: list[PricedSideOps]
     behind: list[PricedSideOps]
     comes: tuple[Flow, ...] = ()
@@ -96,25 +96,29 @@ def make_task(
     kind: str,
     price: Price,
     again: bool = True,
-    known: dict[tuple[int, str], PricedBlock] | None = None,
+    known: dict[tuple[Fragment, str], PricedBlock] | None = None,
+    blocks: CompiledBlocks | None = None,
 ) -> Task:
     """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
     parts = known if known is not None else {}
+    compiled = blocks if blocks is not None else CompiledBlocks()
     forward = kind == "F"
     starts = np.cumsum(
         [0, *(unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs)]
     ).tolist()
     unit_runs = list(zip(stage_ops.unit_runs, starts, strict=False))
-    task = Task([], [], [], forward=forward)
+    found: list[PricedBlock] = []
+    task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
-        block = block_of(unit_run, kind, again)
-        key = id(unit_run.fragment), kind
+        block = compiled.block(unit_run, kind, again)
+        key = unit_run.fragment, kind
         if key not in parts:
-            parts[key] = priced(block, unit_run.count, price)
+            parts[key] = price_block(block, unit_run.count, price)
         part = parts[key]
-        task.parts.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
+        found.append(part if part.count == unit_run.count else replace(part, count=unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
+    task.parts = tuple(found)
     first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
     ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
     category = "activations" if forward else "workspace"

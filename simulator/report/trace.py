@@ -104,7 +104,7 @@ class _Trace:
                 self.streams[device].append(stream)
         streams = {stream for found in self.streams.values() for stream in found}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_place(name), name))
-        self._said: dict[int, tuple[str, str]] = {}
+        self._said: dict[Op, tuple[str, str]] = {}
 
     def ticks(self, seconds: Any) -> np.ndarray:
         """Moments [s] on the grid."""
@@ -196,7 +196,7 @@ class _Trace:
 
     def _words(self, op: Op, latency: float) -> tuple[str, str]:
         """What stands in front of an op's times, and behind its action; the same for all turns of one op."""
-        if id(op) not in self._said:
+        if op not in self._said:
             assert op.work is not None
             # A message belongs to no phase; its action says which way it goes.
             told: dict[str, Any] = {} if isinstance(op.work, Transfer) else {"phase": op.phase}
@@ -204,8 +204,8 @@ class _Trace:
             if latency:
                 told["latency_us"] = float(f"{latency * 1e6:.6g}")
             head = f'{{"ph":"X","name":{_json(op.name)},"cat":"{kind_of(op)}",'
-            self._said[id(op)] = head, f",{_json(told)[1:]}}}"
-        return self._said[id(op)]
+            self._said[op] = head, f",{_json(told)[1:]}}}"
+        return self._said[op]
 
     def action_slices(self, device: int) -> list[str]:
         """Every action of a device, from its first kernel to its last."""

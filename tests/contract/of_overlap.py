@@ -10,7 +10,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
 from simulator.ir.ops import Collective, Fragment, Gemm, Op, TensorUse
 from simulator.ir.scheme import Scheme
-from simulator.program.block import compiled
+from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from tests.contract import of_tensor
 from tests.contract.measure import make, sent
@@ -79,7 +79,7 @@ class PairSetting:
 def seconds(ops: Sequence[Op], setting: PairSetting) -> float:
     """From the first begin to the last end, every stream in issue order."""
     flat, mesh = FlatProgram(), Mesh({"tp": setting.p})
-    for op, after in zip(ops, compiled(ops, None, None)[0], strict=True):
+    for op, after in zip(ops, resolve_dependencies(ops, None, None)[0], strict=True):
         assert op.work is not None
         lasts = sent([op], mesh) / setting.links + op.work.flops / setting.flops
         flat.add(op, lasts, 0.0, 0.0, after, 0)

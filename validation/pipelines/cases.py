@@ -25,7 +25,7 @@ from simulator.engine.task_time import pass_durations
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
 from simulator.ir.registry import find_scheme
-from simulator.program.block import Block, Port, PricedBlock
+from simulator.program.block import Block, BlockPrices, Port, PricedBlock
 from simulator.program.build import build
 from simulator.program.flatten import flatten
 from simulator.program.task import Task
@@ -305,4 +305,4 @@ def _together(task: Task, seconds: float | None, chunks: int) -> Task:
     lasts = sum(part.seconds) if seconds is None else seconds / chunks
     port = Port((0,), (0,), through=False)
     block = Block([Op("pair")], [()], (port, port), [])
-    return replace(task, parts=[PricedBlock(block, 1, (lasts,), (0.0,), (0.0,), {})], marks=[()])
+    return replace(task, parts=(PricedBlock(BlockPrices(block, (lasts,), (0.0,), (0.0,)), 1),), marks=[()])

@@ -20,7 +20,7 @@ from simulator.engine.task_time import task_seconds
 from simulator.forecast.simulate import build_program
 from simulator.ir.ops import COMPUTE, Collective, Op, Work
 from simulator.plan.plan import Plan
-from simulator.program.block import FREE, SUMS, Price, PricedBlock
+from simulator.program.block import FREE, SUMS, BlockPrices, Price, PricedBlock
 from simulator.program.categories import COMPUTING
 from simulator.program.program import Program
 from simulator.program.task import Task
@@ -85,13 +85,13 @@ def lasting(task: Task, seconds: float) -> Task:
     """The same task with kernels that take `seconds` together, each its part of them."""
     own = sum(part.count * float(np.sum(np.array(part.seconds)[_kernels(part.block.ops)])) for part in task.parts)
     factor = seconds / own if own else 1.0
-    return replace(task, parts=[_stretched(part, factor) for part in task.parts])
+    return replace(task, parts=tuple(_stretched(part, factor) for part in task.parts))
 
 
 def _stretched(part: PricedBlock, factor: float) -> PricedBlock:
     times = np.where(_kernels(part.block.ops), factor, 1.0) * np.array(part.seconds)
     seconds = tuple(times.tolist())
-    return replace(part, seconds=seconds, tables=part.block.tables.setdefault((seconds, part.spread, part.latency), {}))
+    return PricedBlock(BlockPrices(part.block, seconds, part.spread, part.latency), part.count)
 
 
 def _kernels(ops: Sequence[Op]) -> Any:

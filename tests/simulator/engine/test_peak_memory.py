@@ -41,7 +41,7 @@ def test_memory_lives_from_the_first_touch_to_the_last() -> None:
     events = memory_events(tensor_uses, [f1, f2, f3], [b1, b2], UnitRun("unit", Fragment()))
     taken, given_ = ({} for _ in range(2))
     for one in (f1, f2, f3, b1, b2):
-        for _, at_end, nbytes, category in events.get(id(one), ()):
+        for _, at_end, nbytes, category in events.get(one, ()):
             of = given_ if at_end else taken
             of[f"{abs(nbytes):.0f}"] = (one.name, category)
             assert (nbytes < 0) == at_end

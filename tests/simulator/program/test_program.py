@@ -14,7 +14,7 @@ from hardware.errors import ScheduleError
 from simulator.engine.play import Engine
 from simulator.engine.simpy_engine import play
 from simulator.ir.ops import Collective, Memory, Op, Param, Transfer
-from simulator.program.block import Port, compiled
+from simulator.program.block import Port, resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from simulator.report.breakdown import breakdown
 from simulator.scheduling.schedule import Action
@@ -371,10 +371,13 @@ def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
     mark = Op("mark", after=[a, other])
     b = Op("b", work=Memory("add", 1, 1), after=[mark])
     c = Op("c", work=Memory("add", 1, 1), after=[Op("far", after=[Op("farther", after=[b, entry])])])
-    assert compiled([a, b, c], entry, Op("out", after=[c, mark])) == ([(), (0,), (1,)], Port((0, 2), (0, 2), False))
+    assert resolve_dependencies([a, b, c], entry, Op("out", after=[c, mark])) == (
+        [(), (0,), (1,)],
+        Port((0, 2), (0, 2), False),
+    )
     # A result that also waits for what comes in, by no op of this pass.
-    assert compiled([a], entry, Op("out", after=[a, entry]))[1] == Port((0,), (0,), True)
-    assert compiled([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], Port())
+    assert resolve_dependencies([a], entry, Op("out", after=[a, entry]))[1] == Port((0,), (0,), True)
+    assert resolve_dependencies([], entry, Op("out", after=[Op("mark", after=[entry])])) == ([], Port())
 
 
 def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:

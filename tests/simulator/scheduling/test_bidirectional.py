@@ -21,7 +21,7 @@ from simulator.forecast.stages import lower_stages
 from simulator.ir.ops import COMPUTE, Collective, Op
 from simulator.ir.registry import find_scheme
 from simulator.job.job import load_job
-from simulator.program.block import Block, Port, PricedBlock, interleave, joined
+from simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
 from simulator.program.build import build
 from simulator.program.flatten import flatten
 from simulator.program.timetable import timetable
@@ -169,14 +169,16 @@ def part(*ops: tuple[str, float, tuple[int, ...]], count: int = 1) -> PricedBloc
     block = Block(
         [Op(f"{i}", stream) for i, (stream, *_) in enumerate(ops)], after, (Port((0,), (len(ops) - 1,), False),), []
     )
-    return PricedBlock(block, count, tuple(seconds for _, seconds, _ in ops), (0.0,) * len(ops), (0.0,) * len(ops), {})
+    return PricedBlock(
+        BlockPrices(block, tuple(seconds for _, seconds, _ in ops), (0.0,) * len(ops), (0.0,) * len(ops)), count
+    )
 
 
 def test_of_two_passes_the_one_goes_on_that_can() -> None:
     """The communication of each is hidden behind the computation of the other, from layer to layer."""
     forward = part((COMPUTE, 1, ()), ("expert", 3, (0,)), (COMPUTE, 1, (1,)), count=2)
     backward = part((COMPUTE, 2, ()), ("expert", 3, (0,)), (COMPUTE, 2, (1,)), count=2)
-    (one, _), (other, _) = joined([forward]), joined([backward])
+    (one, _), (other, _) = concatenate([forward]), concatenate([backward])
     both, where = interleave(one, other)
     assert [op.stream for op in both.block.ops].count("expert") == 4
     begin, free, seen = list[float](), dict[str, float](), list[float]()

@@ -18,7 +18,7 @@ from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Attention, Memory, Transfer
 from simulator.ir.registry import find_scheme
 from simulator.job.job import load_job
-from simulator.program.block import block_of
+from simulator.program.block import CompiledBlocks
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import Action, PipelineShape
@@ -273,9 +273,9 @@ def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str,
 
     Ranks that share positions have gathered keys and values of all of them.
     """
-    before = [0, 24, 40]
+    before, blocks = [0, 24, 40], CompiledBlocks()
     for unit_run, start, length in zip(layers(small(mesh=mesh)), before, LENGTHS, strict=True):
-        events = block_of(unit_run, "F", False).memory.net + block_of(unit_run, "BW", False).memory.net
+        events = blocks.block(unit_run, "F", False).memory.net + blocks.block(unit_run, "BW", False).memory.net
         left = start * KV / cut
         found = (start + length) * KV / cut if length != LENGTHS[-1] else 0
         assert events.sum() == left - found

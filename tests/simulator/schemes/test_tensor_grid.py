@@ -22,7 +22,7 @@ from simulator.lowering.lower import Lowering
 from simulator.lowering.scope import Scope
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
-from simulator.program.block import compiled
+from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, described, forward_ops, make, params_of, sent, waits_for
@@ -296,7 +296,7 @@ def test_broadcasts_hide_behind_the_product_before(q: int, links: float) -> None
     """All but the first where products last longer, and all but the last product where they do not."""
     forward, _, mesh = linear("tensor/summa-2d", (q, q), 64, 64, 128)
     flat = FlatProgram()
-    for op, after in zip(forward, compiled(forward, None, None)[0], strict=True):
+    for op, after in zip(forward, resolve_dependencies(forward, None, None)[0], strict=True):
         assert op.work is not None
         flat.add(op, sent([op], mesh) / links + op.work.flops / 1e6, 0.0, 0.0, after, 0)
     product_ = 2 * 64 * 64 * 128 / q**3 / 1e6
@@ -393,7 +393,7 @@ def test_gathered_weights_of_a_cube_live_until_their_last_use(regather: bool) ->
     events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)
 
     def left(ops: list[Op]) -> float:
-        return sum(n for op in ops for _, _, n, category in events.get(id(op), ()) if category == "parameters")
+        return sum(n for op in ops for _, _, n, category in events.get(op, ()) if category == "parameters")
 
     assert left(fragment.forward) == (0 if regather else 12 * h * h // q**2 * 2)
     assert left(fragment.forward) + left(fragment.backward) == 0
