@@ -23,9 +23,9 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from hardware import units
-from hardware.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
+from hardware.documents.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
+from hardware.documents.explain import Model, Strict, explain, valid_keys, validated
 from hardware.errors import CatalogError, nearest
-from hardware.explain import Model, Strict, explain, valid_keys, validated
 
 __all__ = [
     "MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",

@@ -10,16 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simulator.forecast.shared_work import SharedWork
     from simulator.forecast.simulate import simulate
-    from simulator.job.job import Job, load_job
+    from simulator.job.job import Job
+    from simulator.job.load import load_job
     from simulator.report.report import Report
 
-__all__ = ["Job", "Report", "load_job", "simulate"]
+__all__ = ["Job", "Report", "SharedWork", "load_job", "simulate"]
 
 _HOMES = {
     "Job": "simulator.job.job",
     "Report": "simulator.report.report",
-    "load_job": "simulator.job.job",
+    "SharedWork": "simulator.forecast.shared_work",
+    "load_job": "simulator.job.load",
     "simulate": "simulator.forecast.simulate",
 }
 
@@ -29,3 +32,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'simulator' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.models.model import Model
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import Ideal

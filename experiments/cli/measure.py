@@ -172,7 +172,7 @@ def _with_progress(measuring: Any) -> Any:
 
 def _job(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """The job in long form, with paths that start from here."""
-    from simulator.job.job import load_job
+    from simulator.job.load import load_job
 
     found = load_job(path, changes).to_dict()
     for key in ("model", "cluster"):

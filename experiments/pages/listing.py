@@ -138,7 +138,7 @@ def schemes() -> list[Row]:
     rows = []
     for use in registry.scheme_names():
         kind = registry.find_scheme(use)
-        family, _, name = use.partition("/")
+        family = use.partition("/")[0]
         path = registry.scheme_file(use)
         doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         idea = " ".join(doc.partition("\n\n")[0].split())

@@ -12,7 +12,7 @@ from rich.text import Text
 from experiments.pages.measurements import amount, table_of
 from experiments.pages.published import percent
 from simulator.bridges import kineto
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from validation.measurements.forecasts import Forecaster, on_device
 from validation.traces.compare import Comparison, compare
 

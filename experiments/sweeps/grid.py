@@ -23,7 +23,8 @@ from experiments.sweeps.expressions import Expression, parsed
 from hardware import load_cluster
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validated
-from simulator.job.job import JobFile, LongPlan, ShortPlan, put
+from simulator.job.job import JobFile, LongPlan, ShortPlan
+from simulator.job.load import set_field
 from simulator.models.load import load_model
 
 MOST_POINTS = 10_000_000
@@ -389,7 +390,7 @@ def at(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
     """The job of a point, as plain data. Raises PlanError for a change that it has no place for."""
     made = copy.deepcopy(job)
     for name, value in changes.items():
-        put(made, name, copy.deepcopy(value), name)
+        set_field(made, name, copy.deepcopy(value), name)
     return made
 
 

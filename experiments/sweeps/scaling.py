@@ -16,7 +16,8 @@ from hardware.cluster import Cluster
 from hardware.errors import MeshcastError, PlanError, nearest
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
-from simulator.job.job import Job, load_job
+from simulator.job.job import Job
+from simulator.job.load import load_job
 from simulator.report.report import Report
 
 Kind = Literal["weak", "strong"]

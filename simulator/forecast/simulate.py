@@ -15,7 +15,9 @@ from simulator.forecast.resident_memory import resident_bytes, stashed_weight_by
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Exchange
-from simulator.job.job import Job, load_job, located
+from simulator.job.job import Job
+from simulator.job.load import load_job
+from simulator.job.locate import located
 from simulator.plan.plan import Plan
 from simulator.program.block import Prices
 from simulator.program.build import build

@@ -24,11 +24,11 @@ FUSED = 1.2
 """Time of fused memory-bound kernels against the calibrated ones: of Megatron-Core's, fitted on 20 published runs."""
 
 
-class Part(BaseModel):
+class FrameworkPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Overlap(Part):
+class Overlap(FrameworkPart):
     """Which communication runs beside computation."""
 
     dp: bool
@@ -44,14 +44,14 @@ class Overlap(Part):
     """Gradients of tokens leave their experts beside the experts' weight gradients, otherwise behind them."""
 
 
-class Bucket(Part):
+class Bucket(FrameworkPart):
     """Gradient buckets hold max(elements, elements_per_rank x data-parallel ranks) elements."""
 
     elements: float = Field(gt=0, le=1e15)
     elements_per_rank: float = Field(ge=0, le=1e15)
 
 
-class LossHabit(Part):
+class LossHabit(FrameworkPart):
     """Bytes per logit of the cross-entropy kernels: moved forward and backward, and kept in between."""
 
     forward: int = Field(ge=0)
@@ -59,7 +59,7 @@ class LossHabit(Part):
     kept: int = Field(ge=0)
 
 
-class MemoryHabit(Part):
+class MemoryHabit(FrameworkPart):
     """What the process takes beyond its tensors."""
 
     reserved_share: float = Field(ge=1, le=100)
@@ -68,7 +68,7 @@ class MemoryHabit(Part):
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
 
 
-class Framework(Part):
+class Framework(FrameworkPart):
     """The habits of one code base."""
 
     name: str

@@ -16,7 +16,8 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
-from simulator.job.job import Job, located
+from simulator.job.job import Job
+from simulator.job.locate import located
 from simulator.plan.checks import ALWAYS, check_divisible, check_size, check_slices
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan

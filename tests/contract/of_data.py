@@ -16,7 +16,7 @@ from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, StageOps
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.framework import load_framework
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model

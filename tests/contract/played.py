@@ -19,7 +19,7 @@ from simulator.forecast.simulate import build_program, play_forecast
 from simulator.forecast.stages import device_params
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work, slowest_rank
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.models.flops import forward_matmul_flops
 from simulator.plan.plan import Plan
 from simulator.program.flatten import FlatProgram

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.ir.registry import scheme_names
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from tests.golden.rewrite import COMMAND, HERE, Change, alike, changes, forecasts, jobs, stored, table
 
 pytestmark = pytest.mark.golden

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from hardware.errors import MeshcastError
 from simulator.forecast.planning import resolve_plan
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from validation.distributed import collectives, serial
 from validation.distributed.groups import stand
 from validation.distributed.memory import peaks

@@ -13,7 +13,7 @@ import torch
 
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import Gemm, Work
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
 from validation.kernels.modes import Bench, check_times, checked, sample

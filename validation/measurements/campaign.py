@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import read_yaml, validated
 from simulator.costs.calibration.check import STEPS
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from validation.measurements.measurement import Measurement, read
 
 UNFINISHED = ("interrupted", "not finished")

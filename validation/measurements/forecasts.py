@@ -14,7 +14,7 @@ from simulator.costs.costs import Costs
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Work
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from simulator.report.report import Z90, Report
 from validation.measurements.measurement import Value

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hardware.errors import PlanError, nearest
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels.modes import check_times
 from validation.measurements.device import Device, versions

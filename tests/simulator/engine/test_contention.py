@@ -25,7 +25,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import build_program
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, Transfer, Work
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
 from tests.strategies import jobs

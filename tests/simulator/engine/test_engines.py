@@ -17,7 +17,7 @@ from simulator.engine.play import ByMatrices, Engine
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import build_program, play_forecast
 from simulator.forecast.stages import lower_stages
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.program.block import Price
 from simulator.program.build import build
 from simulator.program.timetable import timetable

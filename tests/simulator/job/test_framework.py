@@ -9,7 +9,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from simulator.forecast.stages import lower_stages
 from simulator.ir.ops import Collective, Gemm, Memory, Op
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",

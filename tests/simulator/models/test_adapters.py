@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator.ir.ops import Collective, Gemm, Memory
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.models.adapters import TARGETS, Target
 from simulator.models.flops import causal, palm, with_adapters
 from tests.contract.measure import ops_beside, params_of, sent

@@ -20,7 +20,7 @@ from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import lower_stages
 from simulator.ir.ops import COMPUTE, Collective, Op
 from simulator.ir.registry import find_scheme
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.program.block import Block, BlockPrices, Port, PricedBlock, concatenate, interleave
 from simulator.program.build import build
 from simulator.program.flatten import flatten

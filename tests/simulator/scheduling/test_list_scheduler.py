@@ -15,7 +15,7 @@ from simulator import simulate
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import build_program
 from simulator.ir.registry import find_scheme
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.program.timetable import timetable
 from simulator.scheduling.list_scheduler import Play, at_run_time
 from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem

@@ -17,7 +17,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Attention, Memory, Transfer
 from simulator.ir.registry import find_scheme
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.program.block import CompiledBlocks
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.timetable import timetable

@@ -15,7 +15,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import build_program, play_forecast, simulate
 from simulator.ir.ops import COMPUTE, Collective, Memory, Op, Work
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from simulator.program.program import Program
 from simulator.report.report import Report

@@ -11,7 +11,7 @@ from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Gemm
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from tests.contract.played import play_job
 from tests.simulator.schemes.test_tensor_grid import AXES, TWOS, every_grid
 

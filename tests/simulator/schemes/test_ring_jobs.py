@@ -9,7 +9,7 @@ import pytest
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import Collective
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from tests.contract.played import play_job
 
 # ---------------------------------------------------------------------------------------------- whole jobs

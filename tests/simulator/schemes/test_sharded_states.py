@@ -19,7 +19,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.resident_memory import resident_bytes
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Collective, Memory, Op
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.report.trace import write
 from tests.contract.measure import backward_ops, described
 from tests.contract.of_data import DataSetting, sent_across_nodes, sent_per_step, state_bytes_per_parameter

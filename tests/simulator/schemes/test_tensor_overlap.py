@@ -18,7 +18,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import sources
 from simulator.models.blocks import Blocks

@@ -7,7 +7,7 @@ import pytest
 from hardware.errors import PlanError
 from simulator.costs.calibration.calibration import calibrations_in, link_law
 from simulator.costs.calibration.check import check
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from tests.experiments.cli.test_app import run
 from validation.calibration.collectives.recorded import recorded
 from validation.measurements.forecasts import Forecaster

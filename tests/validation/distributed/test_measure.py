@@ -282,7 +282,7 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
 
 
 def test_reserved_memory_where_the_device_tells_it() -> None:
-    from simulator.job.job import load_job
+    from simulator.job.load import load_job
     from validation.distributed.measure import _rows
     from validation.measurements.forecasts import forecasters
 

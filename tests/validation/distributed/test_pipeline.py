@@ -9,7 +9,7 @@ import pytest
 
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from tests.validation.distributed.jobs import GPT, job
 

@@ -91,7 +91,7 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
     import torch
     import torch.distributed as dist
 
-    from simulator.job.job import load_job
+    from simulator.job.load import load_job
     from validation.distributed.groups import stand
     from validation.distributed.serial import compare
     from validation.distributed.trainer import Trainer
@@ -111,7 +111,7 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
 
 
 def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
-    from simulator.job.job import load_job
+    from simulator.job.load import load_job
     from validation.distributed.serial import affordable
 
     plan = resolve_plan(load_job(job()))

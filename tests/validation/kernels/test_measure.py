@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from hardware.errors import PlanError  # noqa: E402
 from simulator.ir.operators import Linear, Norm  # noqa: E402
 from simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
-from simulator.job.job import load_job  # noqa: E402
+from simulator.job.load import load_job  # noqa: E402
 from simulator.plan.plan import Plan  # noqa: E402
 from validation.kernels import fp8  # noqa: E402
 from validation.kernels.measure import measure  # noqa: E402

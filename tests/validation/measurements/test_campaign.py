@@ -7,7 +7,7 @@ import pytest
 
 from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from validation.measurements import campaign
 from validation.measurements.measurement import Machine, Measurement, Row
 

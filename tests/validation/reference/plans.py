@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simulator.forecast.planning import resolve_plan
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from simulator.forecast.planning import resolve_plan
 torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
-from simulator.job.job import load_job  # noqa: E402
+from simulator.job.load import load_job  # noqa: E402
 from validation.measurements.device import Device, Peak, alive  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import Case, replay  # noqa: E402

@@ -11,7 +11,7 @@ from simulator.engine.play import play
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import build_program
 from simulator.ir.ops import Collective, Transfer, Work
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from validation.measurements.forecasts import forecasters
 from validation.pipelines.cases import Case, replay
 from validation.stages.together import actions, price_of, step

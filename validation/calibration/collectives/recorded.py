@@ -13,7 +13,7 @@ from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from hardware.topology import reach
 from simulator.ir.ops import Collective, Transfer
-from simulator.job.job import load_job
+from simulator.job.load import load_job
 from validation.calibration.collectives.reader import OPERATIONS
 from validation.calibration.collectives.sample import Sample
 from validation.measurements.measurement import Row, read

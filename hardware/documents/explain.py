@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hardware.document import Place, line_of
+from hardware.documents.document import Place, line_of
 from hardware.errors import CatalogError, MeshcastError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)

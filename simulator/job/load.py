@@ -1,0 +1,152 @@
+"""Reads a job file or a mapping, in short or long form, into a checked `Job` with every default filled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from hardware import load_cluster
+from hardware.errors import PlanError
+from hardware.load import read_yaml, validated
+from simulator.job.framework import Framework, Quantised, load_framework
+from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, Train
+from simulator.job.locate import located
+from simulator.job.shorthand import add_tensor_overlap, expand_plan, family_degree
+from simulator.models.adapters import TARGETS, Adapters
+from simulator.models.load import load_model
+from simulator.models.model import Model
+
+
+def load_job(
+    source: str | Path | Mapping[str, Any], changes: Iterable[str] = (), base: str | Path | None = None
+) -> Job:
+    """The job in a file (YAML or JSON) or a mapping, with `changes` (``plan.tp=4``) made first.
+
+    base: the folder that paths in it start from; the file's own, or the current one, if not given.
+    Raises PlanError, ModelError or CatalogError for the first thing that is wrong.
+    """
+    folder, text, where = Path("."), "", "job"
+    if isinstance(source, Mapping):
+        data: Any = copy.deepcopy(dict(source))
+    elif not isinstance(source, (str, Path)):
+        raise PlanError("job", "a job is the path of a file, or a mapping", "Name a YAML or JSON file", source)
+    else:
+        path = Path(source)
+        data, text, where = read_yaml(path, str(source), PlanError)
+        folder = path.parent
+    if not isinstance(data, dict):
+        raise PlanError(where, "a job is a mapping of keys to values", "Start with `model:` and `cluster:`", data)
+    changed = list(changes)
+    for change in changed:
+        _apply_change(data, change)
+    file = validated(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
+
+    with located(where, text):
+        return _job(file, folder if base is None else Path(base), (where, text))
+
+
+def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
+    """The job of a checked file: its model, cluster and framework found, its plan in long form."""
+    choice = file.framework
+    framework = load_framework(choice.name, choice.set)
+    cluster = load_cluster(file.cluster, "cluster", base)
+    model = load_model(file.model, "model", base)
+    precision = _precision(file, framework)
+    quantised = precision.compute in get_args(Quantised)
+    formats = {
+        "weights": "bf16" if quantised else precision.compute,
+        "quantised": precision.compute if quantised else "",
+        "gradients": precision.gradients,
+        "main_weights": precision.main_weights,
+        "moments": precision.moments,
+    }
+    framework = load_framework(choice.name, choice.set | formats)
+    plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
+    plan = add_tensor_overlap(plan) if framework.overlap.tp else plan
+    named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
+    return Job(
+        id=file.id,
+        model=model,
+        cluster=cluster,
+        framework=framework,
+        release=choice.release,
+        batch=_batch(file.batch, model, plan),
+        precision=precision,
+        train=_train(file.train, model),
+        plan=plan,
+        run=file.run,
+        noise=file.noise,
+        published=file.published,
+        named=named,
+        origin=origin,
+    )
+
+
+def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
+    """The plan with the files of its schemes found from the job's folder."""
+    schemes = [entry.model_copy(update=_option_paths(base, entry.model_extra or {})) for entry in plan.schemes]
+    return plan.model_copy(update={"schemes": tuple(schemes)})
+
+
+def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a scheme's options those that name a file, with its path from the current folder."""
+    found = {key: str(base / given[key]) for key in ("path", "counts") if isinstance(given.get(key), str)}
+    inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
+    return found | {key: {**given[key], **value} for key, value in inner.items() if value}
+
+
+def _apply_change(data: dict[str, Any], change: str) -> None:
+    """Makes one change of the form ``plan.tp=4``; the value is read as YAML."""
+    field, equals, value = (word.strip() for word in change.partition("="))
+    if not equals or not all(field.split(".")):
+        raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
+    set_field(data, field, read_yaml(value, f"--set {field}", PlanError).data, f"--set {field}")
+
+
+def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
+    """Sets one field (``plan.tp``) of a job that is still plain data. where: what an error calls the change."""
+    *parents, last = field.split(".")
+    at: Any = data
+    for i, key in enumerate(parents):
+        at = at.setdefault(key, {}) if isinstance(at, dict) else None
+        if not isinstance(at, dict):
+            raise PlanError(where, f"{'.'.join(parents[: i + 1])} holds no fields", "Set it as a whole", value)
+    at[last] = value
+
+
+def _precision(file: JobFile, framework: Framework) -> Precision:
+    given = file.precision
+    # Whoever computes in fp32 loses nothing when gradients are added up.
+    gradients = "fp32" if given.compute == "fp32" else framework.gradients
+    return Precision(
+        compute=given.compute or framework.quantised or framework.weights,
+        gradients=given.gradients or gradients,
+        main_weights=given.main_weights or framework.main_weights,
+        moments=given.moments or framework.moments,
+    )
+
+
+def _train(train: Train, model: Model) -> Train:
+    """Raises PlanError for adapters where there are none, or at what the model does not have."""
+    if train.mode == "full":
+        for key in ("rank", "targets"):
+            if (given := getattr(train, key)) is not None:
+                raise PlanError(f"train.{key}", "only adapters have it", "Say mode: lora, or leave it out", given)
+        return train
+    targets = TARGETS if train.targets is None else tuple(dict.fromkeys(train.targets))
+    if not targets:
+        raise PlanError("train.targets", "nothing would be trained", f"Name some of {', '.join(TARGETS)}", [])
+    Adapters(rank := train.rank or DEFAULT_RANK, targets).check(model)
+    return Train(mode="lora", rank=rank, targets=targets)
+
+
+def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
+    stages, replicas = family_degree(plan, "pipeline"), family_degree(plan, "data")
+    total = batch.total or replicas * batch.micro * (4 * stages if stages > 1 else 1)
+    return batch.model_copy(update={"total": total, "sequence": batch.sequence or model.seq})
+
+
+DEFAULT_RANK = 16
+"""Of adapters whose rank is not told."""
