@@ -48,9 +48,9 @@ class _Linear(Function):
         d_x = grad @ ctx.weight if ctx.needs_input_grad[0] else None
         d_weight, d_bias = partial(_product, grad, x), partial(_columns, grad)
         if place := later.of(ctx.weight):
-            place.set_field(ctx.weight, d_weight)
+            place.put(ctx.weight, d_weight)
             if ctx.bias is not None:
-                place.set_field(ctx.bias, d_bias)
+                place.put(ctx.bias, d_bias)
             return d_x, None, None
         return d_x, d_weight(), d_bias() if ctx.bias is not None else None
 
@@ -235,7 +235,7 @@ class _Embedding(Function):
         (ids,) = ctx.saved_tensors
         d_table = partial(torch.ops.aten.embedding_dense_backward, grad, ids, len(ctx.table), -1, False)
         if place := later.of(ctx.table):
-            place.set_field(ctx.table, d_table)
+            place.put(ctx.table, d_table)
             return None, None, None
         return None, d_table(), None
 

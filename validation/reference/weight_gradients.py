@@ -39,7 +39,7 @@ class Later:
         finally:
             self.waits = False
 
-    def set_field(self, param: Tensor, make: Make) -> None:
+    def put(self, param: Tensor, make: Make) -> None:
         self._aside.append((param, make))
 
     def taken(self) -> Callable[[], None]:

@@ -71,7 +71,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 KIND = {name: "collectives" if name == "collectives" else "kernels" for name in ROWS}
 
 
-def set_field(path: Path, rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> Path:
+def put(path: Path, rows: Sequence[dict[str, Any]], columns: Iterable[str] = ()) -> Path:
     """Writes rows as CSV. columns: which, in this order; all of the first row if none."""
     with path.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, list(columns) or list(rows[0]), extrasaction="ignore")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from experiments.cli.app import app
 from experiments.pages import calibration as measured
 from hardware.errors import MeshcastError
-from tests.experiments.pages.tables import KIND, ROWS, set_field
+from tests.experiments.pages.tables import KIND, ROWS, put
 from validation.calibration.kernels import tables as kernels
 
 ODD = ["", "nan", "-1", "0", "abc", "inf", "1e300", "1e-300", "1e400", "9" * 30, "1.5", "1", "3", "7", "131072", "True"]
@@ -60,12 +60,12 @@ def sound(told: dict, count: int) -> None:
 @pytest.fixture
 def table(tmp_path):
     """A small table of products."""
-    return set_field(tmp_path / "gemm.csv", ROWS["gemm"])
+    return put(tmp_path / "gemm.csv", ROWS["gemm"])
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_format_is_forecast(tmp_path, name):
-    told = answer(KIND[name], set_field(tmp_path / "table.csv", ROWS[name]))
+    told = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name]))
     sound(told, len(ROWS[name]))
     assert told["summary"]["refused"] == 0
 
@@ -73,8 +73,8 @@ def test_every_format_is_forecast(tmp_path, name):
 @pytest.mark.parametrize("name", ROWS)
 def test_order_and_further_columns_do_not_count(tmp_path, name):
     rows = [row | {"v": "x", "qk": "", "shared": "yes", "index": 3, "library_version": "1"} for row in ROWS[name]]
-    plain = answer(KIND[name], set_field(tmp_path / "a.csv", ROWS[name]))
-    turned = answer(KIND[name], set_field(tmp_path / "b.csv", rows[::-1], reversed(rows[0])))
+    plain = answer(KIND[name], put(tmp_path / "a.csv", ROWS[name]))
+    turned = answer(KIND[name], put(tmp_path / "b.csv", rows[::-1], reversed(rows[0])))
     sound(turned, len(rows))
     for one, other in zip(plain["rows"], reversed(turned["rows"]), strict=True):
         assert one["predicted_us"] == pytest.approx(other["predicted_us"], rel=1e-9)
@@ -86,7 +86,7 @@ def test_order_and_further_columns_do_not_count(tmp_path, name):
 )
 def test_columns_that_a_table_may_lack(tmp_path, name, column):
     kept = [each for each in ROWS[name][0] if each != column]
-    told = answer(KIND[name], set_field(tmp_path / "table.csv", ROWS[name], kept))
+    told = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name], kept))
     sound(told, len(ROWS[name]))
     assert told["summary"]["refused"] == 0
 
@@ -95,7 +95,7 @@ def test_columns_that_a_table_may_lack(tmp_path, name, column):
 @pytest.mark.parametrize("name", ["gemm", "attention", "experts", "calls", "elementwise", "collectives"])
 def test_gpus_that_no_table_has(tmp_path, name, gpu):
     told, _ = measured.validated(
-        KIND[name], [set_field(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None
+        KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None
     )
     sound(told, len(ROWS[name]))
     if gpu in ("mi300x", "h20", "H100"):
@@ -112,7 +112,7 @@ def test_odd_rows_are_refused_with_what_is_wrong_in_them(tmp_path):
     }
     odd = [good | {name: value} for name, values in changes.items() for value in values]
     odd.append(good | {"gpu": "a100", "dtype": "fp8"})
-    told = answer("kernels", set_field(tmp_path / "odd.csv", [good, *odd, good]))
+    told = answer("kernels", put(tmp_path / "odd.csv", [good, *odd, good]))
     sound(told, len(odd) + 2)
     assert [row["status"] == "predicted" for row in told["rows"]] == [True, *[False] * len(odd), True]
     reasons = " / ".join(row["reason"] or "" for row in told["rows"])
@@ -141,7 +141,7 @@ def test_odd_rows_are_refused_with_what_is_wrong_in_them(tmp_path):
     ],
 )
 def test_shapes_that_cannot_be(tmp_path, name, change, words):
-    told = answer(KIND[name], set_field(tmp_path / "a.csv", [ROWS[name][0] | change, ROWS[name][0]]))
+    told = answer(KIND[name], put(tmp_path / "a.csv", [ROWS[name][0] | change, ROWS[name][0]]))
     sound(told, 2)
     assert words in told["rows"][0]["reason"] and told["rows"][1]["status"] == "predicted"
 
@@ -150,11 +150,11 @@ def test_rows_of_several_formats_in_one_table(tmp_path):
     names = ("gemm", "attention", "training", "experts", "elementwise", "calls", "passes", "grouped")
     rows = [row for some in zip(*(ROWS[name][:2] for name in names), strict=True) for row in some]
     columns = dict.fromkeys(column for row in rows for column in row)
-    told = answer("kernels", set_field(tmp_path / "mixed.csv", rows, columns))
+    told = answer("kernels", put(tmp_path / "mixed.csv", rows, columns))
     sound(told, len(rows))
     assert told["summary"]["refused"] == 0
     for name in names:
-        alone = answer("kernels", set_field(tmp_path / "alone.csv", ROWS[name][:2]))["rows"]
+        alone = answer("kernels", put(tmp_path / "alone.csv", ROWS[name][:2]))["rows"]
         mixed = [told["rows"][names.index(name) + len(names) * at]["predicted_us"] for at in range(2)]
         assert mixed == pytest.approx([row["predicted_us"] for row in alone], rel=1e-9)
 
@@ -248,7 +248,7 @@ def fitted(tmp_path_factory):
     """Streams of two GPUs, and their calibrations."""
     folder = tmp_path_factory.mktemp("fitted")
     rows = [row | {"gpu": gpu, "TBps": 1.5 + 0.01 * i} for gpu in ("h100", "a100") for i in range(4) for row in STREAMS]
-    file = set_field(folder / "streams.csv", rows)
+    file = put(folder / "streams.csv", rows)
     result = run("calibrate", "kernels", file, "--out", folder / "out", "--json")
     assert result.exit_code == 0, result.output
     return file, folder / "out", json.loads(result.stdout)
@@ -267,7 +267,7 @@ def test_calibrations_are_written_and_used(fitted):
 
 def test_two_libraries_are_fitted_each_without_the_other(tmp_path):
     rows = [row | {"source": source} for source in ("BabelStream", "vidur") for row in STREAMS * 4]
-    told = measured.calibrated("kernels", [set_field(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
+    told = measured.calibrated("kernels", [put(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
     libraries = told["calibrated"][0]["libraries"]
     assert len(libraries) == 2 and all(one["blind_median"] is not None for one in libraries)
 
@@ -348,7 +348,7 @@ def test_a_calibration_of_rings_alone_hides_no_other_law(tmp_path):
     for name in ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie"):
         text = f"ring: {{common: {{coefficients: {{}}}}, libraries: {{}}, unnamed: {spreads}}}"
         (tmp_path / f"{name}.yaml").write_text(text)
-    told, _ = measured.validated("collectives", [set_field(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
+    told, _ = measured.validated("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
     assert told["summary"]["refused"] == 0
 
 
@@ -370,7 +370,7 @@ def corrupted(draw):
 @given(corrupted())
 def test_corrupted_tables_are_answered_row_by_row(tmp_path_factory, case):
     name, rows, columns = case
-    path = set_field(tmp_path_factory.getbasetemp() / "corrupted.csv", rows, columns)
+    path = put(tmp_path_factory.getbasetemp() / "corrupted.csv", rows, columns)
     try:
         told, _ = measured.validated(KIND[name], [path], None)
     except MeshcastError as error:  # a file that is no text, or quotes that never end

@@ -129,8 +129,8 @@ def test_defaults_of_the_batch() -> None:
 
 def test_ends_as_layers_and_lists() -> None:
     job = {**SHORT, "model": {**MODEL, "layers": 6}, "plan": {"pp": 4, "partition": "ends-as-layers"}}
-    assert simulate(job).play.plan.layers == [1, 2, 2, 1]
-    assert simulate({**job, "plan": {"pp": 4, "partition": [3, 1, 1, 1]}}).play.plan.layers == [3, 1, 1, 1]
+    assert simulate(job).play.plan.layers == (1, 2, 2, 1)
+    assert simulate({**job, "plan": {"pp": 4, "partition": [3, 1, 1, 1]}}).play.plan.layers == (3, 1, 1, 1)
 
 
 # ---------------------------------------------------------------------------------------------- changes

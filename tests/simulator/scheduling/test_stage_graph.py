@@ -369,7 +369,7 @@ def test_a_graph_is_as_deep_as_its_longest_way() -> None:
         *[["embedding", "layer"], ["layer"]] * 2,
         ["join", "layer", "ending"],
     ]
-    assert run.plan.layers == [2, 2, 2, 2, 2]
+    assert run.plan.layers == (2, 2, 2, 2, 2)
     for device, k in enumerate((3, 2, 3, 2, 1)):
         assert run.kept(device) == pytest.approx(k * alone.kept(device))
 
@@ -412,7 +412,7 @@ def test_a_graph_composes_with_every_other_axis(data: str, overlap: bool) -> Non
 def test_the_shipped_model_runs_on_a_graph() -> None:
     plan = joined(6, 2, 2, {"use": "data/zero-1", "over": "dp"}, dp=4)
     found = simulate(job(plan, 24, "two-towers-2.3b", batch={"global": 128})).play
-    assert found.plan.layers == [8, 8, 8, 8, 4, 4]
+    assert found.plan.layers == (8, 8, 8, 8, 4, 4)
     assert [found.peaks[i].by for i in (0, 1)] == [found.peaks[i].by for i in (2, 3)]
     # A layer of a tower does half the work of one of the trunk, so all but the ends are like busy.
     busy = [breakdown(found.program, found.step.span, found.step.occupied(i), i).parts["gemm"] for i in range(5)]
