@@ -1,4 +1,4 @@
-"""The rooms of the project and the doors between them: imports run downwards only, files stay small."""
+"""The structure of the project: rooms and the direction of imports, sizes of files, names that speak the field's language."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,75 +18,48 @@ PACKAGES = ("hardware", "simulator", "validation", "experiments")
 
 MODULE_LINES = 500
 SCHEME_LINES = 120
+FOLDER_FILES = 12
 
+FLOORS = [
+    "hardware",
+    "simulator.ir",
+    "simulator.models",
+    "simulator.scheduling",
+    "simulator.lowering",
+    "simulator.bridges",
+    "simulator.schemes",
+    "simulator.costs",
+    "simulator.job",
+    "simulator.plan",
+    "simulator.program",
+    "simulator.engine",
+    "simulator.report",
+    "simulator.forecast",
+    "simulator",
+    "validation.traces",
+    "validation.measurements",
+    "validation.reference",
+    "validation.kernels",
+    "validation.distributed",
+    "validation.stages",
+    "validation.calibration",
+    "validation.published",
+    "validation.pipelines",
+    "experiments.sweeps",
+    "experiments.schema",
+    "experiments.plots",
+    "experiments.pages",
+    "experiments.cli",
+]
+"""Rooms from the lowest to the highest: a room imports itself and rooms below it."""
 
-@dataclass(frozen=True)
-class Room:
-    """What the modules of one room may import of ours, by dotted prefix, and why it is so."""
-
-    allowed: tuple[str, ...]
-    why: str
-    denied: tuple[str, ...] = ()
-
-    def admits(self, target: str) -> bool:
-        return within(target, self.allowed) and not within(target, self.denied)
-
-
-SECONDS = ("simulator.costs", "simulator.engine", "simulator.report", "simulator.bridges")
-BENEATH = (
-    "sites",
-    "leaves",
-    "scores",
-    "rings",
-    "ops",
-    "layout",
-    "mesh",
-    "scheme",
-    "schedule",
-    "paired",
-    "slots",
-    "moves",
-    "policy",
-    "slicing",
-    "lowering",
-    "join",
-    "rewrite",
-    "decompose",
-    "expert_leaves",
-    "gathered",
-    "grids",
-    "summa",
-    "exchange",
-    "expert_scheme",
-    "routing",
-)
-UNDER_SCHEMES = tuple("simulator." + name for name in (*BENEATH, "recompute", "offload", "sharding", "units"))
-MACHINERY = Room(
-    allowed=("hardware", "simulator"),
-    denied=SECONDS,
-    why="what schemes are built on says what runs; only simulator.costs knows seconds, only the engine adds them up",
-)
-
-# The longest prefix of a module's name decides which room it stands in.
-ROOMS = {
-    "hardware": Room(("hardware",), "hardware describes devices and imports nothing else of ours"),
-    "simulator": Room(("hardware", "simulator"), "the simulator stands on hardware alone"),
-    "validation": Room(("hardware", "simulator", "validation"), "nothing imports experiments"),
-    "experiments": Room(PACKAGES, "experiments stands on top"),
-    "simulator.schemes": Room(
-        (*UNDER_SCHEMES, "simulator.bridges.torch_schedule", "hardware.units", "hardware.errors"),
-        "a scheme speaks in shapes, bytes, groups and order; it knows neither seconds nor devices nor other schemes",
+DENIED = {
+    "simulator.costs": tuple(
+        f"simulator.{room}" for room in ("models", "scheduling", "lowering", "bridges", "schemes")
     ),
-    "simulator.costs": Room(
-        ("hardware", "simulator.ir.ops", "simulator.ir.mesh", "simulator.costs"),
-        "costs turn one op on one device into seconds and know nothing of plans",
-    ),
-    **dict.fromkeys(UNDER_SCHEMES, MACHINERY),
+    "simulator.schemes": ("simulator.models", "hardware.cluster", "hardware.gpu", "hardware.node", "hardware.topology"),
 }
-
-
-def within(name: str, prefixes: tuple[str, ...]) -> bool:
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+"""Rooms below that a room must not import all the same: costs know no plans, schemes neither devices nor models."""
 
 
 def modules() -> list[Path]:
@@ -102,15 +75,16 @@ def dotted(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def room(path: str) -> Room:
-    name = dotted(path)
-    return ROOMS[max((key for key in ROOMS if within(name, (key,))), key=len)]
+def room(name: str) -> str:
+    """The room of a module: the longest entry of `FLOORS` that it lies in."""
+    inside = [one for one in FLOORS if name == one or name.startswith(one + ".")]
+    return max(inside, key=len) if inside else name
 
 
 def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of everything that a module imports, anywhere in it, relative imports resolved.
 
-    `from simulator import ops` counts as `simulator.ir.ops`.
+    `from simulator.ir import ops` counts as `simulator.ir.ops`.
     """
     package = dotted(path).split(".")
     if not path.endswith("/__init__.py"):
@@ -128,20 +102,66 @@ def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
 
 def breaches(path: str, source: str) -> Iterator[str]:
     """The imports of one module that its room does not admit, each as one line of text."""
-    here = room(path)
+    here = room(dotted(path))
     for line, target in imports(path, source):
         top = target.split(".")[0]
-        if top in PACKAGES and not here.admits(target):
-            yield f"{path}:{line} imports {target}: {here.why}"
+        there = room(target)
+        if top in PACKAGES and there != here:
+            denied = any((target + ".").startswith(prefix + ".") for prefix in DENIED.get(here, ()))
+            if here not in FLOORS or there not in FLOORS:
+                yield f"{path}:{line} imports {target}: {here} or {there} is no room of FLOORS"
+            elif denied or FLOORS.index(there) > FLOORS.index(here):
+                yield f"{path}:{line} imports {target}: {here} must not import {there}"
+        if path.startswith("simulator/schemes/") and re.match(r"simulator\.schemes\.\w+\.(?!shared\.)", target + "."):
+            yield f"{path}:{line} imports {target}: a scheme file imports no other scheme"
         if top in ("tests", "benchmarks"):
             yield f"{path}:{line} imports {target}: shipped code must not need what is not shipped"
         if top == "torch" and not path.startswith("validation/"):
             yield f"{path}:{line} imports {target}: torch is used under validation/ only"
 
 
-def test_imports_run_downwards() -> None:
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """Which modules of the project each module imports; a package counts where a name of its `__init__` is imported."""
+    known = {dotted(relative(path)): path for path in modules()}
+    graph = {}
+    for name, path in known.items():
+        found = set()
+        for _, target in imports(relative(path), path.read_text("utf-8")):
+            module = target if target in known else target.rpartition(".")[0]
+            found |= {module} if module in known and module != name else set()
+        graph[name] = found
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen, stack = set[str](), [start]
+        while stack:
+            for other in graph[stack.pop()] - seen:
+                seen.add(other)
+                stack.append(other)
+        reach[start] = seen
+    groups = {frozenset({a} | {b for b in reach[a] if a in reach[b]}) for a in graph if a in reach[a]}
+    return sorted(sorted(group) for group in groups)
+
+
+# --------------------------------------------------------------------------------------------------------- imports
+
+
+def test_imports_between_rooms_run_down() -> None:
     found = [text for path in modules() for text in breaches(relative(path), path.read_text("utf-8"))]
     assert not found, "\n".join(found)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circles(import_graph()) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
 @pytest.mark.parametrize(
@@ -149,19 +169,21 @@ def test_imports_run_downwards() -> None:
     [
         ("hardware/gpu.py", "import simulator"),
         ("hardware/gpu.py", "def f():\n    from simulator.ir.ops import Op"),
-        ("simulator/job/job.py", "from validation import compare"),
-        ("simulator/engine/__init__.py", "from experiments.cli import main"),
-        ("validation/measurements/compare.py", "import experiments.sweeps.run"),
+        ("simulator/job/job.py", "from validation.published import rows"),
+        ("simulator/engine/play.py", "from experiments.cli.app import main"),
+        ("simulator/plan/plan.py", "from simulator.engine import play"),
+        ("simulator/lowering/lower.py", "from simulator.costs.costs import Costs"),
+        ("validation/traces/compare.py", "import experiments.sweeps.run"),
+        ("validation/traces/compare.py", "from validation.measurements import device"),
         ("experiments/sweeps/run.py", "from tests import strategies"),
-        ("simulator/schemes/pipeline/1f1b.py", "from simulator.costs import price"),
-        ("simulator/schemes/pipeline/1f1b.py", "from simulator import engine"),
-        ("simulator/schemes/pipeline/1f1b.py", "from ...report import result"),
+        ("experiments/plots/memory.py", "from experiments.pages import forecast"),
+        ("simulator/schemes/pipeline/1f1b.py", "from simulator.costs import costs"),
+        ("simulator/schemes/pipeline/1f1b.py", "from simulator.engine import play"),
+        ("simulator/schemes/pipeline/1f1b.py", "from ...report import report"),
         ("simulator/schemes/pipeline/1f1b.py", "from simulator.schemes.pipeline import gpipe"),
         ("simulator/schemes/data/ddp.py", "from hardware.gpu import GPU"),
-        ("simulator/schemes/data/ddp.py", "import hardware"),
-        ("simulator/costs/__init__.py", "from simulator.plan.plan import Plan"),
-        ("simulator/costs/__init__.py", "from ..lowering import lower"),
-        ("simulator/lowering/lower.py", "from simulator.costs import price"),
+        ("simulator/costs/host.py", "from simulator.plan.plan import Plan"),
+        ("simulator/costs/host.py", "from ..lowering import lower"),
         ("simulator/report/trace.py", "import torch.profiler"),
     ],
 )
@@ -173,16 +195,13 @@ def test_a_forbidden_import_is_found(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("hardware/gpu.py", "from .units import parse\nimport numpy"),
-        ("simulator/engine/play.py", "from simulator.costs import price\nfrom hardware import cluster"),
-        (
-            "simulator/schemes/pipeline/1f1b.py",
-            "from simulator.scheduling.schedule import Schedule\nfrom simulator import ops",
-        ),
+        ("simulator/engine/play.py", "from simulator.costs.estimate import Use\nfrom hardware import cluster"),
+        ("simulator/schemes/pipeline/1f1b.py", "from simulator.scheduling.schedule import Schedule"),
+        ("simulator/schemes/data/ddp.py", "from simulator.schemes.data.shared.data_parallel import DataParallel"),
         ("simulator/schemes/tensor/megatron.py", "from hardware.units import GiB\nimport math\nimport pydantic"),
-        ("simulator/costs/kernels/gemm.py", "from .. import calibration\nfrom ...ops import Gemm\nimport hardware.gpu"),
-        ("simulator/ir/mesh.py", "from hardware.cluster import Cluster"),
-        ("validation/calibration/kernels/gemm.py", "import torch\nfrom simulator import simulate"),
-        ("experiments/cli.py", "from validation import compare\nfrom simulator import simulate\nimport hardware"),
+        ("simulator/costs/kernels/gemm.py", "from ..calibration import calibration\nimport hardware.gpu"),
+        ("validation/kernels/measure.py", "import torch\nfrom simulator import simulate"),
+        ("experiments/cli/app.py", "from validation.published import rows\nfrom simulator import simulate"),
     ],
 )
 def test_an_allowed_import_passes(path: str, source: str) -> None:
@@ -190,24 +209,59 @@ def test_an_allowed_import_passes(path: str, source: str) -> None:
 
 
 def test_importing_the_simulator_is_light() -> None:
-    if not (ROOT / "simulator" / "__init__.py").exists():
-        pytest.skip("simulator/__init__.py does not exist yet")
     heavy = ("torch", "pandas", "matplotlib", "scipy", "pyarrow")
-    code = f"import sys, simulator; print(*[name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys, simulator; simulator.simulate; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [], "import simulator brings in " + done.stdout
 
 
-def test_files_stay_small() -> None:
+def test_the_public_api_shows() -> None:
+    import simulator
+
+    assert set(simulator.__all__) <= set(dir(simulator))
+    assert all(getattr(simulator, name) is not None for name in simulator.__all__)
+
+
+# ----------------------------------------------------------------------------------------------------------- sizes
+
+
+def test_files_and_rooms_stay_small() -> None:
     found = []
+    per_folder: dict[Path, int] = {}
     for path in modules():
         name = relative(path)
-        limit = SCHEME_LINES if name.startswith("simulator/schemes/") else MODULE_LINES
+        scheme = name.startswith("simulator/schemes/") and "/shared/" not in name
+        limit = SCHEME_LINES if scheme else MODULE_LINES
         lines = len(path.read_text("utf-8").splitlines())
         if lines > limit:
             found.append(f"{name} has {lines} lines, of at most {limit}")
+        if path.name != "__init__.py" and not scheme:
+            per_folder[path.parent] = per_folder.get(path.parent, 0) + 1
+    for folder, count in per_folder.items():
+        if count > FOLDER_FILES:
+            found.append(f"{relative(folder)}/ has {count} files of code, of at most {FOLDER_FILES}")
     assert not found, "\n".join(found)
+
+
+def test_packages_hold_rooms_only() -> None:
+    allowed = {"simulator": {"__init__.py"}, "validation": {"__init__.py"}, "experiments": {"__init__.py", "schema.py"}}
+    for package, names in allowed.items():
+        assert {path.name for path in (ROOT / package).glob("*.py")} == names
+
+
+def test_every_room_says_what_it_holds() -> None:
+    folders = {path.parent for path in modules()} - {ROOT / "simulator" / "schemes"}
+    mute = []
+    for folder in sorted(folders):
+        if "schemes" not in folder.parts:
+            file = folder / "__init__.py"
+            if not file.is_file() or not ast.get_docstring(ast.parse(file.read_text("utf-8"))):
+                mute.append(relative(folder))
+    assert not mute, f"without a docstring in __init__.py: {', '.join(mute)}"
+
+
+# ----------------------------------------------------------------------------------------------------------- names
 
 
 def project_files() -> Iterator[Path]:
@@ -252,11 +306,19 @@ def compared(source: str) -> Iterator[tuple[int, str]]:
                     yield inner.lineno, inner.value
 
 
-def test_nothing_outside_its_file_asks_for_the_name_of_a_schedule() -> None:
-    """What a schedule needs it states; the short form of a plan and what speaks others' words alone know its name."""
-    names = {path.stem.replace("_", "-") for path in (ROOT / "simulator/schemes/pipeline").glob("*.py")}
-    names |= {f"pipeline/{name}" for name in names}
-    free = ("simulator/schemes/", "simulator/bridges/", "simulator/job/job.py", "validation/published/")
+def test_shared_code_asks_for_the_name_of_no_scheme() -> None:
+    """A scheme states what it needs; the short form of a plan and what speaks others' words alone know its name."""
+    names = {
+        f"{path.parent.name}/{path.stem.replace('_', '-')}" for path in (ROOT / "simulator/schemes").glob("*/*.py")
+    }
+    names |= {name.partition("/")[2] for name in names if name.startswith("pipeline/")}
+    free = (
+        "simulator/schemes/",
+        "simulator/bridges/",
+        "simulator/job/",
+        "validation/published/",
+        "validation/distributed/",
+    )
     found = [
         f"{relative(path)}:{line} asks for {text!r}"
         for path in modules()
@@ -265,3 +327,102 @@ def test_nothing_outside_its_file_asks_for_the_name_of_a_schedule() -> None:
         if text in names
     ]
     assert not found, "\n".join(found)
+
+
+REPLACED = {
+    "Leaf": "Operator",
+    "Nest": "CompositeModule",
+    "Site": "Module",
+    "Touch": "TensorUse",
+    "Chain": "StageOps",
+    "Beside": "SideOps",
+    "Join": "Resharding",
+    "Law": "ClosedForm",
+    "Workshop": "SharedWork",
+    "leaf": "operator",
+    "habits": "framework",
+    "rests": "shards_at_rest",
+    "claims": "axes",
+    "alike": "lowering_key",
+    "paced": "slowest_rank",
+    "laden": "most_loaded",
+    "told": "given or options",
+    "workshop": "shared_work",
+    "spread": "sigma",
+}
+"""Names that were replaced by the field's terms, with the term."""
+
+
+def names_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of every class, function, parameter, variable and attribute that a module defines or sets."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def test_replaced_names_do_not_come_back() -> None:
+    found = [
+        f"{relative(path)}:{line} {name}: say {REPLACED[name.lstrip('_')]}"
+        for path in modules()
+        for line, name in names_of(path.read_text("utf-8"))
+        if name.lstrip("_") in REPLACED
+    ]
+    assert not found, "\n".join(found)
+
+
+PARTICIPLES: dict[str, str] = {}
+"""Functions whose name is a bare participle all the same, each with its reason; at most 10."""
+
+IRREGULAR = {
+    "cut",
+    "held",
+    "kept",
+    "known",
+    "laid",
+    "led",
+    "left",
+    "made",
+    "met",
+    "put",
+    "sent",
+    "shown",
+    "told",
+    "built",
+}
+VERBS = {"embed", "feed", "need", "proceed", "seed", "shed", "speed", "spread"}
+
+
+def bare_participles() -> dict[str, list[str]]:
+    """Functions whose name is one word, a participle (no property, which may well be one)."""
+    found: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not any("property" in ast.dump(d) for d in node.decorator_list):
+                word = node.name.strip("_")
+                if word in IRREGULAR or (word.endswith("ed") and "_" not in word and word not in VERBS):
+                    found.setdefault(node.name, []).append(relative(path))
+    return found
+
+
+def test_functions_are_verbs_with_their_object() -> None:
+    assert len(PARTICIPLES) <= 10
+    found = {name: paths for name, paths in bare_participles().items() if name not in PARTICIPLES}
+    assert not found, "\n".join(f"{name}: {', '.join(paths)}" for name, paths in sorted(found.items()))
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Torch modules carry the names of torch's world; every scheme has its Options."""
+    found: dict[str, list[str]] = {}
+    for path in modules():
+        if not relative(path).startswith("validation/reference/"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef) and node.name != "Options":
+                    found.setdefault(node.name, []).append(relative(path))
+    twice = {name: paths for name, paths in found.items() if len(paths) > 1}
+    assert not twice, "\n".join(f"{name}: {', '.join(paths)}" for name, paths in sorted(twice.items()))
