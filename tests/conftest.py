@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from pathlib import Path
 
@@ -12,6 +13,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile("meshcast", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("meshcast")
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was imported and collected out of the garbage collector's rounds, which are many in a long run."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.validation.reference.plans import MODELS, plan
 from validation.reference import data, model, optimizer
 from validation.reference.parallel import TensorGroup
 
+multiprocessing.set_forkserver_preload(["torch"])  # imported once for all processes
+
 CPU = torch.device("cpu")
 Found = list[dict[str, Any]]
 
@@ -22,7 +25,7 @@ Found = list[dict[str, Any]]
 def together(work: Callable[[int], dict[str, Any]], ranks: int = 2) -> Found:
     """What `work(rank)` gives in each of so many processes."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_one, (work, ranks, folder), nprocs=ranks)
+        mp.start_processes(_one, (work, ranks, folder), nprocs=ranks, start_method="forkserver")
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
 
 
