@@ -8,10 +8,10 @@ schemes' business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from simulator.ir.layout import Layout, Tensor, leaving, needed
 from simulator.ir.mesh import Mesh
@@ -46,9 +46,14 @@ class LocalShapes:
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A place in the model. `label` is the word by which options name it (``core_attn``, ``attention``, ``mlp``)."""
+    """A place in the model.
+
+    label: the word by which options name it (``core_attn``, ``attention``, ``mlp``).
+    marks: what the model (`LOWEST`) and schemes have noted about it.
+    """
 
     name: str
+    marks: frozenset[Hashable] = field(default=frozenset(), kw_only=True)
     label: ClassVar[str] = ""
 
     @property
@@ -97,14 +102,13 @@ class Unit(CompositeModule):
     """A part of a stage between two places where only the residual stream passes, in the layout of a `Boundary`.
 
     takes, gives: that stream, as it comes in and goes out; None at the ends of the model. count: how often the unit
-    stands in a row. marks: what the model (`LOWEST`) and schemes have noted about these copies. alike: equal for units
-    whose ops are the same under the same schemes, whatever else the plans are; None: for no other.
+    stands in a row. lowering_key: equal for units whose ops are the same under the same schemes, whatever else the plans
+    are; None: for no other.
     """
 
     takes: Tensor | None = None
     gives: Tensor | None = None
     count: int = 1
-    marks: frozenset[str] = frozenset()
     lowering_key: Hashable = None
 
 
@@ -258,3 +262,31 @@ def walk(module: Module, visit: Callable[[Operator], None]) -> None:
     for operator in module.operators() if isinstance(module, CompositeModule) else [module]:
         if isinstance(operator, Operator):
             visit(operator)
+
+
+def every_module(module: Module) -> Iterator[Module]:
+    """`module` and all modules inside it, an enclosing one before those that it encloses."""
+    yield module
+    for child in _children(module):
+        yield from every_module(child)
+
+
+M = TypeVar("M", bound=Module)
+
+
+def add_marks(module: M, marks: Mapping[Module, frozenset[Hashable]]) -> M:
+    """A copy of `module` in which modules bear further `marks`; what has none of them inside stays the same object."""
+    children = _children(module)
+    marked = tuple(add_marks(child, marks) for child in children)
+    inside: dict[str, Any] = {"units" if isinstance(module, Stage) else "children": marked}
+    changed = any(one is not other for one, other in zip(children, marked, strict=True))
+    own = marks.get(module)
+    if not changed and not own:
+        return module
+    return replace(module, marks=module.marks | (own or frozenset()), **(inside if changed else {}))
+
+
+def _children(module: Module) -> tuple[Module, ...]:
+    if isinstance(module, Stage):
+        return module.units
+    return module.children if isinstance(module, CompositeModule) else ()

@@ -250,7 +250,8 @@ class Op:
 
     after: data dependencies only (the order of a stream needs none). phase: F forward, B gradient of inputs,
     W gradient of weights, R recompute, U update. when: in which micro-batches it runs (every, first, last), or
-    that it runs in one step of a period only (period, of an update; see `Scheme.period`).
+    that it runs in one step of a period only (period, of an update; see `Scheme.period`). tag: by which the scheme that
+    set it finds the op again in the fragment of an enclosing module.
     """
 
     name: str
@@ -259,6 +260,7 @@ class Op:
     after: list[Op] = field(default_factory=list)
     phase: str = "F"
     when: str = "every"
+    tag: str = ""
 
     def __repr__(self) -> str:
         return f"<{self.phase} {self.name} on {self.stream}>"
@@ -367,7 +369,7 @@ class UnitRun:
     nbytes: int = 0
     found: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    marks: frozenset[str] = frozenset()
+    marks: frozenset[Hashable] = frozenset()
 
 
 @dataclass(eq=False, slots=True)

@@ -126,7 +126,7 @@ class Scheme:
     def accept(self, job: Any) -> None:
         """Raises PlanError where the job has something that the scheme cannot do."""
 
-    def layouts(self, module: Operator) -> str | Rule | None:
+    def layouts(self, operator: Operator) -> str | Rule | None:
         """Which dim my axes divide here; None: I leave this site whole."""
         return None
 

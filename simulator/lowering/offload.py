@@ -52,11 +52,11 @@ def activations_away(stage_ops: StageOps, mark: str, to: str) -> StageOps:
 def _saved(unit_run: UnitRun) -> Saved:
     """What a unit touches in both passes; not what others need meanwhile, and no states."""
     fragment = unit_run.fragment
-    forward, backward = set(map(id, fragment.forward)), set(map(id, fragment.backward))
+    forward, backward = set(fragment.forward), set(fragment.backward)
     others = {t.key for t in fragment.tensor_uses if t.stays or t.category in ("parameters", "gradients")}
     others |= {unit_run.keys[1] or "", *unit_run.found, *unit_run.left}
-    both = {t.key for t in fragment.tensor_uses if id(t.op) in forward} & {
-        t.key for t in fragment.tensor_uses if id(t.op) in backward
+    both = {t.key for t in fragment.tensor_uses if t.op in forward} & {
+        t.key for t in fragment.tensor_uses if t.op in backward
     }
     found: Saved = {}
     for tensor_use in fragment.tensor_uses:
@@ -71,9 +71,9 @@ def _moved(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str)
     if not own and not previous:
         return unit_run.fragment
     made = unit_run.fragment.copy()
-    backward = set(map(id, made.backward))
+    backward = set(made.backward)
     made.tensor_uses = [
-        replace(t, key=f"{t.key}~") if t.key in own and id(t.op) in backward else t for t in made.tensor_uses
+        replace(t, key=f"{t.key}~") if t.key in own and t.op in backward else t for t in made.tensor_uses
     ]
     comes = [made.entry[unit_run.takes]] if unit_run.takes in made.entry else []
     grads = [made.grad_entry[unit_run.gives]] if unit_run.gives in made.grad_entry else []
@@ -82,7 +82,7 @@ def _moved(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str)
         made.forward.append(_copy(own, [result], "F", to))
         back = _copy(own, grads, "B", to)
         for tensor_use in made.tensor_uses:
-            if id(tensor_use.op) in backward and tensor_use.key.removesuffix("~") in own:
+            if tensor_use.op in backward and tensor_use.key.removesuffix("~") in own:
                 tensor_use.op.after.append(back)
         made.backward.insert(0, back)
     if previous:

@@ -20,7 +20,7 @@ are kept for it. All weights of a linear are there before its first expert start
 References: Liu, Wang, Jiang 2023, doi 10.1145/3603269.3604869: the data-centric paradigm, its ratio R, prefetching.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Literal
 
 from pydantic import Field
@@ -30,6 +30,9 @@ from simulator.ir.ops import Collective, Fragment, Op
 from simulator.ir.scheme import ClosedForm, Inner, Paper, Rule
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Routed
+
+MOVING = "experts move"
+"""The mark of a layer whose experts come to the tokens."""
 
 
 class Janus(ExpertScheme):
@@ -45,27 +48,20 @@ class Janus(ExpertScheme):
         machine: int = Field(default=8, ge=1, strict=True)
         """Ranks of a machine, which fetch an expert once."""
 
-    _moving = False
-    """Whether experts of the layer that is being lowered move."""
+    def marks(self, layer: MoE) -> frozenset[Hashable]:
+        return frozenset({MOVING}) if self._moves(layer) else super().marks(layer)
 
-    def layouts(self, module: Operator) -> Rule:
-        rule = super().layouts(module)
-        if not self._moving:
+    def layouts(self, operator: Operator) -> Rule:
+        rule = super().layouts(operator)
+        if MOVING not in operator.marks:
             return rule
         parts = self.mesh.parts(self.axes[:1])
         divide = {part: dim for part, dim in rule.divide.items() if part not in parts}
-        return Rule(divide, {part: "e" for part in parts if module.has("e")})
+        return Rule(divide, {part: "e" for part in parts if operator.has("e")})
 
     def lower(self, module: Module, inner: Inner) -> Fragment:
-        if isinstance(module, Unit):
-            return self._ahead(inner(module))
-        if not isinstance(module, MoE) or not self._moves(module):
-            return super().lower(module, inner)
-        self._moving = True
-        try:
-            return inner(module)
-        finally:
-            self._moving = False
+        fragment = super().lower(module, inner)
+        return self._ahead(fragment) if isinstance(module, Unit) else fragment
 
     def _moves(self, module: MoE) -> bool:
         if self.ranks == 1 or self.options.when != "auto":

@@ -19,14 +19,23 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 5; output discard
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import CompositeModule, Module, Operator, Stage, Unit
+from simulator.ir.modules import Module, Stage, Unit, add_marks
 from simulator.ir.ops import Fragment, StageOps
 from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, SchemeOptions
-from simulator.schemes.memory.shared.recompute import Forgetting, marked, recompute
+from simulator.schemes.memory.shared.recompute import (
+    AGAIN,
+    DISCARDED,
+    Discards,
+    discard,
+    marked,
+    recompute,
+    recompute_marks,
+)
 
 ModuleName = Literal[
     "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj"
@@ -43,30 +52,25 @@ class RecomputeSelective(MemoryScheme):
         layers: int | None = Field(default=None, ge=0)
         """In how many layers of each stage, from the first on; null: wherever there are such modules."""
 
-    _forgetting: Forgetting | None = None
-    """Of the unit that is being lowered; None where nothing is chosen: inside of what is made again as a whole, too."""
-
     def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
-        return inner(stage if self.options.layers is None else marked(stage, self.options.layers, self.role))
+        if self.options.layers is not None:
+            stage = marked(stage, self.options.layers, self.role)
+        return inner(replace(stage, units=tuple(map(self._mark, stage.units))))
+
+    def _mark(self, unit: Unit) -> Unit:
+        if self.options.layers is not None and self.role not in unit.marks:
+            return unit
+        return add_marks(unit, recompute_marks(unit, set(self.options.modules)))
 
     def lower(self, module: Module, inner: Inner) -> Fragment:
-        modules, before = set(self.options.modules), self._forgetting
-        if isinstance(module, Unit):
-            own = self.options.layers is None or self.role in module.marks
-            self._forgetting = Forgetting(module, lambda operator: bool(modules & {*operator.modules})) if own else None
-        forgetting = self._forgetting
-        again = forgetting is not None and module.label in modules
-        self._forgetting = None if again else forgetting
-        try:
-            fragment = recompute(module, inner) if again else inner(module)
-        finally:
-            self._forgetting = before
-        if forgetting is None:
-            return fragment
-        if isinstance(module, Operator):
-            forgetting.note(module, fragment)
-        elif isinstance(module, CompositeModule):
-            forgetting.discard(module, fragment)
+        fragment = recompute(module, inner) if AGAIN in module.marks else inner(module)
+        for mark in module.marks:
+            if mark == DISCARDED:
+                for op in fragment.forward:
+                    op.tag = module.name
+            elif isinstance(mark, Discards):
+                for group in mark.groups:
+                    discard(fragment, [op for op in fragment.forward if op.tag in group])
         return fragment
 
     def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]

@@ -22,8 +22,8 @@ from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
 class AllGather(SequenceScheme):
     paper = Paper("arXiv:2407.21783", "The Llama 3 Herd of Models", 2024)
 
-    def layouts(self, module: Operator) -> str | None:
-        return "s" if module.has("s") else None
+    def layouts(self, operator: Operator) -> str | None:
+        return "s" if operator.has("s") else None
 
     def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width

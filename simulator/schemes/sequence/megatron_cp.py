@@ -42,10 +42,10 @@ class MegatronCP(RingScheme):
     def passing(self) -> bool:
         return bool(self.options.comm == "p2p")
 
-    def layouts(self, module: Operator) -> str | None:
-        if isinstance(module, CoreAttention) and not self.passing:
+    def layouts(self, operator: Operator) -> str | None:
+        if isinstance(operator, CoreAttention) and not self.passing:
             return "a" if self.options.comm == "a2a" else "s"
-        return super().layouts(module)
+        return super().layouts(operator)
 
     def accept(self, job: Any) -> None:
         super().accept(job)

@@ -29,10 +29,10 @@ class Ulysses(SequenceScheme):
         2023,
     )
 
-    def layouts(self, module: Operator) -> str | None:
-        if isinstance(module, CoreAttention):
+    def layouts(self, operator: Operator) -> str | None:
+        if isinstance(operator, CoreAttention):
             return "a"
-        return "s" if module.has("s") else None
+        return "s" if operator.has("s") else None
 
     def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width

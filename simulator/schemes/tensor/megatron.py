@@ -24,8 +24,8 @@ class Megatron(TensorScheme):
         2019,
     )
 
-    def layouts(self, module: Operator) -> str | None:
-        return next((dim for dim in ("a", "f", "v") if module.has(dim)), None)
+    def layouts(self, operator: Operator) -> str | None:
+        return next((dim for dim in ("a", "f", "v") if operator.has(dim)), None)
 
     def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a

@@ -21,8 +21,8 @@ from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
 class MegatronSP(TensorScheme):
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
-    def layouts(self, module: Operator) -> str | None:
-        return next((dim for dim in ("a", "f", "v", "s") if module.has(dim)), None)
+    def layouts(self, operator: Operator) -> str | None:
+        return next((dim for dim in ("a", "f", "v", "s") if operator.has(dim)), None)
 
     def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a

@@ -34,8 +34,8 @@ class DataScheme(Scheme):
     shards: ClassVar[tuple[str, ...]] = ()
     """States that rest cut: optimizer, gradients, parameters."""
 
-    def layouts(self, module: Operator) -> str | None:
-        return "b" if module.has("b") else None
+    def layouts(self, operator: Operator) -> str | None:
+        return "b" if operator.has("b") else None
 
     @property
     def copies(self) -> int:

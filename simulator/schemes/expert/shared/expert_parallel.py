@@ -8,19 +8,19 @@ also holds as many tokens as that one: its memory is what must suffice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from simulator.ir.layout import Dim, Tensor
-from simulator.ir.modules import Module, MoE, Operator
+from simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
 from simulator.ir.moe_operators import EXPERTS, Permute
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
+from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps, TensorUse
 from simulator.ir.registry import find_scheme
 from simulator.ir.routing import Spread, Told
-from simulator.ir.scheme import Inner, Rule, Scheme, SchemeOptions
+from simulator.ir.scheme import Around, Inner, Rule, Scheme, SchemeOptions
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """Where tokens set out for their experts."""
@@ -44,9 +44,6 @@ class ExpertScheme(Scheme):
         dropped. null: the model's own; dropless where it has none."""
         routing: Told = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
         """Who is chosen how often: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
-
-    _spread: Spread | None = None
-    """Of the layer that is being lowered."""
 
     @property
     def ranks(self) -> int:
@@ -90,27 +87,30 @@ class ExpertScheme(Scheme):
         mine = self.mesh.parts(self.axes[:1])
         return [part for part in mine if self.mesh.size(part) > 1 and part not in divided]
 
-    def layouts(self, module: Operator) -> Rule:
+    def layouts(self, operator: Operator) -> Rule:
         dims = zip(self.axes, ("e", "f"), strict=False)
-        return Rule({part: dim for axis, dim in dims if module.has(dim) for part in self.mesh.parts(axis)})
+        return Rule({part: dim for axis, dim in dims if operator.has(dim) for part in self.mesh.parts(axis)})
 
     def spread(self, module: MoE) -> Spread:
         """How the tokens of a layer lie on the ranks that hold its experts."""
         found: Spread = self.options.routing.over(self.ranks, module.experts, module.capacity)
         return found
 
+    def marks(self, layer: MoE) -> frozenset[Hashable]:
+        """What a layer with experts and all modules inside it are marked with: its routing, where that is not even."""
+        spread = self.spread(layer)
+        return frozenset() if spread.even else frozenset({spread})
+
+    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+        layers = {one: self.marks(one) for one in every_module(stage) if isinstance(one, MoE)}
+        return inner(add_marks(stage, {part: marks for one, marks in layers.items() for part in every_module(one)}))
+
     def lower(self, module: Module, inner: Inner) -> Fragment:
-        if isinstance(module, MoE):
-            spread = self.spread(module)
-            if spread.even:
-                return inner(module)
-            self._spread = spread
-            try:
-                return exchanged(inner(module), self, spread)
-            finally:
-                self._spread = None
-        if self._spread is not None and isinstance(module, Operator) and module.view == EXPERTS:
-            return laden(inner(module), self._spread)
+        spread = next((mark for mark in module.marks if isinstance(mark, Spread)), None)
+        if spread is not None and isinstance(module, MoE):
+            return exchanged(inner(module), self, spread)
+        if spread is not None and isinstance(module, Operator) and module.view == EXPERTS:
+            return laden(inner(module), spread)
         return inner(module)
 
 

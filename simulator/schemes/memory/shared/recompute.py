@@ -8,10 +8,11 @@ backward pass of the first that reads it (output-discarding checkpoints of Megat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import chain
 
-from simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit
+from simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
 from simulator.ir.operators import Cast
 from simulator.ir.ops import Communication, Fragment, Op, TensorUse
 from simulator.ir.scheme import Inner
@@ -32,9 +33,9 @@ def recompute(module: Module, inner: Inner, kept: Callable[[str], bool] | None =
         mark.after += gradient
     for op in again.forward:
         op.phase, op.name = "R", f"re {op.name}"
-    before, anew = set(map(id, first.forward)), set(map(id, again.forward))
-    inside = {t.key for t in again.tensor_uses if t.made and id(t.op) in anew}
-    tensor_uses = [t for t in first.tensor_uses if id(t.op) in before]
+    before, anew = set(first.forward), set(again.forward)
+    inside = {t.key for t in again.tensor_uses if t.made and t.op in anew}
+    tensor_uses = [t for t in first.tensor_uses if t.op in before]
     tensor_uses += [
         TensorUse(f"{t.key}~" if t.key in inside and not t.stays else t.key, t.nbytes, t.op, t.made, t.category)
         for t in again.tensor_uses
@@ -86,12 +87,12 @@ def discard(fragment: Fragment, ops: Sequence[Op]) -> None:
     communication from one to another, and that to and from them whose result nobody else keeps. What no backward op
     needs is not made again; what later slices of a sequence read stays.
     """
-    backward = set(map(id, fragment.backward))
+    backward = set(fragment.backward)
     staying = {t.key for t in fragment.tensor_uses if t.stays}
-    saved = {t.key for t in fragment.tensor_uses if id(t.op) in backward} - staying
+    saved = {t.key for t in fragment.tensor_uses if t.op in backward} - staying
     own = _with_moves(fragment, ops, saved)
     made = {t.key: t.op for t in fragment.tensor_uses if t.made and t.op in own and t.key not in staying}
-    readers = {t.op: t.key for t in fragment.tensor_uses if t.key in made and id(t.op) in backward}
+    readers = {t.op: t.key for t in fragment.tensor_uses if t.key in made and t.op in backward}
     if not readers:
         return
     place, first = next((i, op) for i, op in enumerate(fragment.backward) if op in readers)
@@ -113,52 +114,73 @@ def discard(fragment: Fragment, ops: Sequence[Op]) -> None:
     fragment.backward[place:place] = again.values()
 
 
-class Forgetting:
-    """The leaves of a unit of which `discard` forgets what they make, as they are lowered.
+AGAIN = "recomputed"
+"""The mark of a module that is computed again as a whole."""
 
-    chosen: those that options name. The casts of what they make belong to them. Leaves that read from each other are
-    one group; a group is discarded by the first nest that holds all who read from it.
+DISCARDED = "discarded"
+"""The mark of an operator whose outputs are discarded."""
+
+
+@dataclass(frozen=True)
+class Discards:
+    """The mark of a composite module inside which outputs of operators are made and read, and so can be discarded.
+
+    groups: names of those operators; those that read from each other are one group.
     """
 
-    def __init__(self, unit: Unit, chosen: Callable[[Operator], bool]) -> None:
-        operators = unit.operators()
-        made = {t.name for operator in operators if chosen(operator) for t in operator.outs}
-        self._own = {
-            operator
-            for operator in operators
-            if chosen(operator) or (isinstance(operator, Cast) and operator.ins[0].name in made)
-        }
-        self._readers: dict[str, list[Operator]] = defaultdict(list)
-        for operator in operators:
-            for tensor in operator.ins:
-                self._readers[tensor.name].append(operator)
-        self._ops: dict[Operator, list[Op]] = {}
+    groups: tuple[frozenset[str], ...]
 
-    def note(self, operator: Operator, fragment: Fragment) -> None:
-        """A leaf has been lowered."""
-        if operator in self._own:
-            self._ops[operator] = list(fragment.forward)
 
-    def discard(self, composite: CompositeModule, fragment: Fragment) -> None:
-        """A nest has been lowered: `fragment` is changed."""
-        inside = set(composite.operators())
-        for group in self._groups():
-            if all(
-                reader in inside
-                for operator in group
-                for t in operator.outs
-                for reader in (operator, *self._readers[t.name])
-            ):
-                discard(fragment, [op for operator in group for op in self._ops.pop(operator)])
+def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Hashable]]:
+    """Marks for what options name by `modules`: labels of modules, or words of operators (`Operator.modules`).
 
-    def _groups(self) -> list[list[Operator]]:
-        found: list[list[Operator]] = []
-        for operator in self._ops:
-            mine = [
-                group for group in found if any(operator in self._readers[t.name] for one in group for t in one.outs)
-            ]
-            found = [group for group in found if group not in mine] + [[*(one for g in mine for one in g), operator]]
-        return found
+    Casts of discarded outputs are discarded with them. A group is discarded by the innermost composite module that
+    holds all who read from it.
+    """
+    again = [*_outermost(unit, modules)]
+    inside = {part for module in again for part in every_module(module) if part is not module}
+    operators = unit.operators()
+    chosen = [operator for operator in operators if modules & {*operator.modules}]
+    made = {tensor.name for operator in chosen for tensor in operator.outs}
+    own = [one for one in operators if one in chosen or (isinstance(one, Cast) and one.ins[0].name in made)]
+    own = [operator for operator in own if operator not in inside]
+    readers: dict[str, list[Operator]] = defaultdict(list)
+    for operator in operators:
+        for tensor in operator.ins:
+            readers[tensor.name].append(operator)
+
+    def read_by(group: Iterable[Operator]) -> set[Operator]:
+        return {reader for operator in group for tensor in operator.outs for reader in readers[tensor.name]}
+
+    groups: list[list[Operator]] = []
+    for operator in own:
+        joined = [group for group in groups if operator in read_by(group)]
+        groups = [group for group in groups if group not in joined] + [[*chain(*joined), operator]]
+    homes: dict[Module, list[frozenset[str]]] = defaultdict(list)
+    for group in groups:
+        homes[_innermost(unit, {*group, *read_by(group)})].append(frozenset(operator.name for operator in group))
+    found: dict[Module, frozenset[Hashable]] = {home: frozenset({Discards(tuple(of))}) for home, of in homes.items()}
+    for mark, marked in ((AGAIN, again), (DISCARDED, own)):
+        for module in marked:
+            found[module] = found.get(module, frozenset()) | {mark}
+    return found
+
+
+def _outermost(module: Module, labels: Set[str]) -> Iterator[Module]:
+    """The modules with one of these labels, without those inside of others."""
+    if module.label in labels:
+        yield module
+    elif isinstance(module, CompositeModule):
+        for child in module.children:
+            yield from _outermost(child, labels)
+
+
+def _innermost(composite: CompositeModule, operators: Set[Operator]) -> CompositeModule:
+    """The smallest composite module that holds all `operators`."""
+    for child in composite.children:
+        if isinstance(child, CompositeModule) and operators <= {*child.operators()}:
+            return _innermost(child, operators)
+    return composite
 
 
 def _with_moves(fragment: Fragment, ops: Iterable[Op], saved: set[str]) -> set[Op]:

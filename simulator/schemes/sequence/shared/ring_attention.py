@@ -55,11 +55,11 @@ class RingScheme(SequenceScheme):
         """My axes with more than one rank."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
-    def layouts(self, module: Operator) -> str | None:
-        if isinstance(module, CoreAttention):
+    def layouts(self, operator: Operator) -> str | None:
+        if isinstance(operator, CoreAttention):
             # Keys and values are taken as they lie.
             return "s|t"
-        return "s" if module.has("s") else None
+        return "s" if operator.has("s") else None
 
     def lower(self, module: Module, inner: Inner) -> Fragment:
         if self.ranks == 1 or not self.passing or not isinstance(module, CoreAttention):
@@ -167,10 +167,10 @@ class Steps:
         one, lse = self.found[i], f"{self.parts[i].name}.lse"
         ahead = {self.o: self.key("o", i), lse: self.key("lse", i), **forward}
         back = {lse: self.key("lse"), **backward}
-        inside = set(map(id, one.forward))
+        inside = set(one.forward)
         for tensor_use in one.tensor_uses:
             stem, of_tensor, _ = tensor_use.key.partition("@")
-            key = (ahead if id(tensor_use.op) in inside else back).get(stem, tensor_use.key)
+            key = (ahead if tensor_use.op in inside else back).get(stem, tensor_use.key)
             if of_tensor and "~" in tensor_use.key:
                 key = f"{tensor_use.key}.{i}"
             self.fragment.tensor_uses.append(replace(tensor_use, key=key))
