@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hardware import load, load_cluster
-from simulator.costs.calibration.calibration import law_of
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.costs import Costs
@@ -45,7 +45,7 @@ def test_known_work(benchmark, costs, kind):
 
 def test_dispatch(benchmark):
     gpu, link, port = load("gpus", "h100-sxm"), load("links", "nvlink4"), load("links", "infiniband-ndr")
-    law, number = law_of(gpu, "dispatch")[0], count(1)
+    law, number = Calibration.shipped().kernel_model(gpu, "dispatch").model, count(1)
 
     def new():
         return (Dispatch("dispatch", next(number), 7168, 8, 256, 64, 8), gpu, link, port, law), {}
@@ -59,6 +59,6 @@ def test_many_at_once(benchmark, section):
     sizes = [np.round(2 ** draw.uniform(6, 14, 100_000)) for _ in range(3)]
     heads = np.full(100_000, 8.0)
     work = Gemm(*sizes) if section == "gemm" else Attention(sizes[0], sizes[1], sizes[1], heads, heads, 128, 128)
-    law = law_of(gpu, section)[0]
+    law = Calibration.shipped().kernel_model(gpu, section).model
     seconds, _ = benchmark.pedantic(SECTIONS[section].seconds, args=(work, gpu, law), rounds=5)
     assert (seconds > 0).all()

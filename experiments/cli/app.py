@@ -33,6 +33,7 @@ from experiments.cli.console import (
 from hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
+    from simulator.costs.calibration.calibration import Calibration
     from simulator.engine.play import Engine
 
 TRACES = (".json", ".json.gz")
@@ -127,15 +128,14 @@ def predict(
     ] = None,
 ) -> None:
     """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
-    with answering(as_json), ExitStack() as stack:
-        if calibration is not None:
-            from simulator.costs.calibration.calibration import calibrations_in
+    with answering(as_json):
+        from simulator.costs.calibration.calibration import Calibration
 
-            stack.enter_context(calibrations_in(cli_validate.folder(calibration)))
+        known = Calibration.from_folder(cli_validate.folder(calibration))
         if jobs is not None:
             if job is not None or plot is not None or trace is not None:
                 raise PlanError("--jobs", "many jobs are forecast without JOB, --plot and --trace", "Leave them out")
-            if forecast_all(jobs, out, change or (), engine_of(engine), not every_round) and strict:
+            if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
             return
         if job is None or out is not None:
@@ -145,7 +145,8 @@ def predict(
             check_trace(trace, job)
         from simulator import load_job, simulate
 
-        report = simulate(load_job(job, change or ()), engine=engine_of(engine), skip=not every_round)
+        wanted = load_job(job, change or ())
+        report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         draw(report, files)
         if trace is not None:
             from simulator.report.trace import write
@@ -178,7 +179,9 @@ def engine_of(name: str) -> Engine:
     return cast("Engine", name)
 
 
-def forecast_all(jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool) -> bool:
+def forecast_all(
+    jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
+) -> bool:
     """Answers every line of `jobs` into `out` (kept when interrupted) or to stdout; whether some plan does not fit."""
     from experiments.sweeps.jobs import answers, progress
 
@@ -193,7 +196,7 @@ def forecast_all(jobs: Path, out: Path | None, changes: Sequence[str], engine: E
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
         target = stack.enter_context(out.open("w", encoding="utf-8", buffering=1)) if out is not None else sys.stdout
         wanted = progress(lines, jobs, out is not None and jobs.is_file())
-        for told in answers(wanted, str(jobs), jobs.parent, changes, engine, skip):
+        for told in answers(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
             misfit |= told.get("status") == "does-not-fit"
             target.write(json.dumps(told) + "\n")
     return misfit

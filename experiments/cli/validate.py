@@ -241,7 +241,7 @@ def folder(path: Path | None) -> Path | None:
         return None
     if not path.is_dir():
         raise PlanError("--calibration", "there is no such folder", "Name the --out of meshcast calibrate", str(path))
-    from simulator.costs.calibration.check import check
+    from simulator.costs.calibration.check import check_folder
 
-    check(path)
+    check_folder(path)
     return path

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from experiments.pages.published import percent, progress
 from hardware.errors import CatalogError, PlanError, nearest
-from simulator.costs.calibration.calibration import calibrations_in, forget
+from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.collectives.recorded import recorded
 from validation.calibration.kernels import tables as kernels
@@ -41,11 +41,11 @@ def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tup
     tables = [_rows_of(kind, path) for path in paths]
     rows: list[dict[str, Any]] = []
     every: list[Held] = []
-    with calibrations_in(calibration):
-        for table in progress(tables, len(tables), "tables"):
-            held = _held(room, table)
-            rows += table.answers(held)
-            every += held
+    known = Calibration.from_folder(calibration)
+    for table in progress(tables, len(tables), "tables"):
+        held = _held(room, known, table)
+        rows += table.answers(held)
+        every += held
     refusals: dict[str, int] = {}
     for row in rows:
         if row["reason"]:
@@ -56,12 +56,12 @@ def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tup
     return {"rows": rows, "summary": told}, every
 
 
-def _held(room: Any, table: Measured) -> list[Held]:
+def _held(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
     """The samples of a table beside their forecasts; rows that no calibration can price join the refused ones."""
     held: list[Held] = []
     for sample in table.samples:
         try:
-            held.append(room.hold(sample))
+            held.append(room.hold(calibration, sample))
         except CatalogError as error:
             table.refused.update(dict.fromkeys(sample.index.tolist(), f"{sample.gpu}: {error.rule}"))
     return held
@@ -106,22 +106,22 @@ def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str],
     wanted = [name for name in names if not only or name in only]
     out.mkdir(exist_ok=True)
     try:
-        with np.errstate(all="ignore"), calibrations_in(out):  # what was fitted before serves what is fitted next
+        with np.errstate(all="ignore"):
             for name in progress(wanted, len(wanted), "fits"):
-                found = _fitted(kind, tables, name, leave_out)
+                known = Calibration.from_folder(out)  # read anew: what was fitted before serves what is fitted next
+                found = _fitted(kind, known, tables, name, leave_out)
                 file = out / f"{name}.yaml"
                 write(file, room.title(name), found.data)
-                forget()
                 told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
     except KeyboardInterrupt:  # files are written whole or not at all: those that are there can be used
         pass
     return {"calibrated": told, "missing": wanted[len(told) :]}
 
 
-def _fitted(kind: str, tables: Sequence[Measured], name: str, leave_out: bool) -> Calibrated:
+def _fitted(kind: str, calibration: Calibration, tables: Sequence[Measured], name: str, leave_out: bool) -> Calibrated:
     """One calibration. Raises PlanError where rows are so far from any law that no fit begins."""
     try:
-        found: Calibrated = ROOMS[kind].calibrate(tables, name, leave_out)
+        found: Calibrated = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
         rule = f"no law can be fitted to its rows ({error})"
         raise PlanError(name, rule, f"meshcast validate {kind} shows which rows lie farthest off") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
+from simulator.costs.calibration.calibration import Calibration
 from simulator.engine.play import Engine
 from simulator.forecast.shared_work import SharedWork
 
@@ -21,11 +22,12 @@ def answers(
     changes: Sequence[str] = (),
     engine: Engine = "matrices",
     skip: bool = True,
+    calibration: Calibration | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The answer to every line that is not empty; a line that is wrong answers with its error.
 
     name: what errors call the file. base: the folder that paths in jobs start from. changes: made in every job first.
-    engine, skip: see simulator.forecast.simulate.
+    engine, skip, calibration: see simulator.forecast.simulate.
     """
     shared_work = SharedWork()
     for number, line in enumerate(lines, 1):
@@ -33,7 +35,7 @@ def answers(
             where, told = f"{name}:{number}", dict[str, Any]()
             try:
                 told = _parsed(line)
-                report = simulate(load_job(told, changes, base), engine, skip, shared_work)
+                report = simulate(load_job(told, changes, base), engine, skip, shared_work, calibration)
                 yield report.to_dict()
             except MeshcastError as error:
                 known = told.get("id")

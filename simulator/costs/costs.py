@@ -21,7 +21,7 @@ from hardware.errors import PlanError, nearest
 from hardware.gpu import GPU
 from hardware.topology import Reach, reach
 from simulator.costs import host
-from simulator.costs.calibration.calibration import law_of, link_law, network_law, step_law
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
@@ -74,7 +74,8 @@ class Costs:
     """Prices of work on the GPUs of `cluster`, laid out as `mesh`; equal work is priced once.
 
     rates: factors of a framework, by the names of `RATES`. alone: kernels as measured one by one, without what a
-    long step takes off their rate. kernels: known prices of kernels on this cluster at these rates; new ones are added.
+    long step takes off their rate. kernels: known prices of kernels on this cluster at these rates by this calibration;
+    new ones are added. calibration: the coefficients; None: those that ship with meshcast.
     assumed: what the calibration had to borrow; of_experts: the same of the products of experts, where there are any.
     """
 
@@ -85,23 +86,22 @@ class Costs:
         rates: Mapping[str, float] | None = None,
         alone: bool = False,
         kernels: dict[Work, Estimate] | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
+        self.calibration = known = calibration or Calibration.shipped()
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
-        self._speed = self.rates["kernel"] * (1.0 if alone else step_law(cluster.gpu.architecture).sustained)
-        inner, up = link_law(cluster.scale_up if cluster.node.scale_up else cluster.host)
-        (middle, over), (outer, out) = link_law(cluster.host), network_law(cluster.scale_out)
-        self.links = Links(cluster, Laws(inner, middle, outer), self.rates["communication"])
-        borrowed = [
-            *dict.fromkeys(
-                law_of(cluster.gpu, section)[1] for section in self._sections("gemm", "attention", "memory")
-            ),
-            up if cluster.scale_up_domain > 1 else "",
-            over if cluster.over_host else "",
-            out if cluster.gpus > cluster.island else "",
-        ]
-        self.assumed = tuple(filter(None, borrowed))
-        self.of_experts = tuple(filter(None, (law_of(cluster.gpu, one)[1] for one in self._sections("grouped"))))
+        self._speed = self.rates["kernel"] * (1.0 if alone else known.sustained_rate(cluster.gpu.architecture))
+        inner = known.link_models(cluster.scale_up if cluster.node.scale_up else cluster.host)
+        middle, outer = known.link_models(cluster.host), known.network_model(cluster.scale_out)
+        self.links = Links(cluster, Laws(inner.model, middle.model, outer.model), self.rates["communication"])
+        self.assumed = (
+            *dict.fromkeys(self._borrowed("gemm", "attention", "memory")),
+            *(inner.assumed if cluster.scale_up_domain > 1 else ()),
+            *(middle.assumed if cluster.over_host else ()),
+            *(outer.assumed if cluster.gpus > cluster.island else ()),
+        )
+        self.of_experts = self._borrowed("grouped")
         self._known: dict[Work, Estimate] = {}
         self._uses: dict[Work, Use] = {}
         self._kernels = kernels if kernels is not None else {}
@@ -130,7 +130,9 @@ class Costs:
     @property
     def of_exchanges(self) -> tuple[str, ...]:
         """What the calibration had to borrow for exchanges of tokens."""
-        return tuple(filter(None, (law_of(self.cluster.gpu, one, DISPATCHES)[1] for one in ("dispatch", "combine"))))
+        known, gpu = self.calibration, self.cluster.gpu
+        found = (known.kernel_model(gpu, section, DISPATCHES) for section in ("dispatch", "combine"))
+        return tuple(text for one in found for text in one.assumed)
 
     def of_host(self, works: Iterable[Work | None]) -> tuple[str, ...]:
         """What had to be assumed of the host for some work, where it comes there."""
@@ -180,13 +182,18 @@ class Costs:
         def price(work: Any) -> Estimate:
             name = section_of(work, gpu)
             section, whose = SECTIONS[name], TRAINING.get((name, gpu.architecture), "")
-            law = section.training(law_of(gpu, name, whose, getattr(work, "dtype", "bf16"))[0])
+            law = section.training(
+                self.calibration.kernel_model(gpu, name, whose, getattr(work, "dtype", "bf16")).model
+            )
             return section.price(work, gpu, law, factor)
 
         return price
 
-    def _sections(self, *names: str) -> list[str]:
-        return [of_gpu(name, self.cluster.gpu) for name in names]
+    def _borrowed(self, *sections: str) -> tuple[str, ...]:
+        """What the calibration had to borrow for these sections."""
+        gpu = self.cluster.gpu
+        found = (self.calibration.kernel_model(gpu, of_gpu(section, gpu)) for section in sections)
+        return tuple(text for one in found for text in one.assumed)
 
     def _collective(self, work: Collective) -> Estimate:
         if work.operation == "shift":
@@ -200,7 +207,7 @@ class Costs:
         """An exchange in the groups that may be the slowest, and what it takes to price it there."""
         cluster, speed = self.cluster, self.rates["communication"]
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
-        law, _ = law_of(cluster.gpu, work.operation, DISPATCHES)
+        law = self.calibration.kernel_model(cluster.gpu, work.operation, DISPATCHES).model
         nvlink, nic = min(1.0, law.nvlink * speed), min(1.0, law.nic * speed)
         for spread in self._reaches(work):
             law = replace(law, nvlink=nvlink, nic=nic / fabric.all_to_all(spread))

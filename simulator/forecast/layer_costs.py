@@ -6,12 +6,11 @@ at the prices of the forecast. The embedding and everything behind the layers ha
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
 from hardware.cluster import Cluster
-from simulator.costs.costs import Costs
 from simulator.engine.task_time import task_seconds
 from simulator.forecast.stages import make_lowering
 from simulator.ir.ops import Transfer
@@ -22,18 +21,18 @@ from simulator.program.block import Price
 from simulator.program.task import make_task
 
 
-def stage_layer_costs(plan: Plan) -> list[LayerCosts]:
+def stage_layer_costs(plan: Plan, price_on: Callable[[Cluster], Price]) -> list[LayerCosts]:
     """Layer costs on the device of every part of the model [s].
 
     Schemes that treat a stage as a whole (recompute of some layers, gathering of weights) are counted for each layer as
-    if it were a stage.
+    if it were a stage. price_on: prices of ops on a cluster of the plan.
     """
     known: dict[Cluster, LayerCosts] = {}
     found = []
     for part in range(plan.parts):
         cluster = plan.clusters[plan.device(part)]
         if cluster not in known:
-            known[cluster] = _layer_costs(plan, Costs(cluster, plan.mesh, plan.job.framework.speeds).estimate)
+            known[cluster] = _layer_costs(plan, price_on(cluster))
         found.append(known[cluster])
     return found
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simulator.forecast.layer_costs import SliceTimes, stage_layer_costs
 from simulator.forecast.shared_work import SharedWork
 from simulator.job.job import Job
+from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
 from simulator.plan.resolve import resolve
 from simulator.program.block import Price, Prices
@@ -20,11 +21,14 @@ def resolve_plan(job: Job, shared_work: SharedWork | None = None, price: Prices 
     """
     shared = shared_work or SharedWork()
 
+    def layer_costs(plan: Plan) -> list[LayerCosts]:
+        return stage_layer_costs(plan, lambda cluster: shared.costs(plan, cluster).estimate)
+
     def slice_times(plan: Plan) -> SliceTimes:
         prices = price if price is not None else [shared.costs(plan, cluster).estimate for cluster in plan.clusters]
         return SliceTimes(plan, device_prices(plan, prices), shared.units, host_launch_seconds(plan))
 
-    return resolve(job, stage_layer_costs, slice_times, shared.divisible)
+    return resolve(job, layer_costs, slice_times, shared.divisible)
 
 
 def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:

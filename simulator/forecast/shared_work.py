@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from hardware.cluster import Cluster
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.costs import Costs
 from simulator.costs.estimate import Estimate
 from simulator.ir.ops import Work
@@ -24,12 +25,14 @@ MOST_KEPT = 300
 class SharedWork:
     """Lowered units, timetables and prices of earlier jobs, made once. Sharing changes no answer.
 
+    calibration: the coefficients that all of them are priced with; by default those that ship with meshcast.
     units: lowered units by what they depend on.
     blocks: the blocks compiled of them.
     divisible: plans whose dims were found to divide by their axes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        self.calibration = calibration or Calibration.shipped()
         self.units: LoweredUnits = {}
         self.divisible: set[Hashable] = set()
         self.blocks = CompiledBlocks()
@@ -60,7 +63,7 @@ class SharedWork:
         return _cached(
             self._costs,
             (same, tuple(plan.mesh.axes.items())),
-            lambda: Costs(cluster, plan.mesh, rates, kernels=kernels),
+            lambda: Costs(cluster, plan.mesh, rates, kernels=kernels, calibration=self.calibration),
         )
 
 

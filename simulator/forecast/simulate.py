@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.estimate import Uses
 from simulator.engine.play import Engine, play
 from simulator.engine.task_time import pass_durations
@@ -36,6 +37,7 @@ def simulate(
     engine: Engine = "matrices",
     skip: bool = True,
     shared_work: SharedWork | None = None,
+    calibration: Calibration | None = None,
 ) -> Report:
     """The forecast of one training step.
 
@@ -43,10 +45,13 @@ def simulate(
     engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and multiprocessors.
     skip: whether the engine may jump over a steady state that is proven to repeat, see `simulator.engine.play.play`.
     shared_work: lowered units, timetables and prices that many jobs share.
+    calibration: the coefficients of all costs; by default those of `shared_work`, or those that ship with meshcast.
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
-    shared = shared_work or SharedWork()
+    shared = shared_work or SharedWork(calibration)
+    if calibration not in (None, shared.calibration):
+        raise ValueError("shared work was priced with another calibration")
     shared.forget_excess()
     plan = resolve_plan(job if isinstance(job, Job) else load_job(job), shared)
     with located(*plan.job.origin):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hardware.errors import PlanError, nearest
-from simulator.costs.calibration.calibration import calibrations_in
 from simulator.ir.ops import Collective, Transfer
 from simulator.plan.plan import Plan
 from simulator.report.report import Z90
@@ -205,8 +204,7 @@ def _price(own: Forecaster, operation: str, size: int, world: int) -> Value:
     """Seconds of a collective; of a message until it is there."""
     if operation != "send_recv":
         return own.works([Collective(operation, size, (AXIS,))])
-    with calibrations_in(own.folder):
-        one = own.costs.estimate(Transfer(size, AXIS, 0, world - 1))
+    one = own.costs.estimate(Transfer(size, AXIS, 0, world - 1))
     total, reach = one.seconds + one.latency, math.exp(Z90 * one.spread)
     return Value(value=total, low=total / reach, high=total * reach)
 

@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simulator.costs.calibration.calibration import DEVICE, calibrations_in
+from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.costs import Costs
 from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Work
 from simulator.job.load import load_job
@@ -29,20 +30,22 @@ class Forecaster:
     folder: Path | None = None
 
     @cached_property
+    def calibration(self) -> Calibration:
+        return Calibration.from_folder(self.folder)
+
+    @cached_property
     def plan(self) -> Plan:
-        with calibrations_in(self.folder):
-            return resolve_plan(load_job(self.job))
+        return resolve_plan(load_job(self.job), SharedWork(self.calibration))
 
     @cached_property
     def costs(self) -> Costs:
         """Prices of kernels as they are measured one by one."""
-        with calibrations_in(self.folder):
-            return Costs(self.plan.job.cluster, self.plan.mesh, self.plan.job.framework.speeds, alone=True)
+        job = self.plan.job
+        return Costs(job.cluster, self.plan.mesh, job.framework.speeds, alone=True, calibration=self.calibration)
 
     def works(self, works: Iterable[Work]) -> Value:
         """Seconds of some works one after another; errors of works of one kind are taken to go together."""
-        with calibrations_in(self.folder):
-            found = [self.costs.estimate(work) for work in works]
+        found = [self.costs.estimate(work) for work in works]
         total = sum(one.seconds for one in found)
         reach = Z90 * (sum(one.seconds * one.spread for one in found) / total if total else 0.0)
         return Value(value=total, low=total * math.exp(-reach), high=total * math.exp(reach))
@@ -50,8 +53,7 @@ class Forecaster:
     @cached_property
     def report(self) -> Report:
         """The forecast of the whole step."""
-        with calibrations_in(self.folder):
-            return simulate(self.job)
+        return simulate(self.job, calibration=self.calibration)
 
     @property
     def step(self) -> Value:

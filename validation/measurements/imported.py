@@ -16,7 +16,6 @@ from hardware.cluster import Cluster
 from hardware.errors import PlanError
 from hardware.topology import reach
 from simulator.bridges import kineto, logs, nccl_tests
-from simulator.costs.calibration.calibration import calibrations_in
 from simulator.costs.collectives import collective, p2p
 from simulator.ir.ops import Collective
 from simulator.report.report import Z90, product_version
@@ -111,13 +110,12 @@ def _collective(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> Value:
     """The forecast of one size. A message goes from every rank to the next: the slowest pair paces all."""
     cluster, links = source.plan.job.cluster, source.costs.links
     ranks = _on(cluster, run)
-    with calibrations_in(source.folder):
-        if run.operation == "send_recv":
-            pairs = [(a, b) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b]
-            prices = [p2p.price(nbytes, reach(cluster, pair), links) for pair in dict.fromkeys(pairs)]
-            price = max(prices, key=lambda one: one.seconds + one.latency)
-        else:
-            price = collective.price(Collective(run.operation, nbytes, ("all",)), reach(cluster, ranks), links)
+    if run.operation == "send_recv":
+        pairs = [(a, b) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b]
+        prices = [p2p.price(nbytes, reach(cluster, pair), links) for pair in dict.fromkeys(pairs)]
+        price = max(prices, key=lambda one: one.seconds + one.latency)
+    else:
+        price = collective.price(Collective(run.operation, nbytes, ("all",)), reach(cluster, ranks), links)
     seconds, far = price.seconds + price.latency, Z90 * price.spread
     return Value(value=seconds, low=seconds * math.exp(-far), high=seconds * math.exp(far))
 
@@ -261,12 +259,11 @@ def _class(compared: Comparison, stream: str, kind: str, spread: float) -> Value
 def _spreads(source: Forecaster, device: int) -> dict[str, float]:
     """Relative spread of what a device spends on every class; errors of works of one class are taken to go together."""
     flat, sums = source.report.play.step.flat, defaultdict[str, list[float]](lambda: [0.0, 0.0])
-    with calibrations_in(source.folder):
-        for op, owner, seconds in zip(flat.ops, flat.device, flat.seconds, strict=True):
-            if owner == device and op.work is not None:
-                total = sums[class_of(op)]
-                total[0] += seconds
-                total[1] += seconds * source.costs.estimate(op.work).spread
+    for op, owner, seconds in zip(flat.ops, flat.device, flat.seconds, strict=True):
+        if owner == device and op.work is not None:
+            total = sums[class_of(op)]
+            total[0] += seconds
+            total[1] += seconds * source.costs.estimate(op.work).spread
     return {kind: weighted / seconds for kind, (seconds, weighted) in sums.items() if seconds}
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.calibration.calibration import calibrations_in
 from simulator.costs.costs import Costs
 from simulator.engine.play import play
 from simulator.engine.task_time import task_seconds
@@ -35,14 +34,12 @@ Turn = tuple[int, str]
 def price_of(forecaster: Forecaster, alone: bool = False) -> Price:
     """Prices as in a whole step; alone: communication within a stage takes no time."""
     plan = forecaster.plan
-    with calibrations_in(forecaster.folder):
-        costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds)
+    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds, calibration=forecaster.calibration)
 
     def price(work: Work) -> tuple[float, float, float]:
         if alone and isinstance(work, Collective):
             return FREE
-        with calibrations_in(forecaster.folder):
-            return costs.estimate(work)
+        return costs.estimate(work)
 
     return price
 

@@ -9,8 +9,8 @@ A file holds a section for each law, and a section holds what was measured there
       unnamed: {bf16: {spread, spread_short}, ...}
 
 Values are in SI; the spread of a coefficient is relative, those of a library are of log(measured / predicted)
-(`simulator.costs.coefficients.spread`). Kernels whose library nobody names are priced by the middle of those that were measured
-in their number format, with the spread of them all around that middle; collectives as by plain NCCL.
+(`simulator.costs.coefficients.spread`). Kernels whose library nobody names are priced by the middle of those that were
+measured in their number format, with the spread of them all around that middle; collectives as by plain NCCL.
 
 What is missing is borrowed, coefficient by coefficient: from the nearest GPU of the same architecture or the next kind
 of links, then from ones near it, with a wider spread (`BORROWED`), and a sentence says so. `steps.yaml` alone is
@@ -20,29 +20,25 @@ written by hand: what no table of kernels measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache, wraps
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from hardware.cluster import Tier
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
 from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.check import DEVICE, STEPS, check, sound
+from simulator.costs.calibration.check import DEVICE, STEPS, read_checked
 from simulator.costs.calibration.cost_models import EVERY, LAWS, LINKS, PROCESSES, family
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives.links import LinkLaw, NetworkLaw
 from simulator.ir.ops import BYTES
 
-__all__ = [
-    "DEVICE", "LAWS", "LINKS", "StepLaw", "calibrations_in", "check", "family", "forget", "format_of", "law_of",
-    "lenders", "link_law", "names", "network_law", "sections", "step_law",
-]  # fmt: skip
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ARCHITECTURES = {
     "volta": ("ampere", "hopper"),
@@ -73,82 +69,201 @@ BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
 """Relative spread that is added (in squares) to borrowed laws. Large GEMMs of one generation miss the next by 3-10 %;
 the best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
 
-_FOLDERS: list[Path] = []
+SHIPPED: Traversable = resources.files("simulator.costs.calibration")
 
 
-@contextmanager
-def calibrations_in(folder: Path | None) -> Iterator[None]:
-    """While it lasts, the files of `folder` come before those that ship with meshcast; None: only those."""
-    if folder is None:
-        yield
-        return
-    _FOLDERS.insert(0, folder)
-    forget()
-    try:
-        yield
-    finally:
-        _FOLDERS.remove(folder)
-        forget()
+def _keep_answers(method: Callable[Concatenate[Calibration, P], T]) -> Callable[Concatenate[Calibration, P], T]:
+    """Each question is answered once for each Calibration."""
+
+    @wraps(method)
+    def answer(self: Calibration, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = method.__name__, args, tuple(sorted(kwargs.items()))
+        if key not in self._answers:
+            self._answers[key] = method(self, *args, **kwargs)
+        known: T = self._answers[key]
+        return known
+
+    return answer
 
 
-def forget() -> None:
-    """Files have changed: they are read anew."""
-    for known in (names, sections, shipped, lenders, law_of, link_law, network_law):
-        known.cache_clear()
+class Found(NamedTuple):
+    """A cost model with its coefficients.
 
-
-@cache
-def names() -> tuple[str, ...]:
-    """Of all files, sorted."""
-    places: list[Any] = [resources.files("simulator.costs.calibration"), *_FOLDERS]
-    return tuple(
-        sorted(
-            {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
-            - {DEVICE[:-5]}
-        )
-    )
-
-
-@cache
-def sections(name: str) -> dict[str, Any]:
-    """The file `name` as data, {} without one; read once."""
-    for folder in _FOLDERS:
-        if (folder / f"{name}.yaml").is_file():
-            return sound(folder / f"{name}.yaml")
-    return shipped(name)
-
-
-@cache
-def shipped(name: str) -> dict[str, Any]:
-    """The file `name` that ships with meshcast as data, {} without one."""
-    file: Traversable = resources.files("simulator.costs.calibration") / f"{name}.yaml"
-    return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
-
-
-@cache
-def lenders(gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
-    """Whose coefficients a GPU uses, the nearest first: names of files, and how far they are from it ("": its own).
-
-    Of one architecture that GPU is nearest whose rates (of FLOPs and memory) and number of multiprocessors are most
-    alike. without: a file that is passed over.
+    Attributes:
+        model: an instance of a class of `simulator.costs.calibration.cost_models`, or of several (`LinkLaw`).
+        assumed: what was borrowed from other hardware, one sentence each; () if all was measured on this one.
     """
-    order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
-    maker = "maker" if gpu.architecture.startswith("cdna") else "other"
-    found = []
-    for name in names():
-        if name == without:
-            continue
-        if name == gpu.name:  # which may be in no catalog
-            found.append((False, 0, 0.0, name, ""))
-        elif name in catalog("gpus") and load("gpus", name).architecture in order:
-            other = load("gpus", name)
-            place = order.index(other.architecture)
-            far = "generation" if place == 0 else maker
-            found.append((bool(far), place, _apart(gpu, other), name, far))
-    return tuple((name, far) for *_, name, far in sorted(found))
+
+    model: Any
+    assumed: tuple[str, ...] = ()
 
 
-def _apart(one: GPU, other: GPU) -> float:
+class Calibration:
+    """The coefficients of all cost models: from a folder of files, if there is one, and from those that ship.
+
+    Files are read once, when first needed: after a file has changed, make a new Calibration.
+
+    Attributes:
+        folder: its files come before those that ship with meshcast; None: only those.
+        written: files as data, by their names; they come before those of the folder.
+    """
+
+    def __init__(self, folder: Path | None = None, written: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self.folder = folder
+        self.written = dict(written or {})
+        self._answers: dict[Hashable, Any] = {}
+
+    @classmethod
+    @cache
+    def shipped(cls) -> Calibration:
+        """The files that ship with meshcast, and no others."""
+        return cls()
+
+    @classmethod
+    def from_folder(cls, folder: Path | None) -> Calibration:
+        """The files of a folder before the shipped ones; None: the shipped ones."""
+        return cls(folder) if folder is not None else cls.shipped()
+
+    def with_file(self, name: str, data: Mapping[str, Any]) -> Calibration:
+        """The same with `data` as the file `name`."""
+        return Calibration(self.folder, {**self.written, name: data})
+
+    # --------------------------------------------------------------------------------------------- files
+
+    @_keep_answers
+    def names(self) -> tuple[str, ...]:
+        """Of all files, sorted."""
+        places: list[Any] = [SHIPPED, *([self.folder] if self.folder else [])]
+        found = {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
+        return tuple(sorted(found - {DEVICE[:-5]} | self.written.keys()))
+
+    @_keep_answers
+    def sections(self, name: str) -> Mapping[str, Any]:
+        """The file `name` as data, {} without one."""
+        if name in self.written:
+            return self.written[name]
+        if self.folder and (self.folder / f"{name}.yaml").is_file():
+            return read_checked(self.folder / f"{name}.yaml")
+        if self is not Calibration.shipped():
+            return Calibration.shipped().sections(name)
+        file = SHIPPED / f"{name}.yaml"
+        return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
+
+    @_keep_answers
+    def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
+        """Whose coefficients a GPU uses, the nearest first: names of files, and how far they are from it ("": its own).
+
+        Of one architecture that GPU is nearest whose rates (of FLOPs and memory) and number of multiprocessors are most
+        alike. without: a file that is passed over.
+        """
+        order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
+        maker = "maker" if gpu.architecture.startswith("cdna") else "other"
+        found = []
+        for name in self.names():
+            if name == without:
+                continue
+            if name == gpu.name:  # which may be in no catalog
+                found.append((False, 0, 0.0, name, ""))
+            elif name in catalog("gpus") and load("gpus", name).architecture in order:
+                other = load("gpus", name)
+                place = order.index(other.architecture)
+                far = "generation" if place == 0 else maker
+                found.append((bool(far), place, _distance(gpu, other), name, far))
+        return tuple((name, far) for *_, name, far in sorted(found))
+
+    # ------------------------------------------------------------------------------------------- models
+
+    @_keep_answers
+    def kernel_model(
+        self, gpu: GPU, section: str, library: str = "", dtype: str = "bf16", kind: str = "", without: str = ""
+    ) -> Found:
+        """The cost model of one section on `gpu`.
+
+        library: whose kernels; "" or one that was never measured: the middle of all in the format of `dtype`. kind: of
+        the rows of a table, which may have a spread of their own. without: a file that is passed over.
+        """
+        given = self.lenders(gpu, without)
+        law, lender, far = self._compose(LAWS[section], section, given, library, format_of(dtype), kind)
+        told = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {lender}"
+        return Found(law, (told,) if far else ())
+
+    @_keep_answers
+    def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
+        """The cost models of the links of a scale-up domain or to the host: a `LinkLaw`.
+
+        library: who calls them; "": plain NCCL. without: a file that is passed over.
+        """
+        own = family(tier.kind)
+        far = "generation" if own in FAMILIES else "other"
+        first = own, "" if tier.kind == own or own == "pcie" else far
+        given = [first, *((name, far) for name in FAMILIES.get(own, PLAIN))]
+        given = [(name, far) for name, far in given if name != without]
+        if own == PROCESSES:
+            law = self._compose(EVERY["processes"], "processes", [(own, "")], library, kind=kind)[0]
+            return Found(LinkLaw(law, law, law))
+        laws = {section: self._compose(law, section, given, library, kind=kind) for section, law in LINKS.items()}
+        lender, far = laws["ring"][1:]
+        told = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {lender}"
+        return Found(LinkLaw(*(law for law, _, _ in laws.values())), (told,) if far else ())
+
+    @_keep_answers
+    def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
+        """The cost model of the network between islands: a `NetworkLaw`."""
+        own = family(tier.kind)
+        given = [(own, ""), ("infiniband", "other"), ("efa", "other")]
+        given = [(name, far) for name, far in given if name != without]
+        law, _, far = self._compose(NetworkLaw, "network", given, "", kind=kind)
+        told = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
+        return Found(law, (told,) if far else ())
+
+    def sustained_rate(self, architecture: str) -> float:
+        """Rate of GEMMs and attention in a long training step against the same kernel alone.
+
+        Of the GPUs of an architecture, or of the nearest one that was observed.
+        """
+        known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
+        order = (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST)
+        return float(next(known[one] for one in order if one in known)["sustained"]["value"])
+
+    def _compose(
+        self,
+        law: type,
+        section: str,
+        given: Sequence[tuple[str, str]],
+        library: str,
+        form: str = "",
+        kind: str = "",
+    ) -> tuple[Any, str, str]:
+        """A law from the files `given`, the first first; the file that most of it is of, and how far that is.
+
+        form: number format of the libraries whose middle stands for an unnamed one; "": none does. Files are read only
+        as far as they are needed.
+        """
+        of = self.sections
+        if not any("common" in of(name).get(section, {}) for name, _ in given):
+            of = Calibration.shipped().sections  # files of a folder may hold but one section, and hide those that ship
+        lender, far = next(((name, far) for name, far in given if "common" in of(name).get(section, {})), ("", ""))
+        if not lender:
+            rule = f"no calibration has a section {section}"
+            raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
+        known = (of(name).get(section, {}).get("libraries", {}) for name, _ in given if library)
+        own = next((libraries[library] for libraries in known if library in libraries), None)
+        values: dict[str, float] = {}
+        for name, wanted in coefficients(law).items():
+            entry = own["coefficients"].get(name) if own and wanted.of == "library" else None
+            told = (_value(of(f)[section], name, wanted.of, form) for f, _ in given if section in of(f))
+            found = [float(entry["value"])] if entry else told
+            values[name] = next((one for one in found if one is not None), wanted.start)
+        unnamed = of(lender)[section]["unnamed"]
+        spreads = own or unnamed.get(form) or next(iter(unnamed.values()))
+        spreads = spreads.get("kinds", {}).get(kind, spreads)
+        wider = BORROWED[far] if far else 0.0
+        widened = {key: math.hypot(float(spreads[key]), wider) for key in ("spread", "spread_short")}
+        return law(**values, **widened), lender, far
+
+
+def _distance(one: GPU, other: GPU) -> float:
+    """How unlike two GPUs are: the sum of |log| of ratios of their rates and sizes."""
     pairs = [(one.memory_bandwidth, other.memory_bandwidth), (one.multiprocessors, other.multiprocessors)]
     pairs += [(one.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in one.peak and dtype in other.peak]
     return sum(abs(math.log(a / b)) for a, b in pairs)
@@ -159,51 +274,7 @@ def format_of(dtype: str) -> str:
     return "fp8" if BYTES[dtype] <= 1 else "bf16"
 
 
-@cache
-def law_of(
-    gpu: GPU, section: str, library: str = "", dtype: str = "bf16", kind: str = "", without: str = ""
-) -> tuple[Any, str]:
-    """The law of one section on `gpu`, and a sentence where it is another GPU's, else "".
-
-    library: whose kernels; "" or one that was never measured: the middle of all in the format of `dtype`. kind: of the
-    rows of a table, which may have a spread of their own. without: a file that is passed over.
-    """
-    law, lender, far = _composed(LAWS[section], section, lenders(gpu, without), library, format_of(dtype), kind)
-    return law, f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {lender}" if far else ""
-
-
-def _composed(
-    law: type, section: str, given: Sequence[tuple[str, str]], library: str, form: str = "", kind: str = ""
-) -> tuple[Any, str, str]:
-    """A law from the files `given`, the first first; the file that most of it is of, and how far that is.
-
-    form: number format of the libraries whose middle stands for an unnamed one; "": none does. Files are read only as
-    far as they are needed.
-    """
-    of = sections
-    if not any("common" in sections(name).get(section, {}) for name, _ in given):
-        of = shipped  # files of a folder may hold but one section, and hide those that meshcast has
-    lender, far = next(((name, far) for name, far in given if "common" in of(name).get(section, {})), ("", ""))
-    if not lender:
-        rule = f"no calibration has a section {section}"
-        raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
-    known = (of(name).get(section, {}).get("libraries", {}) for name, _ in given if library)
-    own = next((libraries[library] for libraries in known if library in libraries), None)
-    values: dict[str, float] = {}
-    for name, wanted in coefficients(law).items():
-        entry = own["coefficients"].get(name) if own and wanted.of == "library" else None
-        told = (_value(of(f)[section], name, wanted.of, form) for f, _ in given if section in of(f))
-        found = [float(entry["value"])] if entry else told
-        values[name] = next((one for one in found if one is not None), wanted.start)
-    unnamed = of(lender)[section]["unnamed"]
-    spreads = own or unnamed.get(form) or next(iter(unnamed.values()))
-    spreads = spreads.get("kinds", {}).get(kind, spreads)
-    wider = BORROWED[far] if far else 0.0
-    widened = {key: math.hypot(float(spreads[key]), wider) for key in ("spread", "spread_short")}
-    return law(**values, **widened), lender, far
-
-
-def _value(data: dict[str, Any], name: str, of: str, form: str) -> float | None:
+def _value(data: Mapping[str, Any], name: str, of: str, form: str) -> float | None:
     """A coefficient as one file knows it: the GPU's, or the middle of its libraries'; None if it does not.
 
     The middle is the geometric mean, the arithmetic one where some are zero.
@@ -220,52 +291,3 @@ def _value(data: dict[str, Any], name: str, of: str, form: str) -> float | None:
     if not values:
         return None
     return sum(values) / len(values) if min(values) <= 0 else math.exp(sum(map(math.log, values)) / len(values))
-
-
-@cache
-def link_law(tier: Tier, library: str = "", kind: str = "", without: str = "") -> tuple[LinkLaw, str]:
-    """The laws of the links of a domain or to the host, and a sentence where they are those of other links.
-
-    library: who calls them; "": plain NCCL. without: a file that is passed over.
-    """
-    own = family(tier.kind)
-    far = "generation" if own in FAMILIES else "other"
-    first = own, "" if tier.kind == own or own == "pcie" else far
-    given = [first, *((name, far) for name in FAMILIES.get(own, PLAIN))]
-    given = [(name, far) for name, far in given if name != without]
-    if own == PROCESSES:
-        law = _composed(EVERY["processes"], "processes", [(own, "")], library, kind=kind)[0]
-        return LinkLaw(law, law, law), ""
-    laws = {section: _composed(law, section, given, library, kind=kind) for section, law in LINKS.items()}
-    lender, far = laws["ring"][1:]
-    said = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {lender}" if far else ""
-    return LinkLaw(*(law for law, _, _ in laws.values())), said
-
-
-@cache
-def network_law(tier: Tier, kind: str = "", without: str = "") -> tuple[NetworkLaw, str]:
-    """The law of the network between islands, and a sentence where it is that of another network."""
-    own = family(tier.kind)
-    given = [(own, ""), ("infiniband", "other"), ("efa", "other")]
-    given = [(name, far) for name, far in given if name != without]
-    law, _, far = _composed(NetworkLaw, "network", given, "", kind=kind)
-    return law, f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand" if far else ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepLaw:
-    """What a long step adds to kernels that were measured alone.
-
-    sustained: rate of GEMMs and attention in a training step against the same kernel alone.
-    """
-
-    sustained: float
-    spread: float
-
-
-def step_law(architecture: str) -> StepLaw:
-    """Of the GPUs of an architecture, or of the nearest one that was observed."""
-    known = shipped(STEPS) | sections(STEPS)
-    nearest = next(one for one in (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST) if one in known)
-    entry = known[nearest]["sustained"]
-    return StepLaw(float(entry["value"]), float(entry["spread"]))

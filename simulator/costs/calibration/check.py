@@ -22,7 +22,7 @@ ROUNDING = 1e-3
 SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
 
 
-def check(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Refuses a folder of calibrations that laws cannot be made of, or that nothing would ask for."""
     files = sorted(file for file in folder.glob("*.yaml") if file.name != DEVICE)
     if not files:
@@ -35,10 +35,10 @@ def check(folder: Path) -> None:
         if file.stem not in known:
             rule = "no GPU and no kind of links has this name"
             raise CatalogError(str(file), rule, nearest(file.stem, known), file.stem)
-        sound(file)
+        read_checked(file)
 
 
-def sound(file: Path) -> dict[str, Any]:
+def read_checked(file: Path) -> dict[str, Any]:
     """The calibration in a file that meshcast does not ship. Raises CatalogError where no laws can be made of it."""
     read = read_yaml(file, str(file)).data
     data = {} if read is None else _mapping(read, str(file))

@@ -94,9 +94,7 @@ def test_columns_that_a_table_may_lack(tmp_path, name, column):
 @pytest.mark.parametrize("gpu", ["mi300x", "h20", "a100-sxm-40", "v100", "H100", "gb300", "h100_pcie"])
 @pytest.mark.parametrize("name", ["gemm", "attention", "experts", "calls", "elementwise", "collectives"])
 def test_gpus_that_no_table_has(tmp_path, name, gpu):
-    told, _ = measured.validated(
-        KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None
-    )
+    told, _ = measured.validated(KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None)
     sound(told, len(ROWS[name]))
     if gpu in ("mi300x", "h20", "H100"):
         assert told["summary"]["predicted"] > 0
@@ -292,10 +290,10 @@ def test_what_cannot_be_calibrated(tmp_path, table, fitted):
 def test_an_interrupt_leaves_whole_files(tmp_path, fitted, monkeypatch):
     file, out, _ = fitted
 
-    def stopped(tables, name, leave_out):
+    def stopped(calibration, tables, name, leave_out):
         if name == "h100-sxm":
             raise KeyboardInterrupt
-        return fit(tables, name, leave_out)
+        return fit(calibration, tables, name, leave_out)
 
     fit = kernels.calibrate
     monkeypatch.setattr(kernels, "calibrate", stopped)

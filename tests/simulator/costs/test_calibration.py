@@ -7,27 +7,17 @@ import pytest
 from hardware import load
 from hardware.cluster import Tier
 from simulator import simulate
-from simulator.costs.calibration.calibration import (
-    LAWS,
-    LINKS,
-    calibrations_in,
-    family,
-    law_of,
-    lenders,
-    link_law,
-    names,
-    network_law,
-    sections,
-    step_law,
-)
+from simulator.costs.calibration.calibration import Calibration
+from simulator.costs.calibration.cost_models import LAWS, LINKS, family
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives.links import NetworkLaw
 from simulator.costs.collectives.processes import ProcessLaw
 from validation.calibration.write import text, write
 
+SHIPPED = Calibration.shipped()
 KINDS = LAWS | LINKS | {"network": NetworkLaw, "processes": ProcessLaw}
-FILES = [name for name in names() if name != "steps"]
-EACH = [(file, section) for file in FILES for section in sections(file)]
+FILES = [name for name in SHIPPED.names() if name != "steps"]
+EACH = [(file, section) for file in FILES for section in SHIPPED.sections(file)]
 
 
 def blocks(data):
@@ -38,19 +28,19 @@ def test_there_are_files():
     gpus = {"a100-sxm-80", "h100-sxm", "h200-sxm", "b200-sxm", "gb200", "b300-sxm", "l40s"}
     assert gpus | {"nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie", "infiniband", "efa"} <= set(FILES)
     for gpu in gpus:
-        assert {"memory", "gemm", "attention"} <= set(sections(gpu))
+        assert {"memory", "gemm", "attention"} <= set(SHIPPED.sections(gpu))
 
 
 @pytest.mark.parametrize(("file", "section"), EACH, ids=[f"{file}-{section}" for file, section in EACH])
 def test_every_coefficient_is_measured_sourced_and_possible(file, section):
     known = coefficients(KINDS[section])
-    for of, block in blocks(sections(file)[section]):
+    for of, block in blocks(SHIPPED.sections(file)[section]):
         assert block["rows"] > 0 and len(block["source"]) > 5
         for name, entry in block["coefficients"].items():
             assert set(entry) == {"value", "spread", "meaning"} and entry["meaning"] == known[name].meaning
             assert known[name].of == of and 0 <= entry["spread"] <= 1
             assert known[name].low <= entry["value"] * (1 + 1e-3) and entry["value"] <= known[name].high * (1 + 1e-3)
-    for library in sections(file)[section]["libraries"].values():
+    for library in SHIPPED.sections(file)[section]["libraries"].values():
         assert library["format"] in ("bf16", "fp8", "any") and 0 < library["spread"] < 1
 
 
@@ -67,34 +57,38 @@ def test_a_law_has_few_coefficients_each_with_a_meaning(law):
     ("gpu", "first"), [("h100-sxm", "h100-sxm"), ("h20", "h100-sxm"), ("h200-nvl", "h200-sxm"), ("gb300", "gb300")]
 )
 def test_the_nearest_lends_first(gpu, first):
-    lender, far = lenders(load("gpus", gpu))[0]
+    lender, far = SHIPPED.lenders(load("gpus", gpu))[0]
     assert (far == "") == (lender == gpu)
     assert lender == first
 
 
+def gemms(gpu):
+    return SHIPPED.kernel_model(load("gpus", gpu), "gemm")
+
+
 def test_a_gpu_that_nobody_measured_borrows_with_a_wider_spread():
-    (own, silent), (kin, said) = (law_of(load("gpus", name), "gemm") for name in ("h100-sxm", "h800-sxm"))
+    (own, silent), (kin, (said,)) = gemms("h100-sxm"), gemms("h800-sxm")
     assert not silent and "h800-sxm" in said and "h100-sxm" in said
     assert kin.rate == own.rate and kin.spread > own.spread
-    maker, told = law_of(load("gpus", "mi300x"), "gemm")
-    assert maker.spread > law_of(load("gpus", "v100-sxm2-16"), "gemm")[0].spread > own.spread and "mi300x" in told
+    maker, (told,) = gemms("mi300x")
+    assert maker.spread > gemms("v100-sxm2-16").model.spread > own.spread and "mi300x" in told
 
 
 def test_what_one_gpu_lacks_comes_from_the_next():
     # No layouts of training were measured on this card, but on its kin.
-    known = sections("a100-sxm-80")["gemm"]["common"]["coefficients"]
+    known = SHIPPED.sections("a100-sxm-80")["gemm"]["common"]["coefficients"]
     assert "nt" not in known
-    kin = sections("a100-pcie-80")["gemm"]["common"]["coefficients"]
-    assert law_of(load("gpus", "a100-sxm-80"), "gemm")[0].nt == pytest.approx(kin["nt"]["value"])
+    kin = SHIPPED.sections("a100-pcie-80")["gemm"]["common"]["coefficients"]
+    assert SHIPPED.kernel_model(load("gpus", "a100-sxm-80"), "gemm").model.nt == pytest.approx(kin["nt"]["value"])
 
 
 def test_a_library_is_priced_by_its_own_coefficients_and_nobodys_by_the_middle():
-    gpu, held = load("gpus", "h100-sxm"), sections("h100-sxm")["gemm"]["libraries"]
+    gpu, held = load("gpus", "h100-sxm"), SHIPPED.sections("h100-sxm")["gemm"]["libraries"]
     rates = {name: one["coefficients"]["rate"]["value"] for name, one in held.items()}
     for name, rate in rates.items():
-        assert law_of(gpu, "gemm", name)[0].rate == rate
-    assert min(rates.values()) < law_of(gpu, "gemm")[0].rate < max(rates.values())
-    assert law_of(gpu, "gemm", "a program of tomorrow")[0] == law_of(gpu, "gemm")[0]
+        assert SHIPPED.kernel_model(gpu, "gemm", name).model.rate == rate
+    assert min(rates.values()) < SHIPPED.kernel_model(gpu, "gemm").model.rate < max(rates.values())
+    assert SHIPPED.kernel_model(gpu, "gemm", "a program of tomorrow").model == SHIPPED.kernel_model(gpu, "gemm").model
 
 
 @pytest.mark.parametrize(("gpu", "borrowed"), [("b300-sxm", True), ("b200-sxm", False)])
@@ -107,60 +101,67 @@ def test_a_forecast_says_whose_products_of_experts_it_borrows(gpu, borrowed):
 
 def test_a_file_can_be_left_out():
     gpu = load("gpus", "h100-sxm")
-    blind, said = law_of(gpu, "gemm", without="h100-sxm")
-    assert "h200-sxm" in said and blind != law_of(gpu, "gemm")[0]
+    blind, (said,) = SHIPPED.kernel_model(gpu, "gemm", without="h100-sxm")
+    assert "h200-sxm" in said and blind != SHIPPED.kernel_model(gpu, "gemm").model
 
 
 def test_a_folder_of_calibrations_comes_first(tmp_path):
-    data = {"gemm": sections("h100-sxm")["gemm"]}
+    data = {"gemm": SHIPPED.sections("h100-sxm")["gemm"]}
     entry = data["gemm"]["common"]["coefficients"]["depth"]
-    gpu, before = load("gpus", "h100-sxm"), law_of(load("gpus", "h100-sxm"), "gemm")[0]
+    gpu, before = load("gpus", "h100-sxm"), SHIPPED.kernel_model(load("gpus", "h100-sxm"), "gemm").model
     changed = {**data["gemm"], "common": {**data["gemm"]["common"], "coefficients": {"depth": entry | {"value": 77.0}}}}
     write(tmp_path / "h100-sxm.yaml", "mine", {"gemm": changed})
-    with calibrations_in(tmp_path):
-        assert law_of(gpu, "gemm")[0].depth == 77.0
-        assert law_of(gpu, "attention")[1], "the folder's file stands in for the whole of meshcast's"
-    assert law_of(gpu, "gemm")[0] == before
+    mine = Calibration.from_folder(tmp_path)
+    assert mine.kernel_model(gpu, "gemm").model.depth == 77.0
+    assert mine.kernel_model(gpu, "attention").assumed, "the folder's file stands in for the whole of meshcast's"
+    assert SHIPPED.kernel_model(gpu, "gemm").model == before
+    written = SHIPPED.with_file("h100-sxm", {"gemm": changed})
+    assert written.kernel_model(gpu, "gemm") == mine.kernel_model(gpu, "gemm")
+    job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 8}, "batch": {"global": 8}}
+    times = [simulate(job, calibration=one).step_time for one in (None, SHIPPED, mine, written)]
+    assert times[0] == times[1] != times[2] == times[3]
 
 
 def test_a_file_reads_back_as_it_was_written(tmp_path):
     for name in FILES:
-        write(tmp_path / f"{name}.yaml", name, sections(name))
+        write(tmp_path / f"{name}.yaml", name, SHIPPED.sections(name))
         shipped = resources.files("simulator.costs.calibration") / f"{name}.yaml"
-        assert text("", sections(name)).splitlines()[1:] == shipped.read_text("utf-8").splitlines()[1:]
-    originals = {name: sections(name) for name in FILES}
-    with calibrations_in(tmp_path):
-        assert {name: sections(name) for name in FILES} == originals
+        assert text("", SHIPPED.sections(name)).splitlines()[1:] == shipped.read_text("utf-8").splitlines()[1:]
+    originals = {name: SHIPPED.sections(name) for name in FILES}
+    mine = Calibration.from_folder(tmp_path)
+    assert {name: mine.sections(name) for name in FILES} == originals
 
 
 @pytest.mark.parametrize(
     ("kind", "lender"), [("nvlink3-a800", "nvlink3"), ("nvlink4-h800", "nvlink4"), ("nvlink4-bridge", "nvlink4")]
 )
 def test_links_borrow_from_their_family(kind, lender):
-    (own, silent), (kin, said) = link_law(Tier(lender, 450e9, 0.0)), link_law(Tier(kind, 450e9, 0.0))
+    (own, silent), (kin, (said,)) = (SHIPPED.link_models(Tier(one, 450e9, 0.0)) for one in (lender, kind))
     assert kin.ring.share == own.ring.share and kin.ring.spread > own.ring.spread and family(kind) == lender
     assert not silent and kind in said and lender in said
 
 
 @pytest.mark.parametrize("kind", ["infinity-fabric-3", "something"])
 def test_other_links_borrow_plain_ones(kind):
-    law, said = link_law(Tier(kind, 31e9, 0.0))
-    assert law.ring.spread > link_law(Tier("nvlink3", 300e9, 0.0))[0].ring.spread and kind in said
+    law, (said,) = SHIPPED.link_models(Tier(kind, 31e9, 0.0))
+    assert law.ring.spread > SHIPPED.link_models(Tier("nvlink3", 300e9, 0.0)).model.ring.spread and kind in said
 
 
 def test_what_links_lack_comes_from_the_next():
-    assert "message" not in sections("nvlink5") and "message" in sections("nvlink4")
-    own, next_ = (link_law(Tier(kind, 900e9, 0.0))[0] for kind in ("nvlink5", "nvlink4"))
+    assert "message" not in SHIPPED.sections("nvlink5") and "message" in SHIPPED.sections("nvlink4")
+    own, next_ = (SHIPPED.link_models(Tier(kind, 900e9, 0.0)).model for kind in ("nvlink5", "nvlink4"))
     assert own.message.share == next_.message.share and own.ring.share != next_.ring.share
 
 
 def test_networks_of_another_family_borrow_as_well():
-    (own, silent), (other, said) = (network_law(Tier(kind, 50e9, 0.0)) for kind in ("infiniband-xdr", "slingshot"))
+    own, silent = SHIPPED.network_model(Tier("infiniband-xdr", 50e9, 0.0))
+    other, (said,) = SHIPPED.network_model(Tier("slingshot", 50e9, 0.0))
     assert other.share == own.share and other.spread > own.spread
     assert not silent and "slingshot" in said and "InfiniBand" in said
-    assert not network_law(Tier("efa", 50e9, 0.0))[1]
+    assert not SHIPPED.network_model(Tier("efa", 50e9, 0.0)).assumed
 
 
 def test_a_long_step_takes_something_off():
-    assert step_law("hopper").sustained < step_law("ampere").sustained < 1
-    assert step_law("blackwell") == step_law("hopper") and step_law("volta") == step_law("ampere")
+    assert SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("ampere") < 1
+    assert SHIPPED.sustained_rate("blackwell") == SHIPPED.sustained_rate("hopper")
+    assert SHIPPED.sustained_rate("volta") == SHIPPED.sustained_rate("ampere")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware import load_cluster, nodes, reach
-from simulator.costs.calibration.calibration import sections
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Links
 from simulator.costs.costs import Costs
@@ -16,6 +16,7 @@ from simulator.costs.kernels.sections import of_gpu
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Transfer
 
+SHIPPED = Calibration.shipped()
 GIB = 2**30
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 LAYOUTS = [(1, 8), (2, 8), (16, 8), (128, 8), (2, 1), (16, 1), (4, 2), (1, 2), (1, 3)]
@@ -232,7 +233,7 @@ def test_pairs_of_a_cube_mesh():
     costs = Costs(load_cluster("dgx-1v:1"), Mesh({"pp": 8}))
     double, none = (costs.estimate(Transfer(GIB, "pp", 0, other)).seconds for other in (3, 6))
     assert 0.9 * GIB / 50e9 < double < 1.3 * GIB / 50e9 and GIB / 15.75e9 < none < 1.3 * GIB / 15.75e9
-    assert any("nvlink3" in one for one in costs.assumed) == (not sections("nvlink2"))
+    assert any("nvlink3" in one for one in costs.assumed) == (not SHIPPED.sections("nvlink2"))
     assert 100 < 2 * 7 / 8 * GIB / costs.estimate(Collective("all_reduce", GIB, ("pp",))).seconds / 1e9 < 140  # 122-135
 
 
@@ -270,7 +271,9 @@ def test_every_node_of_the_catalog_can_be_priced(node):
         # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
         assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.spread < 0.5
         assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.island // 4)
-    owns = {of_gpu(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(sections(cluster.gpu.name))
+    owns = {of_gpu(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(
+        SHIPPED.sections(cluster.gpu.name)
+    )
     assert owns == (not any(cluster.gpu.name in one for one in costs.assumed))
 
 

@@ -9,7 +9,7 @@ from hardware import load
 from hardware.errors import CatalogError
 from hardware.inline import ByGPU, Inter
 from hardware.topology import reach
-from simulator.costs.calibration.calibration import law_of, link_law
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Laws, Links
 from simulator.costs.costs import Costs
@@ -18,6 +18,7 @@ from simulator.costs.kernels.sections import SECTIONS, section_of
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Collective, Gemm, Memory
 
+SHIPPED = Calibration.shipped()
 CORE = load("gpus", "cpu-core")
 SIZE = st.integers(1, 4096)
 KINDS = [*cpu.RATE_OF, "residual", "rope", "add", "zero-grad"]
@@ -25,7 +26,7 @@ KINDS = [*cpu.RATE_OF, "residual", "rope", "add", "zero-grad"]
 
 def price(work):
     name = section_of(work, CORE)
-    return SECTIONS[name].price(work, CORE, law_of(CORE, name)[0], 1.0)
+    return SECTIONS[name].price(work, CORE, SHIPPED.kernel_model(CORE, name).model, 1.0)
 
 
 @given(SIZE, SIZE, SIZE, st.sampled_from(["tn", "nn", "nt"]))
@@ -52,16 +53,18 @@ def test_other_kernels_grow_with_their_bytes(what: str, size: int, backward: boo
 
 def test_laws_work_on_arrays() -> None:
     sizes = np.array([64.0, 256.0, 1024.0])
-    law = law_of(CORE, "cpu-gemm")[0]
+    law = SHIPPED.kernel_model(CORE, "cpu-gemm").model
     many, _ = cpu.gemm_seconds(Gemm(sizes, sizes, sizes, dtype="fp32"), CORE, law)  # type: ignore[arg-type]
     each = [cpu.gemm_seconds(Gemm(n, n, n, dtype="fp32"), CORE, law)[0] for n in (64, 256, 1024)]
     assert many.tolist() == pytest.approx(each)
-    found, _ = cpu.memory_seconds(Memory("rms-norm", sizes, sizes), CORE, law_of(CORE, "cpu-memory")[0])  # type: ignore[arg-type]
+    found, _ = cpu.memory_seconds(
+        Memory("rms-norm", sizes, sizes), CORE, SHIPPED.kernel_model(CORE, "cpu-memory").model
+    )  # type: ignore[arg-type]
     assert found.shape == sizes.shape and (np.diff(found) > 0).all()
 
 
 def test_experts_are_called_one_by_one() -> None:
-    law = law_of(CORE, "cpu-gemm")[0]
+    law = SHIPPED.kernel_model(CORE, "cpu-gemm").model
     alone = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32"), CORE, law)
     apart = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32", groups=((8, 64),)), CORE, law)
     assert apart[1] == 8 * alone[1] and apart[0] - apart[1] == pytest.approx(alone[0] - alone[1])
@@ -70,7 +73,7 @@ def test_experts_are_called_one_by_one() -> None:
 def links(members: int) -> tuple[Links, object]:
     told = ByGPU(gpu=CORE, gpus=members, gpus_per_node=members, scale_up_domain=1, inter=Inter(kind="none"))
     cluster = told.cluster()
-    law = link_law(cluster.host)[0]
+    law = SHIPPED.link_models(cluster.host).model
     return Links(cluster, Laws(law, law, None)), reach(cluster, list(range(members)))  # type: ignore[arg-type]
 
 
@@ -93,4 +96,4 @@ def test_a_core_borrows_nothing_from_gpus() -> None:
     cluster = links(2)[0].cluster
     assert Costs(cluster, Mesh({"dp": 2})).assumed == ()
     with pytest.raises(CatalogError, match="no calibration has a section"):
-        law_of(CORE, "cpu-gemm", without="cpu-core")
+        SHIPPED.kernel_model(CORE, "cpu-gemm", without="cpu-core")

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from hardware import load  # noqa: E402
 from hardware.errors import PlanError  # noqa: E402
-from simulator.costs.calibration.calibration import calibrations_in, law_of, link_law, step_law  # noqa: E402
-from simulator.costs.calibration.check import check  # noqa: E402
+from simulator.costs.calibration.calibration import Calibration  # noqa: E402
+from simulator.costs.calibration.check import check_folder  # noqa: E402
 from simulator.forecast.simulate import simulate  # noqa: E402
 from simulator.ir.ops import Attention, Gemm, Memory  # noqa: E402
 from validation.calibration.device import calibrate as calibrating  # noqa: E402
@@ -50,7 +50,7 @@ def test_it_writes_the_device_its_calibration_and_the_samples(folder) -> None:
     names = {"device.yaml", "loopback.yaml", "measured.json", "steps.yaml", "this-core.yaml"}
     assert {file.name for file in out.iterdir()} == names
     assert all((out / name).is_file() for name in ("device.yaml", "loopback.yaml")) and told["device"]
-    check(out)
+    check_folder(out)
     measured = read(out / "measured.json")
     assert measured.kind == "calibration" and all(row.samples for row in measured.rows)
 
@@ -59,11 +59,11 @@ def test_what_was_measured_is_what_is_used(folder) -> None:
     out, _ = folder
     gpu = load("gpus", str(out / "device.yaml"))
     assert gpu.architecture == "cpu" and gpu.peak["fp32"].kind == "measured"
-    with calibrations_in(out):
-        assert step_law("cpu").sustained == 0.9
-        for section in ("cpu-gemm", "cpu-attention", "cpu-memory"):
-            law, borrowed = law_of(gpu, section)
-            assert not borrowed and law.spread > 0
+    known = Calibration.from_folder(out)
+    assert known.sustained_rate("cpu") == 0.9
+    for section in ("cpu-gemm", "cpu-attention", "cpu-memory"):
+        law, borrowed = known.kernel_model(gpu, section)
+        assert not borrowed and law.spread > 0
     job = {
         "model": "gpt2-124m",
         "cluster": {"gpu": "cpu-core", "gpus": 2},
@@ -73,8 +73,7 @@ def test_what_was_measured_is_what_is_used(folder) -> None:
     }
     named = on_device(job, out)
     assert named["cluster"]["gpu"] == str(out / "device.yaml")
-    with calibrations_in(out):
-        assert simulate(named).step_time != simulate(job).step_time
+    assert simulate(named, calibration=known).step_time != simulate(job, calibration=known).step_time
 
 
 def test_the_law_of_processes_follows_what_they_took(folder) -> None:
@@ -88,8 +87,7 @@ def test_the_law_of_processes_follows_what_they_took(folder) -> None:
     cluster = ByGPU(
         gpu=load("gpus", "cpu-core"), gpus=2, gpus_per_node=2, scale_up_domain=1, inter=Inter(kind="none")
     ).cluster()
-    with calibrations_in(out):
-        law = link_law(cluster.host)[0]
+    law = Calibration.from_folder(out).link_models(cluster.host).model
     links = Links(cluster, Laws(law, law, None))  # type: ignore[arg-type]
     for size in (30_000, 30_000_000):
         found = collective.price(Collective("all_gather", size, ("x",)), reach(cluster, [0, 1]), links)

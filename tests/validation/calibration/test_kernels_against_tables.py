@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
 from validation.calibration.tables.summary import SCORED, cells, figures, grouped
@@ -29,7 +30,11 @@ TABLES = {
 @pytest.fixture(scope="module", params=TABLES, ids=["kernels", "collectives"])
 def room(request, shared):
     files = [file for pattern in TABLES[request.param] for file in sorted((shared / "data").glob(f"{pattern}.csv*"))]
-    held = [request.param.hold(sample) for file in files for sample in request.param.read(file).samples]
+    held = [
+        request.param.hold(Calibration.shipped(), sample)
+        for file in files
+        for sample in request.param.read(file).samples
+    ]
     return request.param, held
 
 

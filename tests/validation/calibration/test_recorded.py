@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hardware.errors import PlanError
-from simulator.costs.calibration.calibration import calibrations_in, link_law
-from simulator.costs.calibration.check import check
+from simulator.costs.calibration.calibration import Calibration
+from simulator.costs.calibration.check import check_folder
 from simulator.job.load import load_job
 from tests.experiments.cli.test_app import run
 from validation.calibration.collectives.recorded import recorded
@@ -57,11 +57,10 @@ def test_a_calibration_follows_what_was_measured(tmp_path: Path) -> None:
             "calibrate", "collectives", file(tmp_path / "links.json", rate=rate), "--out", out, "--no-leave-out"
         )
         assert result.exit_code == 0, result.stderr
-        check(out)
+        check_folder(out)
         assert (out / "nvlink4.yaml").is_file() and (out / "infiniband.yaml").is_file()
-        with calibrations_in(out):
-            tier = load_job(JOB).cluster.scale_up
-            assert link_law(tier)[0].ring.spread > 0
+        tier = load_job(JOB).cluster.scale_up
+        assert Calibration.from_folder(out).link_models(tier).model.ring.spread > 0
         from simulator.ir.ops import Collective
 
         plan = {

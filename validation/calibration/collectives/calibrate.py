@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from simulator.costs.calibration.calibration import LINKS, family, network_law, sections
+from simulator.costs.calibration.calibration import Calibration
+from simulator.costs.calibration.cost_models import LINKS, family
 from simulator.costs.collectives.links import Laws, LinkLaw, NetworkLaw
 from validation.calibration.collectives.fit import LAWS, fit_links, fit_network, neutral, plain
 from validation.calibration.collectives.predict import laws_inside
@@ -47,8 +48,8 @@ def _name(sample: Sample) -> str:
     return family(sample.network if sample.operation == NETWORK else sample.link)
 
 
-def calibrate(tables: Sequence[Table], name: str, leave_out: bool = True) -> Calibrated:
-    """The calibration of one family. leave_out: also fit it without each of its GPUs."""
+def calibrate(calibration: Calibration, tables: Sequence[Table], name: str, leave_out: bool = True) -> Calibrated:
+    """The calibration of one family. calibration: of other links. leave_out: also fit it without each of its GPUs."""
     data: dict[str, Any] = {}
     told: list[Known] = []
     for part in LAWS:
@@ -60,30 +61,31 @@ def calibrate(tables: Sequence[Table], name: str, leave_out: bool = True) -> Cal
         if not pairs:
             continue
         samples = [sample for sample, _ in pairs]
-        found = _fit(name, part, samples)
-        data[part] = _section(part, found, pairs)
+        found = _fit(calibration, name, part, samples)
+        data[part] = _section(calibration, part, found, pairs)
         for library in sorted({sample.library for sample in samples}):
             own = [sample for sample in samples if sample.library == library]
-            told.append(Known(part, library, *errors(own, [_by(s, part, found) for s in own]), None, None))
+            told.append(Known(part, library, *errors(own, [_by(calibration, s, part, found) for s in own]), None, None))
         if leave_out:
-            told += _without_gpus(name, part, samples, found)
+            told += _without_gpus(calibration, name, part, samples, found)
     return Calibrated(name, data, told)
 
 
-def _fit(name: str, part: str, samples: Sequence[Sample]) -> Fit:
+def _fit(calibration: Calibration, name: str, part: str, samples: Sequence[Sample]) -> Fit:
     if part != NETWORK:
         return fit_links(part, samples)
     tier = samples[0].cluster.scale_out
-    like = network_law(tier, without=family(tier.kind))[0] if name != "infiniband" and sections("infiniband") else None
-    return fit_network(name, samples, lambda sample: laws_inside(sample)[0], like)
+    borrows = name != "infiniband" and calibration.sections("infiniband")
+    like = calibration.network_model(tier, without=family(tier.kind)).model if borrows else None
+    return fit_network(name, samples, lambda sample: laws_inside(calibration, sample)[0], like)
 
 
-def _by(sample: Sample, part: str, found: Fit, library: str | None = None) -> Priced:
+def _by(calibration: Calibration, sample: Sample, part: str, found: Fit, library: str | None = None) -> Priced:
     """A sample by what was fitted; as its own library's rows, or ("") as plain NCCL's."""
     own = found.libraries.get(sample.library if library is None else library) or neutral(part)
     law = LAWS[part](**{**plain_values(part), **found.values, **own}, spread=0.0, spread_short=0.0)
     if part == NETWORK:
-        laws = Laws(*laws_inside(sample), law)
+        laws = Laws(*laws_inside(calibration, sample), law)
     else:
         link = LinkLaw(plain("ring"), plain("pair"), plain("message"))._replace(**{part: law})
         laws = Laws(link, link, plain(NETWORK))
@@ -97,30 +99,32 @@ def plain_values(part: str) -> Mapping[str, float]:
     return {name: getattr(law, name) for name in law.__dataclass_fields__ if not name.startswith("spread")}
 
 
-def _section(part: str, found: Fit, pairs: Sequence[tuple[Sample, str]]) -> dict[str, Any]:
+def _section(calibration: Calibration, part: str, found: Fit, pairs: Sequence[tuple[Sample, str]]) -> dict[str, Any]:
     samples = [sample for sample, _ in pairs]
     libraries = sorted(found.libraries) if part != NETWORK else ["any"]
     of = {lib: [s for s in samples if lib in ("any", s.library)] for lib in libraries}
-    own = {lib: spreads_of([(s, _by(s, part, found)) for s in some]) for lib, some in of.items()}
+    own = {lib: spreads_of([(s, _by(calibration, s, part, found)) for s in some]) for lib, some in of.items()}
     rows = {lib: sum(len(s.index) for s in some) for lib, some in of.items()}
     sources = {lib: "; ".join(dict.fromkeys(o for s, o in pairs if lib in ("any", s.library))) for lib in libraries}
     # Nobody's in particular are plain NCCL's: copies that are staged in the host's memory are no measure of those.
     plainly = [sample for sample in samples if sample.library != STAGED]
-    prices = [(sample, _by(sample, part, found, "")) for sample in plainly]
-    unnamed = {"any": plain_spreads(prices or [(sample, _by(sample, part, found)) for sample in samples])}
+    prices = [(sample, _by(calibration, sample, part, found, "")) for sample in plainly]
+    unnamed = {"any": plain_spreads(prices or [(sample, _by(calibration, sample, part, found)) for sample in samples])}
     return section(LAWS[part], found, own, unnamed, rows, dict.fromkeys(libraries, "any"), sources)
 
 
-def _without_gpus(name: str, part: str, samples: Sequence[Sample], found: Fit) -> list[Known]:
+def _without_gpus(calibration: Calibration, name: str, part: str, samples: Sequence[Sample], found: Fit) -> list[Known]:
     """How the rows of each GPU fare when the others' alone are fitted."""
     told = []
     for gpu in sorted({sample.gpu for sample in samples}):
         rest = [sample for sample in samples if sample.gpu != gpu]
         own = [sample for sample in samples if sample.gpu == gpu]
         if rest:
-            blind = _fit(name, part, rest)
-            seen = errors(own, [_by(s, part, found) for s in own])
-            told.append(Known(part, f"all on {gpu}", *seen, *errors(own, [_by(s, part, blind) for s in own])[1:]))
+            blind = _fit(calibration, name, part, rest)
+            seen = errors(own, [_by(calibration, s, part, found) for s in own])
+            told.append(
+                Known(part, f"all on {gpu}", *seen, *errors(own, [_by(calibration, s, part, blind) for s in own])[1:])
+            )
     return told
 
 

@@ -13,7 +13,7 @@ from simulator.costs.collectives.links import Laws, Links, hosted
 from simulator.ir.ops import Collective, Transfer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """Rows of a table that differ in bytes only: one group of GPUs, one library, one operation.
 

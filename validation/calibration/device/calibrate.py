@@ -21,7 +21,7 @@ import yaml
 from hardware import load
 from hardware.cluster import Cluster
 from hardware.inline import ByGPU, Inter
-from simulator.costs.calibration.calibration import DEVICE, forget
+from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.calibration.check import STEPS
 from simulator.costs.calibration.cost_models import PROCESSES
 from simulator.costs.collectives.links import Laws, LinkLaw
@@ -93,7 +93,6 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
     file = out / f"{STEPS}.yaml"
     with neighbours(processes - 1 if kind == "cpu" else 0):
         write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
-    forget()
     return file
 
 
@@ -179,14 +178,14 @@ def fitted(measured: Measurement, works: Sequence[Work], device: Device, out: Pa
     name = _described(measured, works, device, out)
     source = f"meshcast calibrate --device {device.kind} on {measured.machine.name}, torch {measured.versions['torch']}"
     samples = _samples(measured, works, name)
-    found = kernels.calibrate([Recorded(samples, source)], name, leave_out=False)  # type: ignore[list-item]
+    tables: Any = [Recorded(samples, source)]
+    found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False)
     file = out / f"{load('gpus', name).name}.yaml"
     write(file, str(load("gpus", name).title), found.data)
     files, told = [file], [vars(one) for one in found.libraries]
     links = [row for row in measured.rows if "operation" in row.shape and "members" in row.shape]
     if links:
         told += _links(links, name, measured.machine.count, source, device, out, files)
-    forget()
     return {"files": [str(one) for one in [*files, *sorted(out.glob(DEVICE))]], "libraries": told}
 
 
@@ -245,8 +244,9 @@ def _links(
         files.append(file)
         return [told]
     told_all: list[dict[str, Any]] = []
-    for family in collectives.names([Recorded(samples, source)]):  # type: ignore[list-item]
-        found = collectives.calibrate([Recorded(samples, source)], family, leave_out=False)  # type: ignore[list-item]
+    tables: Any = [Recorded(samples, source)]
+    for family in collectives.names(tables):
+        found = collectives.calibrate(Calibration.shipped(), tables, family, leave_out=False)
         file = out / f"{family}.yaml"
         write(file, collectives.title(family), found.data)
         files.append(file)

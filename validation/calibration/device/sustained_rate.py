@@ -2,7 +2,7 @@
 
 In a step operands come from far, weights above all, caches hold what others left, and a GPU draws all its power. A
 small model, of sizes that no other has, is trained for some steps; a trace of one says how much of it was products and
-attention. Their rate against that of the kernels alone is the figure of a `simulator.costs.calibration.StepLaw`.
+attention. Their rate against that of the kernels alone is what `Calibration.sustained_rate` reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simulator.bridges import kineto
-from simulator.costs.calibration.calibration import calibrations_in, step_law
+from simulator.costs.calibration.calibration import Calibration
 from validation.distributed.measure import measure
 from validation.measurements.forecasts import Forecaster
 from validation.traces.compare import compare
@@ -49,11 +49,10 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
     products = [line for line in seen.lines if line.kind in PRODUCTS]
     real = sum(line.real for line in products)
     simulated = sum(line.simulated for line in products)
-    with calibrations_in(out):
-        old = step_law(architecture)
+    old = Calibration.from_folder(out).sustained_rate(architecture)
     told = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
     return {
-        "sustained": _entry(old.sustained * simulated / real, "rate of GEMMs and attention in a training step", told),
+        "sustained": _entry(old * simulated / real, "rate of GEMMs and attention in a training step", told),
     }
 
 

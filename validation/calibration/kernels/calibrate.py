@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hardware import load
-from simulator.costs.calibration.calibration import LAWS, calibrations_in, format_of
+from simulator.costs.calibration.calibration import Calibration, format_of
+from simulator.costs.calibration.cost_models import LAWS
 from validation.calibration.fit import Fit, fit
 from validation.calibration.kernels.predict import priced, pricing
 from validation.calibration.kernels.sample import Sample
 from validation.calibration.tables.calibrated import FEWEST, Calibrated, Known, errors, plain_spreads, spreads_of
 from validation.calibration.tables.table import Table
-from validation.calibration.write import section, write
+from validation.calibration.write import section
 
 ORDER = (
     *("memory", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare"),
@@ -33,18 +31,20 @@ def names(tables: Sequence[Table]) -> list[str]:
     return sorted({sample.gpu for table in tables for sample, _ in _fitting([table], "", "")})
 
 
-def calibrate(tables: Sequence[Table], gpu: str, leave_out: bool = True) -> Calibrated:
-    """The calibration of one GPU. leave_out: also fit every section without each of its libraries."""
+def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave_out: bool = True) -> Calibrated:
+    """The calibration of one GPU.
+
+    calibration: of other GPUs. leave_out: also fit every section without each of its libraries.
+    """
     data: dict[str, Any] = {}
     told: list[Known] = []
     for name in ORDER:
         pairs = _fitting(tables, gpu, name)
         if not pairs:
             continue
-        with _standing(gpu, data):
-            data[name] = _fitted(gpu, data, name, pairs)
+        data[name] = _fitted(calibration, gpu, data, name, pairs)
         for library in sorted({sample.library for sample, _ in pairs}):
-            told.append(_known(gpu, data, name, pairs, library, leave_out))
+            told.append(_known(calibration, gpu, data, name, pairs, library, leave_out))
     return Calibrated(gpu, data, told)
 
 
@@ -59,21 +59,19 @@ def _fitting(tables: Sequence[Table], gpu: str, name: str) -> list[tuple[Sample,
     return [(s, source) for s, source in pairs if counts[s.gpu, s.operation, s.library] >= FEWEST]
 
 
-@contextmanager
-def _standing(gpu: str, data: dict[str, Any]) -> Iterator[None]:
-    """While it lasts, `data` is the calibration of `gpu`."""
-    with TemporaryDirectory() as folder:
-        write(Path(folder) / f"{load('gpus', gpu).name}.yaml", gpu, data)
-        with calibrations_in(Path(folder)):
-            yield
+def _with_gpu(calibration: Calibration, gpu: str, data: dict[str, Any]) -> Calibration:
+    """`data` as the file of `gpu`."""
+    return calibration.with_file(load("gpus", gpu).name, dict(data))
 
 
-def _fitted(gpu: str, data: dict[str, Any], name: str, pairs: Sequence[tuple[Sample, str]]) -> dict[str, Any]:
+def _fitted(
+    calibration: Calibration, gpu: str, data: dict[str, Any], name: str, pairs: Sequence[tuple[Sample, str]]
+) -> dict[str, Any]:
     """The section `name` of a file whose other sections are `data`."""
-    samples = [sample for sample, _ in pairs]
-    by = {id(sample): pricing(sample) for sample in samples}
-    found = _fit(LAWS[name], samples, lambda sample, law: by[id(sample)](law).seconds)
-    prices = [(s, by[id(s)](found.law(LAWS[name], s.library))) for s in samples]
+    samples, known = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data)
+    by = {sample: pricing(known, sample) for sample in samples}
+    found = _fit(LAWS[name], samples, lambda sample, law: by[sample](law).seconds)
+    prices = [(s, by[s](found.law(LAWS[name], s.library))) for s in samples]
     own = {library: spreads_of([pair for pair in prices if pair[0].library == library]) for library in found.libraries}
     rows = {library: sum(len(s.index) for s in samples if s.library == library) for library in own}
     sources = {library: "; ".join(dict.fromkeys(o for s, o in pairs if s.library == library)) for library in own}
@@ -82,11 +80,11 @@ def _fitted(gpu: str, data: dict[str, Any], name: str, pairs: Sequence[tuple[Sam
     for sample in samples:
         if not sample.tuned:
             made["libraries"][sample.library]["tuned"] = False
-    with _standing(gpu, data | {name: made}):
-        for form in made["unnamed"]:
-            alike = [sample for sample in samples if _format(sample) == form]
-            alike = [sample for sample in alike if sample.tuned] or alike
-            made["unnamed"][form] = plain_spreads([(sample, priced(sample, library="")) for sample in alike])
+    known = _with_gpu(calibration, gpu, data | {name: made})
+    for form in made["unnamed"]:
+        alike = [sample for sample in samples if _format(sample) == form]
+        alike = [sample for sample in alike if sample.tuned] or alike
+        made["unnamed"][form] = plain_spreads([(sample, priced(known, sample, library="")) for sample in alike])
     return made
 
 
@@ -107,17 +105,21 @@ def _format(sample: Sample) -> str:
 
 
 def _known(
-    gpu: str, data: dict[str, Any], name: str, pairs: Sequence[tuple[Sample, str]], library: str, leave_out: bool
+    calibration: Calibration,
+    gpu: str,
+    data: dict[str, Any],
+    name: str,
+    pairs: Sequence[tuple[Sample, str]],
+    library: str,
+    leave_out: bool,
 ) -> Known:
     own = [sample for sample, _ in pairs if sample.library == library]
-    with _standing(gpu, data):
-        seen = errors(own, [priced(sample) for sample in own])
+    known = _with_gpu(calibration, gpu, data)
+    seen = errors(own, [priced(known, sample) for sample in own])
     others = [(sample, source) for sample, source in pairs if sample.library != library]
     blind: tuple[float | None, float | None] = None, None
     if leave_out and others:
         rest = {key: one for key, one in data.items() if key != name}
-        with _standing(gpu, rest):
-            made = _fitted(gpu, rest, name, others)
-        with _standing(gpu, rest | {name: made}):
-            blind = errors(own, [priced(sample, library="") for sample in own])[1:]
+        known = _with_gpu(calibration, gpu, rest | {name: _fitted(calibration, gpu, rest, name, others)})
+        blind = errors(own, [priced(known, sample, library="") for sample in own])[1:]
     return Known(name, library, *seen, *blind)

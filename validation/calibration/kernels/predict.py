@@ -9,7 +9,7 @@ import numpy as np
 
 from hardware import load
 from hardware.errors import CatalogError
-from simulator.costs.calibration.calibration import law_of
+from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.coefficients import spread
 from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch
@@ -19,22 +19,25 @@ from validation.calibration.kernels.sample import Sample
 from validation.calibration.tables.rows import Held, Priced
 
 
-def priced(sample: Sample, without: str = "", library: str | None = None) -> Priced:
+def priced(calibration: Calibration, sample: Sample, without: str = "", library: str | None = None) -> Priced:
     """The forecasts of a sample.
 
     without: a calibration that is passed over. library: whose kernels they are taken for, instead of their own ("":
     nobody's in particular).
     """
-    return pricing(sample, without, library)(_law(sample, sample.operation, without, library))
+    law = _law(calibration, sample, sample.operation, without, library)
+    return pricing(calibration, sample, without, library)(law)
 
 
-def pricing(sample: Sample, without: str = "", library: str | None = None) -> Callable[[Any], Priced]:
+def pricing(
+    calibration: Calibration, sample: Sample, without: str = "", library: str | None = None
+) -> Callable[[Any], Priced]:
     """The forecasts of a sample by the law of its operation, which is still open."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
     parts = [(part, _section_of(part, gpu)) for part in sample.parts]
     own = [part for part, section in parts if section == sample.operation]
     rest = [
-        _seconds(part, gpu, _law(sample, section, without, library))
+        _seconds(part, gpu, _law(calibration, sample, section, without, library))
         for part, section in parts
         if section != sample.operation
     ]
@@ -58,23 +61,24 @@ def _seconds(part: Any, gpu: Any, law: Any) -> tuple[Any, Any]:
     return sections.SECTIONS[sections.section_of(part, gpu)].seconds(part, gpu, law)
 
 
-def _law(sample: Sample, section: str, without: str, library: str | None) -> Any:
+def _law(calibration: Calibration, sample: Sample, section: str, without: str, library: str | None) -> Any:
     dtypes = [part.dtype for part in sample.parts if hasattr(part, "dtype")] or ["bf16"]
     used = sample.library if library is None else library
-    return law_of(load("gpus", sample.gpu), section, used, dtypes[0], sample.kind, without)[0]
+    gpu = load("gpus", sample.gpu)
+    return calibration.kernel_model(gpu, section, used, dtypes[0], sample.kind, without).model
 
 
-def hold(sample: Sample) -> Held:
+def hold(calibration: Calibration, sample: Sample) -> Held:
     """A sample beside its forecasts."""
     gpu = load("gpus", sample.gpu)
     # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs bound such a kernel surely.
     bound = sum((_least(part, gpu) for part in sample.parts), 0.0)
     nothing = np.zeros(len(sample.index))
     try:
-        borrowed = priced(sample, without=sample.gpu).seconds
+        borrowed = priced(calibration, sample, without=sample.gpu).seconds
     except CatalogError:  # no other GPU has such a section
         borrowed = nothing + np.nan
-    return Held(sample, priced(sample), borrowed, bound + nothing)
+    return Held(sample, priced(calibration, sample), borrowed, bound + nothing)
 
 
 def _least(part: Any, gpu: Any) -> Any:

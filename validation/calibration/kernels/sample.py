@@ -10,7 +10,7 @@ from hardware import gpus
 from simulator.ir.ops import Work
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """Rows of a table that differ in sizes only: one GPU, one library, one operation.
 
