@@ -15,18 +15,30 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Coefficient:
-    """meaning: in a few words, with its unit if it has one. low, high: what can be true. start: where a fit begins."""
+    """One coefficient of a cost model.
+
+    Attributes:
+        meaning: in a few words, with its unit if it has one.
+        low: least value that can be true.
+        high: largest value that can be true.
+        start: where a fit begins; never used in a forecast.
+        of: whose it is, "gpu" (or the link) or "library".
+        neutral: the value that changes nothing, for libraries that were not measured; None: there is none.
+    """
 
     meaning: str
     low: float
     high: float
     start: float
     of: str
+    neutral: float | None = None
 
 
-def coefficient(meaning: str, low: float, high: float, start: float, of: str = "gpu") -> Any:
+def coefficient(
+    meaning: str, low: float, high: float, start: float, of: str = "gpu", neutral: float | None = None
+) -> Any:
     """A field of a law."""
-    return field(metadata={"coefficient": Coefficient(meaning, low, high, start, of)})
+    return field(metadata={"coefficient": Coefficient(meaning, low, high, start, of, neutral)})
 
 
 def coefficients(law: type) -> dict[str, Coefficient]:

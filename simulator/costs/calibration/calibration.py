@@ -13,8 +13,9 @@ Values are in SI; the spread of a coefficient is relative, those of a library ar
 measured in their number format, with the spread of them all around that middle; collectives as by plain NCCL.
 
 What is missing is borrowed, coefficient by coefficient: from the nearest GPU of the same architecture or the next kind
-of links, then from ones near it, with a wider spread (`BORROWED`), and a sentence says so. `steps.yaml` alone is
-written by hand: what no table of kernels measures.
+of links, then from ones near it, with a wider spread (`BORROWED`), and a sentence says so. Two files are written by
+hand: `steps.yaml` has what no table of kernels measures, `assumed.yaml` the coefficients that no table tells at all. A
+coefficient that no file has is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from hardware.cluster import Tier
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
 from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.check import DEVICE, STEPS, read_checked
+from simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
 from simulator.costs.calibration.cost_models import EVERY, LAWS, LINKS, PROCESSES, family
-from simulator.costs.coefficients import coefficients
+from simulator.costs.coefficients import Coefficient, coefficients
 from simulator.costs.collectives.links import LinkLaw, NetworkLaw
 from simulator.ir.ops import BYTES
 
@@ -59,7 +60,7 @@ FAMILIES = {
     "nvlink3": ("nvlink4",),
     "nvlink4": ("nvlink3", "nvlink5"),
     "nvlink5": ("nvlink4",),
-    "pcie": ("nvlink3",),
+    "pcie": ("nvlink3", "nvlink4"),
 }
 """Whose coefficients come next where links of a family have none, the nearest first."""
 PLAIN = ("nvlink3", "nvlink4")
@@ -96,6 +97,29 @@ class Found(NamedTuple):
 
     model: Any
     assumed: tuple[str, ...] = ()
+
+
+class _Composed(NamedTuple):
+    """A cost model from one or more files.
+
+    Attributes:
+        model: with its coefficients.
+        lender: the file that most of it is from.
+        far: how far that one's hardware is from what was asked for, by the keys of `BORROWED`; "": it is its own.
+        hidden: coefficients of shipped files, with their values, where the files in use lack them.
+        unmeasured: coefficients of `assumed.yaml`, with their values.
+    """
+
+    model: Any
+    lender: str
+    far: str
+    hidden: tuple[str, ...]
+    unmeasured: tuple[str, ...]
+
+    def gaps(self, what: str) -> tuple[str, ...]:
+        """What the files in use lack, in sentences. what: the model in words."""
+        told = {"as shipped: the calibration in use lacks it": self.hidden, "in no table": self.unmeasured}
+        return tuple(f"{what}: {', '.join(found)} ({why})" for why, found in told.items() if found)
 
 
 class Calibration:
@@ -183,9 +207,9 @@ class Calibration:
         the rows of a table, which may have a spread of their own. without: a file that is passed over.
         """
         given = self.lenders(gpu, without)
-        law, lender, far = self._compose(LAWS[section], section, given, library, format_of(dtype), kind)
-        told = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {lender}"
-        return Found(law, (told,) if far else ())
+        made = self._compose(LAWS[section], section, given, library, format_of(dtype), kind)
+        told = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
+        return Found(made.model, (*((told,) if made.far else ()), *made.gaps(f"{section} kernels of {gpu.name}")))
 
     @_keep_answers
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
@@ -199,22 +223,25 @@ class Calibration:
         given = [first, *((name, far) for name in FAMILIES.get(own, PLAIN))]
         given = [(name, far) for name, far in given if name != without]
         if own == PROCESSES:
-            law = self._compose(EVERY["processes"], "processes", [(own, "")], library, kind=kind)[0]
-            return Found(LinkLaw(law, law, law))
-        laws = {section: self._compose(law, section, given, library, kind=kind) for section, law in LINKS.items()}
-        lender, far = laws["ring"][1:]
-        told = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {lender}"
-        return Found(LinkLaw(*(law for law, _, _ in laws.values())), (told,) if far else ())
+            made = self._compose(EVERY["processes"], "processes", [(own, "")], library, kind=kind)
+            return Found(LinkLaw(made.model, made.model, made.model), made.gaps(tier.kind))
+        each = {section: self._compose(law, section, given, library, kind=kind) for section, law in LINKS.items()}
+        told = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
+        more = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
+        return Found(LinkLaw(*(one.model for one in each.values())), (*((told,) if each["ring"].far else ()), *more))
 
     @_keep_answers
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
-        """The cost model of the network between islands: a `NetworkLaw`."""
+        """The cost model of the network between islands: a `NetworkLaw`.
+
+        What no table tells of any network is not said: it would be said of every job on several nodes.
+        """
         own = family(tier.kind)
         given = [(own, ""), ("infiniband", "other"), ("efa", "other")]
         given = [(name, far) for name, far in given if name != without]
-        law, _, far = self._compose(NetworkLaw, "network", given, "", kind=kind)
+        made = self._compose(NetworkLaw, "network", given, "", kind=kind)
         told = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
-        return Found(law, (told,) if far else ())
+        return Found(made.model, (*((told,) if made.far else ()), *made._replace(unmeasured=()).gaps(tier.kind)))
 
     def sustained_rate(self, architecture: str) -> float:
         """Rate of GEMMs and attention in a long training step against the same kernel alone.
@@ -233,8 +260,8 @@ class Calibration:
         library: str,
         form: str = "",
         kind: str = "",
-    ) -> tuple[Any, str, str]:
-        """A law from the files `given`, the first first; the file that most of it is of, and how far that is.
+    ) -> _Composed:
+        """A law from the files `given`, the first first.
 
         form: number format of the libraries whose middle stands for an unnamed one; "": none does. Files are read only
         as far as they are needed.
@@ -248,18 +275,39 @@ class Calibration:
             raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
         known = (of(name).get(section, {}).get("libraries", {}) for name, _ in given if library)
         own = next((libraries[library] for libraries in known if library in libraries), None)
-        values: dict[str, float] = {}
+        values, hidden, unmeasured = dict[str, float](), list[str](), list[str]()
         for name, wanted in coefficients(law).items():
-            entry = own["coefficients"].get(name) if own and wanted.of == "library" else None
-            told = (_value(of(f)[section], name, wanted.of, form) for f, _ in given if section in of(f))
-            found = [float(entry["value"])] if entry else told
-            values[name] = next((one for one in found if one is not None), wanted.start)
+            if own and wanted.of == "library" and name in own["coefficients"]:
+                values[name] = float(own["coefficients"][name]["value"])
+                continue
+            told = (_value(of(f).get(section, {}), name, wanted.of, form) for f, _ in given)
+            found = next((one for one in told if one is not None), wanted.neutral)
+            if found is None:
+                found, measured = _fill_gap(section, name, wanted, [f for f, _ in given], form)
+                (hidden if measured else unmeasured).append(f"{name} {found:g}")
+            values[name] = found
         unnamed = of(lender)[section]["unnamed"]
         spreads = own or unnamed.get(form) or next(iter(unnamed.values()))
         spreads = spreads.get("kinds", {}).get(kind, spreads)
         wider = BORROWED[far] if far else 0.0
         widened = {key: math.hypot(float(spreads[key]), wider) for key in ("spread", "spread_short")}
-        return law(**values, **widened), lender, far
+        return _Composed(law(**values, **widened), lender, far, tuple(hidden), tuple(unmeasured))
+
+
+def _fill_gap(section: str, name: str, wanted: Coefficient, files: Sequence[str], form: str) -> tuple[float, bool]:
+    """A coefficient that no file of a calibration has, and whether it was measured: as in the shipped file that one of
+    a folder hides, not as in `assumed.yaml`. Raises CatalogError where neither has it."""
+    shipped = Calibration.shipped()
+    for file in files:
+        found = _value(shipped.sections(file).get(section, {}), name, wanted.of, form)
+        if found is not None:
+            return found, True
+    entry = shipped.sections(ASSUMED).get(section, {}).get(name)
+    if entry is None:
+        rule = f"no file has this coefficient ({wanted.meaning}); looked at {', '.join(files)} and {ASSUMED}"
+        remedy = "Calibrate hardware that shows it, or write it into a file of --calibration"
+        raise CatalogError(f"calibration {section}.{name}", rule, remedy)
+    return float(entry["value"]), False
 
 
 def _distance(one: GPU, other: GPU) -> float:

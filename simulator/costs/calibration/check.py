@@ -12,7 +12,9 @@ from simulator.costs.calibration.cost_models import EVERY, family
 from simulator.costs.coefficients import coefficients
 
 STEPS = "steps"
-"""The file that is written by hand."""
+"""The file, written by hand, of what a training step takes off the rates of kernels."""
+ASSUMED = "assumed"
+"""The file, written by hand, of coefficients that no table tells."""
 DEVICE = "device.yaml"
 """The description of a measured device that is in no catalog, beside its calibration."""
 WIDEST = 300.0

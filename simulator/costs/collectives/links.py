@@ -35,10 +35,10 @@ class RingLaw:
     switch_begin: float = coefficient("setting up sums in the switch, for each member [s]", 0.1e-6, 15e-6, 2e-6)
     switch_share: float = coefficient("most of the nominal rate that sums in the switch reach", 0.3, 1.0, 0.66)
     switch_pipe: float = coefficient("part of filling and draining channels that shows in them", 0.0, 2.0, 0.6)
-    call: float = coefficient("what this way of calling adds [s]", -5e-6, 80e-6, 0.0, of="library")
-    latency: float = coefficient("its steps against those of plain NCCL", 0.2, 3.0, 1.0, of="library")
-    rate: float = coefficient("its rates against those of plain NCCL", 0.7, 1.3, 1.0, of="library")
-    crowd: float = coefficient("power of members by which rates over the host fall", 0.0, 4.0, 0.0, of="library")
+    call: float = coefficient("what this way of calling adds [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
+    latency: float = coefficient("its steps against those of plain NCCL", 0.2, 3.0, 1.0, "library", 1.0)
+    rate: float = coefficient("its rates against those of plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
+    crowd: float = coefficient("power of members by which rates over the host fall", 0.0, 4.0, 0.0, "library", 0.0)
     spread: float = 0.0
     spread_short: float = 0.0
 
@@ -54,9 +54,9 @@ class PairLaw:
     share: float = coefficient("most of the nominal rate that an all-to-all reaches", 0.2, 1.0, 0.75)
     own: float = coefficient("copying a member's own part, against what it sends to another", 0.0, 2.0, 0.5)
     pipe: float = coefficient("part of filling and draining channels that shows", 0.0, 2.0, 0.3)
-    call: float = coefficient("what this way of calling adds [s]", -5e-6, 80e-6, 0.0, of="library")
-    rate: float = coefficient("its rates against those of plain NCCL", 0.7, 1.3, 1.0, of="library")
-    crowd: float = coefficient("power of members by which rates over the host fall", 0.0, 4.0, 0.0, of="library")
+    call: float = coefficient("what this way of calling adds [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
+    rate: float = coefficient("its rates against those of plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
+    crowd: float = coefficient("power of members by which rates over the host fall", 0.0, 4.0, 0.0, "library", 0.0)
     spread: float = 0.0
     spread_short: float = 0.0
 

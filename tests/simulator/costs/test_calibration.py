@@ -1,22 +1,24 @@
 """Coefficients: complete, sourced, within their bounds; what no file has is borrowed with a wider spread."""
 
+from dataclasses import dataclass
 from importlib import resources
 
 import pytest
 
 from hardware import load
 from hardware.cluster import Tier
+from hardware.errors import CatalogError
 from simulator import simulate
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.calibration.cost_models import LAWS, LINKS, family
-from simulator.costs.coefficients import coefficients
+from simulator.costs.coefficients import coefficient, coefficients
 from simulator.costs.collectives.links import NetworkLaw
 from simulator.costs.collectives.processes import ProcessLaw
 from validation.calibration.write import text, write
 
 SHIPPED = Calibration.shipped()
 KINDS = LAWS | LINKS | {"network": NetworkLaw, "processes": ProcessLaw}
-FILES = [name for name in SHIPPED.names() if name != "steps"]
+FILES = [name for name in SHIPPED.names() if name not in ("assumed", "steps")]
 EACH = [(file, section) for file in FILES for section in SHIPPED.sections(file)]
 
 
@@ -70,7 +72,7 @@ def test_a_gpu_that_nobody_measured_borrows_with_a_wider_spread():
     (own, silent), (kin, (said,)) = gemms("h100-sxm"), gemms("h800-sxm")
     assert not silent and "h800-sxm" in said and "h100-sxm" in said
     assert kin.rate == own.rate and kin.spread > own.spread
-    maker, (told,) = gemms("mi300x")
+    maker, (told, _) = gemms("mi300x")
     assert maker.spread > gemms("v100-sxm2-16").model.spread > own.spread and "mi300x" in told
 
 
@@ -165,3 +167,60 @@ def test_a_long_step_takes_something_off():
     assert SHIPPED.sustained_rate("hopper") < SHIPPED.sustained_rate("ampere") < 1
     assert SHIPPED.sustained_rate("blackwell") == SHIPPED.sustained_rate("hopper")
     assert SHIPPED.sustained_rate("volta") == SHIPPED.sustained_rate("ampere")
+
+
+# ------------------------------------------------------------------------------------------- what is missing
+
+
+def test_what_no_table_tells_is_stated_once_with_its_reason():
+    held = SHIPPED.sections("assumed")
+    for section, entries in held.items():
+        known = coefficients(KINDS[section])
+        for name, entry in entries.items():
+            assert set(entry) == {"value", "meaning", "source"} and len(entry["source"]) > 20
+            assert entry["meaning"] == known[name].meaning
+            assert known[name].low <= entry["value"] <= known[name].high
+
+
+def test_a_stated_value_is_named_where_no_gpu_lends_a_measured_one():
+    assert not any("nn" in text for text in gemms("h100-sxm").assumed)  # the A100's
+    model, said = gemms("mi300x")
+    assert (model.nn, model.nt) == (0.98, 0.96)
+    assert said[1] == "gemm kernels of mi300x: nn 0.98, nt 0.96 (in no table)"
+
+
+def test_measured_values_come_before_stated_ones():
+    data = SHIPPED.sections("infiniband")["network"]
+    entry = {"value": 0.5, "spread": 0.1, "meaning": "most of the ports' payload rate that an all-to-all reaches"}
+    told = {**data["common"]["coefficients"], "all_to_all": entry}
+    mine = SHIPPED.with_file("infiniband", {"network": {**data, "common": {**data["common"], "coefficients": told}}})
+    tier = Tier("infiniband-ndr", 50e9, 0.0)
+    assert (SHIPPED.network_model(tier).model.all_to_all, mine.network_model(tier).model.all_to_all) == (0.78, 0.5)
+
+
+def test_a_coefficient_that_a_folders_file_hides_is_the_shipped_one_and_named():
+    data = SHIPPED.sections("infiniband")["network"]
+    bare = {**data, "common": {**data["common"], "coefficients": {}}}
+    tier = Tier("infiniband-ndr", 50e9, 0.0)
+    model, (said,) = SHIPPED.with_file("infiniband", {"network": bare}).network_model(tier)
+    assert model.pipe == SHIPPED.network_model(tier).model.pipe
+    assert said == f"infiniband-ndr: pipe {model.pipe:g} (as shipped: the calibration in use lacks it)"
+
+
+def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
+    @dataclass(frozen=True)
+    class OfTomorrow:
+        tomorrow: float = coefficient("what nobody has measured yet [s]", 0.0, 1.0, 0.5)
+
+    monkeypatch.setitem(LAWS, "memory", OfTomorrow)
+    with pytest.raises(CatalogError) as refused:
+        Calibration().kernel_model(load("gpus", "v100-sxm2-16"), "memory")
+    told = str(refused.value)
+    for words in ("memory.tomorrow", "what nobody has measured yet [s]", "a100-sxm-80", "h100-sxm", "--calibration"):
+        assert words in told
+
+
+def test_what_nobody_measured_of_a_library_is_neutral():
+    tier = Tier("nvlink4", 450e9, 0.0)
+    plain, other = (SHIPPED.link_models(tier, library).model.ring for library in ("", "a program of tomorrow"))
+    assert (plain.call, plain.latency, plain.rate, plain.crowd) == (0.0, 1.0, 1.0, 0.0) and plain == other

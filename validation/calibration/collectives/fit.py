@@ -39,7 +39,7 @@ def family(kind: str) -> str:
 
 def neutral(section: str) -> dict[str, float]:
     """Coefficients of plain NCCL's own."""
-    return {name: c.start for name, c in coefficients(LAWS[section]).items() if c.of == "library"}
+    return {name: c.neutral for name, c in coefficients(LAWS[section]).items() if c.neutral is not None}
 
 
 def plain(section: str) -> Any:
