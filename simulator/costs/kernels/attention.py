@@ -70,7 +70,7 @@ class AttentionLaw:
     alone: float = coefficient("time of a block on an idle GPU against a busy one", 0.5, 1.1, 0.8)
     memory: float = coefficient("share of the memory's speed at which operands travel", 0.3, 1.0, 0.95)
     resident: float = coefficient("bytes found again in the L2, in its sizes", 0.1, 5.0, 0.15)
-    slice_granularity: float = coefficient("bytes that a position written to a cache costs at least", 10.0, 2e4, 2e3)
+    grain: float = coefficient("bytes that a position written to a cache costs at least", 10.0, 2e4, 2e3)
     sag: float = coefficient("how much longer kernels take that outlast the power limiter's delay", 0.0, 0.6, 0.15)
     backward: float = coefficient("rate of the products of the backward pass against the forward one", 0.4, 1.3, 0.77)
     rate: float = coefficient("share of the peak that the products reach", 0.1, 1.1, 0.65, "library")
@@ -136,7 +136,7 @@ def seconds(work: Attention, gpu: GPU, law: AttentionLaw, speed: float = 1.0) ->
         moved = 2 * moved + asked * work.qk_dim * SUMS
     elif law.copies:
         wrote = kept * (2 + element)
-        cached = law.copies * (wrote + law.slice_granularity * work.batch * work.kv) / STREAM
+        cached = law.copies * (wrote + law.grain * work.batch * work.kv) / STREAM
     missed = 1 / (1 + (law.resident * gpu.l2 / (moved + wrote)) ** 2) / gpu.memory_bandwidth
     operands = moved / law.memory * missed
     return together(compute, operands) + law.exposed * operands + cached * missed + law.launch, law.launch
