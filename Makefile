@@ -13,7 +13,7 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint bench golden docs-catalog docs-schemes clean help
+.PHONY: demo test lint bench golden docs-catalog docs-figures docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
 	$(BIN)/python -m hardware.describe docs/catalog.md
+
+docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
+	$(BIN)/python -m simulator.report.figures_page docs/figures.md
 
 docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
 	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md

@@ -50,7 +50,7 @@ def test_both_forms_give_the_same_answer(tmp_path: Path) -> None:
     short = predict(SHORT, tmp_path)
     assert predict(LONG, tmp_path) == short
     answer = json.loads(short)
-    assert list(answer) == KEYS.split()
+    assert list(answer)[: len(KEYS.split())] == KEYS.split()  # further figures stand behind
     # The answer holds the job in long form: it can be asked again.
     assert predict(json.dumps(answer["job"]), tmp_path) == short
 

@@ -374,7 +374,7 @@ def scale(
 ) -> None:
     """Forecast one job on ever more GPUs: the scaling curve, and where its bottleneck changes."""
     with answering(as_json):
-        from experiments.sweeps.scaling import counts, curve, page, table
+        from experiments.sweeps.scaling import counts, curve, table
 
         files = figure_files(plot, ("scaling",)) if plot is not None else {}
         found = curve(job, counts(gpus), "strong" if strong else "weak", over)
@@ -387,6 +387,7 @@ def scale(
             emit({"kind": found.kind, "axis": found.axis, "points": table(found)})
         else:
             from experiments.pages.forecast import show
+            from experiments.pages.scaling import page
 
             show(page(found))
 

@@ -19,7 +19,10 @@ from rich.text import Text
 
 from simulator.job.framework import load_framework
 from simulator.job.job import Job
-from simulator.report.report import CATEGORIES, Report
+from simulator.program.memory_profile import CATEGORIES
+from simulator.report.figures import FIGURES, parts_of_step
+from simulator.report.report import Report
+from simulator.report.words import describe_plan, format_count, format_number, format_seconds
 
 WIDTH = 100
 """Columns of a page where no terminal says otherwise; no page is wider than the next figure."""
@@ -34,15 +37,6 @@ PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
 STAGES = 8
 """Rows of the memory table; of longer pipelines the ends and the fullest stage are shown."""
 
-AXES = {
-    "tp": "tensor communication (tp)",
-    "cp": "context communication (cp)",
-    "ep": "expert communication (ep)",
-    "dp": "data communication (dp)",
-    "pp": "pipeline communication (pp)",
-    "copy": "copies",
-}
-COMPUTE = {"gemm": "matrix products", "attention": "attention", "memory_bound": "memory-bound kernels"}
 HEADS = {"parameters": "params", "gradients": "grads"}
 COLOURS = {
     "compute": "blue",
@@ -75,7 +69,7 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
     parts: list[RenderableType] = [
         title(report),
         Text(),
-        headline(report, answer),
+        headline(report),
         Text(),
         times(answer),
         Text(),
@@ -98,55 +92,16 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
     return Group(*parts)
 
 
-# --------------------------------------------------------------------------------------------- words
-
-
-def seconds(value: float) -> str:
-    """Four figures, in the unit that suits."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if value * scale >= 1:
-            return f"{figures(value * scale)} {unit}"
-    return f"{figures(value * 1e6)} us"
-
-
-def figures(value: float) -> str:
-    """Four significant figures, with thousands separated."""
-    digits = next((d for d, below in ((3, 10.0), (2, 100.0), (1, 1000.0)) if abs(value) < below), 0)
-    return f"{value:,.{digits}f}"
-
-
-def plan_words(report: Report) -> list[str]:
-    """The plan in a few words: its axes, then its schemes."""
-    plan = report.play.plan
-    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
-    words = [f"{axes} = {plan.mesh.world} GPU{'s' if plan.mesh.world > 1 else ''}"]
-    for entry in plan.job.plan.schemes:
-        if entry.over and plan.mesh.size(entry.over) == 1:
-            continue
-        name = entry.use.partition("/")[2]
-        chunks = (entry.model_extra or {}).get("chunks", 1)
-        words.append(f"{name} with {chunks} chunks" if chunks != 1 else name)
-    return words
-
-
-def _count(value: float) -> str:
-    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if value >= scale:
-            return f"{value / scale:,.4g} {unit}"
-    return f"{value:,.0f}"
-
-
 def _ranks(noise: dict[str, Any]) -> str:
     """What unlike ranks make of the step."""
     steps = len(noise["step_times_s"])
-    times = f"{seconds(noise['median_s'])} a step"
-    if steps > 1:
-        times = (
-            f"{seconds(noise['median_s'])} a step in the median of {steps}, {seconds(noise['p90_s'])} in nine of ten"
-        )
+    median, p90, slowest, mean = (
+        format_seconds(noise[key]) for key in ("median_s", "p90_s", "its_kernels_s", "mean_kernels_s")
+    )
+    times = f"{median} a step" + (f" in the median of {steps}, {p90} in nine of ten" if steps > 1 else "")
     return (
         f"with unlike ranks {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
-        f"kernels for {seconds(noise['its_kernels_s'])}, the mean rank for {seconds(noise['mean_kernels_s'])}"
+        f"kernels for {slowest}, the mean rank for {mean}"
     )
 
 
@@ -156,9 +111,11 @@ def _beside(told: dict[str, Any]) -> str:
     if told["figure"] == "mfu":
         words = f"an MFU of {told['published']:.1%}, forecast {told['forecast']:.1%}"
     elif told["figure"] == "step_time_s":
-        words = f"{seconds(told['published'])} a step, forecast {seconds(told['forecast'])}"
+        words = f"{format_seconds(told['published'])} a step, forecast {format_seconds(told['forecast'])}"
     else:
-        words = f"{figures(told['published'])} {names[told['figure']]}, forecast {figures(told['forecast'])}"
+        words = (
+            f"{format_number(told['published'])} {names[told['figure']]}, forecast {format_number(told['forecast'])}"
+        )
     return f"{words}: the step is forecast {100 * told['error']:+.1f} % ({told['source']})"
 
 
@@ -177,13 +134,13 @@ def title(report: Report) -> RenderableType:
     """Model, cluster, plan, batch."""
     job, shape = report.job, report.play.plan.shape
     batch = job.batch
-    trained = f", {_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
-    name = f"{job.model.name} ({_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
+    trained = f", {format_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
+    name = f"{job.model.name} ({format_count(job.model.parameters)} parameters{trained}) on {job.cluster.name}"
     passes = f"{shape.m} micro-batch{'' if shape.m == 1 else 'es'} of {batch.micro} in each replica"
     return Group(
         Text(name, style="bold"),
         _field("cluster", str(job.cluster), "dim"),
-        _field("plan", ", ".join(plan_words(report)), "dim"),
+        _field("plan", ", ".join(describe_plan(report.play.plan)), "dim"),
         _field("batch", f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {_program(job)}", "dim"),
     )
 
@@ -194,42 +151,26 @@ def _program(job: Job) -> str:
     return job.framework.name if told == (own.quantised or own.weights) else f"{job.framework.name} in {told}"
 
 
-def headline(report: Report, answer: dict[str, Any]) -> RenderableType:
+def headline(report: Report) -> RenderableType:
     """The figures that are quoted."""
-    low, high = answer["interval_90_s"]
-    rate, mfu, run = answer["tokens_per_s_per_gpu"], answer["mfu"], answer["run"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=9)
     grid.add_column(style="bold", min_width=9)
     grid.add_column()
-    grid.add_row("step", seconds(answer["step_time_s"]), f"90% interval {seconds(low)} to {seconds(high)}")
-    grid.add_row("tokens/s", figures(rate), f"per GPU; {figures(rate * report.job.cluster.gpus)} of the whole cluster")
-    grid.add_row(
-        "MFU", f"{mfu['palm']:.1%}", f"palm (attention in full); {mfu['causal']:.1%} causal (half of attention)"
-    )
-    grid.add_row("HFU", f"{answer['hfu']:.1%}", "what the GPUs execute, recomputation included")
-    if run["days"] is not None:
-        cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f}"
-        text = f"for {_count(report.job.run.tokens or 0)} tokens: {run['gpu_hours']:,.0f} GPU-hours{cost}"
-        grid.add_row("run", f"{figures(run['days'])} days", text)
+    for figure in FIGURES.values():
+        value = figure.compute(report) if figure.headline else None
+        if figure.headline and value is not None:
+            grid.add_row(figure.headline.name, figure.headline.form(value), figure.remark(report))
     return grid
 
 
 def times(answer: dict[str, Any]) -> RenderableType:
     """Where the step goes: rows that add up to it, and what was hidden beside them."""
-    step, parts, hidden = answer["step_time_s"], answer["breakdown_s"], answer["hidden_s"]
+    step, hidden = answer["step_time_s"], answer["hidden_s"]
     rows: list[tuple[str, str, float, float]] = []
-    for kind, label in COMPUTE.items():
-        rows.append(("compute", label, parts["compute"][kind], 0.0))
-    for axis, label in AXES.items():
-        rows.append(("exposed", label, parts["exposed"][axis], hidden.get(axis, 0.0)))
-    for group, label in (
-        ("bubble", "pipeline bubble"),
-        ("optimizer", "optimizer"),
-        ("host", "host: data, logging, launch"),
-        ("idle", "idle"),
-    ):
-        rows.append((group, label, parts[group], 0.0))
+    for key, figure in parts_of_step().items():
+        group = figure.where.split(".")[1]
+        rows.append((group, figure.part, figure.read(answer), hidden.get(key, 0.0) if group == "exposed" else 0.0))
     rows = [row for row in rows if row[2] > 0 or row[3] > 0]
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_footer=True)

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.sweeps.run import Sweep, load_sweep, run
-from experiments.sweeps.store import parts_of
+from experiments.sweeps.store import RANKED_BY, parts_of
+from simulator.report.figures import shown_in
 
 REASONS = 10
 """Reasons that the page shows."""
@@ -84,14 +85,13 @@ def best(read: Sweep, rows: list[dict[str, Any]]) -> Table:
         inside, _, last = name.rpartition(".")
         head = f"{inside}.\n{last}" if inside else name
         table.add_column(head, justify="right", overflow="fold", vertical="bottom")
-    for name in ("tokens/s/GPU", "step s", "MFU %", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True, vertical="bottom")
+    figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)
+    for figure in figures:
+        table.add_column(figure.head, justify="right", no_wrap=True, vertical="bottom")
     for place, row in enumerate(rows, 1):
         words = (row[name] for name in read.fields)
         changed = ["" if word is None else word if isinstance(word, str) else json.dumps(word) for word in words]
-        figures = f"{row['tokens_per_s_per_gpu']:,.1f}", f"{row['step_time_s']:,.4g}"
-        used = f"{100 * row['mfu_palm']:.1f}", f"{row['peak_device_gib']:,.1f}"
-        table.add_row(str(place), *changed, *figures, *used)
+        table.add_row(str(place), *changed, *(figure.cell(row[figure.name]) for figure in figures))
     return table
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.pages.forecast import AXES, COMPUTE, plan_words, seconds
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, unit_of, width_of, wrapped
+from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
+from simulator.report.words import describe_plan, format_seconds
 
 BRIEF = {
     "gemm": "matrix products",
@@ -24,22 +25,14 @@ BRIEF = {
     "bubble": "bubble",
     "host": "host",
 }
-"""Names that fit into a bar; other parts have theirs in `NAMES`, or are called by their axis."""
+"""Names that fit into a bar; other parts are called by their key."""
 
-NAMES = {
-    **COMPUTE,
-    **AXES,
-    "bubble": "pipeline bubble",
-    "optimizer": "optimizer",
-    "host": "host: data, logging, launch",
-    "idle": "idle",
-}
-"""All parts, sorted as on the page."""
+KERNELS = ("gemm", "attention", "memory_bound")
 
 WHITE: dict[str, Any] = {"facecolor": style.rgb("#ffffff"), "edgecolor": style.FAINT, "linewidth": 0.5, "zorder": 3}
 LOOKS: dict[str, dict[str, Any]] = {
-    **{kind: {"facecolor": tone} for kind, tone in zip(COMPUTE, style.shades(style.BLUE, len(COMPUTE)), strict=True)},
-    **{axis: {"facecolor": style.rgb(style.AXES[axis])} for axis in AXES},
+    **{kind: {"facecolor": tone} for kind, tone in zip(KERNELS, style.shades(style.BLUE, len(KERNELS)), strict=True)},
+    **{axis: {"facecolor": style.rgb(colour)} for axis, colour in style.AXES.items()},
     "bubble": WHITE,
     "optimizer": {"facecolor": style.rgb(style.GREY)},
     "host": {"facecolor": style.lighter(style.GREY, 0.55)},
@@ -80,15 +73,15 @@ def draw(reports: Report | Named, path: str | Path) -> None:
 
 def parts_of(report: Report) -> dict[str, Part]:
     """The parts of a step, sorted as on the page. They add up to it; what is less than a rounding error is nothing."""
-    answer = report.to_dict()
-    told, hidden = answer["breakdown_s"], answer["hidden_s"]
-    took = {**told["compute"], **told["exposed"], **{key: told[key] for key in ("bubble", "optimizer", "host", "idle")}}
-    least = 1e-9 * report.step_time
+    hidden, least = report.breakdown.hidden, 1e-9 * report.step_time
 
     def clean(seconds: float) -> float:
         return float(seconds) if seconds > least else 0.0
 
-    return {key: Part(clean(took[key]), clean(hidden.get(key, 0.0))) for key in NAMES}
+    return {
+        key: Part(clean(figure.compute(report) or 0.0), clean(hidden.get(key, 0.0)))
+        for key, figure in parts_of_step().items()
+    }
 
 
 # ------------------------------------------------------------------------------------------- drawing
@@ -98,13 +91,15 @@ def breakdown(named: Named) -> Figure:
     """The figure: a bar for each report, and below them a row for each part."""
     accounts = [parts_of(report) for _, report in named]
     steps = [report.step_time for _, report in named]
-    keys = [key for key in NAMES if any(account[key] != Part(0.0) for account in accounts)]
+    keys = [key for key in parts_of_step() if any(account[key] != Part(0.0) for account in accounts)]
     alone = len(named) == 1
     head, title = [], f"Where the time of a step goes: {len(named)} forecasts"
     if alone:
         report = named[0][1]
-        head = wrapped(plan_words(report))
-        title = f"{report.job.model.name} on {report.job.cluster.name}: where the {seconds(steps[0])} of a step go"
+        head = wrapped(describe_plan(report.play.plan))
+        title = (
+            f"{report.job.model.name} on {report.job.cluster.name}: where the {format_seconds(steps[0])} of a step go"
+        )
         if report.play.program.devices > 1:
             title += f" on device {report.device}, the slowest"
 
@@ -123,7 +118,7 @@ def breakdown(named: Named) -> Figure:
         if not alone:
             sheet.text(EDGE, top - 0.04, str(number), fontweight="bold")
             sheet.text(EDGE + 0.2, top - 0.04, fitting(name, style.PAGE - 1.3))
-            sheet.text(style.PAGE - EDGE, top - 0.04, seconds(step), ha="right", fontweight="bold")
+            sheet.text(style.PAGE - EDGE, top - 0.04, format_seconds(step), ha="right", fontweight="bold")
         axes = sheet.axes(EDGE, top, style.PAGE - 2 * EDGE, bar)
         clock(axes, longest, scale, unit)
         stack(axes, account, step, longest, scale)
@@ -169,7 +164,7 @@ def beside(axes: Any, account: dict[str, Part], scale: float) -> None:
         axes.barh(-0.7, part.hidden * scale, 0.3, at * scale, **hidden_looks(key))
         at += part.hidden
     if at:
-        words = f"{seconds(at)} hidden"
+        words = f"{format_seconds(at)} hidden"
         axes.annotate(
             words,
             (at * scale, -0.7),
@@ -229,7 +224,7 @@ def rows(
         middle = top + ROW * (i + 0.5)
         swatch = {"linewidth": 0, **LOOKS[key]}
         sheet.patch(EDGE, middle - 0.05, 0.2, 0.1, **swatch)
-        tell(EDGE + 0.28, middle, NAMES[key])
+        tell(EDGE + 0.28, middle, parts_of_step()[key].part)
         for account, step, place in zip(accounts, steps, places, strict=False):
             part = account[key]
             told = {

@@ -19,20 +19,9 @@ from matplotlib.patches import Rectangle
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
 from hardware.errors import PlanError, nearest
+from simulator.report import figures
 
 Row = Mapping[str, Any]
-
-VALUES = {
-    "tokens_per_s_per_gpu": ("tokens/s of a GPU", max, "{:,.0f}"),
-    "step_time_s": ("step time [s]", min, "{:,.3g}"),
-    "mfu_palm": ("MFU, full attention [%]", max, "{:.1%}"),
-    "mfu_causal": ("MFU, causal attention [%]", max, "{:.1%}"),
-    "hfu": ("HFU [%]", max, "{:.1%}"),
-    "peak_device_gib": ("peak memory of a GPU [GiB]", min, "{:,.1f}"),
-    "cost": ("cost of the run", min, "{:,.3g}"),
-    "days": ("days of the run", min, "{:,.3g}"),
-}
-"""What a cell can show: its name, which of two is better, how it is written."""
 
 LEFT, WIDEST = 0.95, 0.95
 """Where the cells begin and how wide one is at the most [in]."""
@@ -57,18 +46,16 @@ def cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, An
     for option, name in (("--x", x), ("--y", y)):
         if name not in known:
             raise PlanError(option, "no such field in this sweep", nearest(name, known), name)
-    if value not in VALUES or value not in known:
-        raise PlanError(
-            "--value", "no such value in this sweep", nearest(value, [v for v in VALUES if v in known]), value
-        )
-    better = VALUES[value][1]
+    shown = [name for name, one in figures.FIGURES.items() if one.better != "neither" and name in known]
+    if value not in shown:
+        raise PlanError("--value", "no such value in this sweep", nearest(value, shown), value)
     groups: dict[tuple[Any, Any], list[Row]] = {}
     for row in told:
         groups.setdefault((row[x], row[y]), []).append(row)
     found = {}
     for key, own in groups.items():
         fit = [row for row in own if row["status"] == "fits" and row[value] is not None]
-        best = better(fit, key=lambda row: row[value]) if fit else None
+        best = figures.FIGURES[value].best(fit, key=lambda row: row[value]) if fit else None
         large = any(row["status"] == "does-not-fit" for row in own)
         found[key] = Cell(tuple(own), best, "" if best is not None else "too large" if large else "invalid")
     return found
@@ -102,10 +89,10 @@ def figure(
     across, down = (_ordered({key[i] for key in found}) for i in (0, 1))
     size = min(WIDEST, (style.PAGE - LEFT - EDGE) / len(across))
     height = min(0.42, max(0.24, size * 0.5))
-    name, _, form = VALUES[value]
+    shown = figures.FIGURES[value]
     others = _others(found, x, y)
     below = " / ".join(map(_short, others))
-    words = [f"{name}, of the best plan that fits ({below} written below it)" if others else name, *lines]
+    words = [f"{shown.title}, of the best plan that fits ({below} written below it)" if others else shown.title, *lines]
     head = wrapped(words)
     top = 0.42 + LINE * len(head)
     sheet = Sheet(top + height * len(down) + 0.62)
@@ -117,7 +104,7 @@ def figure(
     colours = LinearSegmentedColormap.from_list("cells", ["#f7fbff", style.SKY, style.BLUE, "#00395c"])
     for i, here in enumerate(across):
         for j, there in enumerate(down):
-            _cell(axes, i, j, found.get((here, there)), value, good, colours, form, others, size)
+            _cell(axes, i, j, found.get((here, there)), shown, good, colours, others, size)
     axes.set_xticks([i + 0.5 for i in range(len(across))], list(map(_word, across)))
     axes.set_yticks([j + 0.5 for j in range(len(down))], list(map(_word, down)))
     axes.tick_params(axis="both", length=0)
@@ -132,10 +119,9 @@ def _cell(
     i: int,
     j: int,
     cell: Cell | None,
-    value: str,
+    shown: figures.Figure,
     good: Sequence[float],
     colours: Any,
-    form: str,
     others: Sequence[str],
     size: float,
 ) -> None:
@@ -153,20 +139,20 @@ def _cell(
             color=style.FAINT,
         )
         return
-    low, high = min(good), max(good)
-    share = (cell.best[value] - low) / (high - low) if high > low else 0.5
-    if VALUES[value][1] is min:
+    low, high, value = min(good), max(good), cell.best[shown.name]
+    share = (value - low) / (high - low) if high > low else 0.5
+    if shown.better == "lower":
         share = 1 - share
     colour = colours(0.1 + 0.9 * share)[:3]
     ink = style.ink_on(colour)
     axes.add_patch(Rectangle((i, j), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.2))
     extra = " / ".join(_word(cell.best[name]) for name in others)
     place = 0.38 if extra else 0.5
-    winner = "bold" if cell.best[value] == (max if VALUES[value][1] is max else min)(good) else "normal"
+    winner = "bold" if value == shown.best(good) else "normal"
     axes.text(
         i + 0.5,
         j + place,
-        form.format(cell.best[value]),
+        (shown.short or shown.form).format(value),
         ha="center",
         va="center",
         fontsize=style.SMALL,

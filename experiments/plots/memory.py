@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.markers import CARETDOWN
 from matplotlib.patches import Patch
 
-from experiments.pages.forecast import figures, plan_words
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, clock, save, unit_of, width_of, wrapped
 from hardware.units import GIB
 from simulator.program.memory_profile import CATEGORIES
 from simulator.report.report import Report
+from simulator.report.words import describe_plan, format_number
 
 COLOURS = {
     "parameters": style.BLUE,
@@ -92,7 +92,7 @@ def memory(report: Report) -> Figure:
     row = min(0.34, max(0.135, 3.0 / len(shown)))
     capacity, job = report.capacity, report.job
 
-    head = wrapped(plan_words(report))
+    head = wrapped(describe_plan(report.play.plan))
     first = 0.36 + LINE * (len(head) + 1) + 0.36
     second = first + row * len(shown) + 0.62
     keys = second + TALL + 0.26
@@ -301,7 +301,7 @@ def curve(axes: Any, report: Report, moments: np.ndarray, held: np.ndarray, full
     side = "left" if at < 0.2 * span else "right" if at > 0.8 * span else "center"
     axes.plot([at * scale], [peak], marker=CARETDOWN, color=style.INK, markersize=4, clip_on=False)
     axes.annotate(
-        f"peak {peak:,.1f} GiB at {figures(at * scale)} {unit}",
+        f"peak {peak:,.1f} GiB at {format_number(at * scale)} {unit}",
         (at * scale, peak),
         (0, 6),
         textcoords="offset points",

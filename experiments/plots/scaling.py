@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
 from experiments.sweeps.scaling import Curve, Point, brief
+from simulator.program.categories import EXPOSED
 from simulator.report.report import Report
 
 LEFT, SIDE = 0.62, 4.5
@@ -114,9 +115,9 @@ def _rate(value: float, _: Any) -> str:
 
 def shares(report: Report) -> list[float]:
     """Parts of the step, in the order of `PARTS`; they add up to one."""
-    parts, step = report.breakdown.parts, report.step_time
-    rest = parts["optimizer"] + parts["host"] + parts["idle"] + report.job.framework.step_overhead_s
-    exposed = sum(parts[axis] for axis in ("tp", "cp", "ep", "dp", "pp", "copy"))
+    parts, step = report.parts, report.step_time
+    rest = parts["optimizer"] + parts["host"] + parts["idle"]
+    exposed = sum(parts[axis] for axis in EXPOSED)
     seconds = [parts["gemm"], parts["attention"], parts["memory_bound"], exposed, parts["bubble"], rest]
     return [value / step for value in seconds]
 

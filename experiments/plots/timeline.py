@@ -20,12 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
-from experiments.pages.forecast import plan_words, seconds
 from experiments.plots import style
 from experiments.plots.sheet import save, unit_of
 from simulator.ir.ops import COMPUTE
 from simulator.program.categories import axis_of
 from simulator.report.report import Report
+from simulator.report.words import describe_plan, format_seconds
 
 KINDS = {
     "F": ("forward", style.BLUE),
@@ -113,7 +113,7 @@ def timeline(report: Report) -> Figure:
     panels = windows(rows, span, shape.p * shape.v)
     keys = legend_entries(rows, lanes, shape.v)
 
-    head = textwrap.wrap(", ".join(plan_words(report)), 112)
+    head = textwrap.wrap(", ".join(describe_plan(report.play.plan)), 112)
     top = 0.42 + 0.135 * len(head) + (0.12 if len(panels) > 1 else 0)
     gap, foot = 0.36, 0.70 + 0.15 * (math.ceil(len(keys) / columns_for(keys, shape.v)) - 1)
     above = [0.2 if panel.letter else 0.0 for panel in panels]
@@ -126,7 +126,7 @@ def timeline(report: Report) -> Figure:
     left, width = LEFT / style.PAGE, (style.PAGE - LEFT - RIGHT) / style.PAGE
     share = report.breakdown.parts["bubble"] / report.step_time
     job = report.job
-    title = f"{job.model.name} on {job.cluster.name}: {seconds(report.step_time)} a step"
+    title = f"{job.model.name} on {job.cluster.name}: {format_seconds(report.step_time)} a step"
     if program.devices > 1:
         title += f", {share:.1%} bubble on device {report.device}, the slowest"
     size = style.TITLE * min(1.0, 84 / len(title))

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.pages.forecast import seconds
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, unit_of
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import SHORT
+from simulator.report.words import format_seconds
 from validation.traces.compare import ANY, STREAMS, Comparison, Slice, Timeline
 
 MATRIX, BOUND, REST = style.BLUE, style.ORANGE, style.GREY
@@ -82,7 +82,7 @@ def traces(comparison: Comparison) -> Figure:
     tall = LANE * len(lanes)
     talks = lanes != [COMPUTE]
     sheet = Sheet(middle + 2 * (tall + 0.24) + (0.26 if talks else 0.06))
-    told = " and ".join(f"{seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
+    told = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
     sheet.head(f"{comparison.title}: a step of {told}", [fitting(note, style.PAGE - 2 * EDGE) for note in notes])
 
     _bars(sheet, rows, top)

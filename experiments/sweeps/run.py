@@ -24,10 +24,11 @@ from typing import Any, NamedTuple, Protocol
 
 from experiments.sweeps.expressions import Expression, parsed
 from experiments.sweeps.grid import Changes, Names, Sweep, at, load_sweep
-from experiments.sweeps.store import Row, Store, figures
+from experiments.sweeps.store import Row, Store
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
+from simulator.report.figures import row_of
 
 __all__ = ["Sweep", "load_sweep", "run"]
 
@@ -161,7 +162,7 @@ def _row(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) 
             return None
         report = simulate(load_job(at(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
         told = report.to_dict()
-        return {**changes, "status": told["status"], **figures(told)}
+        return {**changes, "status": told["status"], **row_of(told), "limits": told["limits"]}
     except MeshcastError as error:
         place = error.where.removeprefix("job.")
         return {**changes, "status": "invalid", "reason": f"{type(error).__name__} {place}: {error.rule}"}

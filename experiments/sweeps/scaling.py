@@ -18,6 +18,7 @@ from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.job.job import Job
 from simulator.job.load import load_job
+from simulator.report.figures import nest, shown_in
 from simulator.report.report import Report
 
 Kind = Literal["weak", "strong"]
@@ -163,18 +164,14 @@ def table(found: Curve) -> list[dict[str, Any]]:
     for point in found.points:
         row: dict[str, Any] = {"gpus": point.gpus, "error": point.error.to_dict() if point.error else None}
         if (report := point.report) is not None:
-            low, high = report.interval_90
             row |= {
                 "status": "fits" if report.fits else "does-not-fit",
                 "global_batch": report.job.batch.total,
-                "step_time_s": report.step_time,
-                "interval_90_s": [low, high],
                 "tokens_per_s": point.tokens_per_s,
-                "tokens_per_s_per_gpu": report.tokens_per_s_per_gpu,
                 "efficiency": found.efficiency(point),
-                "mfu": report.mfu,
-                "peak_device_gib": report.peak_device / 2**30,
                 "bottleneck": point.bottleneck,
+                # Memory stands beside the other figures: a row is as flat as it can be.
+                **nest((figure.where.removeprefix("memory."), figure.compute(report)) for figure in shown_in("points")),
             }
         else:
             row["status"] = "invalid"
@@ -212,40 +209,3 @@ def counts(words: str) -> list[int]:
     if len(found) > MOST_POINTS:
         raise PlanError("--gpus", f"more than {MOST_POINTS:,} numbers of GPUs", "Write fewer", len(found))
     return found
-
-
-def page(found: Curve) -> Any:
-    """The curve as a table for people."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    told = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("GPUs", "batch", "step s", "low", "high", "tokens/s", "per GPU", "efficiency"):
-        told.add_column(head, justify="right", no_wrap=True)
-    told.add_column("largest cost")
-    for point in found.points:
-        report = point.report
-        if report is None:
-            told.add_row(f"{point.gpus:,}", *[""] * 7, Text(point.error.rule if point.error else "", "dim"))
-            continue
-        low, high = report.interval_90
-        told.add_row(
-            f"{point.gpus:,}",
-            f"{report.job.batch.total:,}",
-            f"{report.step_time:,.3f}",
-            f"{low:,.2f}",
-            f"{high:,.2f}",
-            f"{point.tokens_per_s:,.0f}",
-            f"{report.tokens_per_s_per_gpu:,.1f}",
-            f"{found.efficiency(point):.1%}",
-            brief(point.bottleneck) + ("" if report.fits else "; does not fit"),
-        )
-    notes = [
-        f"Between {one.gpus:,} and {other.gpus:,} GPUs {brief(other.bottleneck)} overtakes {brief(one.bottleneck)}."
-        for one, other in found.changes
-    ]
-    notes.append("low, high: nine of ten measured steps should lie between; largest cost: beside matrix work")
-    head = f"{found.kind.capitalize()} scaling of {found.job.model.name} along {found.axis}"
-    return Group(Text(head, "bold"), told, *map(Text, notes))

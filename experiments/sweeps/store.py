@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from experiments.sweeps.grid import Sweep
 from hardware.errors import PlanError
-from simulator.program.categories import EXPOSED
+from simulator.report.figures import columns, shown_in
 from simulator.report.report import product_version
 
 if TYPE_CHECKING:
@@ -36,38 +36,10 @@ BEST = 10
 MOST_REASONS = 1_000
 """Kinds of reasons that are told apart."""
 
-RUN = ("days", "gpu_hours", "cost")
-"""Columns of a job that says how long it runs."""
-
-FIGURES = (
-    *("step_time_s", "interval_low_s", "interval_high_s", "tokens_per_s_per_gpu", "mfu_palm", "mfu_causal", "hfu"),
-    *("peak_allocated_gib", "peak_device_gib", "capacity_gib"),
-    *("gemm_s", "attention_s", "memory_bound_s", *(f"exposed_{axis}_s" for axis in EXPOSED)),
-    *("bubble_s", "optimizer_s", "host_s", "idle_s"),
-)
-"""Columns of a forecast, numbers all; those after the memory add up to the step."""
+RANKED_BY = "tokens_per_s_per_gpu"
+"""Figure by which plans are the best, its largest value first."""
 
 Row = dict[str, Any]
-
-
-def figures(answer: Mapping[str, Any]) -> Row:
-    """The columns of an answer of ``predict --json``."""
-    parts, memory, (low, high) = answer["breakdown_s"], answer["memory"], answer["interval_90_s"]
-    return {
-        "step_time_s": answer["step_time_s"],
-        "interval_low_s": low,
-        "interval_high_s": high,
-        "tokens_per_s_per_gpu": answer["tokens_per_s_per_gpu"],
-        "mfu_palm": answer["mfu"]["palm"],
-        "mfu_causal": answer["mfu"]["causal"],
-        "hfu": answer["hfu"],
-        **{name: memory[name] for name in ("peak_allocated_gib", "peak_device_gib", "capacity_gib")},
-        **{f"{kind}_s": seconds for kind, seconds in parts["compute"].items()},
-        **{f"exposed_{axis}_s": seconds for axis, seconds in parts["exposed"].items()},
-        **{f"{kind}_s": parts[kind] for kind in ("bubble", "optimizer", "host", "idle")},
-        **answer["run"],
-        "limits": answer["limits"],
-    }
 
 
 def fingerprint(sweep: Sweep, chunk: int) -> str:
@@ -249,17 +221,17 @@ class Store:
         import pyarrow as pa
 
         kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-        run = RUN if "run" in self.sweep.job or any(name.split(".")[0] == "run" for name in self.sweep.fields) else ()
-        columns = {
+        given = {*self.sweep.job, *(name.split(".")[0] for name in self.sweep.fields)}
+        names = {
             "index": pa.int64(),
             **{name: kinds[_kind(self.sweep.values(name))] for name in self.sweep.fields},
             "status": pa.string(),
             "reason": pa.string(),
-            **dict.fromkeys((*FIGURES, *run), pa.float64()),
+            **{figure.name: kinds[figure.kind] for figure in columns(given)},
             "limits": pa.string(),
         }
         about = {"version": product_version(), "fingerprint": self.mark, "job": self.sweep.job}
-        return pa.schema(list(columns.items()), {"meshcast": json.dumps(about)})
+        return pa.schema(list(names.items()), {"meshcast": json.dumps(about)})
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -268,7 +240,7 @@ class Store:
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        shown = [*("index", *self.sweep.fields), "step_time_s", "tokens_per_s_per_gpu", "mfu_palm", "peak_device_gib"]
+        shown = ["index", *self.sweep.fields, *(figure.name for figure in shown_in("best"))]
         statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
         best: list[Row] = []
         with pq.ParquetFile(self.out) as file:
@@ -280,9 +252,9 @@ class Store:
                     reasons[same] += count
                     first.setdefault(same, reason if same != "other reasons" else same)
                 fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
-                order = [("tokens_per_s_per_gpu", "descending"), ("index", "ascending")]
+                order = [(RANKED_BY, "descending"), ("index", "ascending")]
                 found = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
-                best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row["tokens_per_s_per_gpu"], row["index"]))
+                best = heapq.nsmallest(BEST, [*best, *found], lambda row: (-row[RANKED_BY], row["index"]))
             rows = file.metadata.num_rows
         return {
             "meshcast": product_version(),

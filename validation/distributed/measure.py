@@ -13,7 +13,7 @@ from typing import Any
 from hardware.errors import PlanError, nearest
 from simulator.ir.ops import Collective, Transfer
 from simulator.plan.plan import Plan
-from simulator.report.report import Z90
+from simulator.report.metrics import Z90
 from validation.distributed import collectives, launch, serial, trainer
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters

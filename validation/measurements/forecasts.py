@@ -17,7 +17,8 @@ from simulator.forecast.simulate import simulate
 from simulator.ir.ops import Work
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
-from simulator.report.report import Z90, Report
+from simulator.report.metrics import Z90
+from simulator.report.report import Report
 from validation.measurements.measurement import Value
 
 

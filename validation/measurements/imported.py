@@ -18,7 +18,8 @@ from hardware.topology import reach
 from simulator.bridges import kineto, logs, nccl_tests
 from simulator.costs.collectives import collective, p2p
 from simulator.ir.ops import Collective
-from simulator.report.report import Z90, product_version
+from simulator.report.metrics import Z90
+from simulator.report.report import product_version
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import Kind, Machine, Measurement, Row, Value, now
 from validation.traces.compare import Comparison, compare

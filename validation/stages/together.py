@@ -23,7 +23,7 @@ from simulator.program.block import FREE, SUMS, BlockPrices, Price, PricedBlock
 from simulator.program.categories import COMPUTING
 from simulator.program.program import Program
 from simulator.program.task import Task
-from simulator.report.report import Z90
+from simulator.report.metrics import Z90
 from validation.measurements.forecasts import Forecaster
 from validation.measurements.measurement import Value
 

@@ -18,6 +18,7 @@ from experiments.cli import app as cli
 from experiments.plots import breakdown, memory, sheet, style
 from simulator import simulate
 from simulator.program.memory_profile import CATEGORIES
+from simulator.report.figures import parts_of_step
 
 JOB = {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 16, "sequence": 4096}}
 PLANS: dict[str, dict[str, Any]] = {
@@ -140,7 +141,7 @@ def test_parts_add_up_to_the_step(report: Any) -> None:
 def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
     answer = report.to_dict()["breakdown_s"]
     told = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
-    assert set(breakdown.NAMES) == set(breakdown.LOOKS) == set(told)
+    assert set(parts_of_step()) == set(breakdown.LOOKS) == set(told)
 
 
 def test_rows_tell_the_figures_of_the_page(reports: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
+from experiments.pages.scaling import page
 from experiments.plots import scaling
-from experiments.sweeps.scaling import MATRIX, Curve, counts, curve, page, resized, scaled, table
+from experiments.sweeps.scaling import MATRIX, Curve, counts, curve, resized, scaled, table
 from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import load_job, simulate

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments.sweeps import run as sweeps
-from experiments.sweeps import store as stored
 from experiments.sweeps.run import load_sweep, run
 from experiments.sweeps.store import parts_of
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
+from simulator.report.figures import parts_of_step
 from tests.experiments.sweeps.sweeps import GRID, JOB, Lazy, Whole, kept, sweep
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -44,8 +44,7 @@ def test_rows_are_the_answers_of_predict(reference: Path) -> None:
         assert row["step_time_s"] == told["step_time_s"] and row["hfu"] == told["hfu"]
         assert [row["interval_low_s"], row["interval_high_s"]] == told["interval_90_s"]
         assert row["peak_device_gib"] == told["memory"]["peak_device_gib"] and row["limits"] == told["limits"]
-        parts = stored.FIGURES[stored.FIGURES.index("gemm_s") :]
-        assert sum(row[part] for part in parts) == pytest.approx(row["step_time_s"], rel=1e-9)
+        assert sum(row[part.name] for part in parts_of_step().values()) == pytest.approx(row["step_time_s"], rel=1e-9)
         assert row["exposed_dp_s"] == told["breakdown_s"]["exposed"]["dp"] and row["reason"] is None
 
 

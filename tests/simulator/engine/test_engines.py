@@ -22,7 +22,7 @@ from simulator.program.block import Price
 from simulator.program.build import build
 from simulator.program.timetable import timetable
 from simulator.report.breakdown import Breakdown, breakdown
-from simulator.report.report import Forecast
+from simulator.report.forecast import Forecast
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from tests.contract.measure import ops_beside
 from tests.contract.played import PAID, Ideal, Played, play_job

@@ -1,0 +1,393 @@
+"""The table of figures: every number of an answer that is quoted, compared or drawn, with what is needed to show it.
+
+Made from `FIGURES`: the JSON answer, the first rows of the page of ``predict``, its table of times, the columns of a
+sweep, the values of a heatmap, the tables of ``sweep`` and ``scale``, and docs/figures.md. A figure is added here and
+nowhere else: docs/add-a-figure.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from hardware.units import GIB
+from simulator.report.metrics import SKEW, Z90, Metrics
+from simulator.report.words import format_count, format_number, format_seconds
+
+Better = Literal["lower", "higher", "neither"]
+
+Place = Literal["best", "curve", "points"]
+"""Tables that show some figures only: the best plans of ``sweep``, the points of ``scale`` as a page and as JSON."""
+
+PARTS = "breakdown_s."
+"""Paths of the figures that add up to the step begin with it."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A row at the top of the page of ``predict``."""
+
+    name: str
+    """First word of the row."""
+    form: Callable[[float], str] = format_number
+    """Writes the value, with its unit if `name` does not imply it."""
+    remark: Callable[[Metrics], str] | None = None
+    """Writes the text behind the value; the figure's sentence if None."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of an answer."""
+
+    name: str
+    """Unique name: column of a sweep, ``--value`` of a heatmap."""
+    compute: Callable[[Metrics], float | None]
+    """Value of a forecast; None if the job does not say enough."""
+    unit: str
+    """Unit of the value; "fraction" of a ratio, empty if the sentence says it."""
+    better: Better
+    """Better of two values; with "neither" no heatmap can show the figure, for no plan is the best by it."""
+    label: str
+    """Name on plots and in tables of parts."""
+    sentence: str
+    """Definition, with the formula where there is one."""
+    path: str = ""
+    """Place in the JSON answer, keys and list indices separated by dots; `name` if empty."""
+    form: str = "{:,.4g}"
+    """Format of the value in tables."""
+    short: str = ""
+    """Format in a cell of a heatmap; `form` if empty."""
+    head: str = ""
+    """Heading in tables, with the unit."""
+    places: tuple[Place, ...] = ()
+    """Tables that show the figure."""
+    headline: Headline | None = None
+    """Row on the page of ``predict``; None if the page has none."""
+    column: bool = True
+    """Whether sweeps have a column of it."""
+    kind: type = float
+    """Type of that column: float, int, bool or str."""
+    needs: str = ""
+    """Key of the job without which the value is None, and without which a sweep has no such column."""
+
+    @property
+    def where(self) -> str:
+        """Place in the JSON answer."""
+        return self.path or self.name
+
+    @property
+    def best(self) -> Callable[..., Any]:
+        """Function that picks the better of several values."""
+        return min if self.better == "lower" else max
+
+    @property
+    def title(self) -> str:
+        """Label with the unit as the formats write it, unless the label has it."""
+        unit = "%" if self.form.endswith("%}") else self.unit
+        return f"{self.label} [{unit}]" if unit and unit not in self.label.split() else self.label
+
+    @property
+    def part(self) -> str:
+        """Label where the group of the part stands beside it."""
+        return self.label.removeprefix("exposed ")
+
+    def read(self, answer: Mapping[str, Any]) -> Any:
+        """The value in a JSON answer."""
+        value: Any = answer
+        for key in self.where.split("."):
+            value = value[int(key) if key.isdigit() else key]
+        return value
+
+    def cell(self, value: float | None) -> str:
+        """The value in a table, whose heading has the unit; empty if there is none."""
+        return "" if value is None else self.form.format(value).removesuffix("%")
+
+    def remark(self, metrics: Metrics) -> str:
+        """Text behind the value on the page of ``predict``."""
+        custom = self.headline.remark if self.headline else None
+        return custom(metrics) if custom else self.sentence
+
+
+# ------------------------------------------------------------------------------------------- remarks
+
+
+def _interval(metrics: Metrics) -> str:
+    low, high = metrics.interval_90
+    return f"90% interval {format_seconds(low)} to {format_seconds(high)}"
+
+
+def _whole_cluster(metrics: Metrics) -> str:
+    return f"per GPU; {format_number(metrics.tokens_per_s_per_gpu * metrics.job.cluster.gpus)} of the whole cluster"
+
+
+def _causal(metrics: Metrics) -> str:
+    return f"palm (attention in full); {metrics.mfu['causal']:.1%} causal (half of attention)"
+
+
+def _run(metrics: Metrics) -> str:
+    cost = "" if metrics.cost is None else f", cost {metrics.cost:,.0f}"
+    return f"for {format_count(metrics.job.run.tokens or 0)} tokens: {metrics.gpu_hours:,.0f} GPU-hours{cost}"
+
+
+# ----------------------------------------------------------------------------------------- the table
+
+
+def _part(name: str, path: str, label: str, sentence: str, better: Better = "lower") -> Figure:
+    """Figure of one part of the breakdown of the slowest stage. path: its place below `PARTS`."""
+    key = path.rpartition(".")[2]
+    return Figure(
+        name=name,
+        compute=lambda metrics: metrics.parts[key],
+        unit="s",
+        better=better,
+        label=label,
+        sentence=sentence,
+        path=PARTS + path,
+    )
+
+
+_TABLE = (
+    Figure(
+        name="step_time_s",
+        compute=lambda metrics: metrics.step_time,
+        unit="s",
+        better="lower",
+        label="step time",
+        sentence="duration of one training step, optimizer and the framework's constant time included",
+        form="{:,.3f}",
+        short="{:,.3g}",
+        head="step s",
+        places=("best", "curve", "points"),
+        headline=Headline("step", format_seconds, _interval),
+    ),
+    Figure(
+        name="interval_low_s",
+        compute=lambda metrics: metrics.interval_90[0],
+        unit="s",
+        better="neither",
+        label="90% interval, lower end",
+        sentence="lower end of the interval that should hold nine of ten measured steps: `step_time_s` x "
+        f"exp(-{Z90} x {1 - SKEW:g} sigma), where sigma is the standard deviation of log(measured / forecast)",
+        path="interval_90_s.0",
+        form="{:,.2f}",
+        head="low",
+        places=("curve", "points"),
+    ),
+    Figure(
+        name="interval_high_s",
+        compute=lambda metrics: metrics.interval_90[1],
+        unit="s",
+        better="neither",
+        label="90% interval, upper end",
+        sentence=f"upper end of the interval: `step_time_s` x exp({Z90} x {1 + SKEW:g} sigma)",
+        path="interval_90_s.1",
+        form="{:,.2f}",
+        head="high",
+        places=("curve", "points"),
+    ),
+    Figure(
+        name="tokens_per_s_per_gpu",
+        compute=lambda metrics: metrics.tokens_per_s_per_gpu,
+        unit="tokens/s",
+        better="higher",
+        label="tokens/s of a GPU",
+        sentence="throughput: `batch.global` x `batch.sequence` / `step_time_s` / GPUs",
+        form="{:,.1f}",
+        short="{:,.0f}",
+        head="tokens/s/GPU",
+        places=("best", "curve", "points"),
+        headline=Headline("tokens/s", format_number, _whole_cluster),
+    ),
+    Figure(
+        name="mfu_palm",
+        compute=lambda metrics: metrics.mfu["palm"],
+        unit="fraction",
+        better="higher",
+        label="MFU, full attention",
+        sentence="model FLOPs utilization: FLOPs of the model, without recomputation, over `step_time_s` x dense peak "
+        "FLOP/s of all GPUs; attention is counted in full, as in PaLM, appendix B",
+        path="mfu.palm",
+        form="{:.1%}",
+        head="MFU %",
+        places=("best", "points"),
+        headline=Headline("MFU", "{:.1%}".format, _causal),
+    ),
+    Figure(
+        name="mfu_causal",
+        compute=lambda metrics: metrics.mfu["causal"],
+        unit="fraction",
+        better="higher",
+        label="MFU, causal attention",
+        sentence="model FLOPs utilization with half of attention, which is what a causal mask leaves",
+        path="mfu.causal",
+        form="{:.1%}",
+        places=("points",),
+    ),
+    Figure(
+        name="hfu",
+        compute=lambda metrics: metrics.hfu,
+        unit="fraction",
+        better="higher",
+        label="HFU",
+        sentence="hardware FLOPs utilization: executed FLOPs, recomputation included, over the same peak",
+        form="{:.1%}",
+        headline=Headline("HFU", "{:.1%}".format, lambda _: "what the GPUs execute, recomputation included"),
+    ),
+    Figure(
+        name="peak_allocated_gib",
+        compute=lambda metrics: metrics.peak_allocated / GIB,
+        unit="GiB",
+        better="lower",
+        label="allocated memory of a GPU",
+        sentence="peak memory of tensors on the fullest stage (`torch.cuda.max_memory_allocated`)",
+        path="memory.peak_allocated_gib",
+        form="{:,.1f}",
+    ),
+    Figure(
+        name="peak_reserved_gib",
+        compute=lambda metrics: metrics.peak_reserved / GIB,
+        unit="GiB",
+        better="lower",
+        label="reserved memory of a GPU",
+        sentence="`peak_allocated_gib` with fragmentation of the caching allocator (`torch.cuda.max_memory_reserved`)",
+        path="memory.peak_reserved_gib",
+        form="{:,.1f}",
+        column=False,
+    ),
+    Figure(
+        name="peak_device_gib",
+        compute=lambda metrics: metrics.peak_device / GIB,
+        unit="GiB",
+        better="lower",
+        label="peak memory of a GPU",
+        sentence="`peak_reserved_gib` with the CUDA context and buffers of libraries, as nvidia-smi shows it",
+        path="memory.peak_device_gib",
+        form="{:,.1f}",
+        head="GiB",
+        places=("best", "points"),
+    ),
+    Figure(
+        name="capacity_gib",
+        compute=lambda metrics: metrics.capacity / GIB,
+        unit="GiB",
+        better="neither",
+        label="memory that a GPU has",
+        sentence="memory of a GPU; of the smallest, where stages have several kinds",
+        path="memory.capacity_gib",
+        form="{:,.1f}",
+    ),
+    _part("gemm_s", "compute.gemm", "matrix products", "GEMMs, recomputed ones included", "neither"),
+    _part("attention_s", "compute.attention", "attention", "attention kernels, recomputed ones included", "neither"),
+    _part(
+        "memory_bound_s",
+        "compute.memory_bound",
+        "memory-bound kernels",
+        "kernels limited by memory bandwidth: norms, activations, additions, embedding, loss",
+    ),
+    *(
+        _part(
+            f"exposed_{axis}_s",
+            f"exposed.{axis}",
+            f"exposed {label}",
+            f"{what}: time in which neither computation nor an axis above runs",
+        )
+        for axis, (label, what) in {
+            "tp": ("tensor communication (tp)", "collectives of tensor parallelism"),
+            "cp": ("context communication (cp)", "exchanges of context and sequence parallelism"),
+            "ep": ("expert communication (ep)", "token dispatch and combine of expert parallelism"),
+            "dp": ("data communication (dp)", "gradient reductions and weight all-gathers of data parallelism"),
+            "pp": ("pipeline communication (pp)", "sends and receives between pipeline stages"),
+            "copy": ("copies", "copies between GPU and host (offloading)"),
+        }.items()
+    ),
+    _part("bubble_s", "bubble", "pipeline bubble", "waiting for other pipeline stages"),
+    _part("optimizer_s", "optimizer", "optimizer", "optimizer step"),
+    _part(
+        "host_s",
+        "host",
+        "host: data, logging, launch",
+        "waiting for the host to launch kernels, and the framework's constant time a step",
+    ),
+    _part("idle_s", "idle", "idle", "time of a step without a pipeline in which nothing runs"),
+    Figure(
+        name="days",
+        compute=lambda metrics: metrics.days,
+        unit="days",
+        better="lower",
+        label="days of the run",
+        sentence="`run.tokens` / tokens of a step x `step_time_s`, without interruptions",
+        path="run.days",
+        form="{:,.3g}",
+        headline=Headline("run", lambda days: f"{format_number(days)} days", _run),
+        needs="run",
+    ),
+    Figure(
+        name="gpu_hours",
+        compute=lambda metrics: metrics.gpu_hours,
+        unit="GPU-hours",
+        better="lower",
+        label="GPU-hours of the run",
+        sentence="`days` x 24 x GPUs",
+        path="run.gpu_hours",
+        needs="run",
+    ),
+    Figure(
+        name="cost",
+        compute=lambda metrics: metrics.cost,
+        unit="",
+        better="lower",
+        label="cost of the run",
+        sentence="`gpu_hours` x `run.price_per_gpu_hour`",
+        path="run.cost",
+        form="{:,.3g}",
+        needs="run",
+    ),
+)
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in _TABLE}
+"""All figures by name, in the order of columns and pages."""
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def shown_in(place: Place) -> list[Figure]:
+    """Figures of a table that has room for some only."""
+    return [figure for figure in FIGURES.values() if place in figure.places]
+
+
+def parts_of_step() -> dict[str, Figure]:
+    """Figures that add up to the step, by their keys in `Metrics.parts`."""
+    parts = (figure for figure in FIGURES.values() if figure.where.startswith(PARTS))
+    return {figure.where.rpartition(".")[2]: figure for figure in parts}
+
+
+def columns(given: Container[str]) -> list[Figure]:
+    """Figures that a sweep has columns of. given: keys of its jobs."""
+    return [figure for figure in FIGURES.values() if figure.column and (not figure.needs or figure.needs in given)]
+
+
+def row_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of all columns, read from a JSON answer."""
+    return {figure.name: figure.read(answer) for figure in FIGURES.values() if figure.column}
+
+
+def nest(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A nested mapping of values by their paths; a number in a path is an index of a list.
+
+    >>> nest([("mfu.palm", 0.5), ("interval_90_s.0", 1.0), ("interval_90_s.1", 1.2)])
+    {'mfu': {'palm': 0.5}, 'interval_90_s': [1.0, 1.2]}
+    """
+    answer: dict[str, Any] = {}
+    for path, value in values:
+        inner: Any = answer
+        *above, last = path.split(".")
+        for key, below in pairwise((*above, last)):
+            inner = inner.setdefault(key, [] if below.isdigit() else {})
+        if last.isdigit():
+            inner.append(value)
+        else:
+            inner[last] = value
+    return answer

@@ -1,0 +1,65 @@
+"""One step as the engine played it, with the program it was played from and the memory of every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simulator.engine.occupancy import Occupied
+from simulator.engine.peak_memory import Peak, over_time, peaks
+from simulator.engine.play import PlayedStep
+from simulator.engine.steady_state import Window, window
+from simulator.plan.plan import Plan
+from simulator.program.program import Program
+from simulator.scheduling.schedule import ScheduleItem
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A step of a plan as the engine played it."""
+
+    plan: Plan
+    step: PlayedStep
+    resting: Sequence[dict[str, float]]
+    """Memory that is held through the whole step on every device, by category [bytes]."""
+    assumed: Sequence[str]
+    """Assumptions of the forecast, a sentence each."""
+    anew: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
+    """Builds the program of the same step for other orders; only of schedules that decide at run time."""
+
+    @cached_property
+    def peaks(self) -> list[Peak]:
+        """Peak of allocated memory on every device."""
+        return peaks(self.program, self.resting)
+
+    def memory(self, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """Allocated memory through the step: moments [s] and bytes by category [moments, categories]."""
+        return over_time(self.program, self.step.flat, self.step.times, device, self.resting[device])
+
+    @property
+    def program(self) -> Program:
+        return self.step.program
+
+    @cached_property
+    def window(self) -> Window | None:
+        """The part of a run that repeats, of a schedule without a flush; None with a flush."""
+        table = self.program.timetable
+        return window(table, self.step.done, self.plan.shape.m) if table.every else None
+
+    @property
+    def seconds(self) -> float:
+        """Duration of a step [s]: from an empty to an empty pipeline, or without a flush from batch to batch."""
+        return self.window.seconds if self.window else self.step.span
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over the ops of a step, on every device."""
+        return self.step.sums_in(self.window) / (self.window.steps if self.window else 1.0)
+
+    def occupied(self, device: int) -> Occupied:
+        """Busy intervals of a device in a step, by axis; without a flush the mean over the window's steps."""
+        found, cut = self.step.occupied(device), self.window
+        return {axis: cut.occupied(device, spans) for axis, spans in found.items()} if cut else found
