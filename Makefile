@@ -13,7 +13,7 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint bench golden docs-catalog docs-figures docs-schemes clean help
+.PHONY: demo test lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,11 +41,16 @@ bench: $(DEV) ## time the simulator itself
 golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
 	$(BIN)/python -m tests.golden.rewrite
 
+docs: docs-catalog docs-figures docs-readme docs-schemes ## write all that is made from the code, as below
+
 docs-catalog: $(BASE) ## write docs/catalog.md from the files in hardware/catalog/
 	$(BIN)/python -m hardware.describe docs/catalog.md
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m simulator.report.figures_page docs/figures.md
+
+docs-readme: $(BASE) ## write the page of the README's example
+	$(BIN)/python -m experiments.pages.readme
 
 docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schemes/
 	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md

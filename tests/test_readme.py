@@ -24,7 +24,7 @@ def test_the_page_is_what_the_command_prints(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(app, ["predict", EXAMPLE])
     assert result.exit_code == 0
-    assert [result.output] == blocks("text")
+    assert [result.output] == blocks("text"), "`make docs-readme` puts it right"
 
 
 def test_the_python_example_runs() -> None:

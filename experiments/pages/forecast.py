@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -50,17 +50,27 @@ COLOURS = {
 
 def show(what: RenderableType) -> None:
     """Prints as wide as the terminal, within reason; a pipe gets a fixed width and no spaces at the ends of lines."""
-    terminal = sys.stdout.isatty()
-    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST) if terminal else WIDTH
-    page = sys.stdout if terminal else io.StringIO()
-    Console(file=page, width=max(width, 60), highlight=False, markup=False, emoji=False).print(what)
-    if isinstance(page, io.StringIO):
-        text = "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
-        try:
-            text.encode(sys.stdout.encoding or "utf-8")
-        except UnicodeEncodeError:
-            text = text.translate(PLAIN)
-        sys.stdout.write(text)
+    if sys.stdout.isatty():
+        width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST)
+        _console(sys.stdout, max(width, 60)).print(what)
+        return
+    text = render(what)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = text.translate(PLAIN)
+    sys.stdout.write(text)
+
+
+def render(what: RenderableType) -> str:
+    """What a pipe gets: `WIDTH` columns, without colours and without spaces at the ends of lines."""
+    file = io.StringIO()
+    _console(file, WIDTH).print(what)
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+
+
+def _console(file: IO[str], width: int) -> Console:
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -> RenderableType:

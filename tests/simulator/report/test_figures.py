@@ -63,7 +63,7 @@ def example() -> Figure:
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Figure:
-    figure = example()
+    figure = replace(example(), name="added")
     monkeypatch.setitem(FIGURES, figure.name, figure)
     return figure
 
