@@ -12,6 +12,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 
 settings.register_profile("meshcast", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("all", settings.get_profile("meshcast"))
 settings.load_profile("meshcast")
 
 

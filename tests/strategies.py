@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -17,6 +18,16 @@ from simulator.job.load import load_job
 from simulator.models.model import Model
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import Ideal
+
+SHARE = 1 if settings.get_current_profile_name() == "all" else 3
+"""One example of so many is drawn, but for `make test-all` (--hypothesis-profile=all)."""
+
+
+def examples(number: int) -> settings:
+    """Settings of a property whose examples take long: `number` of them in `make test-all`, a third in `make test`, but
+    not fewer than ten."""
+    return settings(max_examples=max(number // SHARE, min(number, 10)))
+
 
 ONE = st.just(1)
 TENSOR_RANKS = st.sampled_from([1, 2, 4])

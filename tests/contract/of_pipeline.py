@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
@@ -46,6 +46,7 @@ def exists(kind: type[Schedule], shape: PipelineShape) -> bool:
     return True
 
 
+@lru_cache(maxsize=64)
 def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> Replay:
     return replay(_case(setting, use, hop))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -34,7 +34,7 @@ from tests.contract.measure import (
     told,
 )
 from tests.contract.played import FREE, Ideal, play_job, stated
-from tests.strategies import EVERY, SECONDS, jobs_of_all
+from tests.strategies import EVERY, SECONDS, examples, jobs_of_all
 
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
 
@@ -147,7 +147,7 @@ def test_its_laws_hold(use: str) -> None:
 
 @pytest.mark.parametrize("use", family("pipeline"))
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
@@ -218,6 +218,7 @@ def test_all_degrees_one_is_the_plan_without_schemes(use: str) -> None:
 # ---------------------------------------------------------------------------------------- played programs
 
 
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_memory_returns_to_its_baseline(job: dict[str, Any]) -> None:
     for peak in play_job(job).peaks:
@@ -226,6 +227,7 @@ def test_memory_returns_to_its_baseline(job: dict[str, Any]) -> None:
         assert min(peak.by.values()) >= 0
 
 
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_every_action_happens_once(job: dict[str, Any]) -> None:
     played = play_job(job)
@@ -264,7 +266,7 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
             assert times.begin[number] >= times.end[other] + flat.latency[other] - 1e-12
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     job=jobs_of_all(EVERY),
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e6, 1e8]), latency=st.sampled_from([0.0, 1e-4])),
@@ -281,6 +283,7 @@ def test_faster_links_never_slow_a_step(job: dict[str, Any], price: Ideal) -> No
     assert twice <= slow * (1 + 1e-12) and near <= slow * (1 + 1e-12)
 
 
+@examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) -> None:
     """No device takes longer than it computes and waits in the pipeline; one device alone never waits, unless something
@@ -297,7 +300,7 @@ def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) ->
         assert played.times.span == pytest.approx(busy[0])
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(job=jobs_of_all(EVERY))
 def test_the_same_job_gives_the_same_times(job: dict[str, Any]) -> None:
     one, other = play_job(job), play_job(job)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.ir.ops import Collective
 from tests.contract.measure import sent
 from tests.contract.played import Played, play_job
+from tests.strategies import examples
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "norm": "rmsnorm"}
 SHARDED = {"data/fsdp", "data/zero-3"}
@@ -84,6 +85,7 @@ def test_twice_as_many_ranks_for_one_batch_halve_work_but_not_bytes(data: str) -
     assert sum(many.flops("F").values()) == pytest.approx(2 * sum(few.flops("F").values()))
 
 
+@examples(50)
 @given(
     pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2])
 )

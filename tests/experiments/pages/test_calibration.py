@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
@@ -15,6 +15,7 @@ from experiments.cli.app import app
 from experiments.pages import calibration as measured
 from hardware.errors import MeshcastError
 from tests.experiments.pages.tables import KIND, ROWS, put
+from tests.strategies import examples
 from validation.calibration.kernels import tables as kernels
 
 ODD = ["", "nan", "-1", "0", "abc", "inf", "1e300", "1e-300", "1e400", "9" * 30, "1.5", "1", "3", "7", "131072", "True"]
@@ -364,7 +365,7 @@ def corrupted(draw):
     return name, rows, draw(st.permutations(sorted(rows[0])))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(corrupted())
 def test_corrupted_tables_are_answered_row_by_row(tmp_path_factory, case):
     name, rows, columns = case

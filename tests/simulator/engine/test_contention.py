@@ -28,7 +28,7 @@ from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, T
 from simulator.job.load import load_job
 from simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
-from tests.strategies import jobs
+from tests.strategies import examples, jobs
 
 # ------------------------------------------------------------------------------------- cases by hand
 
@@ -294,14 +294,14 @@ def flat_of(told: dict[str, Any], price: Any = PRICE) -> tuple[FlatProgram, int]
     return flatten(build_program(plan, price)[1]), plan.shape.p
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
 def test_where_nothing_is_shared_the_times_are_those_of_simpy_to_the_last_bit(told: dict[str, Any]) -> None:
     flat, devices = flat_of(told)
     assert shared.play(flat, [lambda work: ALONE] * devices) == simpy_engine.play(flat)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
 def test_where_none_meets_another_the_times_are_those_of_simpy(told: dict[str, Any]) -> None:
     """Every stream has a link of its own, which is so wide that all fit."""
@@ -312,7 +312,7 @@ def test_where_none_meets_another_the_times_are_those_of_simpy(told: dict[str, A
     assert again.end == pytest.approx(plain.end, rel=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
 def test_sharing_makes_no_op_earlier_and_no_op_shorter(told: dict[str, Any]) -> None:
     flat, devices = flat_of(told)
@@ -324,7 +324,7 @@ def test_sharing_makes_no_op_earlier_and_no_op_shorter(told: dict[str, Any]) -> 
     assert shared.play(flat, [crowded] * devices) == found
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(told=jobs(launch=(0.0, 1e-4), passes=40))
 def test_every_op_does_its_work_and_no_link_more_than_it_can(told: dict[str, Any]) -> None:
     flat, devices = flat_of(told)

@@ -3,109 +3,56 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import simulate
-from simulator.engine.peak_memory import Peak
-from simulator.engine.play import ByMatrices, Engine
+from simulator.engine.play import ByMatrices
 from simulator.forecast.planning import resolve_plan
-from simulator.forecast.simulate import build_program, play_forecast
+from simulator.forecast.simulate import play_forecast
 from simulator.forecast.stages import lower_stages
 from simulator.job.load import load_job
-from simulator.program.block import Price
 from simulator.program.build import build
 from simulator.program.timetable import timetable
-from simulator.report.breakdown import Breakdown, breakdown
-from simulator.report.forecast import Forecast
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from tests.contract.measure import ops_beside
 from tests.contract.played import PAID, Ideal, Played, play_job
-from tests.strategies import PRICES, changed, jobs
+from tests.simulator.engine.engines import (
+    LAUNCH,
+    WAYS,
+    check_alike,
+    check_reports,
+    on_catalog,
+    play_by_engines,
+    simulate_by_engines,
+)
+from tests.strategies import PRICES, changed, examples, jobs
 
-WAYS: tuple[tuple[Engine, bool], ...] = (("simpy", True), ("sweep", True), ("matrices", True), ("matrices", False))
-LAUNCH = (0.0, 2e-6, 1e-4, 5e-3)
 DRAWN = jobs(launch=LAUNCH, passes=80)
 
 
-def accounts(found: Forecast) -> Iterator[Breakdown]:
-    """The breakdown of every device."""
-    for device in range(found.program.devices):
-        yield breakdown(found.program, found.step.span, found.step.occupied(device), device)
-
-
-def check_alike(ways: list[Forecast]) -> None:
-    """All agree with the first on the step, on where each device's time goes, and on memory."""
-    first = ways[0]
-    step = first.step.span
-    wanted = list(accounts(first))
-    for account in wanted:
-        assert math.fsum(account.parts.values()) == pytest.approx(step, rel=1e-9)
-    for other in ways[1:]:
-        assert other.step.span == pytest.approx(step, rel=1e-9)
-        for device, (one, account) in enumerate(zip(accounts(other), wanted, strict=True)):
-            assert math.fsum(one.parts.values()) == pytest.approx(one.step, rel=1e-9)
-            assert one.parts == pytest.approx(account.parts, rel=0, abs=1e-9 * step), device
-            hidden = dict.fromkeys(one.hidden | account.hidden, 0.0)
-            assert hidden | one.hidden == pytest.approx(hidden | account.hidden, rel=0, abs=1e-9 * step), device
-        assert by_category(other.peaks) == by_category(first.peaks)
-
-
-def by_category(peaks: Any) -> list[tuple[float, dict[str, float], float]]:
-    assert all(isinstance(peak, Peak) for peak in peaks)
-    return [(peak.total, peak.by, peak.left) for peak in peaks]
-
-
-def check_reports(told: dict[str, Any]) -> None:
-    """The whole way from job to report, at the catalog's prices, by every engine."""
-    reports = [simulate(told, engine=engine, skip=skip) for engine, skip in WAYS]
-    check_alike([report.play for report in reports])
-    for report in reports[1:]:
-        assert report.step_time == pytest.approx(reports[0].step_time, rel=1e-9)
-        assert report.device == reports[0].device
-        assert report.spread == pytest.approx(reports[0].spread, rel=1e-6)
-
-
-def played(told: dict[str, Any], price: Price, engine: Engine, skip: bool) -> Forecast:
-    plan = resolve_plan(load_job(told), price=price)
-    stages, program = build_program(plan, price)
-    return play_forecast(plan, stages, program, engine=engine, skip=skip)
-
-
-def on_catalog(told: dict[str, Any], node: str) -> dict[str, Any]:
-    """The same job with so many times its data-parallel ranks that they fill whole nodes of eight GPUs."""
-    mesh, views = told["plan"]["mesh"], told["plan"]["views"]
-    gpus = math.prod(mesh.values())
-    more = math.lcm(gpus, 8) // gpus
-    batch = {**told["batch"], "global": told["batch"]["global"] * more}
-    wider = {name: {**view, "edp": view["edp"] * more} for name, view in views.items()}
-    plan = {**told["plan"], "mesh": {**mesh, "dp": mesh["dp"] * more}, "views": wider}
-    return {**told, "cluster": f"{node}:{gpus * more // 8}", "batch": batch, "plan": plan}
-
-
-@settings(max_examples=110, deadline=None)
+@examples(110)
 @given(told=DRAWN)
 def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
     check_reports(told)
 
 
 @pytest.mark.parametrize("node", ["dgx-h100", "dgx-a100"])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=jobs(launch=LAUNCH, passes=80, formats=("bf16",)))
 def test_all_engines_agree_on_clusters_of_the_catalog(node: str, told: dict[str, Any]) -> None:
     check_reports(on_catalog(told, node))
 
 
-@settings(max_examples=90, deadline=None)
+@examples(90)
 @given(told=jobs(launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
     """Communication, computation or the host by far the slowest; communication for nothing."""
-    check_alike([played(told, price, engine, skip) for engine, skip in WAYS])
+    check_alike(play_by_engines(told, price))
 
 
 class Split(Schedule):
@@ -127,7 +74,7 @@ class Split(Schedule):
         return order
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     told=jobs(("pipeline/1f1b",), recompute=False, launch=LAUNCH[:3], passes=80),
     late=st.integers(0, 3),
@@ -169,7 +116,7 @@ def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], ove
     gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
     framework = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}
     told = job(plan, gpus, 96 * plan.get("dp", 1), **framework)
-    ways = [simulate(told, engine=engine, skip=skip).play for engine, skip in WAYS]
+    ways = [report.play for report in simulate_by_engines(told)]
     skipping, plain = ways[2].step, ways[3].step
     assert isinstance(skipping, ByMatrices) and isinstance(plain, ByMatrices)
     actions = len(skipping.program.timetable.actions)
@@ -197,7 +144,7 @@ def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
         "model": {**model, "positions": "rope", "dropout": 0.1, "tied": False},
         "batch": {"global": 28, "micro": 2},
     }
-    check_alike([played(told, Ideal(links=1e6), engine, skip) for engine, skip in WAYS])
+    check_alike(play_by_engines(told, Ideal(links=1e6)))
 
 
 # ----------------------------------------------------------------------------------------------- the host
@@ -209,7 +156,7 @@ def issued(played: Played, device: int) -> int:
     return sum(op.work is not None and id(op) not in beside for _, op in played.instances(device))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=jobs(launch=(1e-6, 1e-4, 5e-3)))
 def test_a_slow_host_takes_its_time_for_every_op(told: dict[str, Any]) -> None:
     launch = told["framework"]["set"]["launch_s"]
@@ -230,7 +177,7 @@ def test_where_the_host_takes_longest_the_step_is_its_time() -> None:
     assert run.step.span == pytest.approx(issued(run, 0) * 1.0 + last)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(told=jobs())
 def test_a_slower_host_never_makes_a_step_shorter(told: dict[str, Any]) -> None:
     launches = (0.0, 1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-3)

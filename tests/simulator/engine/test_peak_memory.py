@@ -13,7 +13,7 @@ from simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
 from simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
 from tests.contract.of_tensor import LayerSetting, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
-from tests.strategies import jobs
+from tests.strategies import examples, jobs
 
 # ------------------------------------------------------------------------------------------------ touches
 
@@ -117,7 +117,7 @@ def by_hand(played: Played, device: int) -> float:
     return max(accumulate((nbytes for _, nbytes, _ in played.changes(device)), initial=0.0))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(told=jobs())
 def test_the_peak_adds_up_by_category(told: dict[str, Any]) -> None:
     played = play_job(told)
@@ -142,7 +142,7 @@ def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
 
 
 @given(told=jobs(), price=st.builds(Ideal, links=st.sampled_from([1e4, 1e9]), flops=st.sampled_from([1e6, 1e12])))
-@settings(max_examples=20)
+@examples(20)
 def test_memory_follows_the_order_and_not_the_times(told: dict[str, Any], price: Ideal) -> None:
     assert play_job(told, price, engine="matrices").peaks == play_job(told).peaks
 

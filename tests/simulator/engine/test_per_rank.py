@@ -16,7 +16,7 @@ from simulator.engine.per_rank import Pace, unfold
 from simulator.ir.ops import COMPUTE, Collective, Transfer
 from simulator.scheduling.schedule import KINDS
 from tests.contract.played import Ideal, Played, play_job
-from tests.strategies import jobs
+from tests.strategies import examples, jobs
 
 PRICE = Ideal(flops=1e9, memory=1e10, links=1e7, latency=1e-5)
 DENSE = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
@@ -42,7 +42,7 @@ def spans(played: Played, pace: Pace, steps: int = 1) -> list[float]:
     return [unfold(played.program, plan.mesh, plan.pipeline_axis, pace, step).span for step in range(steps)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(job=jobs(launch=(0.0, 1e-4)))
 def test_equal_ranks_take_the_folded_step(job: dict[str, Any]) -> None:
     played = play_job(job, PRICE)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import simulate
 from simulator.engine.per_rank import Pace, unfold
 from simulator.forecast.shared_work import SharedWork
 from simulator.report.report import Report
-from tests.strategies import EVERY, jobs
+from tests.strategies import EVERY, examples, jobs
 
 SHOP = SharedWork()
 """Shared by all plans that are drawn."""
@@ -25,7 +25,7 @@ def peaks(report: Report) -> list[dict[str, float]]:
     return [peak.by for peak in report.play.peaks]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(told=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
 def test_without_any_shortcut_the_step_and_its_memory_are_the_same(told: dict[str, Any]) -> None:
     """Op by op, every round, nothing shared with other jobs; and every rank by itself."""
@@ -38,7 +38,7 @@ def test_without_any_shortcut_the_step_and_its_memory_are_the_same(told: dict[st
     assert by_rank.span == pytest.approx(plain.play.step.span, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=jobs(EVERY, passes=40), engine=st.sampled_from(["simpy", "matrices"]))
 def test_every_engine_plays_every_schedule_alike(told: dict[str, Any], engine: Any) -> None:
     one, other = simulate(told, engine="sweep"), simulate(told, engine=engine, skip=False)

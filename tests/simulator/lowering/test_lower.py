@@ -21,7 +21,7 @@ from simulator.models.blocks import Blocks
 from simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
 from tests.contract.played import play_job
-from tests.strategies import models
+from tests.strategies import examples, models
 
 T = 4
 MODEL = Model(layers=2, hidden=64, heads=8, vocab=128, seq=16, tied=False)
@@ -163,6 +163,7 @@ def test_vocabulary_parallel_ends() -> None:
 
 
 @pytest.mark.parametrize("ends", [(True, False), (False, True), (True, True), (False, False)])
+@examples(50)
 @given(model=models(tensor=T, layers=2), layers=st.integers(1, 2))
 def test_what_a_stage_reduces_over_tensor_ranks(ends: tuple[bool, bool], model: Model, layers: int) -> None:
     """Bytes of all-reduces equal bytes of reduce-scatters, and of gathers, of the sequence-parallel form."""

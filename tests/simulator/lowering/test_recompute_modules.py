@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.ir.mesh import Mesh
@@ -16,8 +16,8 @@ from simulator.models.model import Model
 from simulator.schemes.memory.shared.recompute import discard
 from tests.contract.measure import make, saved, waits_for
 from tests.contract.played import Ideal, play_job
-from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, played
-from tests.strategies import FREE, jobs
+from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
+from tests.strategies import FREE, examples, jobs
 
 USE = "memory/recompute-selective"
 MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 6}
@@ -166,7 +166,7 @@ def with_modules(told: dict[str, Any], modules: list[str]) -> dict[str, Any]:
     return {**told, "plan": {**plan, "schemes": [*schemes, {"use": USE, "modules": modules}]}}
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     told=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
     modules=st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True),
@@ -180,13 +180,13 @@ def test_work_is_added_and_none_changed_and_memory_is_given_back(told: dict[str,
         assert min(peak.by.values()) >= 0
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     told=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
     modules=st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True),
 )
 def test_all_engines_agree(told: dict[str, Any], modules: list[str]) -> None:
-    check_alike([played(with_modules(told, modules), Ideal(), engine, skip) for engine, skip in WAYS])
+    check_alike(play_by_engines(with_modules(told, modules), Ideal()))
 
 
 def test_regathers_stay_what_they_are() -> None:

@@ -16,6 +16,7 @@ from simulator.models.adapters import TARGETS, Target
 from simulator.models.flops import causal, palm, with_adapters
 from tests.contract.measure import ops_beside, params_of, sent
 from tests.contract.played import Played, play_job
+from tests.strategies import examples
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 128, "seq": 32, "ffn": 96}
 GATED = MODEL | {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
@@ -81,6 +82,7 @@ def products(played: Played, phase: str) -> float:
     return sum(op.work.flops for _, op in played.instances() if op.phase == phase and isinstance(op.work, Gemm))
 
 
+@examples(50)
 @given(targets=targets_of, rank=st.integers(1, 9))
 def test_frozen_linears_have_input_gradients_only_and_adapters_both(targets: list[str], rank: int) -> None:
     """2 FLOPs a parameter and token forward, 2 for the gradient of the input, 2 for those of adapters; in the lowest
@@ -213,7 +215,7 @@ def test_model_flops_count_four_for_a_frozen_parameter(targets: list[Target], ra
     use=st.sampled_from(list(SHARDS)),
     axes=st.sampled_from([{"pp": 2}, {"tp": 2}, {"cp": 2}, {"pp": 2, "tp": 2}]),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_all_engines_agree(targets: list[str], use: str, axes: dict[str, int]) -> None:
     mesh = {axis: {**axes, "dp": 2}.get(axis, 1) for axis in ("pp", "dp", "cp", "tp")}
     told = job(targets, batch={"global": 8}, **mesh_of(use, **mesh))

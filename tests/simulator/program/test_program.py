@@ -20,7 +20,7 @@ from simulator.report.breakdown import breakdown
 from simulator.scheduling.schedule import Action
 from tests.contract.measure import backward_ops, forward_ops, ops_beside
 from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
-from tests.strategies import changed, jobs
+from tests.strategies import changed, examples, jobs
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
 SLOW = Ideal(links=1e5)
@@ -71,7 +71,7 @@ def test_waiting_for_sends_costs_the_time_of_the_sends() -> None:
     assert off > on
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(told=jobs())
 def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
     """The first kernel that needs the message begins no earlier than it arrives, latency included."""
@@ -138,6 +138,7 @@ def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
 # ------------------------------------------------------------------------------------------ once a step
 
 
+@examples(50)
 @given(told=jobs())
 def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, Any]) -> None:
     played = play_job(told)
@@ -327,6 +328,7 @@ def longest_path(program: FlatProgram) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize("engine", ["simpy", "sweep"])
+@examples(50)
 @given(told=jobs(launch=(0.0, 1e-5, 1e-3)))
 def test_the_engine_finds_the_longest_path(engine: Engine, told: dict[str, Any]) -> None:
     played = play_job(told, Ideal(links=1e6, latency=3e-5), engine=engine)
@@ -335,7 +337,7 @@ def test_the_engine_finds_the_longest_path(engine: Engine, told: dict[str, Any])
     assert played.times.end == pytest.approx(end, rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(told=jobs())
 def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
     for price in (Ideal(links=1e6, latency=3e-5), FREE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,19 @@ from simulator.report.scheme_page import TITLES, anchor, closed_forms, page
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@cache
+def written() -> str:
+    return page()
+
+
 def section(use: str) -> str:
     """What the page says of one scheme."""
-    _, _, rest = page().partition(f"\n### {use}\n")
+    _, _, rest = written().partition(f"\n### {use}\n")
     return re.split(r"\n##+ ", rest)[0]
 
 
 def test_the_page_of_the_schemes_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "schemes.md").read_text("utf-8") == page(), "`make docs-schemes` puts it right"
+    assert (ROOT / "docs" / "schemes.md").read_text("utf-8") == written(), "`make docs-schemes` puts it right"
 
 
 def test_every_family_has_a_title() -> None:
@@ -33,7 +39,7 @@ def test_every_family_has_a_title() -> None:
 def test_it_shows_paper_options_and_laws_of_every_scheme(use: str) -> None:
     kind, told = find_scheme(use), section(use)
     assert kind.paper.title in told and str(kind.paper.year) in told
-    assert f"[{use}](#{anchor(use)})" in page()
+    assert f"[{use}](#{anchor(use)})" in written()
     for option in kind.Options.model_fields:
         (said,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", told, re.MULTILINE)
         assert said, f"{use} does not say what its option {option} is"

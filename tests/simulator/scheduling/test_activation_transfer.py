@@ -18,8 +18,8 @@ from simulator.program.timetable import timetable
 from simulator.scheduling.activation_transfer import Move, moved
 from simulator.scheduling.schedule import MOVES, Action, Durations, PipelineShape, Schedule, ScheduleItem, actions_of
 from tests.contract.played import Ideal, Played, play_job, sent_between_stages
-from tests.simulator.engine.test_engines import WAYS, check_alike, check_reports, played
-from tests.strategies import SECONDS, shapes
+from tests.simulator.engine.engines import check_alike, check_reports, play_by_engines
+from tests.strategies import SECONDS, examples, shapes
 from validation.pipelines.cases import answer
 
 TRIPLE = st.tuples(SECONDS, SECONDS, SECONDS)
@@ -210,7 +210,7 @@ def test_all_engines_agree_on_moves(plan: dict[str, Any], overlap: bool, launch:
     check_reports(job("bpipe", launch=launch, overlap=overlap, **plan))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     m=st.integers(1, 14),
     pp=st.sampled_from([4, 8]),
@@ -219,7 +219,7 @@ def test_all_engines_agree_on_moves(plan: dict[str, Any], overlap: bool, launch:
 )
 def test_all_engines_agree_however_slow_moves_are(m: int, pp: int, launch: float, price: Ideal) -> None:
     told = job("bpipe", m, pp, launch)
-    check_alike([played(told, price, engine, skip) for engine, skip in WAYS])
+    check_alike(play_by_engines(told, price))
 
 
 @settings(max_examples=15, deadline=None)

@@ -29,8 +29,8 @@ from simulator.report.breakdown import breakdown
 from simulator.report.report import Report
 from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
 from tests.contract.played import Ideal, Played, play_job
-from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, check_reports, played
-from tests.strategies import PRICES, SECONDS, TWO_WAYS, jobs
+from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
+from tests.strategies import PRICES, SECONDS, TWO_WAYS, examples, jobs
 from validation.pipelines.cases import Case, Replay, replay
 
 
@@ -130,7 +130,7 @@ def test_the_bubble_of_chimera(half: int, groups: int, tf: float, tb: float, tw:
     assert run.makespan == pytest.approx(m * (tf + tb + tw) + bubble)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(half=st.integers(1, 8), more=st.integers(0, 12), time=SECONDS, hidden=st.sampled_from([0, 0.25, 0.5, 1]))
 def test_the_bubble_of_dualpipe(half: int, more: int, time: float, hidden: float) -> None:
     """For equal F, B and W, a pair lasting from as long as a whole backward pass to as long as both."""
@@ -208,16 +208,16 @@ def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
 # ----------------------------------------------------------------------------------------------- engines
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=jobs(TWO_WAYS, launch=LAUNCH, passes=80))
 def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
     check_reports(told)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=jobs(TWO_WAYS, launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
-    ways = [played(told, price, engine, skip) for engine, skip in WAYS]
+    ways = play_by_engines(told, price)
     assert all(peak.left == pytest.approx(0, abs=1e-6) for peak in ways[0].peaks)
     check_alike(ways)
 
@@ -255,7 +255,7 @@ def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list
     return orders
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(examples(60), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
     told=jobs((*TWO_WAYS, "pipeline/interleaved-1f1b"), launch=(0.0, 1e-6, 1e-4), passes=20),
     random=st.randoms(use_true_random=False),
@@ -291,7 +291,7 @@ def test_who_comes_behind_an_empty_pass_waits_for_what_was_sent(tp: int) -> None
     """The stage of the embedding has no gradients of inputs to make; a device that waits for its sends still does."""
     schemes = [{"use": "pipeline/dualpipe", "over": "pp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
     told = job({"mesh": {"pp": 2, "tp": tp}, "schemes": schemes, "partition": [0, 2]}, layers=2, overlap=False)
-    check_alike([played(told, Ideal(links=1e5), engine, skip) for engine, skip in WAYS])
+    check_alike(play_by_engines(told, Ideal(links=1e5)))
 
 
 # ------------------------------------------------------------------------------- weights that are there twice

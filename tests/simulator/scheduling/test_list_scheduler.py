@@ -20,8 +20,8 @@ from simulator.program.timetable import timetable
 from simulator.scheduling.list_scheduler import Play, at_run_time
 from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem
 from tests.contract.played import PAID
-from tests.simulator.engine.test_engines import check_reports
-from tests.strategies import SECONDS
+from tests.simulator.engine.engines import check_reports
+from tests.strategies import SECONDS, examples
 from validation.pipelines.cases import answer
 
 
@@ -112,7 +112,7 @@ def test_zb_auto_with_passes_that_last_alike_is_zb_h1_and_in_twice_the_memory_wa
 
 
 @given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), limit=st.integers(1, 15))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_zb_auto_stays_within_its_memory_and_never_stands_still(
     data: st.DataObject, p: int, m: int, limit: int
 ) -> None:
@@ -326,7 +326,7 @@ def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> Non
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"])
 @given(data=st.data(), p=FEW, m=FEW, tf=WHOLE, tb=WHOLE, tw=WHOLE, hop=st.integers(0, 2))
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_no_order_is_shorter_than_the_shortest(
     name: str, data: st.DataObject, p: int, m: int, tf: int, tb: int, tw: int, hop: int
 ) -> None:
@@ -355,7 +355,7 @@ def test_zb_auto_is_the_shortest_where_stages_are_alike(seed: int) -> None:
 
 
 @given(data=st.data(), p=FEW, m=FEW, rounds=st.integers(1, 2))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, m: int, rounds: int) -> None:
     best = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"

@@ -27,8 +27,8 @@ from simulator.report import trace
 from simulator.scheduling.no_flush import long_enough, most_updates, weight_versions, with_updates
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
-from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, on_catalog, played
-from tests.strategies import PRICES, SECONDS, jobs, shapes
+from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
+from tests.strategies import PRICES, SECONDS, examples, jobs, shapes
 from validation.pipelines.cases import Case, answer, period, replay, versions
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
@@ -234,7 +234,7 @@ def test_with_free_communication_a_step_is_what_the_slowest_device_computes(
     split = {} if partition == "even" else {"partition": [12 - 2 * (pp - 1)] + [2] * (pp - 1)}
     told = job(use.partition("/")[2], pp, m, model=layers, **split)
     run = play_job(told, FREE, engine="matrices")
-    found = played(told, FREE, "matrices", True)
+    (found,) = play_by_engines(told, FREE, [("matrices", True)])
     # Micro-batches and updates of a run, each in its share of a batch.
     assert found.seconds == pytest.approx(max(computing(run)) * m / run.plan.played_shape.m, rel=1e-9)
 
@@ -314,22 +314,22 @@ def test_versions_of_weights_that_rest_cut_are_cut_too() -> None:
         assert one["parameters"] == pytest.approx(other["parameters"] * (4 + 2) / 4)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(told=jobs(USES, launch=LAUNCH, passes=24))
 def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
     check_steps(told)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(told=jobs(USES, launch=LAUNCH, passes=24, formats=("bf16",)))
 def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> None:
     check_steps(on_catalog(told, "dgx-h100"))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(told=jobs(USES, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
-    found = [played(told, price, engine, skip) for engine, skip in WAYS]
+    found = play_by_engines(told, price)
     check_alike(found)
     for one in found[1:]:
         assert one.seconds == pytest.approx(found[0].seconds, rel=1e-9)
@@ -337,10 +337,10 @@ def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: I
 
 def check_steps(told: dict[str, Any]) -> None:
     """All engines agree on the run, on a step, whose account adds up to it, and on the first steps."""
-    reports = [simulate(told, engine=engine, skip=skip) for engine, skip in WAYS]
-    check_alike([report.play for report in reports])
-    first = reports[0]
-    for report in reports:
+    found = simulate_by_engines(told)
+    check_alike([report.play for report in found])
+    first = found[0]
+    for report in found:
         parts, step = report.breakdown.parts, report.play.seconds
         assert step == pytest.approx(first.play.seconds, rel=1e-9)
         assert sum(parts.values()) == pytest.approx(step, rel=1e-9)

@@ -8,7 +8,7 @@ from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -25,8 +25,8 @@ from simulator.scheduling.schedule import Action, PipelineShape
 from simulator.scheduling.sequence_slicing import evenest, quickest
 from tests.contract.measure import ops_beside, saved
 from tests.contract.played import PAID, Ideal, play_job
-from tests.simulator.engine.test_engines import check_reports
-from tests.strategies import SECONDS, changed, jobs, shapes
+from tests.simulator.engine.engines import check_reports
+from tests.strategies import SECONDS, changed, examples, jobs, shapes
 from validation.pipelines.cases import answer
 
 SLICED = ("pipeline/seq1f1b", "pipeline/terapipe")
@@ -136,6 +136,7 @@ def test_the_evenest_slices_are_those_of_a_search_through_all(drawn: tuple[int, 
     assert max(of_slices(found, lasts)) == min(max(of_slices(cut, lasts)) for cut in every_cut(n, count))
 
 
+@examples(50)
 @given(grows=st.floats(1e-3, 1), fixed=st.floats(0, 4), p=st.integers(4, 96))
 def test_where_attention_grows_long_slices_come_first(grows: float, fixed: float, p: int) -> None:
     """TeraPipe, table 3: lengths only shrink, as far as whole granules let them."""
@@ -164,6 +165,7 @@ def sliced_jobs(draw: st.DrawFn, **how: Any) -> dict[str, Any]:
     return {**job, "batch": batch, "plan": {**job["plan"], "schemes": schemes}}
 
 
+@examples(50)
 @given(job=sliced_jobs(recompute=False))
 def test_slices_do_the_products_of_whole_sequences(job: dict[str, Any]) -> None:
     """All but the experts': their places are filled up to a whole number in every slice. Fused attention, that is:
@@ -177,7 +179,7 @@ def test_slices_do_the_products_of_whole_sequences(job: dict[str, Any]) -> None:
     assert played.flops("B", "W") == pytest.approx(backward, rel=1e-12)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(job=sliced_jobs())
 def test_memory_of_slices_is_taken_and_given_back_op_by_op(job: dict[str, Any]) -> None:
     played = play_job(job, engine="sweep")
@@ -190,13 +192,13 @@ def test_memory_of_slices_is_taken_and_given_back_op_by_op(job: dict[str, Any]) 
         assert peak.total == pytest.approx(shards_at_rest + max(0.0, *levels))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(job=sliced_jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
 def test_all_engines_agree_on_slices(job: dict[str, Any]) -> None:
     check_reports(job)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(job=sliced_jobs())
 def test_weights_count_once_and_gradients_are_reduced_behind_the_last_slice(job: dict[str, Any]) -> None:
     played, whole = play_job(job, engine="sweep"), resolve_plan(load_job(uncut(job)))
@@ -218,7 +220,7 @@ def uncut(job: dict[str, Any]) -> dict[str, Any]:
     return {**job, "plan": {**job["plan"], "schemes": schemes}}
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(job=sliced_jobs())
 def test_one_slice_is_the_whole_sequence(job: dict[str, Any]) -> None:
     schemes = [{**job["plan"]["schemes"][0], "slices": 1}, *job["plan"]["schemes"][1:]]

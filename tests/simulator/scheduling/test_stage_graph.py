@@ -24,10 +24,9 @@ from simulator.report.breakdown import breakdown
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, one_forward_one_backward
 from tests.contract.measure import params_of
 from tests.contract.played import PAID, Ideal, play_job, sent_between_stages, summed_over
-from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog
-from tests.simulator.engine.test_engines import played as forecast_of
+from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, on_catalog, play_by_engines
 from tests.simulator.models.test_towers import TOWERS
-from tests.strategies import SECONDS, jobs
+from tests.strategies import SECONDS, examples, jobs
 from validation.pipelines.cases import answer
 
 
@@ -178,7 +177,7 @@ def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes:
     return StageOps([UnitRun("stage", fragment, 1, None if starts else "x", None if ends else "y", nbytes=nbytes)])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     graph=graphs(),
     m=st.integers(1, 8),
@@ -269,28 +268,28 @@ def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
     return {**told, "model": Model(**fields), "cluster": cluster, "plan": plan}
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(told=graph_jobs(launch=LAUNCH))
 def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
     check_reports(told)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(told=graph_jobs(launch=LAUNCH, formats=("bf16",)))
 def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> None:
     check_reports(on_catalog(told, "dgx-h100"))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     told=graph_jobs(launch=(0.0, 1e-6, 1e-4)),
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-5, 1e-2])),
 )
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
-    check_alike([forecast_of(told, price, engine, skip) for engine, skip in WAYS])
+    check_alike(play_by_engines(told, price))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(told=graph_jobs(recompute=False))
 def test_a_graph_conserves_flops_and_parameters(told: dict[str, Any]) -> None:
     run = play_job(told, engine="matrices")
@@ -307,7 +306,7 @@ def test_a_graph_conserves_flops_and_parameters(told: dict[str, Any]) -> None:
     assert once == pytest.approx(run.plan.job.model.parameters)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=graph_jobs())
 def test_memory_of_a_graph_is_what_its_ops_take(told: dict[str, Any]) -> None:
     """Op by op: what comes in of every branch, what a join makes of it, and back to nothing at the end."""
@@ -340,7 +339,7 @@ def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None
     assert sent_between_stages(run) == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
 def test_gradients_of_a_graph_are_reduced_once(told: dict[str, Any], bucket: float) -> None:
     """And sharded weights gathered for every pass, though a tower's embedding takes nothing from the unit before."""

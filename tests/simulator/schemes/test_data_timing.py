@@ -21,6 +21,7 @@ from simulator.program.program import Program
 from simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
+from tests.strategies import examples
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 16, "tied": False}
 
@@ -162,7 +163,7 @@ def on_data(played: Played) -> list[tuple[int, Op]]:
 
 
 @given(ticks=st.floats(0.5, 60.0), wire=unit_runs, m=st.integers(1, 3))
-@settings(max_examples=40)
+@examples(40)
 def test_sums_begin_at_ticks_of_a_clock_that_the_backward_pass_starts(ticks: float, wire: float, m: int) -> None:
     ddp = play_job(job("data/ddp", 4, m), FREE)
     begin = ddp.times.begin[ddp.flat.first[2 * m - 1]]
@@ -251,7 +252,7 @@ def met(program: Program) -> float:
 
 
 @given(period=st.integers(1, 50), wire=unit_runs, m=st.integers(1, 3), moments=st.booleans())
-@settings(max_examples=40)
+@examples(40)
 def test_a_step_of_local_sgd_computes_and_pays_its_part_of_an_average(
     period: int, wire: float, m: int, moments: bool
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.ir.ops import Collective
 from tests.contract.played import Played, play_job
+from tests.strategies import examples
 
 MODEL = {"layers": 7, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 
@@ -39,6 +40,7 @@ def moved(played: Played, operation: str) -> list[int]:
     ]
 
 
+@examples(50)
 @given(
     unit=st.integers(2, 8),
     layers=st.integers(1, 8),

@@ -22,6 +22,7 @@ from simulator.schemes.expert.shared.token_dispatch import rounds
 from tests.contract.measure import make, sent, waits_for
 from tests.contract.of_experts import span
 from tests.contract.played import play_job
+from tests.strategies import examples
 
 H, F, E, K, S = 32, 32, 32, 2, 64
 TIMES = st.integers(1, 64).map(lambda n: n / 8)
@@ -80,6 +81,7 @@ def test_parts_that_follow_each_other_take_what_pipemoe_says(t: float, u: float,
     assert found >= max(2 * t, u) * (1 - 1e-9)
 
 
+@examples(50)
 @given(t=TIMES, u=TIMES)
 def test_without_latency_more_parts_are_never_slower(t: float, u: float) -> None:
     times = [taken(layer("expert/tutel", degree=r), t, u) for r in (1, 2, 4, 8)]
@@ -96,6 +98,7 @@ def test_every_part_pays_the_latency_of_its_exchange_and_kernels(
     assert found == pytest.approx(in_parts(t + r * sending, u + r * starting, r), rel=1e-9)
 
 
+@examples(50)
 @given(t=TIMES, starting=SHORT)
 def test_where_experts_take_longest_the_best_degree_is_the_root(t: float, starting: float) -> None:
     """r = sqrt(2 b_c n / a_e): of powers of two that are played, the best is one of the two around it."""
@@ -237,6 +240,7 @@ def all_sent(fragment: Fragment, mesh: Mesh) -> float:
 # ------------------------------------------------------------------------------------------------------- Janus
 
 
+@examples(50)
 @given(
     p=st.sampled_from([2, 4, 8]),
     machine=st.sampled_from([1, 2, 4, 8]),

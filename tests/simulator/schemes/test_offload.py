@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hardware import load_cluster
@@ -19,8 +19,8 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
 from tests.contract.measure import make, saved
 from tests.contract.played import Ideal, Played, play_job
-from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, played
-from tests.strategies import EVERY, jobs
+from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
+from tests.strategies import EVERY, examples, jobs
 
 OFFLOAD = {"use": "memory/offload"}
 
@@ -130,7 +130,7 @@ def test_states_leave_the_gpu_once() -> None:
         play_job(with_offload(job, what=["optimizer"]))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     told=jobs(EVERY, launch=LAUNCH, passes=60),
     layers=st.sampled_from([None, 1, 2]),
@@ -142,7 +142,7 @@ def test_all_engines_agree_and_memory_is_given_back(
 ) -> None:
     assume(not any("varuna" in entry["use"] for entry in told["plan"]["schemes"]))
     job = with_offload(told, layers=layers, what=what)
-    ways = [played(job, Ideal(links=links), engine, skip) for engine, skip in WAYS]
+    ways = play_by_engines(job, Ideal(links=links))
     check_alike(ways)
     for peak in ways[0].peaks:
         assert peak.left == 0

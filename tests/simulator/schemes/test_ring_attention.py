@@ -21,6 +21,7 @@ from simulator.report.trace import THREADS
 from simulator.schemes.sequence.shared.ring_attention import blocks
 from tests.contract.measure import forward_ops, listed, lowered_stage, make, saved, sent, waits_for
 from tests.contract.of_sequence import HEADS, MEASURES, SequenceSetting, efficiency, of_family
+from tests.strategies import examples
 
 ORDERS = ("contiguous", "striped", "zigzag")
 MIB = 2**20
@@ -236,6 +237,7 @@ def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str
                 assert MEASURES[law.quantity](setting, use) == pytest.approx(law.value, rel=1e-12)
 
 
+@examples(50)
 @given(
     order=st.sampled_from(ORDERS),
     p=st.integers(2, 9),

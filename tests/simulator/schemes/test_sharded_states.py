@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
@@ -24,7 +24,7 @@ from simulator.report.trace import write
 from tests.contract.measure import backward_ops, described
 from tests.contract.of_data import DataSetting, sent_across_nodes, sent_per_step, state_bytes_per_parameter
 from tests.contract.played import FREE, Ideal, Played, play_job
-from tests.strategies import EVERY, jobs
+from tests.strategies import EVERY, examples, jobs
 
 H, V, LAYERS = 64, 128, 6
 LAYER = 2 * H + 12 * H * H
@@ -81,7 +81,7 @@ def test_a_depth_is_a_habit_unless_it_is_told() -> None:
         assert (usual.times, usual.peaks) == (told.times, told.peaks)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(rate=st.sampled_from([1e5, 1e6, 3e6, 1e7, 1e8]), batch=st.integers(1, 3), ahead=st.booleans())
 def test_prefetch_is_never_slower_where_nothing_is_shared(rate: float, batch: int, ahead: bool) -> None:
     """And the bytes are the same."""
@@ -433,7 +433,7 @@ def sharded_jobs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(job=sharded_jobs())
 def test_any_plan_gives_its_memory_back_and_all_engines_agree(job: dict[str, Any]) -> None:
     played = play_job(job)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simulator import simulate
 from simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
-from tests.simulator.engine.test_engines import LAUNCH, WAYS, check_alike, played
-from tests.strategies import EVERY, jobs
+from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
+from tests.strategies import EVERY, examples, jobs
 
 USE = "data/zero-infinity"
 
@@ -115,13 +115,13 @@ def test_a_model_that_fits_no_gpu_fits_with_its_hosts() -> None:
     assert report.peak_allocated < 1 / 10 * simulate({**told, "plan": less}).peak_allocated
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(told=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]))
 def test_all_engines_agree_and_memory_is_given_back(told: dict[str, Any], links: float) -> None:
     plan = told["plan"]
     schemes = [{**entry, "use": USE} if entry["use"].startswith("data/") else entry for entry in plan["schemes"]]
     told = {**told, "plan": {**plan, "schemes": schemes}}
-    ways = [played(told, Ideal(links=links), engine, skip) for engine, skip in WAYS]
+    ways = play_by_engines(told, Ideal(links=links))
     check_alike(ways)
     for peak in ways[0].peaks:
         assert peak.left == 0
