@@ -7,9 +7,10 @@ return it. Costs are ideal: given times for pipelines, bytes and FLOPs counted f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from math import ceil, log2
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Op, Param, SideOps, StageOps, UnitRun
@@ -22,8 +23,26 @@ from simulator.models.model import Model
 from simulator.program.memory_profile import memory_events
 from simulator.program.side_stream import PricedSideOps
 
+P, T = ParamSpec("P"), TypeVar("T")
+
 SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Times (n-1)/n of the buffer that a ring sends per rank."""
+
+
+_REMEMBERED: list[Any] = []
+
+
+def remembered(lower: Callable[P, T]) -> Callable[P, T]:
+    """What several laws of one setting ask for, made once; until `forget`."""
+    known = lru_cache(lower)
+    _REMEMBERED.append(known)
+    return known
+
+
+def forget() -> None:
+    """Ends what is remembered of a setting."""
+    for one in _REMEMBERED:
+        one.cache_clear()
 
 
 def make(use: str, mesh: Mesh, over: Sequence[str] = (), **options: object) -> Scheme:

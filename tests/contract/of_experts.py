@@ -19,7 +19,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
 from simulator.schemes.expert.shared.token_dispatch import rounds
-from tests.contract.measure import make, sent
+from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
 
 
@@ -60,13 +60,19 @@ class ExpertSetting:
         return self.experts * self.model.mlp_parameters(16)
 
     def layer(self, use: str) -> tuple[UnitRun, Mesh]:
-        mesh = Mesh({self.over: self.ep}, {EXPERTS: {"edp": 1, "ep": self.ep}}, [self.over])
-        others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
-        schemes = [make(others[self.over], mesh, (self.over,)), make(use, mesh, ("ep",))]
-        model = schemes[-1].adapt(self.model)
-        blocks = Blocks(model, self.b, model.seq, 64, self.ep if self.over == "dp" else 1)
-        (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
-        return unit_run, mesh
+        """The layer under the scheme `use`, and the mesh."""
+        return _lower_layer(self, use)
+
+
+@remembered
+def _lower_layer(setting: ExpertSetting, use: str) -> tuple[UnitRun, Mesh]:
+    mesh = Mesh({setting.over: setting.ep}, {EXPERTS: {"edp": 1, "ep": setting.ep}}, [setting.over])
+    others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
+    schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",))]
+    model = schemes[-1].adapt(setting.model)
+    blocks = Blocks(model, setting.b, model.seq, 64, setting.ep if setting.over == "dp" else 1)
+    (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
+    return unit_run, mesh
 
 
 def expert_parameters(setting: ExpertSetting, use: str) -> int:

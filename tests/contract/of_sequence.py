@@ -11,7 +11,7 @@ from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
-from tests.contract.measure import make, sent
+from tests.contract.measure import make, remembered, sent
 
 HEADS = 24
 """Of the layer; what the settings' ranks divide."""
@@ -38,8 +38,8 @@ class SequenceSetting:
         return self.h * self.kv_heads // HEADS
 
     def layer(self, use: str) -> tuple[UnitRun, Mesh]:
-        mesh = Mesh({"cp": self.cp})
-        return self.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(self.options))]), mesh
+        """The layer under the scheme `use`, and the mesh."""
+        return _lower_layer(self, use)
 
     def lower_stages(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
@@ -47,6 +47,12 @@ class SequenceSetting:
         blocks = Blocks(model, self.b, self.s, 64, attention=attention)
         (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).unit_runs
         return unit_run
+
+
+@remembered
+def _lower_layer(setting: SequenceSetting, use: str) -> tuple[UnitRun, Mesh]:
+    mesh = Mesh({"cp": setting.cp})
+    return setting.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(setting.options))]), mesh
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceSetting]:

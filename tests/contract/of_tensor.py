@@ -15,7 +15,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
 from simulator.schemes.tensor.shared.tensor_grid import Grid
-from tests.contract.measure import make, saved, sent
+from tests.contract.measure import make, remembered, saved, sent
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,20 @@ class LayerSetting:
 
     def layer(self, use: str | None) -> tuple[UnitRun, Mesh]:
         """The layers of a middle stage under the scheme `use`, and the mesh."""
-        mesh = Mesh({f"tp{i}": n for i, n in enumerate(self.grid)} or {"tp": self.t})
-        model = Model(layers=8, hidden=self.h, heads=self.a, vocab=512, seq=self.s, dropout=0.1)
-        schemes = [make(name, mesh, (), **dict(options)) for name, options in self.more]
-        if use is not None:
-            schemes.append(make(use, mesh, tuple(mesh.axes) if use.startswith("tensor/") else ()))
-        blocks = Blocks(model, self.b, self.s, 512, attention=self.attention)
-        (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(2), False, False)).unit_runs
-        assert unit_run.count == 2
-        return unit_run, mesh
+        return _lower_layer(self, use)
+
+
+@remembered
+def _lower_layer(setting: LayerSetting, use: str | None) -> tuple[UnitRun, Mesh]:
+    mesh = Mesh({f"tp{i}": n for i, n in enumerate(setting.grid)} or {"tp": setting.t})
+    model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)
+    schemes = [make(name, mesh, (), **dict(options)) for name, options in setting.more]
+    if use is not None:
+        schemes.append(make(use, mesh, tuple(mesh.axes) if use.startswith("tensor/") else ()))
+    blocks = Blocks(model, setting.b, setting.s, 512, attention=setting.attention)
+    (unit_run,) = Lowering(mesh, schemes, setting.regather).run(blocks.stage(range(2), False, False)).unit_runs
+    assert unit_run.count == 2
+    return unit_run, mesh
 
 
 def sent_per_layer(setting: Any, scheme: str) -> float:

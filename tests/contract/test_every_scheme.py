@@ -28,6 +28,7 @@ from tests.contract.composed import SCHEMES, axes_for, entries_with
 from tests.contract.measure import (
     backward_ops,
     described,
+    forget,
     forward_ops,
     make,
     ops_beside,
@@ -128,6 +129,7 @@ def check_laws(use: str, setting: Any) -> set[str]:
     """Asserts every law at one setting; which quantities it asked for."""
     kind = find_scheme(use)
     asked = set()
+    forget()
     for law in kind().closed_forms(setting):
         measures = asked_in(kind).MEASURES
         assert law.quantity in measures, f"nothing measures {law.quantity}"
