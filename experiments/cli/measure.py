@@ -120,7 +120,7 @@ def _campaign(file: Path, out: Path, as_json: bool) -> None:
     writable(out)
     done: dict[str, list[Path]] = {}
     total = len(planned.runs)
-    runs = campaign.go(
+    runs = campaign.run_all(
         planned, out, _room, lambda device, to, n: calibrate(device, to, n, progress), refresh, _command()
     )
     for number, (run, found) in enumerate(runs, 1):
@@ -229,18 +229,22 @@ def import_(
         folder(calibration)
         if out.absolute().parent.is_dir():
             check_place(out, "--out")
-        from validation.measurements import imported
+        from validation.measurements.import_nccl_tests import import_nccl_tests
+        from validation.measurements.import_trace import import_trace
+        from validation.measurements.import_training_log import import_training_log
 
         told = _job(job, change or ()) if job is not None else None
         common: dict[str, Any] = {"job": told, "calibration": calibration, "command": _command()}
         if form == "nccl-tests":
-            found = imported.collectives(file, **common, **options)
+            found = import_nccl_tests(file, **common, **options)
         elif form == "kineto":
             if told is None:
                 raise PlanError("--job", "a trace is compared with the job that ran", "Name its file: --job job.yaml")
-            found = imported.kernels(file, **common, **options)
+            found = import_trace(file, **common, **options)
         else:
-            found = imported.log(file, "megatron" if form == "megatron-log" else "torchtitan", **common, **options)
+            found = import_training_log(
+                file, "megatron" if form == "megatron-log" else "torchtitan", **common, **options
+            )
         found.write(out)
         if as_json:
             emit(found.model_dump(mode="json"))

@@ -15,7 +15,7 @@ from rich.text import Text
 from experiments.pages.published import percent
 from hardware.errors import PlanError
 from hardware.units import GIB
-from validation.measurements import compare
+from validation.measurements import row_errors
 from validation.measurements.measurement import Measurement, read
 
 FIGURES = ("forecasts",)
@@ -39,8 +39,8 @@ def validated(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
             )
             raise PlanError("--data", rule, remedy, str(path))
         files.append((str(path), found))
-    rows = compare.answers(files)
-    told = compare.summary(rows) | {"files": [_head(name, one) for name, one in files]}
+    rows = row_errors.row_answers(files)
+    told = row_errors.summarize(rows) | {"files": [_head(name, one) for name, one in files]}
     return {"rows": rows, "summary": told}
 
 
@@ -64,7 +64,7 @@ def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
         if len(own) > MOST:
             parts.append(Text(f"{len(own) - MOST:,} rows more with --json", "dim"))
     parts.append(errors_table(told["forecasts"]))
-    noise = compare.share_of_noise(rows)
+    noise = row_errors.median_scatter(rows)
     if not math.isnan(noise):
         parts.append(Text(f"samples themselves scatter by {noise:.1%} (half the width of their middle 80 %)", "dim"))
     return Group(*parts)

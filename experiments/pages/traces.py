@@ -13,8 +13,8 @@ from experiments.pages.measurements import amount, table_of
 from experiments.pages.published import percent
 from simulator.bridges import kineto
 from simulator.job.load import load_job
-from validation.measurements.forecasts import Forecaster, on_device
-from validation.traces.compare import Comparison, compare
+from validation.measurements.forecasts import Forecaster, use_calibrated_gpu
+from validation.traces.comparison import Comparison, compare_step
 
 if TYPE_CHECKING:
     from simulator.report.report import Report
@@ -25,14 +25,14 @@ FIGURES = ("trace",)
 
 def compared(trace: Path, job: Path, calibration: Path | None, rank: int | None, step: int | None) -> Comparison:
     """A step of a trace beside the forecast of its job. Raises PlanError for what is no trace, or another's."""
-    return compare(kineto.read(trace), _report(job, calibration), rank, step)
+    return compare_step(kineto.read(trace), _report(job, calibration), rank, step)
 
 
 def _report(job: Path, calibration: Path | None) -> Report:
     told = load_job(job).to_dict()
     if calibration is None:
         return Forecaster("catalog", told).report
-    return Forecaster("calibration", on_device(told, calibration), calibration).report
+    return Forecaster("calibration", use_calibrated_gpu(told, calibration), calibration).report
 
 
 def page(found: Comparison) -> RenderableType:

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, Sheet, save
 from hardware.units import GIB
-from validation.measurements.compare import QUANTITIES, errors
+from validation.measurements.row_errors import QUANTITIES, error_statistics
 
 HUES = {"catalog": style.ORANGE, "calibration": style.BLUE}
 """By whom a forecast is."""
@@ -55,7 +55,7 @@ def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], quantity: str) -> None:
         y = [row["error"][by] + 1 for row in own]
         measured += x
         ratios += y
-        told = errors(own, by)  # type: ignore[arg-type]
+        told = error_statistics(own, by)  # type: ignore[arg-type]
         label = f"{by}: median error {told['median']:.1%}, worst {told['worst']:.0%}"
         axes.scatter(x, y, s=9, color=hue, alpha=0.75, linewidths=0, label=label)
     most = max(1.3, 1.1 * max(max(ratios), 1 / min(ratios))) if ratios else 2.0

@@ -18,7 +18,8 @@ from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, uni
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import SHORT
 from simulator.report.words import format_seconds
-from validation.traces.compare import ANY, STREAMS, Comparison, Slice, Timeline
+from validation.traces.comparison import Comparison
+from validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 
 MATRIX, BOUND, REST = style.BLUE, style.ORANGE, style.GREY
 LOOKS: dict[str, style.RGB] = {
@@ -38,7 +39,7 @@ LOOKS: dict[str, style.RGB] = {
 """Classes of computation."""
 
 SIDES = ("real", "simulated")
-BRIEF = {ANY: "comm."}
+BRIEF = {UNATTRIBUTED: "comm."}
 """Streams whose names are too long."""
 
 PALE = 0.45

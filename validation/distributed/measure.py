@@ -17,7 +17,7 @@ from simulator.report.metrics import Z90
 from validation.distributed import collectives, launch, serial, trainer
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
-from validation.measurements.measurement import Measurement, Row, Value, now
+from validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
 
 Say = Callable[[str], None]
 """Takes a line of progress."""
@@ -73,7 +73,7 @@ def measure(
         job=plan.job.to_dict(),
         settings={"steps": steps, "warmup": warmup, "device": device, "check": checked},
         calibration=str(calibration) if calibration else None,
-        forecast_written=now(),
+        forecast_written=utc_now(),
         notes=(*notes, *_remarks(device)),
         rows=tuple(_rows(plan, own, device)),
     )
@@ -83,7 +83,7 @@ def measure(
     def finished(found: list[dict[str, Any]]) -> Measurement:
         peaks = next((one["peaks"] for one in found if "peaks" in one), ())
         rows = _rows(plan, own, device, [one["step"] for one in found if "step" in one], peaks)
-        return begun.finished(rows, tuple(str(serial.Check(**one["check"])) for one in found if "check" in one))
+        return begun.with_samples(rows, tuple(str(serial.Check(**one["check"])) for one in found if "check" in one))
 
     return _through(begun, out, task, plan.mesh.world, finished, say)
 
@@ -94,19 +94,23 @@ def _rows(
     device: str,
     steps: Sequence[float] = (),
     peaks: Sequence[Mapping[str, Any]] = (),
-) -> list[Row]:
+) -> list[MeasurementRow]:
     """The step's time, and the memory of every rank; a GPU's allocator tells what it reserves, too."""
     batch, group = plan.job.batch, _axes(plan)
     shape = {**plan.mesh.named, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
     forecasts = {one.by: one.step for one in own}
-    rows = [Row(name="step", group=group, forecasts=forecasts, samples=tuple(steps), instrument=clock, shape=shape)]
+    rows = [
+        MeasurementRow(
+            name="step", group=group, forecasts=forecasts, samples=tuple(steps), instrument=clock, shape=shape
+        )
+    ]
     kinds = ["allocated", "reserved"] if device == "cuda" else ["allocated"]
     for rank in range(plan.mesh.world):
         at = rank // plan.mesh.stride(plan.pipeline_axis) % plan.shape.p if plan.shape.p > 1 else 0
         found = peaks[rank] if peaks else {}
         for kind in kinds:
-            row = Row(
+            row = MeasurementRow(
                 name=f"rank {rank} peak {kind}",
                 group=group,
                 quantity="bytes",
@@ -119,11 +123,11 @@ def _rows(
     return rows
 
 
-def _memory(own: Forecaster, at: int, kind: str) -> Value:
+def _memory(own: Forecaster, at: int, kind: str) -> ForecastValue:
     """Bytes at the peak of a pipeline device; a forecast of memory has no interval."""
     share = own.plan.job.framework.memory.reserved_share if kind == "reserved" else 1.0
     nbytes = own.report.play.peaks[at].total * share
-    return Value(value=nbytes, low=nbytes, high=nbytes)
+    return ForecastValue(value=nbytes, low=nbytes, high=nbytes)
 
 
 def _axes(plan: Plan) -> str:
@@ -175,7 +179,7 @@ def measure_collectives(
         job=own[0].plan.job.to_dict(),
         settings={"repeat": repeat, "warmup": warmup, "device": device, "calls": collectives.CALLS, "busy": busy},
         calibration=str(calibration) if calibration else None,
-        forecast_written=now(),
+        forecast_written=utc_now(),
         notes=_remarks(device),
         rows=tuple(_row(own, operation, size, world, ()) for operation in operations for size in sizes),
     )
@@ -185,13 +189,13 @@ def measure_collectives(
     def finished(found: list[dict[str, Any]]) -> Measurement:
         samples = {(one["operation"], one["bytes"]): one["seconds"] for one in found if "operation" in one}
         pairs = [(operation, size) for operation in operations for size in sizes]
-        return begun.finished([_row(own, *pair, world, samples.get(pair, ())) for pair in pairs])
+        return begun.with_samples([_row(own, *pair, world, samples.get(pair, ())) for pair in pairs])
 
     return _through(begun, out, task | {"repeat": repeat, "warmup": warmup}, world, finished, say)
 
 
-def _row(own: Sequence[Forecaster], operation: str, size: int, world: int, samples: Sequence[float]) -> Row:
-    return Row(
+def _row(own: Sequence[Forecaster], operation: str, size: int, world: int, samples: Sequence[float]) -> MeasurementRow:
+    return MeasurementRow(
         name=f"{operation} {size}",
         forecasts={one.by: _price(one, operation, size, world) for one in own},
         samples=tuple(samples),
@@ -200,13 +204,13 @@ def _row(own: Sequence[Forecaster], operation: str, size: int, world: int, sampl
     )
 
 
-def _price(own: Forecaster, operation: str, size: int, world: int) -> Value:
+def _price(own: Forecaster, operation: str, size: int, world: int) -> ForecastValue:
     """Seconds of a collective; of a message until it is there."""
     if operation != "send_recv":
-        return own.works([Collective(operation, size, (AXIS,))])
+        return own.estimate_works([Collective(operation, size, (AXIS,))])
     one = own.costs.estimate(Transfer(size, AXIS, 0, world - 1))
     total, reach = one.seconds + one.latency, math.exp(Z90 * one.spread)
-    return Value(value=total, low=total / reach, high=total * reach)
+    return ForecastValue(value=total, low=total / reach, high=total * reach)
 
 
 # ---------------------------------------------------------------------------------------- the protocol

@@ -21,7 +21,7 @@ PAUSE = 1e-3
 
 
 def peaks(trainer: Trainer, number: int) -> list[dict[str, Any]]:
-    """`validation.measurements.device.Peak` of each rank, as plain data, in a step that nobody times."""
+    """`validation.measurements.device.MemoryPeak` of each rank, as plain data, in a step that nobody times."""
     given = trainer.given(number)
     # A gradient that autograd made has no Python object until somebody asks for it; what counts tensors counts objects.
     held = [gradient(param) for param in trainer.parameters().values()]

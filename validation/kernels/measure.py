@@ -20,7 +20,7 @@ from validation.kernels.modes import Bench, check_times, checked, sample
 from validation.kernels.operators import Part, optimizer, parts
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
-from validation.measurements.measurement import Measurement, Row, now
+from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 from validation.reference.model import check
 from validation.reference.optimizer import Optimizer, gradient
 
@@ -37,7 +37,7 @@ Said = Callable[[str], None]
 class Trial:
     """A row with its forecast, and what fills it with samples."""
 
-    row: Row
+    row: MeasurementRow
     run: Callable[[Bench], list[float]]
 
 
@@ -80,13 +80,13 @@ def measure(
         job=dict(job),
         settings={"modes": list(how.modes), "warmup": warmup, "repeat": repeat, "cold": cold},
         calibration=str(calibration) if calibration is not None else None,
-        forecast_written=now(),
+        forecast_written=utc_now(),
         rows=tuple(trial.row for _, some in trials for trial in some),
         notes=tuple(filter(None, notes)),
     )
     measurement.write(out)
     more: list[str] = []
-    rows: list[Row] = []
+    rows: list[MeasurementRow] = []
     try:
         for case, some in trials:
             for row in _measured(case, some, on, more, said):
@@ -97,7 +97,7 @@ def measure(
     finally:
         clocks = {**machine.clocks, **on.clocks("after")}
         rows += measurement.rows[len(rows) :]
-        measurement = measurement.finished(rows, tuple(more), machine.model_copy(update={"clocks": clocks}))
+        measurement = measurement.with_samples(rows, tuple(more), machine.model_copy(update={"clocks": clocks}))
         measurement.write(out)
     return measurement
 
@@ -119,11 +119,15 @@ class Case:
     def plan(self) -> Plan:
         return self.forecasters[0].plan
 
-    def row(self, name: str, mode: str, works: Iterable[Work], shape: Mapping[str, Any], instrument: str) -> Row:
+    def row(
+        self, name: str, mode: str, works: Iterable[Work], shape: Mapping[str, Any], instrument: str
+    ) -> MeasurementRow:
         """What is forecast and not measured yet."""
         works = list(works)
-        found = {one.by: one.works(works) for one in self.forecasters}
-        return Row(name=name, group=f"{self.label}{mode}", forecasts=found, instrument=instrument, shape=dict(shape))
+        found = {one.by: one.estimate_works(works) for one in self.forecasters}
+        return MeasurementRow(
+            name=name, group=f"{self.label}{mode}", forecasts=found, instrument=instrument, shape=dict(shape)
+        )
 
 
 def _cases(
@@ -219,7 +223,9 @@ def _of_fp8(how: Manner, works: Sequence[Gemm], bench: Bench) -> list[float]:
     return how.seconds(fp8.multiplied(works, how.device))
 
 
-def _measured(case: Case, trials: Sequence[Trial], device: Device, notes: list[str], said: Said) -> Iterator[Row]:
+def _measured(
+    case: Case, trials: Sequence[Trial], device: Device, notes: list[str], said: Said
+) -> Iterator[MeasurementRow]:
     """The rows of the trials with their samples; without any, and with a note, where PyTorch could not run them."""
     bench = Bench(case.plan, device)
     for trial in trials:

@@ -1,1 +1,1 @@
-"""Measurement files: format, device, forecasts written before a measurement, comparison, campaigns, imports."""
+"""Measurement files: their format, the measured device, blind forecasts, errors, campaigns, imports."""

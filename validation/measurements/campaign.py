@@ -1,14 +1,15 @@
-"""Campaigns: a calibration of the machine, then many measurements, one file each, taken up again where they stopped.
+"""Campaigns: a list of measurements for one machine, run in one go after its calibration.
 
 A campaign is a YAML file::
 
-    title: what it shows
+    title: purpose of the campaign
     calibrate: {processes: 2}        # see `Calibrate`
     jobs: {small: {model: ..., cluster: ..., batch: ...}, ...}
     runs:
       - {name: small-tp2, measure: distributed, job: small, set: {plan: {tp: 2}}, options: {steps: 10}}
 
-Each run is one call of ``meshcast measure``; its file is ``<name>.json``. A file that is finished is not made again.
+Each run is one call of ``meshcast measure`` and writes ``<name>.json``. An interrupted campaign resumes: runs whose
+files are complete are skipped.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import read_yaml, validated
 from simulator.costs.calibration.check import STEPS
 from simulator.job.load import load_job
-from validation.measurements.measurement import Measurement, read
+from validation.measurements.measurement import FileModel, Measurement, read
 
 UNFINISHED = ("interrupted", "not finished")
-"""How a note begins that says so."""
+"""First words of the notes of incomplete measurements."""
 
 CALIBRATION = "calibration"
-"""The folder of the machine's calibration, beside the measurements."""
+"""Subfolder of the campaign's output that holds the machine's calibration."""
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class CampaignRun(FileModel):
+    """One measurement.
 
-
-class Run(Part):
-    """One measurement. set: keys of the job that are replaced. options: of `measure`, by their names in Python."""
+    job: a name under the campaign's `jobs`.
+    set: keys of the job to replace.
+    options: keyword arguments of the measuring function.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     measure: Literal["kernels", "stages", "distributed", "collectives"]
@@ -46,38 +48,44 @@ class Run(Part):
     options: dict[str, Any] = {}
 
 
-class Calibrate(Part):
-    """processes: devices among which collectives are calibrated. refresh: what a step takes off the rate of kernels is
-    measured again before each stage or step, on machines whose speed changes because others use them too."""
+class Calibrate(FileModel):
+    """The calibration before the runs.
+
+    processes: number of devices for the collectives.
+    refresh: measure the sustained rate of a step again before each run of stages or steps, for machines whose speed
+        varies because they are shared.
+    """
 
     processes: int = Field(default=2, ge=1)
     refresh: bool = False
 
 
-class Campaign(Part):
+class Campaign(FileModel):
+    """The contents of a campaign file."""
+
     title: str
     device: Literal["cpu", "cuda"]
     calibrate: Calibrate = Calibrate()
     jobs: dict[str, dict[str, Any]]
-    runs: tuple[Run, ...]
+    runs: tuple[CampaignRun, ...]
 
-    def job(self, run: Run) -> dict[str, Any]:
-        """The job of a run. Raises PlanError for a name that the campaign lacks."""
+    def job(self, run: CampaignRun) -> dict[str, Any]:
+        """Job of a run, with its keys replaced. Raises PlanError for a name that is not under `jobs`."""
         if run.job not in self.jobs:
             raise PlanError(
-                f"runs {run.name} job", "the campaign has no such job", nearest(run.job, self.jobs), run.job
+                f"runs {run.name} job", "the campaign has no job of this name", nearest(run.job, self.jobs), run.job
             )
         return {**self.jobs[run.job], **run.set}
 
 
 def load(path: Path) -> Campaign:
-    """Reads a campaign and all its jobs. Raises PlanError, ModelError or CatalogError for the first thing wrong."""
+    """Reads a campaign and checks all its jobs. Raises PlanError, ModelError or CatalogError for the first mistake."""
     data, text, where = read_yaml(path, str(path), PlanError)
     found: Campaign = validated(Campaign, data, where, PlanError, text=text)
     names = [run.name for run in found.runs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise PlanError(f"{path} runs", "two runs have one name, and so one file", "Rename one", twice)
+        raise PlanError(f"{path} runs", "two runs have the same name, and so the same file", "Rename one", twice)
     for run in found.runs:
         load_job(found.job(run))
     return found
@@ -86,41 +94,42 @@ def load(path: Path) -> Campaign:
 Measure = Callable[..., Any]
 
 
-def go(
+def run_all(
     campaign: Campaign,
     out: Path,
-    rooms: Callable[[str], Measure],
+    measure_of: Callable[[str], Measure],
     calibrate: Callable[[str, Path, int], Any],
     refresh: Callable[[str, Path, int], Any],
     command: str,
-) -> Iterator[tuple[Run, Measurement | str]]:
-    """Calibrates if that is not done yet, then yields every run with its measurement, or with why there is none.
+) -> Iterator[tuple[CampaignRun, Measurement | str]]:
+    """Calibrates the machine if `out` has no calibration yet, then yields each run with its measurement or its error.
 
-    rooms: what measures a kind. calibrate, refresh: device, folder, processes.
+    measure_of: measuring function of a kind of measurement.
+    calibrate, refresh: functions of device, folder and number of processes.
     """
     folder = out / CALIBRATION
-    if not (folder / f"{STEPS}.yaml").is_file():  # which is written last
+    if not (folder / f"{STEPS}.yaml").is_file():  # the last file that a calibration writes
         calibrate(campaign.device, folder, campaign.calibrate.processes)
     for run in campaign.runs:
         path = out / f"{run.name}.json"
-        done = _finished(path)
+        done = _read_complete(path)
         if done is None:
             if campaign.calibrate.refresh and run.measure in ("stages", "distributed"):
                 refresh(campaign.device, folder, campaign.calibrate.processes)
             try:
-                done = rooms(run.measure)(
+                done = measure_of(run.measure)(
                     campaign.job(run), campaign.device, path, calibration=folder, command=command, **run.options
                 )
-            except MeshcastError as error:  # one that cannot be had says so, and the others go on
+            except MeshcastError as error:  # one failed run does not stop the campaign
                 yield run, str(error)
                 continue
         yield run, done
 
 
-def _finished(path: Path) -> Measurement | None:
-    """What a file holds, where all of it was measured."""
+def _read_complete(path: Path) -> Measurement | None:
+    """The measurement in a file; None if there is no file or it is incomplete."""
     if not path.is_file():
         return None
     found = read(path)
-    whole = found.measured is not None and not any(note.startswith(UNFINISHED) for note in found.notes)
-    return found if whole else None
+    complete = found.measured is not None and not any(note.startswith(UNFINISHED) for note in found.notes)
+    return found if complete else None

@@ -1,7 +1,7 @@
-"""Devices that real work runs on: a GPU, or one core of a processor that stands in for one.
+"""The device under measurement: a GPU, or one CPU core in the role of a GPU.
 
-The same measuring code runs on both. A GPU is timed by its own events, a core by the clock; memory is counted by
-torch's allocator on a GPU and by torch's profiler, which sees every allocation of the host's, on a core.
+The same measuring code runs on both. A GPU is timed with CUDA events and its memory is counted by torch's caching
+allocator; a CPU core is timed with the host's clock and its memory is counted by torch's profiler.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ from validation.measurements.measurement import Machine
 Kind = Literal["cpu", "cuda"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""By meshcast's words."""
+"""Torch's types by meshcast's names of number formats."""
 
-CACHE = 256 * 2**20
-"""Bytes written between samples to leave nothing of the operands in the last-level cache: more than any GPU's L2."""
+FLUSH_BYTES = 256 * 2**20
+"""Bytes written between samples to evict the operands from a GPU's L2: more than any L2 holds."""
 
-BETWEEN, WEIGHTS = (256, 512, 1408), 16
-"""Rows, depth and columns of a product that a core computes between samples, each time with another of so many weights:
-as in a step, it leaves neither operands nor program in the core's own caches, and what cores share it leaves."""
+FLUSH_GEMM, FLUSH_WEIGHTS = (256, 512, 1408), 16
+"""Rows, depth and columns of the GEMM that a CPU core computes between samples, in turn with one of this many weights.
+As in a training step it evicts operands and code from the core's private caches but not from the shared one."""
 
 
 @dataclass
-class Peak:
-    """What was allocated (and, on a GPU, reserved) at most [bytes], by which instrument."""
+class MemoryPeak:
+    """Peak memory while it was watched.
+
+    instrument: what counted it.
+    allocated: memory of tensors [bytes].
+    reserved: memory reserved by the caching allocator [bytes]; None on a CPU.
+    """
 
     instrument: str
     allocated: int = 0
@@ -46,7 +51,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class Device:
-    """A device and how to measure on it."""
+    """A device, and how to measure time and memory on it.
+
+    index: number of the GPU.
+    """
 
     kind: Kind
     index: int = 0
@@ -54,9 +62,9 @@ class Device:
 
     @classmethod
     def of(cls, kind: str, index: int = 0) -> Device:
-        """Raises PlanError where there is no such device."""
+        """The device of a kind (``cpu`` or ``cuda``). Raises PlanError if this machine does not have it."""
         if kind not in ("cpu", "cuda"):
-            raise PlanError("--device", "a device is cpu or cuda", "Write one of them", kind)
+            raise PlanError("--device", "the device is cpu or cuda", "Write one of them", kind)
         if kind == "cuda" and not torch.cuda.is_available():
             rule = "torch finds no CUDA device" + (
                 "" if torch.version.cuda else ", and this build of torch has no CUDA"
@@ -66,7 +74,7 @@ class Device:
             )
         if kind == "cuda" and index >= torch.cuda.device_count():
             rule = f"this machine has {torch.cuda.device_count()} GPUs"
-            raise PlanError("--device", rule, "Ask for as many processes as it has GPUs", f"cuda:{index}")
+            raise PlanError("--device", rule, "Use one process for each GPU", f"cuda:{index}")
         found = cls("cuda" if kind == "cuda" else "cpu", index)
         if kind == "cuda":
             torch.cuda.set_device(index)
@@ -80,133 +88,134 @@ class Device:
 
     @property
     def backend(self) -> str:
-        """What torch.distributed talks through."""
+        """Backend of torch.distributed."""
         return "nccl" if self.kind == "cuda" else "gloo"
 
     def dtype(self, name: str) -> Any:
-        """Torch's type of a format of meshcast's. Raises PlanError for one that no tensor of the trainer has."""
+        """Torch's type of a number format. Raises PlanError for formats without tensors of their own (fp8, fp4)."""
         if name not in DTYPES:
-            raise PlanError("precision", f"tensors are of {', '.join(DTYPES)}", "Use one of them", name)
+            raise PlanError("precision", f"tensors are {', '.join(DTYPES)}", "Use one of them", name)
         return DTYPES[name]
 
     def sync(self) -> None:
-        """Returns when all that was issued is done."""
+        """Waits until all issued work is done."""
         if self.kind == "cuda":
             torch.cuda.synchronize(self.index)
 
     def seconds(self, work: Callable[[], Any], warmup: int = 3, repeat: int = 20, cold: bool = False) -> list[float]:
-        """How long `work` takes, so many times [s].
+        """Durations of `repeat` calls of `work` [s].
 
-        cold: what it read and wrote the time before is driven out of the caches first: on a GPU out of its L2, on a
-        core as far as another product does it. On a GPU the host is kept ahead by a kernel that spins, so that launches
-        are not part of the time.
+        warmup: untimed calls before.
+        cold: evict the operands of the previous call from the caches first (`FLUSH_BYTES`, `FLUSH_GEMM`).
+        On a GPU a spinning kernel keeps the host ahead, so launch latency is not part of the durations.
         """
         for _ in range(warmup):
             work()
         self.sync()
-        return [self._once(work, cold) for _ in range(repeat)]
+        return [self._time_once(work, cold) for _ in range(repeat)]
 
-    def _once(self, work: Callable[[], Any], cold: bool) -> float:
+    def _time_once(self, work: Callable[[], Any], cold: bool) -> float:
         if cold:
-            self._flushed()
+            self._flush_caches()
         if self.kind == "cpu":
             begin = time.perf_counter()
             work()
             return time.perf_counter() - begin
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(1_000_000)  # about half a millisecond: enough for the host to issue what is timed
+        torch.cuda._sleep(1_000_000)  # about 0.5 ms, in which the host issues the timed work
         first.record()
         work()
         last.record()
         torch.cuda.synchronize(self.index)
         return float(first.elapsed_time(last)) * 1e-3
 
-    def _flushed(self) -> None:
+    def _flush_caches(self) -> None:
+        """Evicts operands of earlier work from the caches."""
         if self.kind == "cuda":
             if not self._flush:
-                self._flush.append(torch.empty(CACHE, dtype=torch.int8, device=self.torch))
+                self._flush.append(torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.torch))
             self._flush[0].zero_()
             return
-        rows, depth, columns = BETWEEN
+        rows, depth, columns = FLUSH_GEMM
         if not self._flush:
-            self._flush.extend([torch.ones(rows, depth), *(torch.ones(depth, columns) for _ in range(WEIGHTS))])
+            self._flush.extend([torch.ones(rows, depth), *(torch.ones(depth, columns) for _ in range(FLUSH_WEIGHTS))])
         self._flush.append(self._flush.pop(1))
         torch.mm(self._flush[0], self._flush[1])
 
     @contextmanager
-    def peak(self) -> Iterator[Peak]:
-        """Counts memory while it lasts, what lived before it included."""
+    def peak(self) -> Iterator[MemoryPeak]:
+        """Watches memory inside the block; what was allocated before counts too."""
         gc.collect()
         self.sync()
         if self.kind == "cuda":
-            found = Peak("torch.cuda.max_memory_allocated, max_memory_reserved")
+            found = MemoryPeak("torch.cuda.max_memory_allocated, max_memory_reserved")
             torch.cuda.reset_peak_memory_stats(self.index)
             yield found
             self.sync()
             found.allocated = torch.cuda.max_memory_allocated(self.index)
             found.reserved = torch.cuda.max_memory_reserved(self.index)
             return
-        found = Peak("torch.profiler (profile_memory) over storages alive before")
-        before = alive()
+        found = MemoryPeak("torch.profiler (profile_memory) over storages alive before")
+        before = live_tensor_bytes()
         activity = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
             yield found
-        found.allocated = before + _most(profile)
+        found.allocated = before + _highest_level(profile)
 
     def machine(self, count: int = 1) -> Machine:
-        """What the measurements are made on."""
-        told: dict[str, Any] = {"device": self.kind, "count": count, "processors": len(os.sched_getaffinity(0))}
-        told["system"] = f"{platform.system()} {platform.release()}"
+        """Description of this machine. count: number of devices that take part."""
+        common: dict[str, Any] = {"device": self.kind, "count": count, "processors": len(os.sched_getaffinity(0))}
+        common["system"] = f"{platform.system()} {platform.release()}"
         if self.kind == "cpu":
-            return Machine(name=_processor(), memory=_memory(), **told)
+            return Machine(name=_processor_name(), memory=_host_memory(), **common)
         properties = torch.cuda.get_device_properties(self.index)
         return Machine(
             name=properties.name,
             memory=properties.total_memory,
-            driver=_nvidia("driver_version", self.index),
+            driver=_query_nvidia_smi("driver_version", self.index),
             clocks=self.clocks("now"),
-            **told,
+            **common,
         )
 
     def clocks(self, when: str) -> dict[str, float]:
-        """The clocks of a GPU's multiprocessors and memory [MHz], as `when`; nothing of a core."""
-        found = {}
+        """Clocks of a GPU's multiprocessors and memory [MHz], as ``sm <when>`` and ``memory <when>``; {} on a CPU."""
+        clocks = {}
         for name, query in (("sm", "clocks.sm"), ("memory", "clocks.mem")):
-            told = _nvidia(query, self.index) if self.kind == "cuda" else None
-            if told and told.split()[0].replace(".", "").isdigit():
-                found[f"{name} {when}"] = float(told.split()[0])
-        return found
+            answer = _query_nvidia_smi(query, self.index) if self.kind == "cuda" else None
+            if answer and answer.split()[0].replace(".", "").isdigit():
+                clocks[f"{name} {when}"] = float(answer.split()[0])
+        return clocks
 
 
 def versions() -> dict[str, str]:
-    """Of what a measurement depends on."""
-    told = {"python": platform.python_version(), "torch": torch.__version__}
+    """Versions of the software that a measurement depends on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
     try:
-        told["meshcast"] = version("meshcast")
+        found["meshcast"] = version("meshcast")
     except PackageNotFoundError:
-        told["meshcast"] = "unknown"
+        found["meshcast"] = "unknown"
     if torch.version.cuda:
-        told["cuda"] = torch.version.cuda
+        found["cuda"] = torch.version.cuda
         if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-            told["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return told
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
 
 
-def alive() -> int:
-    """Bytes of all tensors of the host's, each storage once."""
+def live_tensor_bytes() -> int:
+    """Bytes of all tensors in host memory; a shared storage counts once."""
     found: dict[int, int] = {}
     for one in gc.get_objects():
         try:
             if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
                 storage = one.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
-        except (ReferenceError, RuntimeError, NotImplementedError):  # gone meanwhile, or without a storage
+        except (ReferenceError, RuntimeError, NotImplementedError):  # freed meanwhile, or without a storage
             continue
     return sum(found.values())
 
 
-def _most(profile: Any) -> int:
-    """The highest level of allocated memory above that of the begin [bytes]."""
+def _highest_level(profile: Any) -> int:
+    """Peak of allocated memory over its level at the start of the profile [bytes]."""
     level = highest = 0
     events = profile.profiler.kineto_results.events()
     changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
@@ -216,7 +225,7 @@ def _most(profile: Any) -> int:
     return highest
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             lines = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
@@ -225,12 +234,13 @@ def _processor() -> str:
     return lines[0] if lines else platform.processor() or platform.machine()
 
 
-def _memory() -> int:
+def _host_memory() -> int:
+    """Memory of this machine [bytes]."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _nvidia(query: str, index: int) -> str | None:
-    """One answer of nvidia-smi, None where there is none."""
+def _query_nvidia_smi(query: str, index: int) -> str | None:
+    """Answer of nvidia-smi to one query; None if it has none."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--id={index}"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None

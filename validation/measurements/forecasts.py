@@ -19,12 +19,30 @@ from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from simulator.report.metrics import Z90
 from simulator.report.report import Report
-from validation.measurements.measurement import Value
+from validation.measurements.measurement import ForecastValue
+
+
+def with_interval(value: float, sigma: float) -> ForecastValue:
+    """A forecast with its 90 % interval.
+
+    sigma: standard deviation of log(measured / forecast).
+    """
+    half_width = Z90 * sigma
+    return ForecastValue(value=value, low=value * math.exp(-half_width), high=value * math.exp(half_width))
+
+
+def without_interval(value: float) -> ForecastValue:
+    """A forecast whose interval is empty: memory is forecast without one."""
+    return ForecastValue(value=value, low=value, high=value)
 
 
 @dataclass(frozen=True)
 class Forecaster:
-    """One way to forecast a job. by: ``catalog`` or ``calibration``; folder: the calibration's, None: the shipped."""
+    """Forecasts a job with one set of coefficients.
+
+    by: ``catalog`` or ``calibration``.
+    folder: folder of the calibration; None: the coefficients that ship with meshcast.
+    """
 
     by: str
     job: Mapping[str, Any]
@@ -40,39 +58,46 @@ class Forecaster:
 
     @cached_property
     def costs(self) -> Costs:
-        """Prices of kernels as they are measured one by one."""
+        """Costs of kernels that are timed one by one, outside a training step."""
         job = self.plan.job
         return Costs(job.cluster, self.plan.mesh, job.framework.speeds, alone=True, calibration=self.calibration)
 
-    def works(self, works: Iterable[Work]) -> Value:
-        """Seconds of some works one after another; errors of works of one kind are taken to go together."""
-        found = [self.costs.estimate(work) for work in works]
-        total = sum(one.seconds for one in found)
-        reach = Z90 * (sum(one.seconds * one.spread for one in found) / total if total else 0.0)
-        return Value(value=total, low=total * math.exp(-reach), high=total * math.exp(reach))
+    def estimate_works(self, works: Iterable[Work]) -> ForecastValue:
+        """Seconds of works that run one after another; their errors count as fully correlated."""
+        estimates = [self.costs.estimate(work) for work in works]
+        total = sum(one.seconds for one in estimates)
+        return with_interval(total, sum(one.seconds * one.spread for one in estimates) / total if total else 0.0)
 
     @cached_property
     def report(self) -> Report:
-        """The forecast of the whole step."""
+        """Forecast of the whole step."""
         return simulate(self.job, calibration=self.calibration)
 
     @property
-    def step(self) -> Value:
+    def step(self) -> ForecastValue:
         """Seconds of a step."""
         low, high = self.report.interval_90
-        return Value(value=self.report.step_time, low=low, high=high)
+        return ForecastValue(value=self.report.step_time, low=low, high=high)
+
+    def peak_memory(self, device: int, counter: str) -> ForecastValue:
+        """Peak memory of a pipeline device [bytes].
+
+        counter: ``allocated`` (tensors) or ``reserved`` (by the caching allocator).
+        """
+        share = self.plan.job.framework.memory.reserved_share if counter == "reserved" else 1.0
+        return without_interval(self.report.play.peaks[device].total * share)
 
 
 def forecasters(job: Mapping[str, Any], calibration: Path | None) -> list[Forecaster]:
-    """From the catalog; and from a calibration, with the device that it describes in place of the catalog's."""
+    """A forecaster from the catalog and, given the folder of a calibration, a second one from that."""
     found = [Forecaster("catalog", job)]
     if calibration is not None:
-        found.append(Forecaster("calibration", on_device(job, calibration), calibration))
+        found.append(Forecaster("calibration", use_calibrated_gpu(job, calibration), calibration))
     return found
 
 
-def on_device(job: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """The job on the device that `folder` describes, where it does and the job's cluster is told by its GPU."""
+def use_calibrated_gpu(job: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """The job with the device that `folder` describes as its GPU; unchanged if there is none or no `cluster.gpu`."""
     cluster, device = job.get("cluster"), folder / DEVICE
     if not device.is_file() or not isinstance(cluster, Mapping) or "gpu" not in cluster:
         return job

@@ -1,4 +1,4 @@
-"""Files with one JSON object a line."""
+"""JSONL files: one JSON object on each line."""
 
 from __future__ import annotations
 
@@ -9,35 +9,33 @@ from typing import Any
 from hardware.errors import PlanError
 
 Line = tuple[str, dict[str, Any] | str]
-"""Where it stands (``file:line``), and its object; for a line that is none, the reason."""
+"""Place of a line (``file:line``) and its object, or the reason why it is not an object."""
 
-WANTED = "Write one JSON object a line"
+REMEDY = "Write one JSON object on each line"
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a JSONL file; empty ones are passed over.
-
-    Raises PlanError for a file that cannot be read.
-    """
+    """Lines of a JSONL file without the empty ones. Raises PlanError for a file that cannot be read."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise PlanError(
-            "--data", f"cannot be read ({reason})", "Name a file with one JSON object a line", str(path)
+            "--data", f"cannot be read ({reason})", "Name a file with one JSON object on each line", str(path)
         ) from None
     lines = ((f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), 1))
-    return [(where, _object(where, line)) for where, line in lines if line.strip()]
+    return [(where, _parse_object(where, line)) for where, line in lines if line.strip()]
 
 
-def _object(where: str, line: str) -> dict[str, Any] | str:
+def _parse_object(where: str, line: str) -> dict[str, Any] | str:
     try:
-        found = json.loads(line, parse_constant=_refused)
+        found = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON ({error})"
-        return f"{where}: {reason}. {WANTED}"
-    return found if isinstance(found, dict) else f"{where}: not an object. {WANTED}"
+        return f"{where}: {reason}. {REMEDY}"
+    return found if isinstance(found, dict) else f"{where}: not an object. {REMEDY}"
 
 
-def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _refuse_constant(name: str) -> None:
+    """Rejects NaN and Infinity, which Python's parser would accept."""
+    raise ValueError(f"{name} is not a JSON number")

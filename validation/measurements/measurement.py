@@ -1,8 +1,8 @@
-"""Measurement files: what real work took on a real machine, beside what was forecast before it was done.
+"""Measurement files: forecasts of what a machine is about to run, and the samples that were then measured.
 
-A file is written twice. First with the forecasts and no samples, before anything is measured: from the catalog, and
-from the machine's own calibration where there is one. Then with the raw samples. Nothing else of it changes in between,
-so whoever reads it sees a blind forecast.
+A file is written twice: before the measurement with the forecasts (from the catalog, and from the machine's own
+calibration if there is one) and no samples, afterwards with the raw samples added and nothing else changed. The
+forecasts in a file are therefore blind.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ from hardware.errors import PlanError
 from hardware.load import validated
 
 VERSION = 1
-"""Of the format. A file of another version is refused, not guessed at."""
+"""Version of the file format; files of other versions are refused."""
 
 Kind = Literal["kernels", "stages", "distributed", "collectives", "calibration"]
 
 
-class Part(BaseModel):
+class FileModel(BaseModel):
+    """Base of classes that are read from files: immutable, unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Machine(Part):
-    """Where it was measured. processors: cores that the processes may use. memory: of one device [bytes]."""
+class Machine(FileModel):
+    """The machine that was measured."""
 
     device: Literal["cpu", "cuda"]
     name: str
-    """Of the GPU or the processor, as it calls itself."""
+    """Model name of the GPU or processor."""
     count: int = 1
-    """Devices that took part."""
+    """Number of devices that took part."""
     processors: int | None = None
+    """CPU cores available to the processes."""
     memory: int | None = None
+    """Memory of one device [bytes]."""
     system: str = ""
     driver: str | None = None
     clocks: dict[str, float] = {}
-    """Clocks [MHz] by their names, before and after."""
+    """Clocks [MHz] before and after the measurement, by name."""
 
 
-class Value(Part):
+class ForecastValue(FileModel):
     """A forecast with its 90 % interval, in the unit of its row."""
 
     value: float = Field(ge=0)
@@ -53,49 +57,54 @@ class Value(Part):
     high: float = Field(ge=0)
 
 
-class Row(Part):
-    """One thing that was measured, many times.
+class MeasurementRow(FileModel):
+    """One measured quantity: its forecasts and its samples.
 
-    group: what it is compared with others in (how kernels were launched, which degrees). forecasts: by whom
-    (``catalog``, ``calibration``). samples: raw, in the order in which they were taken, in seconds or bytes; those of
-    several processes at the same moment are one sample, of the slowest. instrument: with what. shape: sizes.
+    group: rows that belong together (launch mode of kernels, degrees of a plan).
+    forecasts: by source, ``catalog`` and ``calibration``.
+    samples: raw samples in the order of measurement [s or bytes]; of several processes the slowest one's.
+    instrument: clock or counter that took the samples.
+    shape: sizes of the operands, degrees, and the like.
     """
 
     name: str
     group: str = ""
     quantity: Literal["seconds", "bytes"] = "seconds"
-    forecasts: dict[str, Value] = {}
+    forecasts: dict[str, ForecastValue] = {}
     samples: tuple[float, ...] = ()
     instrument: str = ""
     shape: dict[str, Any] = {}
 
     @property
-    def measured(self) -> float | None:
-        """The median of the samples; None before it was measured."""
+    def median(self) -> float | None:
+        """Median of the samples; None before the measurement."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
-    def spread(self) -> float:
-        """How far samples scatter: half of what holds the middle 80 % of them, relative to their median."""
-        if len(self.samples) < 3 or not self.measured:
+    def scatter(self) -> float:
+        """Half the width of the middle 80 % of the samples over their median; 0 for fewer than three."""
+        if len(self.samples) < 3 or not self.median:
             return 0.0
         ordered = sorted(self.samples)
-        cut = math.floor(len(ordered) * 0.1)
-        return (ordered[-1 - cut] - ordered[cut]) / 2 / self.measured
+        tail = math.floor(len(ordered) * 0.1)
+        return (ordered[-1 - tail] - ordered[tail]) / 2 / self.median
 
     def error(self, by: str) -> float | None:
-        """Forecast over measured, minus one; None where either is missing."""
-        if by not in self.forecasts or not self.measured:
+        """Forecast over measured median, minus one; None where either is missing."""
+        if by not in self.forecasts or not self.median:
             return None
-        return self.forecasts[by].value / self.measured - 1
+        return self.forecasts[by].value / self.median - 1
 
 
-class Measurement(Part):
-    """A measurement file.
+class Measurement(FileModel):
+    """The contents of a measurement file.
 
-    versions: of python, torch, CUDA, NCCL, meshcast. command: what a user typed. job: in the form it was given.
-    settings: how it was measured (warm-up, repeats, modes). calibration: the folder that the second forecast is from.
-    forecast_written, measured: when, in UTC; the second is None until it is.
+    versions: of python, torch, CUDA, NCCL and meshcast.
+    command: the command line that made the file.
+    job: the measured job, as it was given.
+    settings: how it was measured (warm-up, repeats, launch modes).
+    calibration: folder of the calibration behind the second forecast.
+    forecast_written, measured: time of forecast and measurement (UTC); `measured` is None before the measurement.
     """
 
     version: Literal[1] = 1
@@ -110,60 +119,61 @@ class Measurement(Part):
     forecast_written: str
     measured: str | None = None
     notes: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MeasurementRow, ...] = ()
 
-    def finished(self, rows: list[Row], notes: tuple[str, ...] = (), machine: Machine | None = None) -> Measurement:
-        """The same with what was measured."""
-        update: dict[str, Any] = {"rows": tuple(rows), "notes": (*self.notes, *notes), "measured": now()}
+    def with_samples(
+        self, rows: list[MeasurementRow], notes: tuple[str, ...] = (), machine: Machine | None = None
+    ) -> Measurement:
+        """A copy with the measured rows, further notes, and the time of measurement set to now."""
+        update: dict[str, Any] = {"rows": tuple(rows), "notes": (*self.notes, *notes), "measured": utc_now()}
         if machine is not None:
             update["machine"] = machine
         return self.model_copy(update=update)
 
     def write(self, path: Path) -> Path:
-        """Writes the file whole or not at all. Raises PlanError where it cannot."""
+        """Writes the file atomically. Raises PlanError if it cannot be written."""
         partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(text(self), "utf-8")
+            partial.write_text(to_json(self), "utf-8")
             partial.replace(path)
         except OSError as error:
             rule = f"it cannot be written ({error.strerror})"
-            raise PlanError("--out", rule, "Name a file in a folder of yours", str(path)) from None
+            raise PlanError("--out", rule, "Name a file in a folder that you may write to", str(path)) from None
         return path
 
 
-def now() -> str:
-    """This moment in UTC, to the second."""
+def utc_now() -> str:
+    """Current time in UTC, ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def text(measurement: Measurement) -> str:
-    """The file: one line a row, so that two files can be compared line by line."""
+def to_json(measurement: Measurement) -> str:
+    """Text of the file, with each row on a line of its own so that two files can be diffed."""
     data = measurement.model_dump(mode="json")
     rows = data.pop("rows")
     head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
-    lines = ",\n  ".join(json.dumps(_rounded(row), ensure_ascii=False) for row in rows)
+    lines = ",\n  ".join(json.dumps(_round_samples(row), ensure_ascii=False) for row in rows)
     return f'{head},\n "rows": [\n  {lines}\n ]\n}}\n' if rows else f'{head},\n "rows": []\n}}\n'
 
 
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
-    """Seven digits are more than any clock has."""
+def _round_samples(row: dict[str, Any]) -> dict[str, Any]:
+    """Seconds to seven digits, which is finer than any clock resolves."""
     exact = row["quantity"] == "bytes"
     return row | {"samples": [one if exact else float(f"{one:.7g}") for one in row["samples"]]}
 
 
 def read(path: Path) -> Measurement:
-    """Reads a measurement file. Raises PlanError where it is none."""
+    """Reads a measurement file. Raises PlanError if it is not one."""
+    remedy = "Name a file that meshcast measure wrote"
     try:
         data = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise PlanError("--data", f"it cannot be read ({error.strerror})", "Name a file", str(path)) from None
     except (ValueError, RecursionError) as error:
-        remedy = "Name a file that meshcast measure wrote"
-        raise PlanError("--data", f"it is no JSON ({error})", remedy, str(path)) from None
+        raise PlanError("--data", f"it is not valid JSON ({error})", remedy, str(path)) from None
     if not isinstance(data, dict) or "kind" not in data or "rows" not in data:
-        rule = "it is no measurement: it has no kind and no rows"
-        raise PlanError("--data", rule, "Name a file that meshcast measure wrote", str(path))
+        raise PlanError("--data", "it is not a measurement file: kind or rows is missing", remedy, str(path))
     if data.get("version") != VERSION:
         rule = f"this meshcast reads version {VERSION} of measurement files"
         raise PlanError(

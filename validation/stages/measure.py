@@ -17,7 +17,7 @@ from simulator.plan.plan import Plan
 from validation.kernels.modes import check_times
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
-from validation.measurements.measurement import Measurement, Row, Value, now
+from validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
 from validation.reference.model import check
 from validation.reference.orders import KINDS, orders
 from validation.stages.replay import Played, Replay
@@ -64,11 +64,11 @@ def measure(
         job=dict(job),
         settings={"recompute": [variant.recompute for variant in variants], "warmup": warmup, "repeat": repeat},
         calibration=str(calibration) if calibration is not None else None,
-        forecast_written=now(),
+        forecast_written=utc_now(),
         rows=tuple(row for rows in planned for row in rows),
     )
     measurement.write(out)
-    rows: list[Row] = []
+    rows: list[MeasurementRow] = []
     notes: list[str] = []
     try:
         for variant, waiting in zip(variants, planned, strict=True):
@@ -84,7 +84,7 @@ def measure(
     finally:
         clocks = {**measurement.machine.clocks, **on.clocks("after")}
         rows += measurement.rows[len(rows) :]
-        measurement = measurement.finished(rows, tuple(notes), machine.model_copy(update={"clocks": clocks}))
+        measurement = measurement.with_samples(rows, tuple(notes), machine.model_copy(update={"clocks": clocks}))
         measurement.write(out)
     return measurement
 
@@ -136,7 +136,7 @@ class Variant:
     def device(self, stage: int) -> int:
         return self.plan.device(stage)
 
-    def rows(self, on: Device) -> Iterator[Row]:
+    def rows(self, on: Device) -> Iterator[MeasurementRow]:
         """All rows, forecast and not measured yet."""
         known = {one.by: actions(one) for one in self.forecasters}
         turns = next(iter(known.values()))[0]
@@ -152,16 +152,18 @@ class Variant:
                 yield self._row(f"device {device} peak {what}", found, {}, "bytes")
         yield self._row("step (put together)", {one.by: one.step for one in self.forecasters}, {})
 
-    def _row(self, name: str, found: dict[str, Value], shape: dict[str, Any], quantity: Any = "seconds") -> Row:
-        return Row(name=name, group=self.group, quantity=quantity, forecasts=found, shape=shape)
+    def _row(
+        self, name: str, found: dict[str, ForecastValue], shape: dict[str, Any], quantity: Any = "seconds"
+    ) -> MeasurementRow:
+        return MeasurementRow(name=name, group=self.group, quantity=quantity, forecasts=found, shape=shape)
 
 
-def _memory(forecaster: Forecaster, device: int, what: str) -> Value:
+def _memory(forecaster: Forecaster, device: int, what: str) -> ForecastValue:
     """Bytes at the peak; no interval is forecast for them."""
     nbytes = forecaster.report.play.peaks[device].total
     if what == "reserved":
         nbytes *= forecaster.plan.job.framework.memory.reserved_share
-    return Value(value=nbytes, low=nbytes, high=nbytes)
+    return ForecastValue(value=nbytes, low=nbytes, high=nbytes)
 
 
 class Found:
@@ -173,7 +175,7 @@ class Found:
         self.samples: dict[str, tuple[list[float], str]] = {}
         self.notes: list[str] = []
 
-    def filled(self, row: Row) -> Row:
+    def filled(self, row: MeasurementRow) -> MeasurementRow:
         """The row with its samples, if there are any."""
         samples, instrument = self.samples.get(row.name, ([], ""))
         return row.model_copy(update={"samples": tuple(samples), "instrument": instrument})

@@ -25,7 +25,7 @@ from simulator.program.program import Program
 from simulator.program.task import Task
 from simulator.report.metrics import Z90
 from validation.measurements.forecasts import Forecaster
-from validation.measurements.measurement import Value
+from validation.measurements.measurement import ForecastValue
 
 Turn = tuple[int, str]
 """A virtual stage and a kind of action."""
@@ -44,7 +44,7 @@ def price_of(forecaster: Forecaster, alone: bool = False) -> Price:
     return price
 
 
-def actions(forecaster: Forecaster) -> tuple[dict[Turn, Value], list[Value]]:
+def actions(forecaster: Forecaster) -> tuple[dict[Turn, ForecastValue], list[ForecastValue]]:
     """Seconds of an action of each stage and kind, without what other devices would have a part in; and of the update
     of each device."""
     plan = forecaster.plan
@@ -54,7 +54,7 @@ def actions(forecaster: Forecaster) -> tuple[dict[Turn, Value], list[Value]]:
     return found, [_value(task, program, plan) for task in program.updates]
 
 
-def _value(task: Task, program: Program, plan: Plan) -> Value:
+def _value(task: Task, program: Program, plan: Plan) -> ForecastValue:
     """How long a task takes that begins on a device where nothing runs, with an interval as a step's."""
     span = task_seconds(task, program.host)
     sums = task.sums[: len(COMPUTING)]
@@ -62,7 +62,7 @@ def _value(task: Task, program: Program, plan: Plan) -> Value:
     framework = plan.job.framework
     terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
     reach = Z90 * math.hypot(framework.spread, framework.spread_experts if plan.job.model.moe else 0.0, *terms)
-    return Value(value=span, low=span * math.exp(-reach), high=span * math.exp(reach))
+    return ForecastValue(value=span, low=span * math.exp(-reach), high=span * math.exp(reach))
 
 
 def step(plan: Plan, price: Price, seconds: Mapping[Turn, float], updates: Sequence[float]) -> float:

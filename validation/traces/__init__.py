@@ -1,1 +1,1 @@
-"""A profiler trace of a real step beside the simulated one."""
+"""A profiler trace of a real training step compared with the simulated step of the same job."""

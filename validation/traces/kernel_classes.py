@@ -1,8 +1,8 @@
-"""Classes of kernels, by their well-known names: what a kernel of a trace was for.
+"""Classes of kernels: from a kernel's name in a trace to the part of the model that it computes.
 
-A name often says it (``nvjet_tst_256x128...`` is a matrix product, ``flash_fwd_kernel`` attention). Where it does not
-(``vectorized_elementwise_kernel``), the operators around its launch do, the nearest first: a product of an
-elementwise kernel launched by ``aten::mul`` inside ``_RMSNorm`` belongs to a norm.
+Often the name tells (``nvjet_tst_256x128...`` is a GEMM, ``flash_fwd_kernel`` attention). If it does not
+(``vectorized_elementwise_kernel``), the operators that enclose its launch do, innermost first: an elementwise kernel
+launched by ``aten::mul`` inside ``_RMSNorm`` belongs to a norm.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from simulator.ir.ops import Attention, Collective, Exchange, Gemm, Memory, Op, 
 
 COMPUTE = ("gemm", "attention", "norm", "activation", "rope", "addition", "embedding", "loss", "experts", "optimizer",
            "copy", "other")  # fmt: skip
-"""Classes of computation. addition: residuals, sums of gradients, dropout. experts: routing and the order of tokens.
-copy: copies, casts, zeroes outside of the optimizer. other: what no pattern knows."""
+"""Classes of computation.
+
+addition: residual additions, gradient accumulation, dropout.
+experts: router, permute and unpermute of tokens.
+copy: copies, casts and memsets outside the optimizer.
+other: kernels that match no pattern.
+"""
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
 CLASSES = (*COMPUTE, *COLLECTIVES)
 
-NAMED = (
-    # NCCL's kernels, the names that torch gives to what gloo does, and c10d's operators.
+COLLECTIVE_PATTERNS = (
+    # NCCL's kernels, torch's annotations of gloo's threads, and c10d's operators.
     ("all_reduce", r"all_?reduce"),
     ("all_gather", r"all_?gather"),
     ("reduce_scatter", r"reduce_?scatter"),
@@ -31,11 +36,11 @@ NAMED = (
     ("broadcast", r"broadcast"),
     ("send_recv", r"send_?recv|[:_]i?(send|recv)(_|\b)"),
 )
-"""Operations of collectives. NCCL sends and receives, and its all-to-alls, in kernels that are all called SendRecv."""
+"""Collectives by name. NCCL's SendRecv kernels run messages and all-to-alls alike."""
 
 COMMUNICATES = re.compile(r"nccl|^gloo:|^c10d::|^_c10d_functional::", re.I)
 
-SURE = (
+STRONG = (
     ("optimizer", r"adam|^Optimizer\.|multi_tensor_apply|_foreach_|clip_grad|lpnorm|zero_grad"),
     (
         "attention",
@@ -54,10 +59,10 @@ SURE = (
         r"|triton_tem\w*_mm",
     ),
 )
-"""What is believed of a kernel and of everything around its launch."""
+"""Patterns that decide the class wherever they match: in the kernel's name or in an operator around its launch."""
 
 WEAK = (
-    # Of a loss or a router, too, or of a norm, but then they say so around it.
+    # Losses, routers and norms use these kernels too, but then an enclosing operator matches a strong pattern.
     ("attention", r"softmax"),
     ("optimizer", r"vector_norm"),
     ("addition", r"Functor_add|Functor_sum|^aten::add_?\b|^AddBackward|AccumulateGrad|dropout|add_kernel"),
@@ -67,38 +72,39 @@ WEAK = (
         r"|^aten::(copy_|cat|fill_|zero_|to|_to_copy|contiguous|clone)\b",
     ),
 )
-"""What is believed only where nothing surer is around, in this order: a copy in an addition belongs to it."""
-
+"""Patterns that decide only if no strong one matches, in this order: a copy inside an addition is an addition."""
 
 NODE = "autograd::engine::evaluate_function: "
-"""What torch puts around every node of a backward pass."""
+"""Prefix of the event in which autograd evaluates a node of the backward graph."""
 
 
-def _compiled(table: Sequence[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+def _compile(table: Sequence[tuple[str, str]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple((name, re.compile(pattern, re.I)) for name, pattern in table)
 
 
-_NAMED, _SURE, _WEAK = _compiled(NAMED), _compiled(SURE), _compiled(WEAK)
+_COLLECTIVES, _STRONG, _WEAK = _compile(COLLECTIVE_PATTERNS), _compile(STRONG), _compile(WEAK)
 
 
-def _first(table: Sequence[tuple[str, re.Pattern[str]]], name: str) -> str:
+def _first_match(table: Sequence[tuple[str, re.Pattern[str]]], name: str) -> str:
     return next((kind for kind, pattern in table if pattern.search(name)), "")
 
 
-def operation(name: str) -> str:
-    """The collective that a name tells of; empty for one that tells of none.
+def collective_of(name: str) -> str:
+    """Collective that a kernel's or operator's name stands for; empty if it is not a collective.
 
-    >>> operation("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    >>> collective_of("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'reduce_scatter'
-    >>> operation("gloo:all_to_all"), operation("c10d::_allgather_base_"), operation("aten::broadcast_tensors")
+    >>> collective_of("gloo:all_to_all"), collective_of("c10d::_allgather_base_"), collective_of("aten::broadcast_to")
     ('all_to_all', 'all_gather', '')
     """
-    return _first(_NAMED, name) if COMMUNICATES.search(name) else ""
+    return _first_match(_COLLECTIVES, name) if COMMUNICATES.search(name) else ""
 
 
 @lru_cache(100_000)
 def classify(name: str, around: tuple[str, ...] = ()) -> str:
-    """The class of a kernel or operator. around: names of the operators that it was launched in, the nearest first.
+    """Class of a kernel or operator.
+
+    around: names of the operators that enclose its launch, innermost first.
 
     >>> classify("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT"), classify("void pytorch_flash::flash_fwd_kernel<...>")
     ('gemm', 'attention')
@@ -107,15 +113,15 @@ def classify(name: str, around: tuple[str, ...] = ()) -> str:
     >>> classify("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)"), classify("aten::index_put_")
     ('all_reduce', 'other')
     """
-    if found := operation(name):
+    if found := collective_of(name):
         return found
-    # What sums a gradient lies in what evaluates a node, but not in the node, and has nothing to do with it.
+    # Gradient accumulation runs inside the evaluation of a node without being part of the node.
     name, around = name.removeprefix(NODE), tuple(one for one in around if not one.startswith(NODE))
     for one in (name, *around):
-        if found := _first(_SURE, one):
+        if found := _first_match(_STRONG, one):
             return found
-    named = (name, *around)
-    return next((kind for kind, pattern in _WEAK if any(map(pattern.search, named))), "other")
+    names = (name, *around)
+    return next((kind for kind, pattern in _WEAK if any(map(pattern.search, names))), "other")
 
 
 MEMORY = {
@@ -138,11 +144,11 @@ MEMORY = {
     "adam": "optimizer",
     "zero-grad": "optimizer",
 }
-"""Classes of simulated kernels that are bound by memory, by `Memory.what`."""
+"""Class of a simulated memory-bound kernel, by `Memory.what`."""
 
 
 def class_of(op: Op) -> str:
-    """The class of a simulated op that has work."""
+    """Class of a simulated op that has work."""
     work = op.work
     if isinstance(work, Collective):
         return work.operation
@@ -153,7 +159,7 @@ def class_of(op: Op) -> str:
     if isinstance(work, Attention):
         return "attention"
     if isinstance(work, Gemm):
-        # Products of scores are part of an attention whose parts are kernels of their own.
+        # Unfused attention runs its score products as separate GEMM kernels.
         return "attention" if work.what == "scores" else "gemm"
     assert isinstance(work, Memory)
     return MEMORY.get(work.what, "other")

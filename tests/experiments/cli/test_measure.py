@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.experiments.cli.test_app import run
-from validation.measurements.measurement import Machine, Measurement, Row, Value
+from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
 
 JOB = """
 model: gpt2-124m
@@ -26,15 +26,15 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    forecasts = {"catalog": Value(value=1.1, low=1.0, high=1.3)}
+    forecasts = {"catalog": ForecastValue(value=1.1, low=1.0, high=1.3)}
     rows = [
-        Row(name="step", group="tp 2", forecasts=forecasts, samples=(1.0, 1.0, 1.1)),
-        Row(
+        MeasurementRow(name="step", group="tp 2", forecasts=forecasts, samples=(1.0, 1.0, 1.1)),
+        MeasurementRow(
             name="rank 0 peak allocated",
             group="tp 2",
             quantity="bytes",
             samples=(3e9,),
-            forecasts={"catalog": Value(value=3.1e9, low=3.1e9, high=3.1e9)},
+            forecasts={"catalog": ForecastValue(value=3.1e9, low=3.1e9, high=3.1e9)},
         ),
     ]
     one = Measurement(

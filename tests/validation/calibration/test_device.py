@@ -14,8 +14,8 @@ from validation.calibration.device import calibrate as calibrating  # noqa: E402
 from validation.calibration.device import describe  # noqa: E402
 from validation.calibration.device import kernels as works  # noqa: E402
 from validation.measurements.device import Device  # noqa: E402
-from validation.measurements.forecasts import on_device  # noqa: E402
-from validation.measurements.measurement import Machine, Row, read  # noqa: E402
+from validation.measurements.forecasts import use_calibrated_gpu  # noqa: E402
+from validation.measurements.measurement import Machine, MeasurementRow, read  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -23,7 +23,7 @@ FEW = works.Sizes(
     (32, 64), ((64, 64), (128, 64)), ((1, 64, 2, 2, 32), (1, 96, 2, 1, 32)) * 3, ((32, 64), (64, 128)), ((32, 128),)
 )
 SENT = [
-    Row(
+    MeasurementRow(
         name=f"{operation} {size}",
         samples=(2e-4 + size / 1e9,),
         shape={"operation": operation, "bytes": size, "members": 2},
@@ -71,7 +71,7 @@ def test_what_was_measured_is_what_is_used(folder) -> None:
         "precision": "fp32",
         "plan": {"tp": 2},
     }
-    named = on_device(job, out)
+    named = use_calibrated_gpu(job, out)
     assert named["cluster"]["gpu"] == str(out / "device.yaml")
     assert simulate(named, calibration=known).step_time != simulate(job, calibration=known).step_time
 

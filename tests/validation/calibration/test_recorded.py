@@ -11,7 +11,7 @@ from simulator.job.load import load_job
 from tests.experiments.cli.test_app import run
 from validation.calibration.collectives.recorded import recorded
 from validation.measurements.forecasts import Forecaster
-from validation.measurements.measurement import Machine, Measurement, Row
+from validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
 JOB = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 16}, "plan": {"tp": 8}}
 SIZES = [2**i for i in range(12, 31, 2)]
@@ -20,7 +20,7 @@ SIZES = [2**i for i in range(12, 31, 2)]
 def file(path: Path, job: dict | None = JOB, rate: float = 300e9, kind: str = "collectives") -> Path:
     """All-reduces and all-gathers that take 30 us and their bytes at `rate`, in a node and between two."""
     rows = [
-        Row(
+        MeasurementRow(
             name=f"{operation} {size}",
             samples=(3e-5 + size / (rate if members == 8 else rate / 4),),
             shape={"operation": operation, "bytes": size, "members": members},
@@ -68,7 +68,7 @@ def test_a_calibration_follows_what_was_measured(tmp_path: Path) -> None:
             "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "tensor/megatron", "over": "tp"}],
         }
         one = Forecaster("calibration", {**JOB, "plan": plan}, out)
-        seconds[rate] = one.works([Collective("all_gather", 2**28, ("tp",))]).value
+        seconds[rate] = one.estimate_works([Collective("all_gather", 2**28, ("tp",))]).value
         assert seconds[rate] == pytest.approx(2**28 / rate, rel=0.25)
     assert seconds[150e9] > 1.6 * seconds[300e9]
 

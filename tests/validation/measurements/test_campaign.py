@@ -9,7 +9,7 @@ from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.job.load import load_job
 from validation.measurements import campaign
-from validation.measurements.measurement import Machine, Measurement, Row
+from validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
 FOLDER = Path(str(resources.files("validation"))) / "campaigns"
 SHIPPED = sorted(file.name for file in FOLDER.glob("*.yaml"))
@@ -35,7 +35,7 @@ def made(kind: str, notes: tuple[str, ...] = ()) -> Measurement:
         "forecast_written": "then",
         "notes": notes,
     }
-    return Measurement(kind=kind, rows=(Row(name="step", samples=(1.0,)),), measured="now", **told)  # type: ignore[arg-type]
+    return Measurement(kind=kind, rows=(MeasurementRow(name="step", samples=(1.0,)),), measured="now", **told)  # type: ignore[arg-type]
 
 
 class Rooms:
@@ -66,7 +66,7 @@ class Rooms:
 
 
 def go(path: Path, out: Path, rooms: Rooms) -> list:
-    return list(campaign.go(campaign.load(path), out, rooms, rooms.calibrate, rooms.refresh, "meshcast"))
+    return list(campaign.run_all(campaign.load(path), out, rooms, rooms.calibrate, rooms.refresh, "meshcast"))
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_run_that_cannot_be_had_says_why_and_the_others_go_on(small: Path, tmp
             return refuse
         return rooms(kind)
 
-    (first, why), (_, done) = campaign.go(
+    (first, why), (_, done) = campaign.run_all(
         campaign.load(small), tmp_path / "out", refusing, rooms.calibrate, rooms.refresh, ""
     )
     assert first.name == "first" and "there is none" in str(why) and isinstance(done, Measurement)
@@ -149,8 +149,8 @@ def test_a_run_that_cannot_be_had_says_why_and_the_others_go_on(small: Path, tmp
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("job: one}", "job: two}", "no such job"),
-        ("name: second", "name: first", "two runs have one name"),
+        ("job: one}", "job: two}", "no job of this name"),
+        ("name: second", "name: first", "two runs have the same name"),
         ("measure: kernels", "measure: nothing", "measure"),
         ("gpt2-124m", "gpt2-124", "model"),
         ("title: two runs", "titel: two runs", "titel"),

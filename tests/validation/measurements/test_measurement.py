@@ -7,18 +7,18 @@ from jsonschema import Draft202012Validator
 
 from experiments.schema import schema
 from hardware.errors import PlanError
-from validation.measurements import compare
-from validation.measurements.measurement import Machine, Measurement, Row, Value, read, text
+from validation.measurements import row_errors
+from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, read, to_json
 
 
-def value(x: float) -> Value:
-    return Value(value=x, low=0.8 * x, high=1.2 * x)
+def value(x: float) -> ForecastValue:
+    return ForecastValue(value=x, low=0.8 * x, high=1.2 * x)
 
 
-def rows() -> list[Row]:
-    step = Row(name="step", group="tp 2", forecasts={"catalog": value(1.2), "calibration": value(0.95)})
-    memory = {"catalog": Value(value=2.0**30, low=2.0**30, high=2.0**30)}
-    return [step, Row(name="rank 0 peak allocated", group="tp 2", quantity="bytes", forecasts=memory)]
+def rows() -> list[MeasurementRow]:
+    step = MeasurementRow(name="step", group="tp 2", forecasts={"catalog": value(1.2), "calibration": value(0.95)})
+    memory = {"catalog": ForecastValue(value=2.0**30, low=2.0**30, high=2.0**30)}
+    return [step, MeasurementRow(name="rank 0 peak allocated", group="tp 2", quantity="bytes", forecasts=memory)]
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def measured(begun: Measurement) -> Measurement:
         step.model_copy(update={"samples": (1.1, 0.9, 1.0)}),
         memory.model_copy(update={"samples": (2.0**30 * 1.01,)}),
     ]
-    return begun.finished(filled, ("quiet",))
+    return begun.with_samples(filled, ("quiet",))
 
 
 def test_a_file_reads_back_and_fits_its_schema(begun, tmp_path) -> None:
     done = measured(begun)
     assert read(done.write(tmp_path / "new" / "m.json")) == done
-    Draft202012Validator(schema("measurement")).validate(json.loads(text(done)))
+    Draft202012Validator(schema("measurement")).validate(json.loads(to_json(done)))
     assert done.notes == ("quiet",) and done.measured is not None and begun.measured is None
 
 
@@ -57,16 +57,16 @@ def test_the_forecast_stays_as_it_was_written(begun) -> None:
 
 
 def test_a_row_is_one_line(begun) -> None:
-    lines = text(measured(begun)).splitlines()
+    lines = to_json(measured(begun)).splitlines()
     assert sum('"samples"' in line for line in lines) == 2 and all(len(line) < 400 for line in lines)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "no JSON"),
-        ("[1, 2]", "no measurement"),
-        ('{"kind": "kernels"}', "no measurement"),
+        ("", "not valid JSON"),
+        ("[1, 2]", "not a measurement file"),
+        ('{"kind": "kernels"}', "not a measurement file"),
         ('{"kind": "kernels", "rows": [], "version": 7}', "version 1"),
         ('{"kind": "kernels", "rows": [{"name": 3}], "version": 1}', "needed and missing"),
     ],
@@ -81,21 +81,21 @@ def test_what_is_no_measurement_is_refused(tmp_path, words, said) -> None:
 
 
 def test_errors_are_of_the_median_and_counted_by_forecast(begun) -> None:
-    found = compare.answers([("m.json", measured(begun))])
+    found = row_errors.row_answers([("m.json", measured(begun))])
     assert found[0]["measured"] == 1.0 and found[0]["error"] == pytest.approx({"catalog": 0.2, "calibration": -0.05})
-    told = {(one["quantity"], one["by"]): one for one in compare.summary(found)["forecasts"]}
+    told = {(one["quantity"], one["by"]): one for one in row_errors.summarize(found)["forecasts"]}
     assert set(told) == {("time", "catalog"), ("time", "calibration"), ("memory", "catalog")}
     assert told["time", "catalog"]["worst"] == pytest.approx(0.2) and told["time", "catalog"]["bias"] > 0
     assert told["time", "calibration"]["inside_90"] == 1.0 and told["memory", "catalog"]["inside_90"] is None
 
 
 def test_what_was_not_measured_counts_for_nothing(begun) -> None:
-    found = compare.answers([("m.json", begun)])
+    found = row_errors.row_answers([("m.json", begun)])
     assert [row["measured"] for row in found] == [None, None]
-    assert compare.summary(found) == {"rows": 2, "measured": 0, "forecasts": []}
+    assert row_errors.summarize(found) == {"rows": 2, "measured": 0, "forecasts": []}
 
 
 def test_scatter_leaves_out_the_outermost_samples() -> None:
-    even = Row(name="x", samples=tuple(1 + 0.01 * i for i in range(11)))
-    assert even.measured == pytest.approx(1.05) and even.spread == pytest.approx(0.04 / 1.05)
-    assert Row(name="x", samples=(1.0, 2.0)).spread == 0.0
+    even = MeasurementRow(name="x", samples=tuple(1 + 0.01 * i for i in range(11)))
+    assert even.median == pytest.approx(1.05) and even.scatter == pytest.approx(0.04 / 1.05)
+    assert MeasurementRow(name="x", samples=(1.0, 2.0)).scatter == 0.0

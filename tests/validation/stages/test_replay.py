@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
 from simulator.job.load import load_job  # noqa: E402
-from validation.measurements.device import Device, Peak, alive  # noqa: E402
+from validation.measurements.device import Device, MemoryPeak, live_tensor_bytes  # noqa: E402  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import Case, replay  # noqa: E402
 from validation.reference.data import tokens  # noqa: E402
@@ -58,8 +58,8 @@ class Pretended(Device):
         Pretended.waits += 1
 
     @contextmanager
-    def peak(self) -> Iterator[Peak]:
-        found = Peak("pretended")
+    def peak(self) -> Iterator[MemoryPeak]:
+        found = MemoryPeak("pretended")
         yield found
         found.allocated, found.reserved = 1000, 2000
 
@@ -178,7 +178,7 @@ def test_stages_on_one_device_share_a_tied_table(cpu: Device) -> None:
 )
 def test_memory_is_as_forecast(schedule: str, recompute: str, off: float, tmp_path: Path) -> None:
     model = {**LLAMA, "hidden": 128, "ffn": 256, "vocab": 512, "seq": 256}
-    before = alive()  # what other tests have left
+    before = live_tensor_bytes()  # what other tests have left
     of = job(4, model, pp=2, schedule=schedule)
     found = stages.measure(of, "cpu", tmp_path / "stages.json", recompute=[recompute], repeat=1)
     rows = [row for row in found.rows if row.quantity == "bytes"]
@@ -205,7 +205,7 @@ def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) ->
     for row in found.rows:
         many = 8 if row.name in names else 1 if row.quantity == "bytes" else 2
         assert len(row.samples) == many and min(row.samples) > 0 and row.forecasts["catalog"].value > 0
-    values = {row.name: row.measured or 0.0 for row in found.rows[:9]}
+    values = {row.name: row.median or 0.0 for row in found.rows[:9]}
     busiest = max(4 * (values[f"device {device} F"] + values[f"device {device} BW"]) for device in (0, 1))
     assert values["step (put together)"] > busiest
 
@@ -216,8 +216,8 @@ def test_gradients_of_inputs_and_of_weights_have_rows_of_their_own(tmp_path: Pat
     assert [name for name in rows if name.startswith("device 0")][:3] == [f"device 0 {kind}" for kind in "FBW"]
     for kind in "FBW":
         assert len(rows[f"device 1 {kind}"].samples) == 4 and rows[f"device 1 {kind}"].forecasts["catalog"].value > 0
-    busiest = max(4 * sum(rows[f"device {device} {kind}"].measured or 0.0 for kind in "FBW") for device in (0, 1))
-    assert (rows["step (put together)"].measured or 0.0) > busiest
+    busiest = max(4 * sum(rows[f"device {device} {kind}"].median or 0.0 for kind in "FBW") for device in (0, 1))
+    assert (rows["step (put together)"].median or 0.0) > busiest
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_on_a_gpu_reserved_memory_and_clocks_are_told(tmp_path: Path, monkeypatc
     monkeypatch.setattr(stages.Device, "of", lambda kind: Pretended("cuda"))
     Pretended.waits = 0
     found = stages.measure(job(pp=2), "cuda", tmp_path / "stages.json", repeat=1, warmup=0)
-    values = {row.name: row.measured for row in found.rows}
+    values = {row.name: row.median for row in found.rows}
     assert (values["device 1 peak allocated"], values["device 1 peak reserved"]) == (1000, 2000)
     assert found.machine.clocks == {"sm before": 1000.0, "sm after": 1000.0}
     # Two devices, two passes each: eight actions, and the update behind them.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator import simulate
-from validation.traces.kernel_classes import CLASSES, COMPUTE, class_of, classify, operation
+from validation.traces.kernel_classes import CLASSES, COMPUTE, class_of, classify, collective_of
 
 KERNELS = {
     "gemm": [
@@ -65,7 +65,7 @@ KERNELS = {
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names])
 def test_well_known_kernels(kind: str, name: str) -> None:
     assert classify(name) == kind
-    assert (operation(name) == kind) == (kind not in COMPUTE)
+    assert (collective_of(name) == kind) == (kind not in COMPUTE)
 
 
 def test_what_the_name_does_not_say_the_operators_around_do() -> None:

@@ -16,7 +16,7 @@ from simulator.ir.ops import Collective, Transfer
 from simulator.job.load import load_job
 from validation.calibration.collectives.reader import OPERATIONS
 from validation.calibration.collectives.sample import Sample
-from validation.measurements.measurement import Row, read
+from validation.measurements.measurement import MeasurementRow, read
 
 MESSAGES = ("p2p", "send_recv")
 """Operations of two."""
@@ -35,13 +35,13 @@ class Recorded:
 
 
 def samples(
-    rows: Sequence[Row], cluster_of: Callable[[int], Cluster], gpu: str, library: str, law: str = ""
+    rows: Sequence[MeasurementRow], cluster_of: Callable[[int], Cluster], gpu: str, library: str, law: str = ""
 ) -> list[Sample]:
     """One for each operation and number of members, which are the first ranks of `cluster_of` so many.
 
     law: the section that prices all of them; each operation's own if not given, the network's between islands.
     """
-    groups: dict[tuple[str, int], list[Row]] = {}
+    groups: dict[tuple[str, int], list[MeasurementRow]] = {}
     for row in rows:
         if row.samples and row.shape.get("operation") in OPERATIONS and "members" in row.shape:
             groups.setdefault((row.shape["operation"], row.shape["members"]), []).append(row)
@@ -50,7 +50,7 @@ def samples(
         cluster = cluster_of(members)
         spread = reach(cluster, [0, members - 1] if operation in MESSAGES else list(range(members)))
         nbytes: Any = np.array([float(row.shape["bytes"]) for row in some])
-        seconds = np.array([row.measured for row in some], float)
+        seconds = np.array([row.median for row in some], float)
         plain = "all_to_all" if operation == "alltoall" else operation
         work: Any = Transfer(nbytes, "x", 0, 1) if operation in MESSAGES else Collective(plain, nbytes, ("x",))
         own = law or ("network" if spread.islands.number > 1 else OPERATIONS[operation])

@@ -45,7 +45,7 @@ from validation.calibration.write import section, spreads, write
 from validation.distributed.measure import measure_collectives
 from validation.kernels.measure import INSTRUMENTS
 from validation.measurements.device import Device, versions
-from validation.measurements.measurement import Measurement, Row, now
+from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 
 MEASURED = "measured.json"
 
@@ -96,7 +96,7 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
     return file
 
 
-def collectives_among(kind: str, members: int) -> Sequence[Row]:
+def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:
     """Collectives of a few sizes among processes of this machine."""
     name = describe.known(Device.of(kind).machine()) or ("cpu-core" if kind == "cpu" else "h100-sxm")
     job = {
@@ -111,11 +111,13 @@ def collectives_among(kind: str, members: int) -> Sequence[Row]:
         ).rows
 
 
-def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] = ()) -> tuple[Measurement, list[Work]]:
+def measure(
+    device: Device, progress: Progress, collective_rows: Sequence[MeasurementRow] = ()
+) -> tuple[Measurement, list[Work]]:
     """The kernels of the set, in fp32 on a core and in bf16 on a GPU; the works that the first rows are of."""
     dtype = "fp32" if device.kind == "cpu" else "bf16"
     every = list(cases(device, dtype))
-    begun = now()
+    begun = utc_now()
     rows = []
     torch.manual_seed(0)
     turns = [case for _ in range(ROUNDS) for case in every]
@@ -124,15 +126,17 @@ def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] =
         taken[number % len(every)] += device.seconds(case.make(), 2, REPEAT, cold=True)
     for case, samples in zip(every, taken, strict=True):
         rows.append(
-            Row(
+            MeasurementRow(
                 name=_name(case.work),
                 samples=tuple(samples),
                 instrument=INSTRUMENTS[device.kind],
                 shape=_shape(case.work),
             )
         )
-    rows.append(Row(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes/s"))
-    rows.append(Row(name="host launch", samples=tuple(_launches(device)), instrument="time.perf_counter"))
+    rows.append(
+        MeasurementRow(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes/s")
+    )
+    rows.append(MeasurementRow(name="host launch", samples=tuple(_launches(device)), instrument="time.perf_counter"))
     made = Measurement(
         kind="calibration",
         title=f"calibration of {device.machine().name}",
@@ -142,7 +146,7 @@ def measure(device: Device, progress: Progress, collective_rows: Sequence[Row] =
         settings={"dtype": dtype, "repeat": REPEAT, "cold": True},
         forecast_written=begun,
     )
-    return made.finished([*rows, *collective_rows]), [case.work for case in every]
+    return made.with_samples([*rows, *collective_rows]), [case.work for case in every]
 
 
 def _launches(device: Device) -> list[float]:
@@ -220,7 +224,7 @@ def _samples(measured: Measurement, works: Sequence[Work], name: str) -> list[Sa
         numbers = [k for k in kind.__dataclass_fields__ if k not in dict(plain)]
         arrays = {k: np.array([float(getattr(works[at], k)) for at in index]) for k in numbers}
         work = kind(**dict(plain), **arrays)
-        seconds = np.array([measured.rows[at].measured or 0.0 for at in index])
+        seconds = np.array([measured.rows[at].median or 0.0 for at in index])
         part = section_of(works[index[0]], gpu)  # type: ignore[arg-type]
         library = TRAINING.get((part, gpu.architecture), "torch")
         found.append(Sample(part, name, library, (work,), np.array(index), seconds, "measured"))
@@ -232,7 +236,7 @@ def _number(value: Any) -> bool:
 
 
 def _links(
-    rows: Sequence[Row], name: str, members: int, source: str, device: Device, out: Path, files: list[Path]
+    rows: Sequence[MeasurementRow], name: str, members: int, source: str, device: Device, out: Path, files: list[Path]
 ) -> list[dict[str, Any]]:
     """The links between the devices that took part."""
     library, law = ("gloo", "processes") if device.kind == "cpu" else ("nccl-tests", "")

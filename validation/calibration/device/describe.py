@@ -11,7 +11,7 @@ import torch
 
 from hardware import gpus, load
 from validation.measurements.device import Device, Machine
-from validation.measurements.measurement import now
+from validation.measurements.measurement import utc_now
 
 LARGE = 128 * 2**20
 """Bytes whose scaling in place tells the speed of the memory: far beyond any cache."""
@@ -57,7 +57,7 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
     written.
     """
     count = machine.processors or 1
-    told = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {now()[:10]}"}
+    told = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
     cache = _cache()
     generic = load("gpus", "cpu-core")
     clock = _clock() or float(generic.clock)
@@ -80,7 +80,7 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
 def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
     """A GPU that is in no catalog. Its peaks are what it reached, so its calibration's shares are of that."""
     machine, properties = device.machine(), torch.cuda.get_device_properties(device.index)
-    told = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {now()[:10]}"}
+    told = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
     power = {"value": "400 W", "kind": "assumed", "source": "not asked for"}
     return {

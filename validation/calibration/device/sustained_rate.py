@@ -15,7 +15,7 @@ from simulator.bridges import kineto
 from simulator.costs.calibration.calibration import Calibration
 from validation.distributed.measure import measure
 from validation.measurements.forecasts import Forecaster
-from validation.traces.compare import compare
+from validation.traces.comparison import compare_step
 
 MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"layers": 3, "hidden": 448, "ffn": 1216, "heads": 7, "kv_heads": 7, "vocab": 5120, "seq": 192},
@@ -45,7 +45,7 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
         place = Path(name)
         trace = place / "trace.json"
         found = measure(job, kind, place / "step.json", 15, 4, out, check=False, trace=trace, say=lambda line: None)
-        seen = compare(kineto.read(trace), Forecaster("calibration", job, out).report)
+        seen = compare_step(kineto.read(trace), Forecaster("calibration", job, out).report)
     products = [line for line in seen.lines if line.kind in PRODUCTS]
     real = sum(line.real for line in products)
     simulated = sum(line.simulated for line in products)

@@ -20,7 +20,10 @@ from simulator.ir.ops import COMPUTE
 from simulator.program.categories import COMPUTING
 from simulator.report.report import Report
 from tests.simulator.bridges.samples import event, kernel, launch
-from validation.traces.compare import ANY, Comparison, Slice, compare, group, simulated, stream_of
+from validation.traces.comparison import Comparison, compare_step
+from validation.traces.gpu_timeline import ranks_along, stream_of
+from validation.traces.simulated_timeline import simulated_timeline
+from validation.traces.timeline import UNATTRIBUTED, Slice
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOBS: dict[str, dict[str, Any]] = {
@@ -48,14 +51,14 @@ NAMES = {
     "reduce_scatter": "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL",
     "send_recv": "ncclDevKernel_SendRecv",
 }
-WHOLE = "the trace marks no step: all of it is taken for one"
+WHOLE = "the trace marks no steps: the whole trace counts as one"
 GROUPS = {"tensor": "mesh_tp", "data": "DATA_PARALLEL_GROUP_WITH_CP", "pipeline": "mesh_pp"}
 
 
 def pictured(report: Report, rank: int, device: int, slower: float = 1.0) -> dict[str, Any]:
     """The forecast as if a GPU had been traced; kernels of computation last `slower` times as long as forecast."""
     rows: list[dict[str, Any]] = []
-    for i, one in enumerate(simulated(report, device).slices):
+    for i, one in enumerate(simulated_timeline(report, device).slices):
         told: dict[str, Any] = {}
         if one.stream != COMPUTE:
             # The reduction of the gradients' norm is one over all ranks.
@@ -86,10 +89,10 @@ def test_a_trace_made_from_the_forecast_agrees_with_it(
     reports: Any, put: Any, name: str, rank: int, device: int
 ) -> None:
     report = reports[name]
-    found = compare(put(pictured(report, rank, device)), report)
+    found = compare_step(put(pictured(report, rank, device)), report)
     assert (found.device, found.on, found.notes) == (device, "NVIDIA H100", (WHOLE,))
     streams = {line.stream for line in found.lines}
-    assert streams == ({COMPUTE} if name == "alone" else {COMPUTE, "tensor", "data", "pipeline", ANY})
+    assert streams == ({COMPUTE} if name == "alone" else {COMPUTE, "tensor", "data", "pipeline", UNATTRIBUTED})
     for line in found.lines:
         assert line.ratio == pytest.approx(1.0, rel=1e-6), line
         assert line.real_calls == line.simulated_calls > 0
@@ -104,16 +107,16 @@ def test_a_trace_made_from_the_forecast_agrees_with_it(
 def test_the_simulated_side_is_the_forecast(reports: Any) -> None:
     for report in reports.values():
         for device in range(report.play.program.devices):
-            side = simulated(report, device)
+            side = simulated_timeline(report, device)
             assert sum(side.account.values()) == pytest.approx(report.step_time)
             sums = report.play.program.sums[device, : len(COMPUTING), 0].sum()
             talk = sum(s for (stream, kind), (s, _) in side.sums.items() if kind in plot.LOOKS and stream == COMPUTE)
-            in_updates = side.sums.get((ANY, "all_reduce"), (0.0, 0))[0]
+            in_updates = side.sums.get((UNATTRIBUTED, "all_reduce"), (0.0, 0))[0]
             assert talk + in_updates == pytest.approx(sums)
 
 
 def test_ratios_show_what_is_slower(reports: Any, put: Any) -> None:
-    found = compare(put(pictured(reports["many"], 0, 0, slower=1.25)), reports["many"])
+    found = compare_step(put(pictured(reports["many"], 0, 0, slower=1.25)), reports["many"])
     for line in found.lines:
         assert line.ratio == pytest.approx(0.8 if line.stream == COMPUTE else 1.0, rel=1e-6)
     told = found.to_dict()
@@ -134,19 +137,23 @@ def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -
         kernel("another GPU", 0, 1, 9, device=1),
     ]
     trace, report = put({"traceEvents": rows}), reports["alone"]
-    last, first = compare(trace, report), compare(trace, report, step=0)
+    last, first = compare_step(trace, report), compare_step(trace, report, step=0)
     seconds = {line.kind: line.real for line in last.lines if line.real}
     assert seconds == pytest.approx({"norm": 10e-6, "gemm": 5e-6}, rel=1e-4)
     assert last.real.span == pytest.approx(60e-6, rel=1e-4) and "step 1 (from 0)" in last.notes[0]
     assert {line.kind: line.real for line in first.lines if line.real} == pytest.approx({"gemm": 30e-6}, rel=1e-4)
     for step in (2, -3):
         with pytest.raises(PlanError, match="marks 2 steps"):
-            compare(trace, report, step=step)
+            compare_step(trace, report, step=step)
 
 
 def test_whom_a_collective_serves(reports: Any, put: Any) -> None:
     plan = reports["many"].play.plan
-    assert group(plan, 6, "tp") == (6, 7) and group(plan, 6, "pp") == (2, 6) and group(plan, 6, "dp") == (4, 6)
+    assert (
+        ranks_along(plan, 6, "tp") == (6, 7)
+        and ranks_along(plan, 6, "pp") == (2, 6)
+        and ranks_along(plan, 6, "dp") == (4, 6)
+    )
     config = [{"pg_name": "3", "pg_desc": "undefined", "ranks": [4, 6]}, {"pg_name": "4", "ranks": [2, 6]}]
     gemm = kernel("gemm", 0, 1, 1)
     trace = put({"distributedInfo": {"rank": 6, "world_size": 8, "pg_config": config}, "traceEvents": [gemm]})
@@ -166,7 +173,7 @@ def test_what_the_trace_does_not_say_is_joined(reports: Any, put: Any) -> None:
     data = pictured(reports["many"], 0, 0)
     for row in data["traceEvents"]:
         row["args"].pop("Process Group Description", None)
-    found = compare(put(data), reports["many"])
+    found = compare_step(put(data), reports["many"])
     lines = {(line.stream, line.kind): line for line in found.lines}
     # Only one stream of the forecast sends messages; several reduce.
     assert lines["pipeline", "send_recv"].ratio == pytest.approx(1.0, rel=1e-6)
@@ -188,7 +195,7 @@ def test_a_processor_waits_for_what_it_sends(reports: Any, put: Any) -> None:
         event("gloo:all_reduce", "user_annotation", 70, 80, tid=2),
         event("aten::copy_", "cpu_op", 80, 20, tid=2),  # gloo's own
     ]
-    found = compare(put({"traceEvents": rows}), reports["alone"]).real
+    found = compare_step(put({"traceEvents": rows}), reports["alone"]).real
     told = {
         key: pytest.approx(us * 1e-6, rel=1e-3) for key, us in {"gemm": 40, "addition": 10, "all_reduce": 80}.items()
     }
@@ -207,14 +214,14 @@ def test_what_gloo_was_asked_for(reports: Any, put: Any) -> None:
         event("c10d::_allgather_base_", "cpu_op", 6, 5),
         event("gloo:all_gather", "user_annotation", 30, 20, tid=2),
     ]
-    found = compare(put({"traceEvents": rows}), reports["many"])
+    found = compare_step(put({"traceEvents": rows}), reports["many"])
     # The forecast scatters and gathers for several, so the trace, which does not say for whom, has one line for all.
     told = {(line.stream, line.kind): line.real_calls for line in found.lines if line.real and line.stream != COMPUTE}
     assert told.keys() == {
         (line.stream, line.kind) for line in found.lines if line.kind in ("reduce_scatter", "all_gather")
     }
     assert {kind for _, kind in told} == {"reduce_scatter", "all_gather"} and set(told.values()) == {1}
-    fewer = compare(put({"traceEvents": rows[1:]}), reports["many"])
+    fewer = compare_step(put({"traceEvents": rows[1:]}), reports["many"])
     assert {line.kind for line in fewer.lines if line.real_calls and line.stream != COMPUTE} == {
         "all_reduce",
         "all_gather",
@@ -228,21 +235,21 @@ def test_what_gloo_was_asked_for(reports: Any, put: Any) -> None:
 def test_a_trace_of_another_job(reports: Any, put: Any, info: dict[str, int], rank: int | None, words: str) -> None:
     trace = put({"distributedInfo": info, "traceEvents": [kernel("gemm", 0, 1, 1)]})
     with pytest.raises(PlanError, match=words):
-        compare(trace, reports["many"], rank)
+        compare_step(trace, reports["many"], rank)
 
 
 def test_steps_without_work(reports: Any, put: Any) -> None:
     marks = [event("step", "user_annotation", 0, 5), event("step", "user_annotation", 50, 5)]
     with pytest.raises(PlanError, match="no operator ran"):
-        compare(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 0)]}), reports["alone"])
+        compare_step(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 0)]}), reports["alone"])
     other = [kernel("gemm", 2, 1, 1, device=1), kernel("gemm", 20, 9, 2, device=0)]
-    with pytest.raises(PlanError, match="no kernel was issued"):
-        compare(put({"traceEvents": [*marks, *other]}), reports["alone"])
+    with pytest.raises(PlanError, match="no kernel was launched"):
+        compare_step(put({"traceEvents": [*marks, *other]}), reports["alone"])
     # The second mark is that of a step which was not recorded.
-    found = compare(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 3)]}), reports["alone"])
+    found = compare_step(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 3)]}), reports["alone"])
     assert found.real.span == pytest.approx(5e-6, rel=1e-3)
     with pytest.raises(PlanError, match="marks no steps"):
-        compare(put({"traceEvents": [kernel("gemm", 20, 1, 1)]}), reports["alone"], step=0)
+        compare_step(put({"traceEvents": [kernel("gemm", 20, 1, 1)]}), reports["alone"], step=0)
 
 
 # -------------------------------------------------------------------------------------------- figure
@@ -257,7 +264,7 @@ def drawn(comparison: Comparison) -> Any:
 
 @pytest.fixture(params=["alone", "many"])
 def comparison(request: Any, reports: Any, put: Any) -> Comparison:
-    return compare(put(pictured(reports[request.param], 0, 0, 1.25)), reports[request.param])
+    return compare_step(put(pictured(reports[request.param], 0, 0, 1.25)), reports[request.param])
 
 
 def test_the_figure_tells_the_table(comparison: Comparison) -> None:
@@ -310,7 +317,7 @@ def test_a_real_step_on_a_processor(reports: Any, tmp_path: Path) -> None:
     with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("step"):
         step()
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    found = compare(kineto.read(tmp_path / "trace.json"), reports["alone"])
+    found = compare_step(kineto.read(tmp_path / "trace.json"), reports["alone"])
     calls = {line.kind: line.real_calls for line in found.lines}
     # Two linear layers: a product each forward, and backward one for the weight, and for the input of the second.
     assert calls["gemm"] == 5 and calls["attention"] == 1 and calls["norm"] == calls["activation"] == 2

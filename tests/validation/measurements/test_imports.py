@@ -14,8 +14,12 @@ from simulator import simulate
 from tests.simulator.bridges.samples import event, kernel
 from tests.simulator.bridges.test_logs import FORK, MEGATRON, TITAN
 from tests.simulator.bridges.test_nccl_tests import RANKS, TABLE, document
-from validation.measurements import imported, measurement
-from validation.measurements.measurement import Measurement, Row
+from validation.measurements import measurement
+from validation.measurements.import_nccl_tests import import_nccl_tests
+from validation.measurements.import_trace import import_trace
+from validation.measurements.import_training_log import import_training_log
+from validation.measurements.imported_file import NOT_BLIND
+from validation.measurements.measurement import Measurement, MeasurementRow
 
 MODEL = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOB: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 128}, "plan": {"tp": 8}}
@@ -31,22 +35,22 @@ def put(tmp_path: Path) -> Any:
     return write
 
 
-def by_name(found: Measurement) -> dict[tuple[str, str], Row]:
+def by_name(found: Measurement) -> dict[tuple[str, str], MeasurementRow]:
     return {(row.group, row.name): row for row in found.rows}
 
 
 def whole(found: Measurement, tmp_path: Path) -> bool:
     """Whether the file holds all of it, but for what lies behind the seventh digit of a sample."""
-    return measurement.text(measurement.read(found.write(tmp_path / "out.json"))) == measurement.text(found)
+    return measurement.to_json(measurement.read(found.write(tmp_path / "out.json"))) == measurement.to_json(found)
 
 
 def test_nccl_tests_with_and_without_a_job(put: Any, tmp_path: Path) -> None:
     file = put(TABLE)
-    plain, found = imported.collectives(file, command="meshcast import"), imported.collectives(file, JOB)
+    plain, found = import_nccl_tests(file, command="meshcast import"), import_nccl_tests(file, JOB)
     assert whole(plain, tmp_path) and whole(found, tmp_path)
     assert (plain.kind, plain.machine.name, plain.machine.count) == ("collectives", "NVIDIA H100 80GB HBM3", 4)
     assert plain.versions["nccl"] == "2.28.9" and plain.command == "meshcast import"
-    assert imported.NOT_BLIND in plain.notes
+    assert NOT_BLIND in plain.notes
     rows = by_name(found)
     assert len(rows) == 6 and rows.keys() == by_name(plain).keys()
     row = rows["in-place", "all_reduce 1048576"]
@@ -56,36 +60,39 @@ def test_nccl_tests_with_and_without_a_job(put: Any, tmp_path: Path) -> None:
     assert 0 < value.low < value.value < value.high and not by_name(plain)["in-place", row.name].forecasts
     # Four GPUs of two nodes are slower than four of one.
     near = TABLE.replace("node-0001", "node-0000")
-    inside = by_name(imported.collectives(put(near, "near"), JOB))["in-place", "all_reduce 8589934592"]
+    inside = by_name(import_nccl_tests(put(near, "near"), JOB))["in-place", "all_reduce 8589934592"]
     assert inside.forecasts["catalog"].value < rows["in-place", "all_reduce 8589934592"].forecasts["catalog"].value
 
 
 @pytest.mark.parametrize("test", ["all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"])
 def test_every_operation_is_forecast(put: Any, test: str) -> None:
-    found = imported.collectives(put(TABLE.replace("all_reduce", test)), JOB)
+    found = import_nccl_tests(put(TABLE.replace("all_reduce", test)), JOB)
     seconds = [row.forecasts["catalog"].value for row in found.rows if row.group == "in-place"]
     assert len(seconds) == 3 and seconds == sorted(seconds) and all(map(math.isfinite, seconds)) and seconds[0] > 0
 
 
 def test_single_calls_repeated_runs_and_other_sizes_of_groups(put: Any) -> None:
-    (row,) = imported.collectives(put(json.dumps(document()))).rows
+    (row,) = import_nccl_tests(put(json.dumps(document()))).rows
     assert row.samples == pytest.approx((26e-6, 28e-6)) and row.instrument.endswith("every call")
-    twice = by_name(imported.collectives(put(TABLE + TABLE)))
+    twice = by_name(import_nccl_tests(put(TABLE + TABLE)))
     assert len(twice["out-of-place", "all_reduce 1048576"].samples) == 2 and len(twice) == 6
     pair = TABLE.replace(RANKS.format(group=0), "".join(RANKS.format(group=0).splitlines(keepends=True)[:2]))
-    both = by_name(imported.collectives(put(TABLE + pair)))
+    both = by_name(import_nccl_tests(put(TABLE + pair)))
     assert {group for group, _ in both} == {f"{p}, {n} ranks" for p in ("in-place", "out-of-place") for n in (2, 4)}
 
 
 def test_what_a_reader_should_know_of_a_run(put: Any) -> None:
     stopped = TABLE.partition("# Out of")[0].replace("0.10      0    14.98", "0.10      3    14.98")
-    notes = imported.collectives(put(stopped)).notes
-    assert "all_reduce: it was stopped before its end" in notes and "all_reduce: 3 elements came out wrong" in notes
+    notes = import_nccl_tests(put(stopped)).notes
+    assert (
+        "all_reduce: the run was stopped before its end" in notes
+        and "all_reduce: 3 elements had wrong results" in notes
+    )
     empty = TABLE.replace("        1024           256", "           0             0")
-    found = imported.collectives(put(empty), JOB)
+    found = import_nccl_tests(put(empty), JOB)
     assert len(found.rows) == 4 and "1 sizes of 0 bytes are left out" in found.notes[-1]
     # What the user's environment was is nobody's business.
-    assert "somebody" not in measurement.text(imported.collectives(put(json.dumps(document()))))
+    assert "somebody" not in measurement.to_json(import_nccl_tests(put(json.dumps(document()))))
 
 
 @pytest.mark.parametrize(
@@ -99,31 +106,31 @@ def test_what_a_reader_should_know_of_a_run(put: Any) -> None:
 )
 def test_runs_that_cannot_be_compared(put: Any, text: str, job: Any, words: str | None) -> None:
     if words is None:
-        assert len(imported.collectives(put(text), job).rows) == 2
+        assert len(import_nccl_tests(put(text), job).rows) == 2
         return
     with pytest.raises(Exception, match=words) as caught:
-        imported.collectives(put(text), job)
+        import_nccl_tests(put(text), job)
     assert type(caught.value).__module__ == "hardware.errors"
 
 
 def test_a_log_of_megatron(put: Any, tmp_path: Path) -> None:
-    found = imported.log(put(MEGATRON), "megatron", JOB, skip=1)
+    found = import_training_log(put(MEGATRON), "megatron", JOB, skip=1)
     assert whole(found, tmp_path)
     (row,) = found.rows
     assert (row.name, row.samples, found.kind, found.machine.count) == ("step", (5.5338,), "distributed", 16)
     assert row.forecasts["catalog"].value == pytest.approx(simulate(JOB).step_time)
     assert "the first 1 of 2 logged lines" in found.notes[1]
-    assert imported.log(put(FORK), "megatron", skip=0).rows[0].samples == (3.21,)
+    assert import_training_log(put(FORK), "megatron", skip=0).rows[0].samples == (3.21,)
 
 
 def test_a_log_of_torchtitan(put: Any, tmp_path: Path) -> None:
-    found = imported.log(put(TITAN), "torchtitan", JOB, skip=0)
+    found = import_training_log(put(TITAN), "torchtitan", JOB, skip=0)
     step, reserved = found.rows
     tokens = 128 * 128
     assert step.samples == pytest.approx((tokens / 16 / 1850, tokens / 16 / 5593))
     assert reserved.quantity == "bytes" and reserved.samples[1] == pytest.approx(49.70 * 2**30)
     assert reserved.forecasts["catalog"].value == pytest.approx(simulate(JOB).peak_reserved)
-    given = imported.log(put(TITAN), "torchtitan", skip=1, tokens=65536, gpus=8)
+    given = import_training_log(put(TITAN), "torchtitan", skip=1, tokens=65536, gpus=8)
     assert given.rows[0].samples == pytest.approx((65536 / 8 / 5593,)) and not given.rows[0].forecasts
     assert whole(given, tmp_path)
 
@@ -138,14 +145,14 @@ def test_a_log_of_torchtitan(put: Any, tmp_path: Path) -> None:
             MEGATRON,
             "megatron",
             {"skip": 0, "job": {**JOB, "batch": {"global": 64}}},
-            "global batch is 64, the log's 128",
+            "global batch is 64, the log's is 128",
         ),
         (TITAN, "torchtitan", {"skip": 0}, "--tokens"),
     ],
 )
 def test_logs_that_cannot_be_compared(put: Any, text: str, framework: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        imported.log(put(text), framework, **options)
+        import_training_log(put(text), framework, **options)
 
 
 def test_classes_of_kernels(put: Any, tmp_path: Path) -> None:
@@ -158,7 +165,7 @@ def test_classes_of_kernels(put: Any, tmp_path: Path) -> None:
         kernel("flash_fwd_kernel", 150, 10, 3),
     ]
     data = {"deviceProperties": [{"name": "NVIDIA H100"}], "traceEvents": rows}
-    found = imported.kernels(put(json.dumps(data)), job)
+    found = import_trace(put(json.dumps(data)), job)
     assert whole(found, tmp_path) and found.rows[0].name == "step"
     told = by_name(found)
     assert told["compute", "gemm"].samples == pytest.approx((30e-6, 32e-6), rel=1e-4)

@@ -1,0 +1,99 @@
+"""Import of training logs: the steps that Megatron-LM or torchtitan logged become a measurement file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from hardware.errors import PlanError
+from simulator.bridges import logs
+from validation.measurements.forecasts import forecasters, without_interval
+from validation.measurements.imported_file import Origin
+from validation.measurements.measurement import Machine, Measurement, MeasurementRow
+
+Framework = Literal["megatron", "torchtitan"]
+
+LOGS = {"megatron": ("Megatron-LM", logs.megatron), "torchtitan": ("torchtitan", logs.torchtitan)}
+"""Full name of each framework, and the reader of its logs."""
+
+WARMUP_LINES = 3
+"""Default of `skip`: lines with compilation, first allocations and first connections."""
+
+
+def import_training_log(
+    path: Path,
+    framework: Framework,
+    job: Mapping[str, Any] | None = None,
+    skip: int = WARMUP_LINES,
+    tokens: int | None = None,
+    gpus: int | None = None,
+    calibration: Path | None = None,
+    command: str = "",
+) -> Measurement:
+    """Imports the log of a training run.
+
+    skip: number of first lines to leave out as warm-up.
+    tokens, gpus: tokens per step and number of GPUs, if no job is given: torchtitan logs tokens/s of one GPU, no times.
+    Raises PlanError for a log that cannot be read, is too short, or has another global batch than the job.
+    """
+    if framework not in LOGS:
+        raise PlanError("framework", f"logs of {', '.join(LOGS)} can be read", "Name one of them", framework)
+    full_name, read = LOGS[framework]
+    instrument = f"log of {full_name}"
+    iterations = read(path)
+    if skip < 0 or skip >= len(iterations):
+        rule = f"the log has {len(iterations)} lines of iterations, and at least one must remain"
+        raise PlanError("--skip", rule, f"Write 0 to {len(iterations) - 1}", skip)
+    kept = iterations[skip:]
+    sources = forecasters(job, calibration) if job is not None else []
+    if sources:
+        report = sources[0].report
+        tokens, gpus = tokens or report.tokens, gpus or report.job.cluster.gpus
+        batch = report.job.batch.total
+        if odd := next((one for one in kept if one.samples and one.samples != batch), None):
+            rule = f"the job's global batch is {batch}, the log's is {odd.samples}"
+            raise PlanError(odd.where, rule, "Name the job of this run, or a --skip past the batch-size ramp-up")
+    rows = [
+        MeasurementRow(
+            name="step",
+            forecasts={one.by: one.step for one in sources},
+            samples=tuple(_step_seconds(one, tokens, gpus) for one in kept),
+            instrument=instrument,
+            shape={"lines": len(kept), "first": kept[0].number, "last": kept[-1].number},
+        )
+    ]
+    reserved = [one.reserved for one in kept if one.reserved is not None]
+    notes = [f"the first {skip} of {len(iterations)} logged lines are left out as warm-up"]
+    if reserved:
+        peaks = {one.by: without_interval(one.report.peak_reserved) for one in sources}
+        rows.append(
+            MeasurementRow(
+                name="peak reserved",
+                quantity="bytes",
+                forecasts=peaks,
+                samples=tuple(reserved),
+                instrument=instrument,
+            )
+        )
+        notes.append("peak reserved: logged by one rank, forecast for the rank that needs most")
+    gpu = sources[0].plan.job.cluster.gpu.name if sources else "unknown"
+    return Origin(path, job, calibration, command).measurement(
+        kind="distributed",
+        title=f"a training run, from its {instrument}",
+        machine=Machine(device="cuda", name=gpu, count=gpus or 1),
+        rows=rows,
+        settings={"skip": skip},
+        notes=notes,
+    )
+
+
+def _step_seconds(iteration: logs.Iteration, tokens: int | None, gpus: int | None) -> float:
+    """Seconds of an iteration: as logged, or from tokens/s of one GPU."""
+    if iteration.seconds is not None:
+        return iteration.seconds
+    if not tokens or not gpus:
+        rule = "this log gives tokens/s of one GPU and no times; tokens per step and number of GPUs are unknown"
+        raise PlanError(iteration.where, rule, "Name the job of the run, or add --tokens and --gpus")
+    assert iteration.tokens_per_s is not None
+    return tokens / gpus / iteration.tokens_per_s

@@ -1,0 +1,72 @@
+"""Errors of the forecasts in measurement files, row by row and summarised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from validation.measurements.measurement import Measurement, MeasurementRow
+
+QUANTITIES = {"seconds": "time", "bytes": "memory"}
+"""Quantity of a row, and its name in summaries."""
+
+
+def row_answers(files: Sequence[tuple[str, Measurement]]) -> list[dict[str, Any]]:
+    """All rows of all files as plain data, in file order: the answer of ``--json``."""
+    return [_row_answer(name, row) for name, measurement in files for row in measurement.rows]
+
+
+def _row_answer(file: str, row: MeasurementRow) -> dict[str, Any]:
+    return {
+        "file": file,
+        "name": row.name,
+        "group": row.group,
+        "quantity": row.quantity,
+        "measured": row.median,
+        "spread": row.scatter,
+        "samples": len(row.samples),
+        "instrument": row.instrument,
+        "predicted": {by: forecast.value for by, forecast in row.forecasts.items()},
+        "interval_90": {by: [forecast.low, forecast.high] for by, forecast in row.forecasts.items()},
+        "error": {by: row.error(by) for by in row.forecasts},
+    }
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Number of rows and of measured rows, and error statistics by quantity and forecast."""
+    summary: dict[str, Any] = {"rows": len(rows), "measured": sum(row["measured"] is not None for row in rows)}
+    summary["forecasts"] = [
+        {"quantity": QUANTITIES[quantity], "by": by, **error_statistics(selected, by)}
+        for quantity in QUANTITIES
+        for by in ("catalog", "calibration")
+        if (selected := [row for row in rows if row["quantity"] == quantity and row["error"].get(by) is not None])
+    ]
+    return summary
+
+
+def error_statistics(rows: Iterable[dict[str, Any]], by: str) -> dict[str, Any]:
+    """Statistics of the errors of forecast `by`: count; median, 90th percentile and maximum of |error|; median error.
+
+    inside_90: share of measured values inside the 90 % interval; None where no forecast has one (memory).
+    """
+    known = [row for row in rows if row["error"].get(by) is not None]
+    values = np.array([row["error"][by] for row in known])
+    bounded = [row for row in known if row["interval_90"][by][0] < row["interval_90"][by][1]]
+    inside = [row["interval_90"][by][0] <= row["measured"] <= row["interval_90"][by][1] for row in bounded]
+    return {
+        "rows": len(known),
+        "median": float(np.median(np.abs(values))),
+        "p90": float(np.quantile(np.abs(values), 0.9)),
+        "worst": float(np.abs(values).max()),
+        "bias": float(np.median(values)),
+        "inside_90": float(np.mean(inside)) if bounded else None,
+    }
+
+
+def median_scatter(rows: Sequence[dict[str, Any]]) -> float:
+    """Median relative scatter of the time samples: a lower bound on the error against a single sample."""
+    scatters = [row["spread"] for row in rows if row["measured"] is not None and row["quantity"] == "seconds"]
+    return float(np.median(scatters)) if scatters else math.nan

@@ -1,0 +1,162 @@
+"""A traced step compared with the simulated step of the same job, by stream and class of kernel.
+
+The measured side is one rank's trace of torch's profiler (`simulator.bridges.kineto`): on a GPU its kernels, copies and
+memsets, on a CPU the exclusive time of operators. The simulated side is the device that stands for this rank.
+A measured collective lasts from its launch, so it includes the wait for the other ranks; a simulated one does not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.bridges.kineto import Event, Trace
+from simulator.ir.ops import COMPUTE
+from simulator.report.report import Report
+from validation.traces.gpu_timeline import gpu_timeline
+from validation.traces.host_timeline import host_timeline
+from validation.traces.kernel_classes import CLASSES
+from validation.traces.simulated_timeline import simulated_timeline
+from validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """Seconds and calls of one class of kernels on one stream, measured (`real`) and simulated."""
+
+    stream: str
+    kind: str
+    real: float
+    real_calls: int
+    simulated: float
+    simulated_calls: int
+
+    @property
+    def ratio(self) -> float | None:
+        """Simulated over measured seconds; None where one side has none."""
+        return self.simulated / self.real if self.real and self.simulated else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measured and a simulated timeline of the same step.
+
+    on: the GPU that was traced, or ``CPU``.
+    device: pipeline device of the simulation that stands for the traced rank.
+    """
+
+    title: str
+    on: str
+    device: int
+    real: Timeline
+    simulated: Timeline
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def lines(self) -> list[ClassRow]:
+        """A row for each class that occurs on either side, ordered by stream, then class."""
+        keys = {*self.real.sums, *self.simulated.sums}
+        ordered = sorted(keys, key=lambda key: (STREAMS.index(key[0]), CLASSES.index(key[1])))
+        nothing = 0.0, 0
+        return [ClassRow(*k, *self.real.sums.get(k, nothing), *self.simulated.sums.get(k, nothing)) for k in ordered]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer of ``--json``; times in seconds."""
+        sides = {"real": self.real, "simulated": self.simulated}
+        return {
+            "title": self.title,
+            "on": self.on,
+            "device": self.device,
+            "step_s": {name: side.span for name, side in sides.items()},
+            "account_s": {name: side.account for name, side in sides.items()},
+            "calls": {name: side.calls for name, side in sides.items()},
+            "rows": [
+                {
+                    "stream": line.stream,
+                    "class": line.kind,
+                    "real_s": line.real,
+                    "real_calls": line.real_calls,
+                    "simulated_s": line.simulated,
+                    "simulated_calls": line.simulated_calls,
+                    "ratio": line.ratio,
+                }
+                for line in self.lines
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def compare_step(trace: Trace, report: Report, rank: int | None = None, step: int | None = None) -> Comparison:
+    """Compares one step of a trace with the forecast of its job.
+
+    rank: the traced rank, if the trace does not record it.
+    step: index among the steps that the trace marks, negative from the end; None: the last.
+    Raises PlanError for a rank outside the job's mesh, or a step that the trace does not have.
+    """
+    plan = report.play.plan
+    notes: list[str] = []
+    if trace.world is not None and trace.world > 1 and trace.world != plan.mesh.world:
+        rule = f"the job has {plan.mesh.world} ranks, the trace is from a run of {trace.world}"
+        raise PlanError("trace", rule, "Name the job that was traced", trace.file)
+    number = rank if rank is not None else trace.rank
+    if number is None:
+        number = 0
+        if plan.mesh.world > 1:
+            notes.append("the trace does not record its rank: rank 0 is assumed")
+    if not 0 <= number < plan.mesh.world:
+        rule = f"the ranks of the job are 0 to {plan.mesh.world - 1}"
+        raise PlanError("--rank", rule, "Name the job that was traced, or another rank", number)
+    axis = plan.pipeline_axis
+    device = number // plan.mesh.stride(axis) % plan.mesh.size(axis) if axis in plan.mesh.axes else 0
+    mark, remarks = find_step(trace, step)
+    notes += remarks
+    real = gpu_timeline(trace, plan, number, mark) if trace.on_gpu else host_timeline(trace, mark)
+    measured, forecast, ambiguous = attribute_communication(real, simulated_timeline(report, device))
+    if ambiguous:
+        notes.append(f"the trace records no process group for {', '.join(ambiguous)}, which several schemes of it use")
+    on = (trace.devices[0] if trace.devices else "GPU") if trace.on_gpu else "CPU"
+    model = report.job.model.name
+    return Comparison(f"{model}, rank {number}", on, device, measured, forecast, tuple(notes))
+
+
+def find_step(trace: Trace, step: int | None) -> tuple[Event | None, list[str]]:
+    """The event that marks the requested step (None if the trace marks no steps), and notes for the reader."""
+    marks = trace.steps()
+    if not marks:
+        if step is not None:
+            remedy = "Leave --step out: the whole trace counts as one step"
+            raise PlanError("--step", "the trace marks no steps", remedy, step)
+        return None, ["the trace marks no steps: the whole trace counts as one"]
+    at = -1 if step is None else step
+    if not -len(marks) <= at < len(marks):
+        raise PlanError("--step", f"the trace marks {len(marks)} steps", f"Write 0 to {len(marks) - 1}", step)
+    chosen = f"the trace marks {len(marks)} steps, this is step {at % len(marks)} (from 0)"
+    return marks[at], [chosen] if len(marks) > 1 else []
+
+
+def attribute_communication(real: Timeline, forecast: Timeline) -> tuple[Timeline, Timeline, list[str]]:
+    """Both timelines with a stream for every collective, and the operations whose family stays ambiguous.
+
+    A trace without process groups does not tell which scheme a collective serves. If only one stream of the forecast
+    uses this operation, the collective goes there; otherwise the operation is `UNATTRIBUTED` on both sides. If the
+    trace tells it for some collectives of an operation, only the others are `UNATTRIBUTED`.
+    """
+    homes: dict[str, set[str]] = defaultdict(set)
+    for one in forecast.slices:
+        if one.stream != COMPUTE:
+            homes[one.kind].add(one.stream)
+    known = {one.kind for one in real.slices if one.stream not in ("", COMPUTE)}
+    unknown = {one.kind for one in real.slices if not one.stream} - known
+    home = {kind: next(iter(homes[kind])) for kind in unknown if len(homes[kind]) == 1}
+    ambiguous = unknown - home.keys()
+
+    def attribute(one: Slice) -> Slice:
+        if one.stream == COMPUTE or (one.stream and one.kind not in ambiguous):
+            return one
+        return replace(one, stream=home.get(one.kind, UNATTRIBUTED))
+
+    measured, played = (Timeline(tuple(map(attribute, side.slices)), side.span) for side in (real, forecast))
+    return measured, played, sorted(kind for kind in ambiguous if len(homes[kind]) > 1)

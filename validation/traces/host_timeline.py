@@ -1,0 +1,106 @@
+"""The timeline of a traced process without a GPU: aten operators by their exclusive time, and gloo's collectives."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from hardware.errors import PlanError
+from simulator.bridges.kineto import Event, Trace
+from simulator.ir.ops import COMPUTE
+from validation.traces.kernel_classes import classify, collective_of
+from validation.traces.timeline import Slice, Timeline
+
+GLOO = "gloo:"
+
+
+def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
+    """Timeline of the marked step: operators by exclusive time, collectives by the time that gloo's threads took.
+
+    mark: the event that encloses the step; None: the whole trace. Time in which Python runs between operators is idle.
+    """
+    begin, end = (mark.begin, mark.end) if mark else (-np.inf, np.inf)
+    run = [one for one in trace.of("user_annotation") if one.name.startswith(GLOO) and begin <= one.begin < end]
+    called = [one for one in trace.of("cpu_op") if one.name.startswith("c10d::") and begin <= one.begin < end]
+    # Gloo implements reduce-scatter as an all-reduce, so torch's calls name the collectives; gloo runs them in order.
+    names = [one.name for one in (called if len(called) == len(run) else run)]
+    kinds = [collective_of(name) or "other" for name in names]
+    slices = [Slice("", kind, one.begin, one.seconds, one.name) for one, kind in zip(run, kinds, strict=True)]
+    communicating = _union(run)
+    for one in trace.stretches():
+        if begin <= one.event.begin < end and _computes(one.event, one.around):
+            kind = _class_of(one.event, one.around)
+            # aten operators never wait for communication; autograd functions written in Python do.
+            intervals = [(one.begin, one.end)]
+            if not one.event.name.startswith("aten::"):
+                intervals = _subtract(one.begin, one.end, communicating)
+            slices += [Slice(COMPUTE, kind, start, stop - start, one.event.name, 0) for start, stop in intervals]
+    if not slices:
+        raise PlanError("--step", "no operator ran in it", "Name another step", mark.name if mark else None)
+    calls = _count_calls(trace, begin, end)
+    first = mark.begin if mark else min(one.begin for one in slices)
+    last = mark.end if mark else max(one.begin + one.seconds for one in slices)
+    counted = []
+    for slice_ in sorted(slices, key=lambda one: one.begin):
+        # The first slice of a class carries the count of all its operators.
+        count = calls.pop(slice_.kind, 0) if slice_.stream == COMPUTE else 1
+        counted.append(replace(slice_, begin=slice_.begin - first, calls=count))
+    return Timeline(tuple(counted), last - first)
+
+
+def _computes(event: Event, around: tuple[str, ...]) -> bool:
+    """Whether a host event is computation: an operator, but none that gloo runs inside a collective."""
+    return event.category == "cpu_op" and not any(name.startswith(GLOO) for name in around)
+
+
+def _class_of(event: Event, around: tuple[str, ...]) -> str:
+    """Class of an operator; a c10d operator only enqueues a collective, so it is `other`."""
+    return "other" if event.name.startswith("c10d::") else classify(event.name, around)
+
+
+def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
+    """Operator calls by class. Of nested operators of one class (`linear`, `matmul`, `mm`) the innermost counts."""
+    nested = trace.nested()
+    kinds = [_class_of(event, around) for event, around, _ in nested]
+    counts = [
+        _computes(event, around) and begin <= event.begin < end and _class_of(event, ()) == kind
+        for (event, around, _), kind in zip(nested, kinds, strict=True)
+    ]
+    calls: dict[str, int] = defaultdict(int)
+    for number in reversed(range(len(nested))):  # nested operators follow the one that contains them
+        if counts[number]:
+            calls[kinds[number]] += 1
+            outer = nested[number][2]
+            while outer >= 0:
+                counts[outer] &= kinds[outer] != kinds[number]
+                outer = nested[outer][2]
+    return calls
+
+
+def _union(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Union of the events' intervals, as sorted disjoint intervals."""
+    union: list[tuple[float, float]] = []
+    for one in sorted(events, key=lambda event: event.begin):
+        if union and one.begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], one.end)
+        else:
+            union.append((one.begin, one.end))
+    return union
+
+
+def _subtract(begin: float, end: float, holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The interval from `begin` to `end` minus the holes, which are sorted and disjoint."""
+    left, at = [], begin
+    for start, stop in islice(holes, max(0, bisect_left(holes, (begin, begin)) - 1), None):
+        if start >= end:
+            break
+        if stop > at:
+            if start > at:
+                left.append((at, start))
+            at = stop
+    return [*left, *([(at, end)] if at < end else [])]

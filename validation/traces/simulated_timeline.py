@@ -1,0 +1,28 @@
+"""The timeline of one pipeline device in a simulated step."""
+
+from __future__ import annotations
+
+from simulator.ir.ops import COMPUTE, Collective
+from simulator.report.report import Report
+from validation.traces.gpu_timeline import families_of
+from validation.traces.kernel_classes import class_of
+from validation.traces.timeline import UNATTRIBUTED, Slice, Timeline
+
+
+def simulated_timeline(report: Report, device: int) -> Timeline:
+    """Timeline of a pipeline device: its own ops, and the messages that it receives."""
+    flat, times = report.play.step.flat, report.play.step.times
+    families = families_of(report.play.plan)
+    slices: list[Slice] = []
+    received = [(number, "pipeline") for number, _, receiver in flat.sent if receiver == device]
+    own = [(n, stream) for (owner, stream), queue in flat.queues.items() if owner == device for n in queue]
+    for number, stream in (*own, *received):
+        op, begin = flat.ops[number], times.begin[number]
+        seconds = times.end[number] + flat.latency[number] - begin
+        if op.work is not None and seconds > 0:
+            served = {stream.partition("-")[0]}
+            if stream == COMPUTE and isinstance(op.work, Collective):  # the optimizer runs its collectives in sequence
+                served = {families.get(report.play.plan.axis_of(part), UNATTRIBUTED) for part in op.work.axes}
+            family = served.pop() if len(served) == 1 else UNATTRIBUTED
+            slices.append(Slice(family, class_of(op), begin, seconds, op.name))
+    return Timeline(tuple(sorted(slices, key=lambda one: one.begin)), report.step_time)

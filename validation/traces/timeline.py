@@ -1,0 +1,76 @@
+"""The timeline of one device in one step, measured or simulated: slices of kernels and collectives by stream."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simulator.engine.occupancy import measure
+from simulator.ir.ops import COMPUTE
+
+UNATTRIBUTED = "communication"
+"""Stream of collectives whose parallelism the trace does not tell (tensor, data, ...)."""
+
+STREAMS = (COMPUTE, "tensor", "sequence", "expert", "data", "pipeline", UNATTRIBUTED)
+"""All streams, in the order of tables and figures: computation, then communication by the family of its scheme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One kernel, operator or collective.
+
+    stream: one of `STREAMS`; empty while the family of a collective is unknown.
+    kind: class of the kernel, one of `kernel_classes.CLASSES`.
+    begin: start, from the start of the step [s].
+    seconds: duration [s].
+    calls: calls that this slice counts; 0 for a further interval of a call that another slice counts.
+    """
+
+    stream: str
+    kind: str
+    begin: float
+    seconds: float
+    name: str = ""
+    calls: int = 1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One device in one step.
+
+    span: duration of the step [s].
+    """
+
+    slices: tuple[Slice, ...]
+    span: float
+
+    @cached_property
+    def sums(self) -> dict[tuple[str, str], tuple[float, int]]:
+        """Seconds and calls of each (stream, class)."""
+        sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0])
+        for one in self.slices:
+            sums[one.stream, one.kind][0] += one.seconds
+            sums[one.stream, one.kind][1] += one.calls
+        return {key: (seconds, int(calls)) for key, (seconds, calls) in sums.items()}
+
+    @cached_property
+    def account(self) -> dict[str, float]:
+        """Breakdown of the step into computation, exposed communication and idle time [s]; it adds up to the step."""
+        compute = union_length(one for one in self.slices if one.stream == COMPUTE)
+        busy = union_length(self.slices)
+        return {"compute": compute, "exposed": busy - compute, "idle": max(0.0, self.span - busy)}
+
+    @property
+    def calls(self) -> int:
+        """Number of kernels launched."""
+        return sum(one.calls for one in self.slices)
+
+
+def union_length(slices: Iterable[Slice]) -> float:
+    """Length of the union of the slices' intervals [s]."""
+    spans = np.array([(one.begin, one.begin + one.seconds) for one in slices])
+    return measure([(spans[:, 0], spans[:, 1])]) if len(spans) else 0.0
