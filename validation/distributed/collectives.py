@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from validation.measurements.device import Device
-from validation.reference.parallel import gather_all, scatter_sum
+from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 """send_recv: from rank 0 to the last one, back and forth; half of that is one message."""
@@ -40,9 +40,9 @@ def work(operation: str, count: int, device: torch.device) -> Callable[[], Any]:
     if operation == "all_reduce":
         return lambda: dist.all_reduce(whole)
     if operation == "all_gather":
-        return lambda: gather_all(whole, part, None)
+        return lambda: all_gather_into(whole, part, None)
     if operation == "reduce_scatter":
-        return lambda: scatter_sum(part, whole, None)
+        return lambda: reduce_scatter_into(part, whole, None)
     if operation == "all_to_all":
         other = torch.zeros_like(whole)
         return lambda: dist.all_to_all_single(other, whole)

@@ -84,7 +84,7 @@ def _cut(plan: Plan, stage: Stage, place: Place) -> None:
         first = unit[0] if isinstance(unit, list) else unit
         if place.device.backend == "gloo":  # which knows sums only; NCCL makes the mean itself
             first.set_force_sum_reduction_for_comms(True)
-    stage.mark()
+    stage.reattach_shardings()
 
 
 def optimizer(plan: Plan, stages: Iterable[Stage], place: Place) -> Optimizer | ZeroOptimizer:

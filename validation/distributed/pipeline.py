@@ -20,8 +20,8 @@ from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action
 from validation.distributed.groups import Place
 from validation.measurements.device import DTYPES
-from validation.reference.orders import orders
-from validation.reference.weight_gradients import Later
+from validation.reference.deferred_weight_gradients import DeferredWeightGradients
+from validation.reference.orders import action_orders
 
 Passes = Callable[[Tensor | None, Tensor | None], Tensor | None]
 """From the ids and targets [m b, s] of all micro-batches of a replica, each where it is needed, to their mean
@@ -30,7 +30,7 @@ loss where the last stage is; gradients are left on the parameters."""
 
 def check(plan: Plan) -> None:
     """Raises PlanError for a schedule that torch lacks."""
-    found, last, use = orders(plan), plan.shape.stages - 1, plan.schedule.use
+    found, last, use = action_orders(plan), plan.shape.stages - 1, plan.schedule.use
     made = [action.microbatch for order in found for action in order if action[:2] == (last, "F")]
     if made != sorted(made):
         rule = "torch takes the losses of micro-batches in their order"
@@ -80,10 +80,14 @@ class Pipeline:
 
     def __init__(self, plan: Plan, modules: Mapping[int, nn.Module], place: Place) -> None:
         self.place, self.m = place, plan.shape.m
-        told = orders(plan)
+        told = action_orders(plan)
         split = any(action.kind == "W" for action in told[place.pipeline.rank])
-        later = Later(param for module in modules.values() for param in module.parameters()) if split else None
-        stages = [_stage(plan, number, modules[number], place, later) for number in sorted(modules)]
+        deferred = (
+            DeferredWeightGradients(param for module in modules.values() for param in module.parameters())
+            if split
+            else None
+        )
+        stages = [_stage(plan, number, modules[number], place, deferred) for number in sorted(modules)]
         # The mean over micro-batches is taken in the loss: to scale all gradients would be a kernel more a step.
         self.schedule = _PipelineScheduleRuntime(
             stages, self.m, loss_fn=lambda loss, _: loss / self.m, scale_grads=False
@@ -141,13 +145,13 @@ class Lean(PipelineStage):
     """torch's stage with memory for what arrives only while it is in flight, as Megatron's has.
 
     torch makes a buffer for every micro-batch of a step, and keeps them all from step to step. later: where gradients
-    of weights are put off to actions of their own, see `Later`.
+    of weights are put off to actions of their own, see `DeferredWeightGradients`.
     """
 
-    def __init__(self, *given: Any, later: Later | None = None, **told: Any) -> None:
+    def __init__(self, *given: Any, deferred: DeferredWeightGradients | None = None, **told: Any) -> None:
         super().__init__(*given, **told)
-        self.later = later
-        self.dw_builder = later.taken if later else None
+        self.deferred = deferred
+        self.dw_builder = deferred.take_work if deferred else None
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         self._fill(self.args_recv_info[fwd_chunk_id])
@@ -161,7 +165,7 @@ class Lean(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        with self.later.waiting(not full_backward) if self.later else nullcontext():
+        with self.deferred.defer(not full_backward) if self.deferred else nullcontext():
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if loss is not None:
             loss.detach_()  # the schedule keeps it, and by its graph what had arrived
@@ -187,7 +191,9 @@ class Lean(PipelineStage):
                 info.buffer = None
 
 
-def _stage(plan: Plan, number: int, module: nn.Module, place: Place, later: Later | None) -> PipelineStage:
+def _stage(
+    plan: Plan, number: int, module: nn.Module, place: Place, deferred: DeferredWeightGradients | None
+) -> PipelineStage:
     """torch's stage around one of ours. Told what goes in and out, it need not try."""
     batch, last = plan.job.batch, number == plan.shape.stages - 1
     assert batch.sequence is not None
@@ -204,7 +210,7 @@ def _stage(plan: Plan, number: int, module: nn.Module, place: Place, later: Late
         input_args=ids if number == 0 else hidden,
         output_args=torch.empty((), device="meta", requires_grad=True) if last else hidden,
         group=place.pipeline.group,
-        later=later,
+        deferred=deferred,
     )
 
 

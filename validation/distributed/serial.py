@@ -14,9 +14,9 @@ from simulator.plan.plan import Plan
 from validation.distributed.data_parallel import scheme_of
 from validation.distributed.trainer import Trainer
 from validation.reference import model
-from validation.reference.data import tokens
-from validation.reference.optimizer import RATE, Optimizer, gradient
-from validation.reference.parallel import TensorGroup
+from validation.reference.optimizer import LEARNING_RATE, Optimizer, gradient
+from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.tokens import make_tokens
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 """Largest relative difference by number format, from the finest on: some thousand roundings in another order."""
@@ -83,7 +83,7 @@ def compare(trainer: Trainer) -> Check:
     weights = None
     if _format(plan) == "fp32":
         apart = [((have - want).abs().sum(), want.numel()) for _, have, want, _ in _pairs(trainer, serial, False)]
-        weights = float(sum(one for one, _ in apart)) / sum(count for _, count in apart) / RATE
+        weights = float(sum(one for one, _ in apart)) / sum(count for _, count in apart) / LEARNING_RATE
     own = loss.item() / trainer.place.data.size / trainer.place.tensor.size if loss is not None else 0.0
     mean = torch.tensor(own, dtype=torch.float64, device=trainer.place.device.torch)
     dist.all_reduce(mean)
@@ -110,12 +110,12 @@ class _Serial:
 
     def __init__(self, trainer: Trainer) -> None:
         plan, device = trainer.plan, trainer.place.device.torch
-        self.stage = model.build(plan, None, TensorGroup(), device)
+        self.stage = model.build_stage(plan, None, TensorGroup(), device)
         self.optimizer = Optimizer(self.stage.parameters(), plan)
         self.loss, parts = 0.0, plan.shape.m * plan.replicas
         for replica in range(plan.replicas):
             for k in range(plan.shape.m):
-                ids, targets = (one.to(device) for one in tokens(plan, 0, k, replica))
+                ids, targets = (one.to(device) for one in make_tokens(plan, 0, k, replica))
                 loss = self.stage(ids, targets) / parts
                 loss.backward()
                 self.loss += loss.item()
@@ -142,7 +142,7 @@ def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> Iterato
         dist.broadcast(whole, 0)
         if name in mine:
             have = _joined(gradient(mine[name]), trainer) if gradients else _full(mine[name].detach()).float()
-            yield name, have, mine[name].cut.part(whole), whole
+            yield name, have, mine[name].sharding.shard_of(whole), whole
 
 
 def _joined(one: Any, trainer: Trainer) -> Tensor:

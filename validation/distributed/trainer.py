@@ -13,10 +13,10 @@ from validation.distributed import data_parallel as data
 from validation.distributed import pipeline
 from validation.distributed.groups import Place, axis_of
 from validation.reference import model
-from validation.reference.data import tokens
 from validation.reference.model import Stage
 from validation.reference.optimizer import gradient
-from validation.reference.parallel import TensorGroup
+from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.tokens import make_tokens
 
 Given = tuple[Tensor | None, Tensor | None]
 
@@ -41,9 +41,9 @@ class Trainer:
         numbers: dict[int, int | None] = {0: None} if place.pipeline.size == 1 else {i: i for i in mine}
         dtype, device = data.dtype_of(plan), place.device.torch
         self.stages: dict[int, Stage] = {
-            i: model.build(plan, number, tensor, device, dtype) for i, number in numbers.items()
+            i: model.build_stage(plan, number, tensor, device, dtype) for i, number in numbers.items()
         }
-        model.one_table(self.stages.values())
+        model.share_tied_embedding(self.stages.values())
         modules = {i: data.wrapped(plan, stage, place) for i, stage in self.stages.items()}
         self.optimizer = data.optimizer(plan, self.stages.values(), place)
         self.passes = pipeline.passes(plan, modules, place)
@@ -51,7 +51,7 @@ class Trainer:
     def given(self, step: int) -> Given:
         """The ids where the first stage is and the targets where the last one is, [m b, s] on the device."""
         replica, m = self.place.data.rank, self.plan.shape.m
-        pairs = [tokens(self.plan, step, k, replica) for k in range(m)]
+        pairs = [make_tokens(self.plan, step, k, replica) for k in range(m)]
         ids, targets = (torch.cat(some).to(self.place.device.torch) for some in zip(*pairs, strict=True))
         rank = self.place.pipeline.rank
         return ids if rank == 0 else None, targets if rank == self.place.last else None
@@ -61,10 +61,10 @@ class Trainer:
         FSDP in the passes, by ZeRO-1 in its step. Returns the mean loss of this replica where the last stage is."""
         loss = self.passes(*given)
         for param in self.parameters().values():
-            if getattr(param, "partial", False):
+            if getattr(param, "partial_gradient", False):
                 dist.all_reduce(local(gradient(param)), group=self.place.tensor.group)
         for stage in self.stages.values():
-            if (table := model.tied(stage)) is not None and self.place.ends is not None:
+            if (table := model.tied_embedding(stage)) is not None and self.place.ends is not None:
                 dist.all_reduce(gradient(table), group=self.place.ends)
         return loss
 

@@ -19,7 +19,7 @@ from validation.kernels.operators import Part
 from validation.measurements.device import Device
 from validation.reference import functions, model
 from validation.reference.layers import ColumnLinear, RowLinear
-from validation.reference.parallel import TensorGroup
+from validation.reference.tensor_parallel import TensorGroup
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Modules:
         made.to(self.dtype)
         with torch.no_grad():
             for param in made.parameters():
-                param.normal_(std=model.SPREAD)
+                param.normal_(std=model.INITIAL_STD)
         return made
 
     @property
@@ -103,7 +103,7 @@ class Modules:
             "act": self._act,
             "down": self._of_mlp,
             "router": lambda part: self._linear(part, self.layer.mlp.router),
-            "top_k": lambda part: Module(part, self.layer.mlp.shares, (self._input(part),)),
+            "top_k": lambda part: Module(part, self.layer.mlp.combine_weights, (self._input(part),)),
             "permute": lambda part: Module(part, self.layer.mlp.permute, (self._input(part),)),
             "expert.up": lambda part: self._of_experts(part, self.layer.mlp.up),
             "expert.act": self._expert_act,
@@ -159,10 +159,10 @@ class Modules:
         return self._random(b, s, width // attention.queries * (attention.queries + 2 * attention.keys))
 
     def _rope(self, part: Part) -> Module:
-        return Module(part, self.layer.attention.heads, (self._qkv(part),))
+        return Module(part, self.layer.attention.split_heads, (self._qkv(part),))
 
     def _core(self, part: Part) -> Module:
-        q, k, v = (one.detach().requires_grad_() for one in self.layer.attention.heads(self._qkv(part)))
+        q, k, v = (one.detach().requires_grad_() for one in self.layer.attention.split_heads(self._qkv(part)))
         return Module(part, functions.attention, (q, k, v))
 
     def _act(self, part: Part) -> Module:
@@ -182,7 +182,7 @@ class Modules:
         return self._random(experts, b * s // experts, width * len(part.operator.ins))
 
     def _of_experts(self, part: Part, weight: nn.Parameter) -> Module:
-        return Module(part, lambda x: self.layer.mlp.product(x, weight), (self._routed(part),), (weight,))
+        return Module(part, lambda x: self.layer.mlp.expert_gemm(x, weight), (self._routed(part),), (weight,))
 
     def _expert_act(self, part: Part) -> Module:
         x = self._routed(part)

@@ -1,1 +1,1 @@
-"""A plain trainer in PyTorch: the stages, the optimizer and the data that measured jobs run."""
+"""The reference trainer: a plain PyTorch transformer with its optimizer, which measured jobs run."""

@@ -1,120 +1,63 @@
-"""The layers of the reference model: modules of one tensor-parallel rank, for activations [b, s, ...].
-
-Every parameter bears a `Cut`, which says what part of the whole tensor a rank holds.
-"""
+"""The layers of the reference model: modules of one tensor-parallel rank, for activations of shape [b, s, ...]."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from simulator.models.model import Model
 from validation.reference import functions
-from validation.reference.parallel import TensorGroup
+from validation.reference.experts import Experts
+from validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
+from validation.reference.tensor_parallel import TensorGroup
 
 EPS = 1e-5
-"""Of norms."""
+"""Epsilon of norms."""
 
 ROPE_BASE = 10_000.0
 
 
-@dataclass(frozen=True)
-class Cut:
-    """What part of a whole tensor a rank holds: of each of the `sections` along `dim` its 1/size, one behind the other.
-
-    No dim: all of it, on every rank. mean: of the values it starts with.
-    """
-
-    tensor: TensorGroup
-    dim: int | None = None
-    sections: tuple[int, ...] = ()
-    mean: float = 0.0
-
-    @property
-    def replicated(self) -> bool:
-        """Whether every rank holds the whole."""
-        return self.dim is None and self.tensor.size > 1
-
-    @property
-    def partial(self) -> bool:
-        """Whether the gradient of a rank is that of its positions only."""
-        return self.replicated and self.tensor.sequence
-
-    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the whole of a part."""
-        return tuple(sum(self.sections) if i == self.dim else size for i, size in enumerate(shape))
-
-    def part(self, whole: Tensor) -> Tensor:
-        """The part of `whole` that this rank holds."""
-        if self.dim is None or self.tensor.size == 1:
-            return whole
-        sections = whole.split(self.sections, self.dim)
-        return torch.cat([one.chunk(self.tensor.size, self.dim)[self.tensor.rank] for one in sections], self.dim)
-
-
-def parameter(cut: Cut, *shape: int) -> nn.Parameter:
-    """A parameter to be filled; `shape` is that of the whole."""
-    local = [size // cut.tensor.size if i == cut.dim else size for i, size in enumerate(shape)]
-    made = nn.Parameter(torch.empty(local))
-    mark(made, cut)
-    return made
-
-
-def mark(given: Tensor, cut: Cut) -> None:
-    """Notes on a parameter its `cut`, whether it is `replicated` and `partial`, and whether this rank counts it in the
-    norm of all gradients."""
-    marks = {
-        "cut": cut,
-        "replicated": cut.replicated,
-        "partial": cut.partial,
-        "counted": not cut.replicated or cut.tensor.rank == 0,
-    }
-    for name, value in marks.items():
-        setattr(given, name, value)
-
-
 class ColumnLinear(nn.Module):
-    """y = x W^T + b with the rows of W, the columns of y, divided. sections: of W's rows, each divided."""
+    """Column-parallel linear y = x W^T + b: the rows of W and the columns of y are sharded.
+
+    sections: row counts of concatenated weights, each sharded by itself.
+    """
 
     def __init__(self, hidden: int, sections: tuple[int, ...], bias: bool, tensor: TensorGroup) -> None:
         super().__init__()
-        cut, rows = Cut(tensor, 0, sections), sum(sections)
+        cut, rows = ParameterSharding(tensor, 0, sections), sum(sections)
         self.tensor = tensor
-        self.weight = parameter(cut, rows, hidden)
-        self.bias = parameter(cut, rows) if bias else None
+        self.weight = sharded_parameter(cut, rows, hidden)
+        self.bias = sharded_parameter(cut, rows) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functions.linear(self.tensor.enter(x), self.weight, self.bias)
+        return functions.linear(self.tensor.enter_region(x), self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
-    """y = x W^T + b with the columns of W and x divided; the results of all ranks are summed before b is added."""
+    """Row-parallel linear y = x W^T + b: the columns of W and of x are sharded; b is added after the reduction."""
 
     def __init__(self, inner: int, hidden: int, bias: bool, tensor: TensorGroup) -> None:
         super().__init__()
         self.tensor = tensor
-        self.weight = parameter(Cut(tensor, 1, (inner,)), hidden, inner)
-        self.bias = parameter(Cut(tensor), hidden) if bias else None
+        self.weight = sharded_parameter(ParameterSharding(tensor, 1, (inner,)), hidden, inner)
+        self.bias = sharded_parameter(ParameterSharding(tensor), hidden) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tensor.size == 1:
             return functions.linear(x, self.weight, self.bias)
-        y = self.tensor.leave(functions.linear(x, self.weight))
+        y = self.tensor.leave_region(functions.linear(x, self.weight))
         return y if self.bias is None else y.add_(self.bias)
 
 
 class Norm(nn.Module):
-    """Layer or RMS norm over the last dim."""
+    """Layer norm or RMS norm over the last dim."""
 
     def __init__(self, model: Model, tensor: TensorGroup) -> None:
         super().__init__()
-        self.weight = parameter(Cut(tensor, mean=1.0), model.hidden)
-        self.bias = parameter(Cut(tensor), model.hidden) if model.norm == "layernorm" else None
+        self.weight = sharded_parameter(ParameterSharding(tensor, mean=1.0), model.hidden)
+        self.bias = sharded_parameter(ParameterSharding(tensor), model.hidden) if model.norm == "layernorm" else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is None:
@@ -123,60 +66,61 @@ class Norm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """From ids [b, s] to the residual stream: rows of a table that is divided along the vocabulary."""
+    """Vocabulary-parallel embedding: ids [b, s] to the residual stream."""
 
     def __init__(self, model: Model, vocab: int, tensor: TensorGroup) -> None:
         super().__init__()
         self.tensor = tensor
-        self.weight = parameter(Cut(tensor, 0, (vocab,)), vocab, model.hidden)
+        self.weight = sharded_parameter(ParameterSharding(tensor, 0, (vocab,)), vocab, model.hidden)
 
     def forward(self, ids: Tensor) -> Tensor:
         first = self.tensor.rank * self.weight.shape[0]
-        return self.tensor.leave(functions.embedding(ids, self.weight, first))
+        return self.tensor.leave_region(functions.embedding(ids, self.weight, first))
 
 
 class Positions(nn.Module):
-    """Learned positions, added to the residual stream."""
+    """Learned position embedding, added to the residual stream."""
 
     def __init__(self, model: Model, tensor: TensorGroup) -> None:
         super().__init__()
         self.tensor = tensor
-        self.weight = parameter(Cut(tensor), model.position_rows, model.hidden)
+        self.weight = sharded_parameter(ParameterSharding(tensor), model.position_rows, model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.tensor.size if self.tensor.cuts else 1
+        parts = self.tensor.size if self.tensor.shards_sequence else 1
         return x + self.weight[self.tensor.positions(x.shape[1] * parts)]
 
 
 class Attention(nn.Module):
-    """Causal self-attention: fused queries, keys and values, a fused core, an output layer.
+    """Causal self-attention: a fused QKV linear, the attention core, the output projection.
 
-    table: of `functions.rope_table`, None without rope. again: the core is computed again in the backward pass.
+    table: of `functions.rope_table`; None: no RoPE.
+    recompute: recompute the core in the backward pass.
     """
 
-    def __init__(self, model: Model, tensor: TensorGroup, table: Tensor | None, again: bool) -> None:
+    def __init__(self, model: Model, tensor: TensorGroup, table: Tensor | None, recompute: bool) -> None:
         super().__init__()
         self.queries, self.keys = model.heads // tensor.size, model.kv_heads // tensor.size
-        self.table, self.again = table, again
+        self.table, self.recompute = table, recompute
         width, kv = model.query_width, model.key_width
         self.qkv = ColumnLinear(model.hidden, (width, kv, kv), model.qkv_bias, tensor)
         self.proj = RowLinear(width, model.hidden, model.proj_bias, tensor)
 
-    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, turned in place where there is rope."""
-        return functions.heads(qkv, self.queries, self.keys, self.table)
+    def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as views of `qkv`, RoPE applied in place."""
+        return functions.split_heads(qkv, self.queries, self.keys, self.table)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.again:
-            return _again(functions.attention, q, k, v)
+        if self.recompute:
+            return _checkpoint(functions.attention, q, k, v)
         return functions.attention(q, k, v)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.core(*self.heads(self.qkv(x))))
+        return self.proj(self.core(*self.split_heads(self.qkv(x))))
 
 
 class MLP(nn.Module):
-    """SwiGLU with gate and up in one matrix, or GELU (tanh)."""
+    """SwiGLU with gate and up in one matrix, or GELU with the tanh approximation."""
 
     def __init__(self, model: Model, ffn: int, tensor: TensorGroup) -> None:
         super().__init__()
@@ -193,32 +137,29 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), and the same with an MLP. again: what is computed again in the backward pass: "layer",
-    "core" (of attention), or nothing."""
+    """A pre-norm transformer layer: x + attention(norm(x)), then the same with an MLP or experts.
 
-    def __init__(self, model: Model, number: int, tensor: TensorGroup, table: Tensor | None, again: str) -> None:
+    recompute: what the backward pass recomputes: ``layer``, ``core`` (of attention), or nothing if empty.
+    """
+
+    def __init__(self, model: Model, number: int, tensor: TensorGroup, table: Tensor | None, recompute: str) -> None:
         super().__init__()
-        self.again = again == "layer"
+        self.recompute = recompute == "layer"
         self.norm1 = Norm(model, tensor)
-        self.attention = Attention(model, tensor, table, again == "core")
+        self.attention = Attention(model, tensor, table, recompute == "core")
         self.norm2 = Norm(model, tensor)
-        self.mlp = _experts(model, tensor) if model.is_moe(number) else MLP(model, model.dense_ffn, tensor)
+        self.mlp = Experts(model, tensor) if model.is_moe(number) else MLP(model, model.dense_ffn, tensor)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _again(self.whole, x) if self.again else self.whole(x)
+        return _checkpoint(self.compute, x) if self.recompute else self.compute(x)
 
-    def whole(self, x: Tensor) -> Tensor:
+    def compute(self, x: Tensor) -> Tensor:
+        """Attention, then MLP or experts."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
-def _experts(model: Model, tensor: TensorGroup) -> nn.Module:
-    from validation.reference.experts import Experts  # which is made of parts from here
-
-    return Experts(model, tensor)
-
-
-def _again(function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-    """Keeps the inputs only, and computes all of it again. Nothing here is random, so no generator's state is kept."""
+def _checkpoint(function, *inputs: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    """Activation checkpointing: saves the inputs only. Nothing here is random, so no RNG state is saved."""
     with set_checkpoint_early_stop(False):
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """Stages of the reference model, built from a plan.
 
-The weights come from a seed and a parameter's name, made whole and then cut, so that every plan holds the same model.
+Initial weights depend on a parameter's name only. They are made whole, then sharded: every plan trains the same model.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from torch import Tensor, nn
 from simulator.plan.plan import Plan
 from validation.measurements.device import DTYPES
 from validation.reference import functions
-from validation.reference.layers import ROPE_BASE, ColumnLinear, Embedding, Layer, Norm, Positions, mark
-from validation.reference.parallel import TensorGroup
+from validation.reference.layers import ROPE_BASE, ColumnLinear, Embedding, Layer, Norm, Positions
+from validation.reference.sharded_parameter import attach_sharding
 from validation.reference.supported import check
+from validation.reference.tensor_parallel import TensorGroup
 
-SPREAD = 0.02
-"""Standard deviation of the weights at the start."""
+INITIAL_STD = 0.02
+"""Standard deviation of the initial weights."""
 
 
 class Stage(nn.Module):
-    """A virtual pipeline stage: some layers, in front of them the embedding and behind them the output layer where it
-    is the first or the last. Its parameters' names are those of the whole model (`layers.7.mlp.up.weight`).
+    """A virtual pipeline stage: some layers, with the embedding if it is first and the output layer if it is last.
+
+    Its parameters have the names that they have in the whole model (`layers.7.mlp.up.weight`).
     """
 
     def __init__(self, plan: Plan, layers: range, first: bool, last: bool, tensor: TensorGroup) -> None:
@@ -40,17 +42,19 @@ class Stage(nn.Module):
             self.embedding = Embedding(model, plan.vocab, tensor)
         if first and model.positions == "learned":
             self.positions = Positions(model, tensor)
-        again = _recomputed(plan, layers)
-        self.layers = nn.ModuleDict({str(i): Layer(model, i, tensor, table, again[i]) for i in layers})
+        recompute = _recomputation_of_layers(plan, layers)
+        self.layers = nn.ModuleDict({str(i): Layer(model, i, tensor, table, recompute[i]) for i in layers})
         if last:
             self.norm = Norm(model, tensor)
             if not model.tied:
                 self.head = ColumnLinear(model.hidden, (plan.vocab,), False, tensor)
-        self.cuts = {name: param.cut for name, param in self.named_parameters()}  # type: ignore[attr-defined]
+        self.shardings = {name: param.sharding for name, param in self.named_parameters()}  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """From ids [b, s] or the stage before to the next stage, or to logits [b, s, v/tp]; with targets to the loss,
-        so that no caller holds the logits."""
+        """Output for the next stage; of the last stage the logits [b, s, v/tp], or the loss if targets are given.
+
+        x: token ids [b, s] for the first stage, otherwise the previous stage's output.
+        """
         if self.first:
             x = self.embedding(x)
             if hasattr(self, "positions"):
@@ -63,33 +67,35 @@ class Stage(nn.Module):
         return logits if targets is None else self.loss(logits, targets)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of what the last norm gives."""
+        """Vocabulary-parallel logits, from the output of the last norm."""
         if self.tied:
-            return functions.linear(self.tensor.enter(x), self.embedding.weight)
+            return functions.linear(self.tensor.enter_region(x), self.embedding.weight)
         return self.head(x)  # type: ignore[no-any-return]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean over the tokens of the cross-entropy, see `functions.cross_entropy`."""
+        """Mean cross-entropy over the tokens."""
         return functions.cross_entropy(logits, targets, self.tensor)
 
-    def mark(self) -> None:
-        """Notes again on the parameters what a rank holds of them, after a wrapper put others in their place."""
+    def reattach_shardings(self) -> None:
+        """Attaches the shardings to the parameters, again after FSDP has replaced them."""
         for name, param in self.named_parameters():
-            mark(param, self.cuts[name])
+            attach_sharding(param, self.shardings[name])
             if name == "embedding.weight" and not self.first:
-                param.counted = False  # type: ignore[attr-defined]
+                param.in_norm = False  # type: ignore[attr-defined]
 
 
-def build(
+def build_stage(
     plan: Plan,
     stage: int | None,
     tensor: TensorGroup,
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Stage:
-    """The virtual stage number `stage`, or the whole model as one stage where that is None, with its first weights.
+    """A virtual stage with its initial weights.
 
-    dtype: of the weights, if not the plan's. Raises PlanError for what the reference model lacks.
+    stage: its number; None: the whole model as one stage.
+    dtype: number format of the weights; None: the plan's.
+    Raises PlanError for a plan that the reference model does not support.
     """
     check(plan)
     last = plan.shape.stages - 1
@@ -97,36 +103,36 @@ def build(
     with torch.device(device):
         made = Stage(plan, layers, stage in (None, 0), stage in (None, last), tensor)
     made.to(dtype or DTYPES[plan.job.framework.weights])
-    made.mark()
+    made.reattach_shardings()
     with torch.no_grad():
         for name, param in made.named_parameters():
-            param.copy_(
-                made.cuts[name].part(whole(name, made.cuts[name].whole(param.shape), made.cuts[name].mean, device))
-            )
+            sharding = made.shardings[name]
+            whole = initial_values(name, sharding.whole_shape(param.shape), sharding.mean, device)
+            param.copy_(sharding.shard_of(whole))
     return made
 
 
-def one_table(stages: Iterable[Stage]) -> None:
-    """Where one device holds the first and the last stage, these use one table if the model ties them."""
+def share_tied_embedding(stages: Iterable[Stage]) -> None:
+    """Makes the first and the last stage share a tied embedding table, if one device holds both."""
     ends = [stage for stage in stages if stage.tied and stage.first != stage.last]
     if len(ends) == 2:
         first, last = sorted(ends, key=lambda stage: stage.last)
         last.embedding = first.embedding
 
 
-def whole(name: str, shape: tuple[int, ...], mean: float, device: torch.device) -> Tensor:
-    """The values in fp32 that the parameter `name` of the whole model starts with."""
+def initial_values(name: str, shape: tuple[int, ...], mean: float, device: torch.device) -> Tensor:
+    """Initial values of a whole parameter, in fp32."""
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-    return torch.randn(shape, generator=generator, device=device).mul_(SPREAD).add_(mean)
+    return torch.randn(shape, generator=generator, device=device).mul_(INITIAL_STD).add_(mean)
 
 
-def tied(stage: Stage) -> nn.Parameter | None:
-    """The table whose gradient is to be summed over the first and the last stage, where each has a copy."""
+def tied_embedding(stage: Stage) -> nn.Parameter | None:
+    """This stage's copy of a tied embedding whose gradient is all-reduced between the first and the last stage."""
     return stage.embedding.weight if stage.tied and stage.first != stage.last and (stage.first or stage.last) else None
 
 
-def _recomputed(plan: Plan, layers: range) -> dict[int, str]:
-    """What each layer computes again, see `Layer`."""
+def _recomputation_of_layers(plan: Plan, layers: range) -> dict[int, str]:
+    """What each layer recomputes, see `Layer`."""
     if any(scheme.use == "memory/recompute-selective" for scheme in plan.schemes):
         return dict.fromkeys(layers, "core")
     full = next((scheme for scheme in plan.schemes if scheme.use == "memory/recompute-full"), None)

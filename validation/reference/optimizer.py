@@ -1,4 +1,4 @@
-"""Adam as mixed-precision trainers have it, alone or with its state divided over the replicas (ZeRO-1)."""
+"""Mixed-precision Adam, unsharded or with its state sharded over the replicas (ZeRO-1)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from torch import Tensor, nn
 
 from simulator.plan.plan import Plan
 from validation.measurements.device import DTYPES
-from validation.reference.parallel import gather_all, scatter_sum
+from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
-LIMIT = 1.0
-"""Largest norm of all gradients together; longer ones are shortened to it."""
+MAX_GRADIENT_NORM = 1.0
+"""Gradients are clipped to this global norm."""
 
-RATE = 1e-4
-"""Of learning."""
+LEARNING_RATE = 1e-4
+"""Learning rate."""
 
-OverlappedPasses = tuple[nn.Parameter, nn.Parameter]
-"""A parameter and its main weights."""
+MainWeightPair = tuple[nn.Parameter, nn.Parameter]
+"""A parameter and its main weight, the copy that Adam updates."""
 
 
-SLICE = 2**18
-"""Elements whose squares are summed up at once: in fp32 a sum over millions of them loses digits."""
+NORM_CHUNK = 2**18
+"""Elements per partial sum of the gradient norm: an fp32 sum over millions of squares loses digits."""
 
 
 class Optimizer:
-    """Clips by the norm of all gradients, then a step of fused AdamW.
+    """Gradient clipping by global norm, then a step of fused AdamW.
 
-    groups: the process groups over which gradients of different parameters lie, one after the other: tensor, pipeline,
-    and the replicas where they hold shards (FSDP). Main weights are copies where they have another format than the
-    weights; gradients lie in the format of the plan, from the start to the end.
+    groups: process groups over which the norm is summed: tensor, pipeline, and the replicas if they hold shards (FSDP).
+    Main weights are copies only if their format differs from that of the weights. Gradients stay allocated in the
+    plan's format.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], plan: Plan, groups: Sequence[Any] = ()) -> None:
@@ -40,18 +40,18 @@ class Optimizer:
         self.params, self.groups = list(params), list(groups)
         self.main_dtype = DTYPES[framework.main_weights]
         for param in self.params:
-            keep_gradient(param, DTYPES[framework.gradients])
+            allocate_gradient(param, DTYPES[framework.gradients])
         pairs = [(param, self._main(param)) for param in self.params]
         converts = any(gradient(param).dtype != self.main_dtype for param in self.params)
-        parts = _parts(pairs) if converts else [pairs]
-        self.adams = [(adamw([main for _, main in part]), part) for part in parts]
+        parts = _conversion_batches(pairs) if converts else [pairs]
+        self.adams = [(fused_adamw([main for _, main in part]), part) for part in parts]
 
     def _main(self, param: nn.Parameter) -> nn.Parameter:
         same = param.dtype == self.main_dtype
         return param if same else nn.Parameter(param.detach().to(self.main_dtype))
 
-    def _update(self, adam: torch.optim.Optimizer, pairs: Sequence[OverlappedPasses]) -> None:
-        """A step of these parameters and their main weights."""
+    def _update(self, adam: torch.optim.Optimizer, pairs: Sequence[MainWeightPair]) -> None:
+        """A step of one AdamW over its parameters and their main weights."""
         for param, main in pairs:
             main.grad = gradient(param).to(self.main_dtype)
         adam.step()
@@ -62,34 +62,35 @@ class Optimizer:
                 main.grad = None
 
     def step(self) -> Tensor:
-        """Returns the norm of all gradients before they were shortened, a scalar on the device."""
+        """One step; returns the global gradient norm before clipping, a scalar on the device."""
         with torch.no_grad():
-            gradients = [_local(gradient(param)) for param in self.params]
-            counted = [g for g, p in zip(gradients, self.params, strict=True) if getattr(p, "counted", True)]
-            norm = total_norm(counted, self.groups, gradients[0].device)
-            torch._foreach_mul_(gradients, shortened(norm))
+            gradients = [_local_shard(gradient(param)) for param in self.params]
+            counted = [g for g, p in zip(gradients, self.params, strict=True) if getattr(p, "in_norm", True)]
+            norm = global_norm(counted, self.groups, gradients[0].device)
+            torch._foreach_mul_(gradients, clip_factor(norm))
             for adam, some in self.adams:
                 self._update(adam, some)
         return norm
 
     def zero_grad(self) -> None:
-        """The gradients stay where they are, and become zero."""
-        torch._foreach_zero_([_local(gradient(param)) for param in self.params])
+        """Zeroes the gradients in place."""
+        torch._foreach_zero_([_local_shard(gradient(param)) for param in self.params])
 
 
 class ZeroOptimizer:
-    """The same, with main weights and moments of this rank's 1/n of the parameters only (ZeRO-1).
+    """Clipping and AdamW with main weights and moments sharded over the replicas (ZeRO-1).
 
-    group: the n replicas. Weights and gradients lie one behind the other in two tensors: gradients are scattered as
-    sums, updated weights are gathered. groups: as of `Optimizer`, without the replicas.
+    group: process group of the replicas. Weights and gradients lie in two flat tensors: gradients are reduce-scattered,
+    updated weights all-gathered.
+    groups: as in `Optimizer`, without the replicas.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], plan: Plan, group: Any, groups: Sequence[Any] = ()) -> None:
         framework = plan.job.framework
         self.group, self.groups = group, [*groups, group]
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        # What other ranks count in the norm of the gradients stands at the end.
-        self.params = sorted(params, key=lambda param: not getattr(param, "counted", True))
+        # Parameters that other ranks add to the norm come last, so that the others form one slice.
+        self.params = sorted(params, key=lambda param: not getattr(param, "in_norm", True))
         first, total = self.params[0], sum(param.numel() for param in self.params)
         size = -(-total // self.ranks)
         self.weights = first.new_empty(self.ranks * size).detach()
@@ -99,37 +100,39 @@ class ZeroOptimizer:
             mine = slice(place, place := place + param.numel())
             self.weights[mine].copy_(param.detach().flatten())
             param.data = self.weights[mine].view_as(param)
-            keep_gradient(param, DTYPES[framework.gradients], self.gradients[mine].view_as(param))
-            counted += param.numel() if getattr(param, "counted", True) else 0
+            allocate_gradient(param, DTYPES[framework.gradients], self.gradients[mine].view_as(param))
+            counted += param.numel() if getattr(param, "in_norm", True) else 0
         self.weights[total:].zero_()
         self.mine = slice(self.rank * size, (self.rank + 1) * size)
         self.counted = min(max(counted - self.mine.start, 0), size)
         self.shard = nn.Parameter(self.weights[self.mine].to(DTYPES[framework.main_weights]))
-        self.adam = adamw([self.shard])
+        self.adam = fused_adamw([self.shard])
 
     def step(self) -> Tensor:
-        """Sums the gradients over the replicas and takes their mean, then as `Optimizer.step`."""
+        """Reduce-scatters the mean gradient over the replicas, then as `Optimizer.step`."""
         with torch.no_grad():
             shard = self.gradients[self.mine]
-            scatter_sum(shard, self.gradients, self.group)
+            reduce_scatter_into(shard, self.gradients, self.group)
             shard.div_(self.ranks)
-            norm = total_norm(shard[: self.counted].split(SLICE), self.groups, shard.device)
-            self.shard.grad = shard.mul_(shortened(norm)).to(self.shard.dtype)
+            norm = global_norm(shard[: self.counted].split(NORM_CHUNK), self.groups, shard.device)
+            self.shard.grad = shard.mul_(clip_factor(norm)).to(self.shard.dtype)
             self.adam.step()
             self.shard.grad = None
             self.weights[self.mine].copy_(self.shard)
-            gather_all(self.weights, self.weights[self.mine], self.group)
+            all_gather_into(self.weights, self.weights[self.mine], self.group)
         return norm
 
     def zero_grad(self) -> None:
-        """The gradients stay where they are, and become zero."""
+        """Zeroes the gradients in place."""
         self.gradients.zero_()
 
 
-def _parts(pairs: Iterable[OverlappedPasses]) -> list[list[OverlappedPasses]]:
-    """Pairs in their order, in parts that are no larger than the largest parameter: gradients are converted a part at a
-    time, so that the copies take no more memory than they must."""
-    found: list[list[OverlappedPasses]] = [[]]
+def _conversion_batches(pairs: Iterable[MainWeightPair]) -> list[list[MainWeightPair]]:
+    """Splits parameters into batches of at most the largest one's size.
+
+    Gradients are converted to the main weights' format batch by batch, which bounds the memory of the copies.
+    """
+    found: list[list[MainWeightPair]] = [[]]
     pairs, held = list(pairs), 0
     limit = max(param.numel() for param, _ in pairs)
     for pair in pairs:
@@ -141,15 +144,16 @@ def _parts(pairs: Iterable[OverlappedPasses]) -> list[list[OverlappedPasses]]:
     return found
 
 
-def adamw(params: list[nn.Parameter]) -> torch.optim.AdamW:
-    """The fused one: the others keep a copy of what they update for the length of a step."""
-    return torch.optim.AdamW(params, lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+def fused_adamw(params: list[nn.Parameter]) -> torch.optim.AdamW:
+    """Fused AdamW: the other implementations hold a copy of the parameters during a step."""
+    return torch.optim.AdamW(params, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
 
 
-def keep_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | None = None) -> None:
-    """Gives a parameter the gradient tensor that autograd adds to, in `place` where that is given.
+def allocate_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | None = None) -> None:
+    """Allocates the tensor in which a parameter's gradient accumulates.
 
-    One of another format than the weight's is its `main_grad`, to which each new gradient is added and then dropped.
+    In another format than the weight's it is `main_grad`: a hook adds each new gradient to it and frees that.
+    place: the tensor to use; None: a new one.
     """
     kept = torch.zeros_like(param, dtype=dtype) if place is None else place
     if param.dtype == dtype:
@@ -158,7 +162,7 @@ def keep_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | None 
     param.main_grad = kept  # type: ignore[attr-defined]
 
     def add(one: Tensor) -> None:
-        if one.grad is None:  # its backward pass has left it for later
+        if one.grad is None:  # its backward pass has deferred it
             return
         gradient(one).add_(one.grad)
         one.grad = None
@@ -167,14 +171,14 @@ def keep_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | None 
 
 
 def gradient(param: Tensor) -> Tensor:
-    """The tensor in which the gradient of a parameter is summed up."""
+    """Tensor in which a parameter's gradient accumulates."""
     found = getattr(param, "main_grad", param.grad)
     assert found is not None
     return found
 
 
-def total_norm(gradients: Sequence[Tensor], groups: Sequence[Any], device: torch.device) -> Tensor:
-    """The norm of the gradients of all ranks in the groups."""
+def global_norm(gradients: Sequence[Tensor], groups: Sequence[Any], device: torch.device) -> Tensor:
+    """L2 norm of the gradients over all ranks of the groups."""
     squares = torch.zeros((), device=device)
     if gradients:
         squares = torch.stack(torch._foreach_norm(list(gradients), 2, dtype=torch.float32)).square().sum()
@@ -183,11 +187,11 @@ def total_norm(gradients: Sequence[Tensor], groups: Sequence[Any], device: torch
     return squares.sqrt()
 
 
-def shortened(norm: Tensor) -> Tensor:
-    """What gradients of this norm are multiplied with."""
-    return (LIMIT / (norm + 1e-6)).clamp(max=1.0)
+def clip_factor(norm: Tensor) -> Tensor:
+    """Factor by which gradients of this norm are clipped."""
+    return (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp(max=1.0)
 
 
-def _local(one: Tensor) -> Tensor:
-    """The shard of this rank, where FSDP cuts the tensor."""
+def _local_shard(one: Tensor) -> Tensor:
+    """This rank's shard of a tensor that FSDP shards; otherwise the tensor itself."""
     return one.to_local() if hasattr(one, "to_local") else one  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What every device does in a step of the reference trainer: the plan's own orders, as far as it can play them."""
+"""The order of actions of each pipeline device, for the reference trainer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action, OverlappedPasses
 
 KINDS = ("F", "BW", "B", "W")
-"""The kinds of actions that the reference trainer has."""
+"""Kinds of actions that the reference trainer can run."""
 
 REMEDY = "Use a schedule whose actions are F, BW, B and W, one at a time, such as 1f1b, zb-h1 or zb-v"
 
 
-def orders(plan: Plan) -> list[list[Action]]:
-    """As the forecast from the catalog plays them, which tells how long passes last where a schedule weighs that.
+def action_orders(plan: Plan) -> list[list[Action]]:
+    """Actions of each device in order; schedules that need durations of passes get those of the catalog's forecast.
 
-    Raises PlanError for an action that the reference trainer lacks.
+    Raises PlanError for an action that the reference trainer cannot run.
     """
     costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds)
     _, program = build_program(plan, costs.estimate)
-    return [[_known(plan, turn) for turn in order] for order in program.timetable.orders]
+    return [[_check_action(plan, turn) for turn in order] for order in program.timetable.orders]
 
 
-def _known(plan: Plan, turn: Action | OverlappedPasses) -> Action:
+def _check_action(plan: Plan, turn: Action | OverlappedPasses) -> Action:
     if isinstance(turn, OverlappedPasses):
-        raise PlanError("plan.schedule", "the reference trainer plays no two passes at once", REMEDY, str(turn))
+        raise PlanError(
+            "plan.schedule", "the reference trainer cannot overlap a forward and a backward pass", REMEDY, str(turn)
+        )
     if turn.kind not in KINDS:
-        raise PlanError("plan.schedule", "the reference trainer has no action of this kind", REMEDY, str(turn))
+        raise PlanError("plan.schedule", "the reference trainer cannot run actions of this kind", REMEDY, str(turn))
     if turn.kind in ("B", "W") and plan.job.model.moe:
-        rule = "the reference model's experts make gradients of inputs and of weights at once"
+        rule = "the reference model's experts compute input and weight gradients together"
         raise PlanError("plan.schedule", rule, "Use a schedule whose backward actions are BW", str(turn))
     return turn

@@ -1,4 +1,4 @@
-"""What the reference model does: everything else is refused before any work is done."""
+"""What the reference trainer supports; all other plans are refused before any work starts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SCHEMES = (
     "memory/recompute-full",
     "memory/recompute-selective",
 )
-"""Besides pipeline schedules: see `check_schedule`."""
+"""Supported schemes, besides pipeline schedules (`check_schedule`)."""
 
 
 def check(plan: Plan) -> None:
-    """Raises one PlanError for the first thing that the reference model lacks."""
-    for rule in (check_model, check_experts, check_framework, check_schedule, check_schemes, check_parts):
+    """Raises PlanError for the first feature of a plan that the reference trainer does not support."""
+    for rule in (check_model, check_experts, check_framework, check_schedule, check_schemes, check_kv_heads):
         rule(plan)
 
 
 def check_model(plan: Plan) -> None:
-    """Dense GPT and Llama shapes."""
+    """GPT and Llama shapes."""
     model = plan.job.model
     lacks = {
         "mla": (model.mla is not None, None),
@@ -41,15 +41,17 @@ def check_model(plan: Plan) -> None:
     for field, (lacking, remedy) in lacks.items():
         if lacking:
             given = getattr(model, field)
-            told = given if isinstance(given, int | float | str) else None
+            shown = given if isinstance(given, int | float | str) else None
             remedy = f"Give model.{field}: {remedy}" if remedy is not None else f"Leave model.{field} out"
-            raise PlanError(f"model.{field}", "the reference model has nothing of the kind", remedy, told)
+            raise PlanError(f"model.{field}", "the reference model does not implement it", remedy, shown)
     if model.positions == "rope" and model.head_dim % 2:
-        raise PlanError("model.head_dim", "rope here turns heads of even width", "Give an even one", model.head_dim)
+        raise PlanError(
+            "model.head_dim", "the reference model's RoPE needs an even head width", "Give an even one", model.head_dim
+        )
 
 
 def check_experts(plan: Plan) -> None:
-    """Gated experts, all of them on each rank, equally many tokens for each."""
+    """Gated experts without expert parallelism, with balanced routing."""
     moe = plan.job.model.moe
     if moe is None:
         return
@@ -59,7 +61,7 @@ def check_experts(plan: Plan) -> None:
         "router_bias": moe.router_bias,
     }.items():
         if lacking:
-            rule = "the reference model's experts have nothing of the kind"
+            rule = "the reference model's experts do not implement it"
             raise PlanError(f"model.moe.{field}", rule, "Leave it out", getattr(moe, field))
     if not plan.job.model.gated or plan.job.model.mlp_bias:
         rule = "the reference model's experts are SwiGLU without biases"
@@ -72,67 +74,70 @@ def check_experts(plan: Plan) -> None:
     parts = _degree(plan, "tensor") if any(one.use == "tensor/megatron-sp" for one in plan.schemes) else 1
     places = sequence // parts * moe.top_k
     if places % moe.experts:
-        rule = f"{sequence // parts} positions of {moe.top_k} experts each must be spread evenly over {moe.experts}"
+        rule = f"{sequence // parts} positions x top_k {moe.top_k} must be a multiple of the {moe.experts} experts"
         raise PlanError("batch.sequence", rule, f"Give a multiple of {moe.experts * parts}", sequence)
 
 
 def check_framework(plan: Plan) -> None:
-    """Fused attention, plain formats; moments lie beside the main weights."""
+    """Fused attention, formats of 16 or 32 bits, moments in the format of the main weights."""
     framework = plan.job.framework
     if framework.attention != "flash":
-        rule = "the reference model has a fused attention kernel only"
+        rule = "the reference model has fused attention only"
         raise PlanError("framework.set.attention", rule, "Give flash", framework.attention)
     if framework.quantised:
-        rule = "the reference model multiplies in the format of its weights"
+        rule = "the reference model computes in the format of its weights"
         raise PlanError("precision.compute", rule, "Give bf16 or fp32", framework.quantised)
     for field in ("weights", "gradients", "main_weights"):
         if getattr(framework, field) == "fp16":
-            rule = "the reference trainer scales no losses, and small gradients vanish in fp16"
+            rule = "the reference trainer has no loss scaling, and small gradients underflow in fp16"
             place = "compute" if field == "weights" else field
             raise PlanError(f"precision.{place}", rule, "Give bf16 or fp32", "fp16")
     if framework.moments != framework.main_weights:
-        rule = f"fused Adam has them in the format of the main weights, {framework.main_weights}"
+        rule = f"fused Adam keeps them in the format of the main weights, {framework.main_weights}"
         raise PlanError("precision.moments", rule, f"Give {framework.main_weights}", framework.moments)
 
 
 def check_schedule(plan: Plan) -> None:
-    """One chain of stages, each with weights of its own, for whole micro-batches, and one update behind all of them.
-    Which actions there may be is told by `orders`."""
+    """One chain of stages, unsliced micro-batches, one update at the end of a step, an order fixed in advance.
+
+    `action_orders` checks the kinds of actions.
+    """
     schedule, shape = plan.schedule, plan.shape
     chain = all(schedule.before(shape, stage) == (stage - 1,) * (stage > 0) for stage in range(shape.stages))
     lacks = {
-        "its stages are no chain": schedule.directions > 1 or not chain,
-        "it cuts the sequences of a micro-batch into slices": shape.slices > 1,
+        "its stages do not form one chain": schedule.directions > 1 or not chain,
+        "it slices the sequences of a micro-batch": shape.slices > 1,
         "it updates weights while micro-batches are in flight": not schedule.flush,
-        "its devices leave their orders at run time": schedule.at_run_time,
+        "its devices choose their order at run time": schedule.at_run_time,
     }
     for what, lacking in lacks.items():
         if lacking:
             remedy = "Use one with a chain of stages and a fixed order, such as 1f1b, zb-h1 or zb-v"
             raise PlanError(
-                "plan.schedule", f"the reference trainer has no such schedule: {what}", remedy, schedule.use
+                "plan.schedule", f"the reference trainer does not support this schedule: {what}", remedy, schedule.use
             )
 
 
 def check_schemes(plan: Plan) -> None:
-    """Schemes along an axis of one rank do nothing, whatever they are."""
+    """Supported schemes only, except along axes of size 1, where a scheme does nothing."""
     for i, scheme in enumerate(plan.schemes):
         idle = scheme.over and plan.mesh.size(scheme.over) == 1
         if scheme.use not in SCHEMES and scheme.family != "pipeline" and not idle:
-            rule = "the reference trainer has no such scheme"
+            rule = "the reference trainer does not support this scheme"
             raise PlanError(f"plan.schemes[{i}].use", rule, f"Use one of {', '.join(SCHEMES)}", scheme.use)
         if scheme.use == "memory/recompute-selective" and tuple(scheme.options.modules) != ("core_attn",):
             rule = "the reference trainer recomputes the attention core, or whole layers"
             raise PlanError(f"plan.schemes[{i}].modules", rule, "Give core_attn", list(scheme.options.modules))
 
 
-def check_parts(plan: Plan) -> None:
-    """Key heads are not copied where there are fewer than ranks."""
+def check_kv_heads(plan: Plan) -> None:
+    """Key heads divide over the tensor-parallel ranks: they are not replicated."""
     tensor, keys = _degree(plan, "tensor"), plan.job.model.kv_heads
     if keys % tensor:
-        rule = f"the reference model divides its {keys} key heads evenly over the tensor-parallel ranks"
+        rule = f"the reference model shards its {keys} key heads evenly over the tensor-parallel ranks"
         raise PlanError("plan.tp", rule, f"Give a divisor of {keys}", tensor)
 
 
 def _degree(plan: Plan, family: str) -> int:
+    """Number of ranks over which the schemes of a family divide."""
     return plan.mesh.size(axis for scheme in plan.family(family) for axis in scheme.over)

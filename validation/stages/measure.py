@@ -19,7 +19,7 @@ from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
 from validation.reference.model import check
-from validation.reference.orders import KINDS, orders
+from validation.reference.orders import KINDS, action_orders
 from validation.stages.replay import Played, Replay
 from validation.stages.together import Turn, actions, price_of, step
 
@@ -51,7 +51,7 @@ def measure(
     variants = [Variant(forecasters(one, calibration), name) for one, name in _jobs(job, recompute)]
     for variant in variants:
         check(variant.plan)
-        orders(variant.plan)
+        action_orders(variant.plan)
         _check_replicas(variant.plan)
     planned = [list(variant.rows(on)) for variant in variants]
     machine = on.machine()

@@ -19,12 +19,12 @@ from torch.autograd.graph import get_gradient_edge
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action
 from validation.measurements.device import Device
-from validation.reference.data import tokens
-from validation.reference.model import build, one_table
+from validation.reference.deferred_weight_gradients import DeferredWeightGradients
+from validation.reference.model import build_stage, share_tied_embedding
 from validation.reference.optimizer import Optimizer
-from validation.reference.orders import orders
-from validation.reference.parallel import TensorGroup
-from validation.reference.weight_gradients import Later
+from validation.reference.orders import action_orders
+from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.tokens import make_tokens
 
 Turn = tuple[int, str]
 """A virtual stage and a kind of action."""
@@ -66,13 +66,13 @@ class Replay:
         tensor = plan.family("tensor")
         size = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
         self.tensor = TensorGroup(size, 0, None, any(scheme.use == "tensor/megatron-sp" for scheme in tensor))
-        self.order = orders(plan)[number]
+        self.order = action_orders(plan)[number]
         mine = [i for i in range(plan.shape.stages) if plan.device(i) == number]
-        self.stages = {i: build(plan, i, self.tensor, device.torch) for i in mine}
-        one_table(self.stages.values())
+        self.stages = {i: build_stage(plan, i, self.tensor, device.torch) for i in mine}
+        share_tied_embedding(self.stages.values())
         params = list(dict.fromkeys(one for stage in self.stages.values() for one in stage.parameters()))
         self.optimizer = Optimizer(params, plan)
-        self.later = Later(params if any(action.kind == "W" for action in self.order) else [])
+        self.deferred = DeferredWeightGradients(params if any(action.kind == "W" for action in self.order) else [])
         self.hidden = plan.job.framework.overlap.pp
         self.last = plan.shape.stages - 1
         self.flights: dict[tuple[int, int], Flight] = {}
@@ -125,13 +125,13 @@ class Replay:
         if action.kind == "W" or self._near(action, back=True) in self.stages:
             return None
         if action.kind == "F" and action.stage == 0:
-            return tokens(self.plan, 0, action.microbatch, 0)[0].to(self.device.torch)
+            return make_tokens(self.plan, 0, action.microbatch, 0)[0].to(self.device.torch)
         if action.kind != "F" and action.stage == self.last:
             # The loss of a step is the mean over its micro-batches.
             return torch.tensor(1.0 / self.plan.shape.m, device=self.device.torch)
         batch, model = self.plan.job.batch, self.plan.job.model
         assert batch.sequence is not None
-        positions = batch.sequence // (self.tensor.size if self.tensor.cuts else 1)
+        positions = batch.sequence // (self.tensor.size if self.tensor.shards_sequence else 1)
         dtype = self.device.dtype(self.plan.job.framework.weights)
         made = torch.randn(batch.micro, positions, model.hidden, dtype=dtype, device=self.device.torch)
         return made if action.kind == "F" else made.mul_(1e-3)
@@ -152,7 +152,7 @@ class Replay:
         if entered.is_floating_point():
             entered.requires_grad_()
         if action.stage == self.last:
-            targets = tokens(self.plan, 0, action.microbatch, 0)[1].to(self.device.torch)
+            targets = make_tokens(self.plan, 0, action.microbatch, 0)[1].to(self.device.torch)
             left = stage(entered, targets)
         else:
             left = stage(entered)
@@ -164,8 +164,8 @@ class Replay:
         their own, the flight keeps what these need."""
         flight = self.flights.pop((action.stage, action.microbatch))
         assert flight.entered is not None
-        with self.later.waiting(action.kind == "B"):
+        with self.deferred.defer(action.kind == "B"):
             torch.autograd.backward([flight.edge], [gradient])
         if action.kind == "B":
-            self.flights[action.stage, action.microbatch] = Flight(None, None, self.later.taken())
+            self.flights[action.stage, action.microbatch] = Flight(None, None, self.deferred.take_work())
         return flight.entered.grad

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tests.validation.reference.plans import MODELS, plan
-from validation.reference import data, model, optimizer
-from validation.reference.parallel import TensorGroup
+from validation.reference import model, optimizer, tokens
+from validation.reference.tensor_parallel import TensorGroup
 
 multiprocessing.set_forkserver_preload(["torch"])  # imported once for all processes
 
@@ -43,13 +43,13 @@ def divided(rank: int) -> dict[str, Any]:
     for name, shape in MODELS.items():
         for sequence in (False, True):
             given = plan(shape, gpus=2, tp=2, sequence_parallel=sequence)
-            stage = model.build(given, None, TensorGroup(2, rank, dist.group.WORLD, sequence), CPU)
+            stage = model.build_stage(given, None, TensorGroup(2, rank, dist.group.WORLD, sequence), CPU)
             adam = optimizer.Optimizer(stage.parameters(), given, [dist.group.WORLD])
-            ids, targets = data.tokens(given, 0, 0, 0)
+            ids, targets = tokens.make_tokens(given, 0, 0, 0)
             loss = stage(ids, targets)
             loss.backward()
             for param in stage.parameters():
-                if param.partial:  # type: ignore[attr-defined]
+                if param.partial_gradient:  # type: ignore[attr-defined]
                     dist.all_reduce(param.grad)
             gradients = {n: param.grad.clone() for n, param in stage.named_parameters() if param.grad is not None}
             norm = adam.step()
@@ -59,7 +59,7 @@ def divided(rank: int) -> dict[str, Any]:
                 "gradients": gradients,
                 "norm": norm.item(),
                 "weights": weights,
-                "cuts": {n: (cut.dim, cut.sections) for n, cut in stage.cuts.items()},
+                "cuts": {n: (cut.dim, cut.sections) for n, cut in stage.shardings.items()},
             }
     return found
 
@@ -70,11 +70,11 @@ def replicas(rank: int) -> dict[str, Any]:
     for precision, gradients, main in (("fp32", "fp32", "fp32"), ("bf16", "bf16", "fp32"), ("bf16", "fp32", "fp32")):
         formats = {"compute": precision, "gradients": gradients, "main_weights": main, "moments": main}
         given = plan(MODELS["llama"], job={"precision": formats}, gpus=2, dp=2)
-        stage = model.build(given, None, TensorGroup(), CPU)
+        stage = model.build_stage(given, None, TensorGroup(), CPU)
         zero = optimizer.ZeroOptimizer(stage.parameters(), given, dist.group.WORLD)
         norms = []
         for step in range(2):
-            ids, targets = data.tokens(given, step, 0, rank)
+            ids, targets = tokens.make_tokens(given, step, 0, rank)
             stage(ids, targets).backward()
             norms.append(zero.step().item())
             zero.zero_grad()

@@ -14,8 +14,8 @@ from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from validation.reference import data, functions, model, optimizer  # noqa: E402
-from validation.reference.parallel import TensorGroup  # noqa: E402
+from validation.reference import functions, model, optimizer, tokens  # noqa: E402
+from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def layer(name: str, tensor: tuple[int, bool], precision: str, recompute: str = 
     shape = {**MODELS[name], "hidden": 128, "seq": 64, "ffn": 192}
     degrees = {"gpus": size, "tp": size, "sequence_parallel": sequence, "recompute": recompute}
     given = plan(shape, precision, **degrees)
-    stage = model.build(given, None, TensorGroup(size, 0, None, sequence), CPU)
+    stage = model.build_stage(given, None, TensorGroup(size, 0, None, sequence), CPU)
     tokens = 2 * 64 // (size if sequence else 1)
     x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
     unit_run = next(
@@ -92,7 +92,7 @@ def test_a_recomputed_attention_core_keeps_no_row_sums() -> None:
 def test_attention_is_the_fused_kernel(precision: Any, keys: int) -> None:
     b, s, d = 1, 256, 16
     qkv = torch.randn(b, s, (4 + 2 * keys) * d, dtype=precision, requires_grad=True)
-    q, k, v = functions.heads(qkv, 4, keys, functions.rope_table(s, d, 1e4, CPU))
+    q, k, v = functions.split_heads(qkv, 4, keys, functions.rope_table(s, d, 1e4, CPU))
     assert {one.untyped_storage().data_ptr() for one in (q, k, v)} == {qkv.untyped_storage().data_ptr()}
     result = functions.attention(q, k, v)
     assert result.is_contiguous()
@@ -124,12 +124,12 @@ def test_gradients_and_state_have_the_formats_of_the_plan(
 ) -> None:
     formats = {"compute": weights, "gradients": gradients, "main_weights": main, "moments": main}
     given = plan(shape, job={"precision": formats})
-    stage = model.build(given, None, TensorGroup(), CPU)
+    stage = model.build_stage(given, None, TensorGroup(), CPU)
     adam = optimizer.Optimizer(stage.parameters(), given)
     places = [optimizer.gradient(param).data_ptr() for param in adam.params]
     losses = []
     for _ in range(3):
-        loss = stage(*data.tokens(given, 0, 0, 0))
+        loss = stage(*tokens.make_tokens(given, 0, 0, 0))
         loss.backward()
         adam.step()
         adam.zero_grad()
@@ -141,10 +141,10 @@ def test_gradients_and_state_have_the_formats_of_the_plan(
 
 
 def test_long_gradients_are_shortened_to_norm_one() -> None:
-    norm = optimizer.total_norm([torch.full((3,), 4.0), torch.full((1,), 4.0)], [], CPU)
+    norm = optimizer.global_norm([torch.full((3,), 4.0), torch.full((1,), 4.0)], [], CPU)
     assert norm.item() == pytest.approx(8.0)
-    assert (optimizer.shortened(norm) * norm).item() == pytest.approx(1.0, rel=1e-5)
-    assert optimizer.shortened(torch.tensor(0.5)).item() == 1.0
+    assert (optimizer.clip_factor(norm) * norm).item() == pytest.approx(1.0, rel=1e-5)
+    assert optimizer.clip_factor(torch.tensor(0.5)).item() == 1.0
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -157,12 +157,12 @@ def test_the_peak_of_a_step_is_the_forecast_one(name: str, precision: str, recom
     job = {"precision": formats, "batch": {"micro": 2, "global": 4}}
     given = plan(shape, job=job, recompute=recompute)
     told = simulate(given.job.to_dict()).to_dict()["memory"]["stages"][0]["peak_allocated_gib"] * 2**30
-    stage = model.build(given, None, TensorGroup(), CPU)
+    stage = model.build_stage(given, None, TensorGroup(), CPU)
     adam = optimizer.Optimizer(stage.parameters(), given)
 
     def step(number: int) -> None:
         for i in range(2):
-            stage(*data.tokens(given, number, i, 0)).div(2).backward()
+            stage(*tokens.make_tokens(given, number, i, 0)).div(2).backward()
         adam.step()
         adam.zero_grad()
 

@@ -12,8 +12,8 @@ from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan, serial
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from validation.reference import data, model  # noqa: E402
-from validation.reference.parallel import TensorGroup  # noqa: E402
+from validation.reference import model, tokens  # noqa: E402
+from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -26,9 +26,9 @@ def gradients(module: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_loss_and_gradients_are_those_of_plain_operations(name: str, recompute: str) -> None:
     given = plan(MODELS[name], recompute=recompute)
-    stage = model.build(given, None, TensorGroup(), CPU)
+    stage = model.build_stage(given, None, TensorGroup(), CPU)
     weights = {n: param.detach().double().requires_grad_() for n, param in stage.named_parameters()}
-    ids, targets = data.tokens(given, 0, 0, 0)
+    ids, targets = tokens.make_tokens(given, 0, 0, 0)
     loss = stage(ids, targets)
     loss.backward()
     wanted = serial(weights, given, ids, targets)
@@ -42,9 +42,9 @@ def test_loss_and_gradients_are_those_of_plain_operations(name: str, recompute: 
 def test_stages_of_a_pipeline_are_the_whole_model(name: str) -> None:
     whole = plan({**MODELS[name], "layers": 4})
     cut = plan({**MODELS[name], "layers": 4}, gpus=2, pp=2, chunks=2)
-    serial_stage = model.build(whole, None, TensorGroup(), CPU)
-    stages = [model.build(cut, i, TensorGroup(), CPU) for i in range(4)]
-    ids, targets = data.tokens(whole, 0, 0, 0)
+    serial_stage = model.build_stage(whole, None, TensorGroup(), CPU)
+    stages = [model.build_stage(cut, i, TensorGroup(), CPU) for i in range(4)]
+    ids, targets = tokens.make_tokens(whole, 0, 0, 0)
     x = ids
     for stage in stages:
         x = stage(x)
@@ -52,12 +52,12 @@ def test_stages_of_a_pipeline_are_the_whole_model(name: str) -> None:
     loss.backward()
     serial_stage(ids, targets).backward()
     wanted = gradients(serial_stage)
-    copies = [model.tied(stage) for stage in stages]
+    copies = [model.tied_embedding(stage) for stage in stages]
     if whole.job.model.tied:
         assert copies[0] is not None and copies[1:3] == [None, None] and copies[3] is not None
         total = copies[0].grad + copies[3].grad
         copies[0].grad, copies[3].grad = total, total
-        assert copies[0].counted and not copies[3].counted
+        assert copies[0].in_norm and not copies[3].in_norm
     else:
         assert copies == [None] * 4
     found = {n: grad for stage in stages for n, grad in gradients(stage).items()}
@@ -68,11 +68,11 @@ def test_stages_of_a_pipeline_are_the_whole_model(name: str) -> None:
 
 def test_parts_of_the_weights_make_up_the_whole_ones() -> None:
     given = plan(LLAMA)
-    whole = dict(model.build(given, None, TensorGroup(), CPU).named_parameters())
-    parts = [model.build(given, None, TensorGroup(2, rank), CPU) for rank in (0, 1)]
+    whole = dict(model.build_stage(given, None, TensorGroup(), CPU).named_parameters())
+    parts = [model.build_stage(given, None, TensorGroup(2, rank), CPU) for rank in (0, 1)]
     for name, param in whole.items():
         for part in parts:
-            assert torch.equal(dict(part.named_parameters())[name], part.cuts[name].part(param.detach())), name
+            assert torch.equal(dict(part.named_parameters())[name], part.shardings[name].shard_of(param.detach())), name
     halves = [dict(part.named_parameters())["layers.0.attention.qkv.weight"] for part in parts]
     q, k, v = whole["layers.0.attention.qkv.weight"].split((48, 24, 24))
     assert torch.equal(torch.cat([half[:24] for half in halves]), q)
@@ -83,8 +83,8 @@ def test_parts_of_the_weights_make_up_the_whole_ones() -> None:
 def test_one_rank_alone_has_the_shapes_of_its_part() -> None:
     for sequence in (False, True):
         given = plan(GPT, tp=1)
-        stage = model.build(given, None, TensorGroup(2, 0, None, sequence), CPU)
-        ids, targets = data.tokens(given, 0, 0, 0)
+        stage = model.build_stage(given, None, TensorGroup(2, 0, None, sequence), CPU)
+        ids, targets = tokens.make_tokens(given, 0, 0, 0)
         seen = []
         stage.layers["0"].register_forward_hook(lambda _, ins, out, seen=seen: seen.append(out.shape))
         logits = stage(ids)
@@ -96,9 +96,9 @@ def test_one_rank_alone_has_the_shapes_of_its_part() -> None:
 
 def test_tokens_depend_on_their_place_alone() -> None:
     given = plan(GPT)
-    ids, targets = data.tokens(given, 1, 0, 0)
-    again, _ = data.tokens(given, 1, 0, 0)
-    other, _ = data.tokens(given, 2, 0, 0)
+    ids, targets = tokens.make_tokens(given, 1, 0, 0)
+    again, _ = tokens.make_tokens(given, 1, 0, 0)
+    other, _ = tokens.make_tokens(given, 2, 0, 0)
     assert torch.equal(ids, again) and not torch.equal(ids, other)
     assert torch.equal(ids[:, 1:], targets[:, :-1]) and ids.dtype == torch.int64 and ids.shape == (2, 16)
 

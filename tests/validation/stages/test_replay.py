@@ -20,10 +20,10 @@ from simulator.job.load import load_job  # noqa: E402
 from validation.measurements.device import Device, MemoryPeak, live_tensor_bytes  # noqa: E402  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import Case, replay  # noqa: E402
-from validation.reference.data import tokens  # noqa: E402
-from validation.reference.model import build  # noqa: E402
+from validation.reference.model import build_stage  # noqa: E402
 from validation.reference.optimizer import gradient  # noqa: E402
-from validation.reference.parallel import TensorGroup  # noqa: E402
+from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
+from validation.reference.tokens import make_tokens  # noqa: E402
 from validation.stages import measure as stages  # noqa: E402
 from validation.stages.replay import Replay  # noqa: E402
 
@@ -111,8 +111,8 @@ def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int]
 def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the results of the passes were dropped in between."""
     plan = resolve_plan(load_job(job(2)))
-    device, plain = Replay(plan, 0, cpu), build(plan, 0, TensorGroup(), cpu.torch)
-    sum(plain(*tokens(plan, 0, k, 0)) / 2 for k in range(2)).backward()
+    device, plain = Replay(plan, 0, cpu), build_stage(plan, 0, TensorGroup(), cpu.torch)
+    sum(plain(*make_tokens(plan, 0, k, 0)) / 2 for k in range(2)).backward()
     monkeypatch.setattr(device.optimizer, "step", lambda: None)
     monkeypatch.setattr(device.optimizer, "zero_grad", lambda: None)
     device.play()
@@ -134,7 +134,7 @@ def test_gradients_of_weights_made_later_are_the_same(
 
     def incoming(stage: int, forward: bool, k: int) -> Any:
         if forward:
-            return results[stage, k].clone() if stage else tokens(plan, 0, k, 0)[0]
+            return results[stage, k].clone() if stage else make_tokens(plan, 0, k, 0)[0]
         return gradients[stage, k].clone() if stage < plan.shape.stages - 1 else torch.tensor(0.25)
 
     for number in (0, 1):
@@ -144,7 +144,7 @@ def test_gradients_of_weights_made_later_are_the_same(
             left: Any = None
             for stage in plain:
                 entered = left if stage - 1 in plain else incoming(stage, True, k)
-                targets = (tokens(plan, 0, k, 0)[1],) if stage == plan.shape.stages - 1 else ()
+                targets = (make_tokens(plan, 0, k, 0)[1],) if stage == plan.shape.stages - 1 else ()
                 left = plain[stage](entered, *targets)
                 if stage + 1 not in plain:
                     left.backward(incoming(stage, False, k))

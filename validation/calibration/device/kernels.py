@@ -17,7 +17,7 @@ from simulator.ir.ops import BYTES, Attention, Gemm, Memory, Work
 from simulator.job.framework import load_framework
 from validation.measurements.device import Device
 from validation.reference import functions
-from validation.reference.parallel import TensorGroup
+from validation.reference.tensor_parallel import TensorGroup
 
 Run = Callable[[], Any]
 
@@ -157,11 +157,11 @@ class _Maker:
 
         def forward() -> Run:
             qkv = self._new(1, rows, 3 * heads * 64)
-            return lambda: functions.heads(qkv, heads, heads, table)
+            return lambda: functions.split_heads(qkv, heads, heads, table)
 
         def backward() -> Run:
             qkv = self._new(1, rows, 3 * heads * 64, grad=True)
-            parts = functions.heads(qkv, heads, heads, table)
+            parts = functions.split_heads(qkv, heads, heads, table)
             grads = [torch.randn_like(one) for one in parts]
             return lambda: torch.autograd.grad(parts, qkv, grads, retain_graph=True)
 

@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
 """Of the llama family, by kind of device."""
 
 PRODUCTS = ("gemm", "attention")
-SPREAD = 0.05
+INITIAL_STD = 0.05
 """Between steps of different models on one machine: as of `simulator/costs/calibration/steps.yaml`."""
 
 
@@ -59,7 +59,7 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
 def _entry(value: float, what: str, source: str) -> dict[str, Any]:
     return {
         "value": float(f"{value:.4g}"),
-        "spread": SPREAD,
+        "spread": INITIAL_STD,
         "rows": 1,
         "meaning": f"{what} against the same kernel alone",
         "source": source,

@@ -1,4 +1,4 @@
-"""Made-up tokens: the same for a step, micro-batch and replica wherever they are asked for."""
+"""Random training tokens, reproducible from their place in the training run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from torch import Tensor
 from simulator.plan.plan import Plan
 
 
-def tokens(plan: Plan, step: int, microbatch: int, replica: int) -> tuple[Tensor, Tensor]:
-    """Ids [b, s] (int64, on the CPU) and the tokens that follow them, the targets, of one micro-batch."""
+def make_tokens(plan: Plan, step: int, microbatch: int, replica: int) -> tuple[Tensor, Tensor]:
+    """Token ids and targets of one micro-batch: two [b, s] int64 tensors on the CPU, targets shifted by one position.
+
+    They depend on step, micro-batch and replica only, so every rank can make the tokens of any other.
+    """
     batch = plan.job.batch
     assert batch.sequence is not None
     place = (step * plan.shape.m + microbatch) * plan.replicas + replica

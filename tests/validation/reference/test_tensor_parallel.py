@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from tests.validation.reference.ranks import Found, divided, replicas, together  # noqa: E402
-from validation.reference import data, model, optimizer  # noqa: E402
-from validation.reference.layers import Cut  # noqa: E402
-from validation.reference.parallel import TensorGroup  # noqa: E402
+from validation.reference import model, optimizer, tokens  # noqa: E402
+from validation.reference.sharded_parameter import ParameterSharding  # noqa: E402
+from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -27,9 +27,9 @@ def both() -> Found:
 def alone(name: str) -> tuple[float, dict[str, Any], float, dict[str, Any]]:
     """Loss, gradients, their norm and the weights after a step."""
     given = plan(MODELS[name])
-    stage = model.build(given, None, TensorGroup(), CPU)
+    stage = model.build_stage(given, None, TensorGroup(), CPU)
     adam = optimizer.Optimizer(stage.parameters(), given)
-    loss = stage(*data.tokens(given, 0, 0, 0))
+    loss = stage(*tokens.make_tokens(given, 0, 0, 0))
     loss.backward()
     gradients = {n: param.grad.clone() for n, param in stage.named_parameters()}
     norm = adam.step()
@@ -46,10 +46,10 @@ def test_a_divided_model_is_the_whole_one(both: Found, name: str, sequence: bool
         assert one["norm"] == pytest.approx(norm, rel=1e-5)
         assert one["gradients"].keys() == gradients.keys()
         for n, (dim, sections) in one["cuts"].items():
-            cut = Cut(TensorGroup(2, rank, None, sequence), dim, sections)
-            torch.testing.assert_close(one["gradients"][n], cut.part(gradients[n]), rtol=1e-4, atol=1e-6, msg=n)
+            cut = ParameterSharding(TensorGroup(2, rank, None, sequence), dim, sections)
+            torch.testing.assert_close(one["gradients"][n], cut.shard_of(gradients[n]), rtol=1e-4, atol=1e-6, msg=n)
             # A step of Adam is as long for a small gradient as for a large one, so only most of them can agree.
-            moved = (one["weights"][n] - cut.part(weights[n])).abs()
+            moved = (one["weights"][n] - cut.shard_of(weights[n])).abs()
             assert moved.max() <= 2.1e-4 and (moved > 2e-6).float().mean() < 0.01, n
 
 
@@ -59,13 +59,13 @@ def test_a_divided_state_makes_the_same_steps() -> None:
         other = second[precision, gradients]
         formats = {"compute": precision, "gradients": gradients, "main_weights": "fp32", "moments": "fp32"}
         given = plan(MODELS["llama"], job={"precision": formats, "batch": {"micro": 2, "global": 4}})
-        stage = model.build(given, None, TensorGroup(), CPU)
+        stage = model.build_stage(given, None, TensorGroup(), CPU)
         adam = optimizer.Optimizer(stage.parameters(), given)
         pair = plan(MODELS["llama"], gpus=2, dp=2)
         norms = []
         for step in range(2):
             for replica in (0, 1):
-                (stage(*data.tokens(pair, step, 0, replica)) / 2).backward()
+                (stage(*tokens.make_tokens(pair, step, 0, replica)) / 2).backward()
             norms.append(adam.step().item())
             adam.zero_grad()
         close = 1e-5 if precision == "fp32" else 1e-2

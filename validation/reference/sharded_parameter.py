@@ -1,0 +1,72 @@
+"""Parameters of the reference model, each with its sharding over the tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from validation.reference.tensor_parallel import TensorGroup
+
+
+@dataclass(frozen=True)
+class ParameterSharding:
+    """How a parameter is divided over the tensor-parallel ranks.
+
+    tensor: the tensor-parallel ranks.
+    dim: sharded dimension; None: every rank holds the whole parameter.
+    sections: sizes of concatenated weights along `dim` (queries, keys and values; gate and up), each sharded by itself.
+    mean: mean of the initial values.
+    """
+
+    tensor: TensorGroup
+    dim: int | None = None
+    sections: tuple[int, ...] = ()
+    mean: float = 0.0
+
+    @property
+    def replicated(self) -> bool:
+        """Whether several ranks each hold the whole parameter."""
+        return self.dim is None and self.tensor.size > 1
+
+    @property
+    def partial_gradient(self) -> bool:
+        """Whether a rank's gradient covers only its own positions and must be all-reduced (sequence parallelism)."""
+        return self.replicated and self.tensor.sequence
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the whole parameter, from the shape of a shard."""
+        return tuple(sum(self.sections) if i == self.dim else size for i, size in enumerate(shape))
+
+    def shard_of(self, whole: Tensor) -> Tensor:
+        """This rank's shard of the whole parameter."""
+        if self.dim is None or self.tensor.size == 1:
+            return whole
+        sections = whole.split(self.sections, self.dim)
+        return torch.cat([one.chunk(self.tensor.size, self.dim)[self.tensor.rank] for one in sections], self.dim)
+
+
+def sharded_parameter(sharding: ParameterSharding, *shape: int) -> nn.Parameter:
+    """An uninitialised parameter; `shape` is that of the whole, the result has this rank's shard."""
+    local = [size // sharding.tensor.size if i == sharding.dim else size for i, size in enumerate(shape)]
+    made = nn.Parameter(torch.empty(local))
+    attach_sharding(made, sharding)
+    return made
+
+
+def attach_sharding(parameter: Tensor, sharding: ParameterSharding) -> None:
+    """Sets the attributes that the trainer reads from a parameter.
+
+    sharding: its sharding.
+    partial_gradient: see `ParameterSharding.partial_gradient`.
+    in_norm: whether this rank adds it to the gradient norm; of replicas rank 0 does.
+    """
+    attributes = {
+        "sharding": sharding,
+        "partial_gradient": sharding.partial_gradient,
+        "in_norm": not sharding.replicated or sharding.tensor.rank == 0,
+    }
+    for name, value in attributes.items():
+        setattr(parameter, name, value)
