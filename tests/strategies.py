@@ -166,7 +166,7 @@ def accepted(pipeline: str, pp: int, chunks: int, most: int) -> list[int]:
     schedule, found = kind(("pp",), kind.Options(chunks=chunks, **CHAIN.get(pipeline, {}))), []
     for m in range(1, most + 1):
         with suppress(PlanError):
-            schedule.check(PipelineShape(pp, m, schedule.chunks(), len(schedule.slices)))
+            schedule.check(PipelineShape(pp, m, schedule.chunks_per_device(), len(schedule.slices)))
             found.append(m)
     return found
 

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hardware.errors import PlanError
-from simulator.bridges.torch_schedule import read, written
+from simulator.bridges.torch_schedule import read_csv, write_csv
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Timetable
-from simulator.scheduling.schedule import MOVES, Action, Schedule, actions_of
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
 from validation.pipelines.cases import Case, Replay, replay
 
 COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red"}
@@ -31,7 +31,7 @@ def played(name: str, p: int | None, m: int | None, v: int | None) -> Replay:
     """
     told: dict[str, Any] = {"schedule": name, "p": p, "m": m}
     if name.endswith(".csv"):
-        found = read(name)
+        found = read_csv(name)
         told = {"schedule": "from-file", "path": name, "p": len(found.rows), "m": found.microbatches}
         for option, wanted, given in (("--p", told["p"], p), ("--m", told["m"], m), ("--v", found.chunks, v)):
             if given not in (None, wanted):
@@ -57,7 +57,7 @@ def exported(name: str, p: int | None, m: int | None, v: int | None) -> str:
     if parts != [(stage - 1,) if stage else () for stage in range(table.shape.stages)]:
         rule = "in torch's file stages are one chain, from the first to the last"
         raise PlanError("schedule", rule, "Export a schedule with one way through the devices", name)
-    return written(table.orders, name)
+    return write_csv(table.orders, name)
 
 
 # ------------------------------------------------------------------------------------------- the table
@@ -124,7 +124,7 @@ def _lanes(run: Replay, device: int, unit: float) -> list[tuple[str, Cells]]:
     actions = actions_of(table.orders[device])
     for number, (action, begin, end) in enumerate(zip(actions, run.begin[device], run.end[device], strict=True)):
         at, length = round(begin / unit), max(1, round((end - begin) / unit))
-        if action.kind in MOVES:
+        if action.kind in ACTIVATION_TRANSFERS:
             moves[at].append(str(action))
         elif _slot_of(table, device, number).follows:
             passes[at] = (length, f"{passes[at][1]}+{_spelt(action, several)}", "cyan")

@@ -33,7 +33,7 @@ REMEDY = "Name a CSV file that torch's schedule wrote with _dump_csv(file), or m
 
 
 @dataclass(frozen=True)
-class Written:
+class TorchSchedule:
     """A schedule from a file. rows: by device, its steps; None where it idles. where: the file's name."""
 
     rows: list[list[ScheduleItem | None]]
@@ -76,22 +76,22 @@ class Written:
         return 1 + max(action.microbatch for order in self.orders for action in actions_of(order))
 
 
-def read(path: str | Path) -> Written:
+def read_csv(path: str | Path) -> TorchSchedule:
     """The schedule in a file. Raises PlanError, with row and cell, for what is no action."""
-    return parse(text(Path(path), REMEDY), str(path))
+    return parse_csv(text(Path(path), REMEDY), str(path))
 
 
-def parse(told: str, where: str = "schedule") -> Written:
+def parse_csv(told: str, where: str = "schedule") -> TorchSchedule:
     """The same of its text."""
     rows = list(csv.reader(io.StringIO(told, newline="")))
     if not any(cell.strip() for row in rows for cell in row):
         raise PlanError(where, "it holds no actions", REMEDY)
     found = [[_turn(cell.strip(), _place(where, d, i)) for i, cell in enumerate(row)] for d, row in enumerate(rows)]
-    return Written(found, where)
+    return TorchSchedule(found, where)
 
 
-def written(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "schedule") -> str:
-    """Orders as the text of a file, for `parse` and torch.
+def write_csv(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "schedule") -> str:
+    """Orders as the text of a file, for `parse_csv` and torch.
 
     Raises PlanError for what torch has no word for.
     """

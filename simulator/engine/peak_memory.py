@@ -11,7 +11,7 @@ from simulator.engine.longest_path import OpTimes
 from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import Program
-from simulator.scheduling.schedule import MOVES
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def in_flight(program: Program, device: int) -> np.ndarray:
         flying[1:] += sent[slots[:-1]]
         flying[:-1] += coming[slots[1:]]
     kinds = [table.slots[slot].kind for slot in slots.tolist()]
-    for i in [i for i, kind in enumerate(kinds) if kind in ("E", "G")]:
-        computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in MOVES), i)
+    for i in [i for i, kind in enumerate(kinds) if kind in (ActionKind.EVICT, ActionKind.GIVE_BACK)]:
+        computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in ACTIVATION_TRANSFERS), i)
         flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].goes)
     return flying
 

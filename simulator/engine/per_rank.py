@@ -17,7 +17,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Communication, Exchange
 from simulator.program.flatten import FlatProgram, flatten
 from simulator.program.program import Program
-from simulator.scheduling.schedule import KINDS, Action, ScheduleItem, actions_of
+from simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, actions_of
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _inside(mesh: Mesh, pipeline: str) -> tuple[list[str], tuple[int, ...]]:
 
 
 def _key(action: Action) -> Key:
-    return action.stage, KINDS.index(action.kind), action.microbatch, action.slice
+    return action.stage, ACTION_KINDS.index(action.kind), action.microbatch, action.slice
 
 
 def _over(work: object, axes: list[str]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from simulator.engine.occupancy import Spans
 from simulator.program.program import Program
 from simulator.program.timetable import Timetable
-from simulator.scheduling.no_flush import drained, most_updates
+from simulator.scheduling.no_flush import cooldown_updates, max_cycle_updates
 
 ALIKE = 1e-10
 """Part of a run by which times may differ that are one time."""
@@ -85,9 +85,9 @@ def cycle(moments: np.ndarray, most: int) -> int | None:
 def window(table: Timetable, done: Callable[[int], float], batch: int) -> Window:
     """The window of a run. done: when an update has ended [s]. batch: micro-batches of a step."""
     shape, every = table.shape, table.every
-    steady = len(table.updates[0]) - drained(shape, every)
+    steady = len(table.updates[0]) - cooldown_updates(shape, every)
     moments = np.array([[done(action) for action in updates[:steady]] for updates in table.updates])
-    most = most_updates(shape, every)
+    most = max_cycle_updates(shape, every)
     count = cycle(moments, most) or most
     rows = [range(updates[steady - 1 - count] + 1, updates[steady - 1] + 1) for updates in table.updates]
     return Window(moments, count, rows, count * every / batch)

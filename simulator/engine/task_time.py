@@ -9,7 +9,7 @@ from simulator.ir.ops import StageOps, Transfer
 from simulator.program.block import CompiledBlocks, Price
 from simulator.program.flatten import FlatProgram, flatten_task
 from simulator.program.task import Task, make_task
-from simulator.scheduling.schedule import Durations
+from simulator.scheduling.schedule import PassDurations
 
 
 def task_seconds(task: Task, host: float = 0.0) -> float:
@@ -26,7 +26,7 @@ def pass_durations(
     axis: str,
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
-) -> Durations:
+) -> PassDurations:
     """How long the passes through every stage last at its prices, each alone on its device, and a hop between two."""
     compiled = blocks if blocks is not None else CompiledBlocks()
     known: dict[tuple[StageOps, int, str], float] = {}
@@ -47,4 +47,4 @@ def pass_durations(
             grown = [make_task(stage_ops, kind, price, blocks=compiled).memory.grown for kind in "FW"]
             parts[stage_ops] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
     kept = tuple(parts[stage_ops] for stage_ops in stages) if any(parts.values()) else None
-    return Durations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)
+    return PassDurations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept)

@@ -14,7 +14,7 @@ from simulator.lowering.lower import LoweredUnits
 from simulator.plan.plan import Plan
 from simulator.program.block import CompiledBlocks
 from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.schedule import Durations, PipelineShape, Schedule
+from simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class SharedWork:
             self.divisible.clear()
 
     def timetable(
-        self, schedule: Schedule, shape: PipelineShape, durations: Durations | None = None, update_interval: int = 0
+        self, schedule: Schedule, shape: PipelineShape, durations: PassDurations | None = None, update_interval: int = 0
     ) -> Timetable:
         """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval

@@ -25,8 +25,8 @@ from simulator.program.build import build
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.timetable import timetable
 from simulator.report.forecast import Forecast
-from simulator.report.report import Report
-from simulator.scheduling.no_flush import weight_versions
+from simulator.report.report import Forecast, Report
+from simulator.scheduling.no_flush import peak_weight_versions
 from simulator.scheduling.schedule import ScheduleItem
 
 CONTENTION = "communication shares links max-min fairly, and kernels get the multiprocessors that it leaves"
@@ -67,7 +67,7 @@ def simulate(
     assumed += costs.of_host(op.work for task in (*program.tasks, *program.updates) for op, _ in task.counted())
     assumed += (CONTENTION,) if engine == "shared" else ()
     forecast = play_forecast(plan, stages, program, assumed, engine, skip, uses)
-    if plan.schedule.at_run_time:
+    if plan.schedule.reorders_at_run_time:
         forecast = replace(forecast, anew=lambda orders: build_program(plan, prices, shared, orders)[1])
     if plan.period == 1:
         return Report(forecast)
@@ -87,7 +87,7 @@ def play_forecast(
     """Plays a program, and adds the memory that lives through the whole step. engine, skip, uses: see `play`."""
     resident = [resident_bytes(plan, params) for params in device_params(plan, stages)]
     for device, params in enumerate(device_params(plan, stages)) if plan.update_interval else ():
-        versions = weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
+        versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
     if nbytes := sum(scheme.buffers for scheme in plan.schemes):
         for states in resident:

@@ -25,7 +25,7 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
         part = plan.part(index)
         embeds = part == last and plan.device(index) in plan.holders(0)
         slices = [plan.stage(part, blocks) for blocks in plan.slices]
-        idle = plan.schedule.idle_roles(plan.shape, index)
+        idle = plan.schedule.unused_roles(plan.shape, index)
         key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle)
         if key not in known:
             lowering = make_lowering(plan, units, idle)
@@ -43,10 +43,10 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
     return stages, updates
 
 
-def make_lowering(plan: Plan, units: LoweredUnits | None = None, idle_roles: Sequence[str] = ()) -> Lowering:
+def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
     """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
     framework = plan.job.framework
-    schemes = [scheme for scheme in plan.schemes if scheme.role not in idle_roles]
+    schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
     return Lowering(plan.mesh, schemes, framework.regather, units, framework.fused_gradients)
 
 

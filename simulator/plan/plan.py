@@ -18,7 +18,7 @@ from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.lowering.scope import Scope
 from simulator.models.blocks import Blocks
-from simulator.scheduling.no_flush import long_enough
+from simulator.scheduling.no_flush import extend_to_steady_state
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
 
@@ -94,7 +94,7 @@ class Plan:
 
     def part(self, stage: int) -> int:
         """The part of the model on a virtual stage."""
-        return self.schedule.part(self.shape, stage)
+        return self.schedule.model_part(self.shape, stage)
 
     def device(self, stage: int) -> int:
         """The pipeline device that holds a virtual stage."""
@@ -162,7 +162,7 @@ class Plan:
     @cached_property
     def update_interval(self) -> int:
         """Micro-batches between two optimizer updates of a schedule without a pipeline flush; 0 with a flush."""
-        return 0 if self.schedule.flush else self.schedule.update_every(self.shape)
+        return 0 if self.schedule.flush else self.schedule.microbatches_per_update(self.shape)
 
     @property
     def period(self) -> int:
@@ -172,7 +172,7 @@ class Plan:
     @property
     def played_shape(self) -> PipelineShape:
         """What the engine plays: one batch; without a flush as many micro-batches as reach the steady state."""
-        return long_enough(self.shape, self.update_interval) if self.update_interval else self.shape
+        return extend_to_steady_state(self.shape, self.update_interval) if self.update_interval else self.shape
 
     @cached_property
     def clusters(self) -> list[Cluster]:

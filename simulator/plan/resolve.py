@@ -21,7 +21,7 @@ from simulator.job.locate import located
 from simulator.plan.checks import ALWAYS, check_divisible, check_size, check_slices
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
-from simulator.scheduling.schedule import Lasts, PipelineShape
+from simulator.scheduling.schedule import PipelineShape, SliceDuration
 
 MAX_SLICE_BOUNDARIES = 64
 """Most positions at which a schedule may slice a sequence."""
@@ -29,7 +29,7 @@ MAX_SLICE_BOUNDARIES = 64
 StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
 """Costs of the model's layers on every stage, asked for by `partition: by-cost`; the plan has no layers yet."""
 
-SliceSeconds = Callable[[Plan], Lasts]
+SliceSeconds = Callable[[Plan], SliceDuration]
 """Durations of slices, asked for by schedules that balance slices; the plan has whole sequences yet."""
 
 
@@ -120,7 +120,7 @@ def _shape(plan: Plan) -> PipelineShape:
     assert batch.total is not None
     microbatches = batch.total // (batch.micro * plan.replicas)
     slices = max(1, len(plan.schedule.slices))
-    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, plan.schedule.chunks(), slices)
+    return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, plan.schedule.chunks_per_device(), slices)
 
 
 def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> list[int]:
@@ -130,7 +130,7 @@ def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) 
         check_divisible(plan, divisible)
         return layer_costs(plan)
 
-    before = [plan.schedule.before(plan.shape, stage) for stage in range(plan.parts)]
+    before = [plan.schedule.predecessors(plan.shape, stage) for stage in range(plan.parts)]
     return layers_of_graph(plan.job.plan.partition, plan.job.model, before, plan.schedule.use, costs)
 
 
@@ -149,7 +149,7 @@ def _sliced(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
     # Multiples of what the axes divide, as few as the schedule's dynamic program can look through.
     fits = (n for n in range(plan.slice_granularity, sequence + 1, plan.slice_granularity) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
-    lengths = tuple(plan.schedule.cut(plan.shape, sequence, step, slice_seconds(plan)))
+    lengths = tuple(plan.schedule.choose_slices(plan.shape, sequence, step, slice_seconds(plan)))
     plan = replace(plan, slice_lengths=lengths, shape=replace(plan.shape, slices=len(lengths)))
     check_size(plan)
     return plan

@@ -35,7 +35,7 @@ from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Send, Task, make_task
 from simulator.program.timetable import Slot, Timetable
-from simulator.scheduling.schedule import MOVES
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
 
 MOVING = "pipeline-moves"
 """The stream of activations that go to another device to rest there, and come back."""
@@ -103,7 +103,7 @@ class _Builder:
     def task(self, slot: Slot) -> Task:
         if slot.follows:
             return self._tasks.setdefault("follows", Task((), [], []))
-        if slot.kind in MOVES:
+        if slot.kind in ACTIVATION_TRANSFERS:
             return self._move(slot)
         if slot.partner is None:
             return self._alone(slot)
@@ -199,12 +199,12 @@ class _Builder:
             saved = self._alone(Slot(slot.stage, "F", False, False, slot.slice)).memory.net
             flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
             here, ready = Op("here"), Op("ready", MOVING)
-            if takes := slot.kind in ("K", "L"):
+            if takes := slot.kind in (ActionKind.KEEP, ActionKind.LOAD):
                 block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
             else:
-                ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == "E" else -1]
+                ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
                 work = Transfer(round(sum(nbytes for nbytes, _ in flows)), self.axis, *ends)
-                send = Op("evict" if slot.kind == "E" else "give back", MOVING, work, phase="B")
+                send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", MOVING, work, phase="B")
                 ops = [ready, here, send, Op("arrived", MOVING)]
                 block = Block(ops, [(), (0,), (1,), (2,)], (Port((2,), (3,), through=False),), [])
             part = price_block(block, 1, self.prices[self.timetable.owner(slot)])

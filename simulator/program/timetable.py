@@ -18,21 +18,22 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.scheduling.no_flush import with_updates
+from simulator.scheduling.no_flush import insert_updates
 from simulator.scheduling.schedule import (
-    KINDS,
-    MOVES,
+    ACTION_KINDS,
+    ACTIVATION_TRANSFERS,
     Action,
-    Durations,
+    ActionKind,
     OverlappedPasses,
+    PassDurations,
     PipelineShape,
     Schedule,
     ScheduleItem,
     actions_of,
-    table,
+    format_orders,
 )
 
-F, BW, B, W, R, O, E, K, G, L = range(len(KINDS))
+F, BW, B, W, R, O, EVICT, KEEP, GIVE_BACK, LOAD = range(len(ACTION_KINDS))
 
 
 class Slot(NamedTuple):
@@ -133,7 +134,7 @@ class Timetable:
 
     def owner(self, slot: Slot) -> int:
         """The device that runs a slot's actions."""
-        return slot.keeper if slot.kind in ("K", "G") else self.stage_device[slot.stage]
+        return slot.keeper if slot.kind in (ActionKind.KEEP, ActionKind.GIVE_BACK) else self.stage_device[slot.stage]
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
         """The stages whose results a slot's actions need."""
@@ -157,7 +158,7 @@ def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[in
 def timetable(
     schedule: Schedule,
     shape: PipelineShape,
-    lasting: Durations | None = None,
+    durations: PassDurations | None = None,
     every: int = 0,
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Timetable:
@@ -169,7 +170,7 @@ def timetable(
     that lacks or repeats an action or in which actions wait for each other.
     """
     schedule.check(shape)
-    stated = schedule.orders(shape, lasting) if orders is None else orders
+    stated = schedule.orders(shape, durations) if orders is None else orders
     return _Maker(schedule, shape, [list(order) for order in stated], every).made()
 
 
@@ -178,9 +179,9 @@ class _Maker:
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
         self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
-        self.orders = orders = [with_updates(order, every) for order in stated] if every else stated
+        self.orders = orders = [insert_updates(order, every) for order in stated] if every else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
-        self.before = [tuple(schedule.before(shape, stage)) for stage in range(shape.stages)]
+        self.before = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
         self.after: list[tuple[int, ...]] = [()] * shape.stages
         for stage, others in enumerate(self.before):
             for other in others:
@@ -189,7 +190,7 @@ class _Maker:
         self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
         self.count = self.starts[-1]
         columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
-        code = {kind: i for i, kind in enumerate(KINDS)}
+        code = {kind: i for i, kind in enumerate(ACTION_KINDS)}
         self.stage, self.slice = np.array(columns[0], int), np.array(columns[3], int)
         self.kind = np.array([code.get(name, -1) for name in columns[1]], int)
         microbatch = np.array(columns[2], int)
@@ -201,10 +202,10 @@ class _Maker:
         if ok.all():
             low, high = np.array([r.start for r in ranges]), np.array([r.stop for r in ranges])
             ok &= (microbatch >= low[self.stage]) & (microbatch < high[self.stage])
-            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (K, G))
+            ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (KEEP, GIVE_BACK))
         if not ok.all():
             raise self._incomplete()
-        self.where = np.full((shape.stages, len(KINDS), shape.m * shape.slices), -1)
+        self.where = np.full((shape.stages, len(ACTION_KINDS), shape.m * shape.slices), -1)
         self.where[self.stage, self.kind, self.unit] = np.arange(self.count)
         there = self.where >= 0
         passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
@@ -285,22 +286,22 @@ class _Maker:
 
     def _check_moves(self) -> None:
         """What goes to another device comes back, and all the while one device keeps it."""
-        there = self.where[:, [E, K, G, L]]
+        there = self.where[:, [EVICT, KEEP, GIVE_BACK, LOAD]]
         some, whole = (there >= 0).any(axis=1), (there >= 0).all(axis=1)
         kept, given = self.owner[there[:, 1]], self.owner[there[:, 2]]
         wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
         if len(wrong):
             stage, unit = wrong[0].tolist()
-            moves = [Action(stage, kind, *divmod(unit, self.shape.slices)) for kind in MOVES]
+            moves = [Action(stage, kind, *divmod(unit, self.shape.slices)) for kind in ACTIVATION_TRANSFERS]
             rule = f"of a move all four actions stand in the orders, {moves[1]} and {moves[2]} on another device"
-            raise ScheduleError(self.schedule.use, rule, f"Order:\n{table(self.orders, {})}")
+            raise ScheduleError(self.schedule.use, rule, f"Order:\n{format_orders(self.orders, {})}")
 
     def _need_moves(self, need: list[int], also: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
         """Adds what moves need: a device evicts to one that keeps; that one gives back what has come, to one that
         loads; and the backward pass waits for it."""
-        for evict in np.flatnonzero(self.kind == E).tolist():
+        for evict in np.flatnonzero(self.kind == EVICT).tolist():
             stage, unit = self.stage[evict], self.unit[evict]
-            keep, give, load = self.where[stage, [K, G, L], unit].tolist()
+            keep, give, load = self.where[stage, [KEEP, GIVE_BACK, LOAD], unit].tolist()
             back = int(self._back[stage, unit])
             need[evict], more[evict] = keep, (keep,)
             need[give], also[give], more[give] = evict, (load,), (evict, load)
@@ -314,8 +315,9 @@ class _Maker:
         """Of what an action needs on its own stage the last; -1: nothing."""
         there, kind, stage, unit, count = self.where, self.kind, self.stage, self.unit, self.shape.slices
         forward, again = there[stage, F, unit], there[stage, R, unit]
-        known = [-1, there[stage, B, unit], forward, there[stage, E, unit]]
-        own = np.select([(kind == F) | (kind == K), kind == W, kind == R, kind == L], known, np.maximum(forward, again))
+        known = [-1, there[stage, B, unit], forward, there[stage, EVICT, unit]]
+        kinds = [(kind == F) | (kind == KEEP), kind == W, kind == R, kind == LOAD]
+        own = np.select(kinds, known, np.maximum(forward, again))
         if count > 1:
             # Keys and values of the slices before are there; gradients of keys and values of those behind.
             previous = np.where(self.slice > 0, there[stage, F, unit - 1], -1)
@@ -353,7 +355,7 @@ class _Maker:
             raise ScheduleError(
                 self.schedule.use,
                 "the order stands still: the marked actions wait for each other",
-                f"Order:\n{table(self.orders, stuck)}",
+                f"Order:\n{format_orders(self.orders, stuck)}",
             )
         return sequence
 
@@ -368,25 +370,25 @@ class _Maker:
         numbers, kind = np.arange(self.count), self.kind
         # Gradients of weights are complete with the last pass of either kind that makes them.
         merged = np.where(kind == W, BW, kind)
-        turn = self.stage * len(KINDS) + merged
+        turn = self.stage * len(ACTION_KINDS) + merged
         if self.every:
             done = np.cumsum(kind == O) - (kind == O)
             done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
-            turn += done * self.shape.stages * len(KINDS)
+            turn += done * self.shape.stages * len(ACTION_KINDS)
         first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
         # Of what is written twice to one place, the last stays.
         first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
         first, last = first_of[turn] == numbers, last_of[turn] == numbers
-        code = (((self.stage * len(KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
+        code = (((self.stage * len(ACTION_KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
-        keeper = np.where(kind >= E, self.owner[self.where[self.stage, K, self.unit]], -1)
+        keeper = np.where(kind >= EVICT, self.owner[self.where[self.stage, KEEP, self.unit]], -1)
         # All that tells slots apart, in one number.
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
         def told(i: int) -> Slot:
-            plain = int(self.stage[i]), KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
+            plain = int(self.stage[i]), ACTION_KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
             return Slot(*plain, told(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
         return [told(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
@@ -412,7 +414,7 @@ class _Maker:
         return ScheduleError(
             f"{schedule.use} on device {device}",
             f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
-            f"Order:\n{table(self.stated, {device: len(order)})}",
+            f"Order:\n{format_orders(self.stated, {device: len(order)})}",
         )
 
 
@@ -427,7 +429,7 @@ def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Coun
         found += [action for action in (*(both if split else ()), *again) if counts[action] > (action.kind == "R")]
     own = {action for group in groups for action in group}
     for action in order:
-        move = action.kind in MOVES and counts[action] == 1 and action._replace(kind="F") in counts
+        move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F") in counts
         found += [] if move or action in own else [action]
     return found
 

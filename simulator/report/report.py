@@ -18,7 +18,7 @@ from simulator.program.memory_profile import CATEGORIES
 from simulator.report.figures import FIGURES, nest
 from simulator.report.forecast import Forecast
 from simulator.report.metrics import Metrics
-from simulator.scheduling.list_scheduler import at_run_time
+from simulator.scheduling.list_scheduler import reorder_at_run_time
 
 COMMUNICATION = {
     "tp": "tensor-parallel",
@@ -59,7 +59,7 @@ class Report(Metrics):
             lasts = stretch_passes(program, plan.mesh, plan.pipeline_axis, pace, step)
             hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
             told = program.timetable.orders
-            program = play.anew(at_run_time(plan.schedule, plan.shape, told, lasts, hop).order)
+            program = play.anew(reorder_at_run_time(plan.schedule, plan.shape, told, lasts, hop).orders)
             flat = flatten(program)
         return unfold(program, plan.mesh, plan.pipeline_axis, pace, step, flat)
 

@@ -1,9 +1,8 @@
-"""Activations that rest on another device: moves put into finished orders.
+"""Activations that are kept on another device between a forward and its backward pass: transfers put into orders.
 
-A schedule states its passes, and which of them make room: before the pass `out` what a micro-batch has saved leaves its
-device, and before the pass `back` it is called again. `moved` finds where the other device stands then, by how long
-passes last, and puts its half of each move there, in front of the pass that it is busy with: neither device waits for
-the other to come, and the other one may make room a pass before it is needed.
+A schedule states its passes and, for every transfer, the pass during which activations leave and the pass during which
+they come back. `insert_transfers` finds which pass the other device runs at that time and puts its half of the transfer
+before that pass: neither device waits for the other, and the other one may free memory a pass before it is needed.
 """
 
 from __future__ import annotations
@@ -12,107 +11,141 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
-from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem, actions_of
+from simulator.scheduling.schedule import (
+    Action,
+    ActionKind,
+    PassDurations,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    actions_of,
+)
 
 
 @dataclass(frozen=True)
-class Move:
-    """What a forward pass has saved goes to the device `to` as the pass `out` begins, and comes back from when `back`
-    does. All three passes are of one device."""
+class ActivationTransfer:
+    """Activations of one forward pass that another device keeps for a time. All three passes are of one device.
+
+    forward: the pass whose activations move.
+    keeper: the device that keeps them.
+    evict_during: they leave when this pass begins.
+    load_during: they come back when this pass begins.
+    """
 
     forward: Action
-    to: int
-    out: Action
-    back: Action
+    keeper: int
+    evict_during: Action
+    load_during: Action
 
 
-def moved(
+class _TimedItem(NamedTuple):
+    item: ScheduleItem
+    device: int
+    begin: float
+    end: float
+
+
+def insert_transfers(
     schedule: Schedule,
     shape: PipelineShape,
     orders: Sequence[Sequence[ScheduleItem]],
-    moves: Sequence[Move],
-    lasting: Durations | None = None,
+    transfers: Sequence[ActivationTransfer],
+    durations: PassDurations | None = None,
 ) -> list[list[ScheduleItem]]:
-    """Orders with their moves. lasting: how long passes last; if not given, all alike."""
-    played = _played(schedule, shape, orders, lasting or _alike(shape))
-    place = {action: at for at, (turn, *_) in enumerate(played) for action in actions_of([turn])}
-    # Ends of passes may fall on one moment; a later place never has an earlier end.
-    ends = list(accumulate((end for *_, end in played), max))
-    put: list[tuple[int, float, tuple[tuple[int, Action], ...]]] = []
-    for move in moves:
-        for behind, kinds in ((move.out, ("K", "E")), (move.back, ("L", "G"))):
-            at = place[behind]
-            _, own, begin, _ = played[at]
-            # The other device says first that it keeps, and the own one that it calls.
-            devices = (move.to, own) if kinds[0] == "K" else (own, move.to)
-            halves = [(d, move.forward._replace(kind=kind)) for d, kind in zip(devices, kinds, strict=True)]
-            put.append((min(bisect_right(ends, begin), at), begin, tuple(halves)))
-    put.sort(key=lambda one: one[:2])
+    """Orders with their transfers. durations: of passes; without them all passes last equally long."""
+    timed = _time_orders(schedule, shape, orders, durations or _equal_durations(shape))
+    index = {action: at for at, one in enumerate(timed) for action in actions_of([one.item])}
+    # Ends of passes may coincide; the running maximum keeps them sorted.
+    ends = list(accumulate((one.end for one in timed), max))
+    # Both halves of every transfer: the item that they go before, their moment, their actions by device.
+    halves: list[tuple[int, float, list[tuple[int, Action]]]] = []
+    for transfer in transfers:
+        keeper, action = transfer.keeper, transfer.forward
+        for during, receives, sends in (
+            (transfer.evict_during, ActionKind.KEEP, ActionKind.EVICT),
+            (transfer.load_during, ActionKind.LOAD, ActionKind.GIVE_BACK),
+        ):
+            at = index[during]
+            owner, begin = timed[at].device, timed[at].begin
+            receiver, sender = (keeper, owner) if receives == ActionKind.KEEP else (owner, keeper)
+            actions = [(receiver, action._replace(kind=receives)), (sender, action._replace(kind=sends))]
+            halves.append((min(bisect_right(ends, begin), at), begin, actions))
+    halves.sort(key=lambda half: half[:2])
     found: list[list[ScheduleItem]] = [[] for _ in orders]
-    for at, (turn, device, *_) in enumerate([*played, (None, 0, 0.0, 0.0)]):
-        while put and put[0][0] == at:
-            for one, half in put.pop(0)[2]:
-                found[one].append(half)
-        if turn is not None:
-            found[device].append(turn)
+    for at, one in enumerate(timed):
+        while halves and halves[0][0] == at:
+            for device, transfer_action in halves.pop(0)[2]:
+                found[device].append(transfer_action)
+        found[one.device].append(one.item)
     return found
 
 
-def _alike(shape: PipelineShape) -> Durations:
+def _equal_durations(shape: PipelineShape) -> PassDurations:
     one = (1.0,) * shape.stages
-    return Durations(one, one, one, one)
+    return PassDurations(one, one, one, one)
 
 
-def _played(
-    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], lasting: Durations
-) -> list[tuple[ScheduleItem, int, float, float]]:
-    """Every turn with its device, begin and end, by their ends; each comes after all that it needs.
+def _time_orders(
+    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], durations: PassDurations
+) -> list[_TimedItem]:
+    """Every item with its device, begin and end, sorted by end; each after all that it depends on.
 
-    An order that stands still ends where it does: who checks it will tell.
+    Items of an order that deadlocks stand at the end: the check of the orders reports them.
     """
-    after: list[list[int]] = [[] for _ in range(shape.stages)]
+    successors: list[list[int]] = [[] for _ in range(shape.stages)]
     for stage in range(shape.stages):
-        for other in schedule.before(shape, stage):
-            after[other].append(stage)
-    at, free, done = [0] * len(orders), [0.0] * len(orders), dict[tuple[int, bool, int, int], float]()
-    found: list[tuple[ScheduleItem, int, float, float]] = []
+        for other in schedule.predecessors(shape, stage):
+            successors[other].append(stage)
+    position, free_at = [0] * len(orders), [0.0] * len(orders)
+    ends = dict[tuple[int, bool, int, int], float]()
+    found: list[_TimedItem] = []
 
-    def come(action: Action, device: int) -> float | None:
-        """When what an action needs from others has come; None: not yet known."""
-        forward = action.kind == "F"
-        others = {"F": schedule.before(shape, action.stage), "BW": after[action.stage], "B": after[action.stage]}
+    def arrival(action: Action, device: int) -> float | None:
+        """When the inputs of an action from other stages have arrived; None: not yet known."""
+        if action.kind == "F":
+            sources: Sequence[int] = schedule.predecessors(shape, action.stage)
+        else:
+            sources = successors[action.stage] if action.kind in ("BW", "B") else ()
         latest = 0.0
-        for other in others.get(action.kind, ()):
-            end = done.get((other, forward, action.microbatch, action.slice))
+        for other in sources:
+            end = ends.get((other, action.kind == "F", action.microbatch, action.slice))
             if end is None:
                 return None
-            latest = max(latest, end + lasting.hop * (schedule.device(shape, other) != device))
+            latest = max(latest, end + durations.hop * (schedule.device(shape, other) != device))
         return latest
 
-    moving = True
-    while moving:
-        moving = False
+    progress = True
+    while progress:
+        progress = False
         for device, order in enumerate(orders):
-            while at[device] < len(order):
-                turn = order[at[device]]
-                waits = [come(action, device) for action in actions_of([turn])]
-                if (known := [one for one in waits if one is not None]) != waits:
+            while position[device] < len(order):
+                item = order[position[device]]
+                arrivals = [arrival(action, device) for action in actions_of([item])]
+                if (known := [time for time in arrivals if time is not None]) != arrivals:
                     break
-                begin = max(free[device], *known)
-                free[device] = begin + sum(_lasts(action, lasting) for action in actions_of([turn]))
-                for action in actions_of([turn]):
+                begin = max(free_at[device], *known)
+                free_at[device] = begin + sum(_pass_duration(action, durations) for action in actions_of([item]))
+                for action in actions_of([item]):
                     if action.kind in ("F", "BW", "B"):
-                        done[action.stage, action.kind == "F", action.microbatch, action.slice] = free[device]
-                found.append((turn, device, begin, free[device]))
-                at[device] += 1
-                moving = True
-    found.sort(key=lambda one: one[3])
-    return found + [(turn, d, free[d], free[d]) for d, order in enumerate(orders) for turn in order[at[d] :]]
+                        ends[action.stage, action.kind == "F", action.microbatch, action.slice] = free_at[device]
+                found.append(_TimedItem(item, device, begin, free_at[device]))
+                position[device] += 1
+                progress = True
+    found.sort(key=lambda one: one.end)
+    stuck = ((item, device) for device, order in enumerate(orders) for item in order[position[device] :])
+    return found + [_TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
 
 
-def _lasts(action: Action, lasting: Durations) -> float:
+def _pass_duration(action: Action, durations: PassDurations) -> float:
     stage = action.stage
-    inputs, weights = lasting.backward[stage], lasting.weights[stage]
-    known = {"F": lasting.forward[stage], "BW": inputs + weights, "B": inputs, "W": weights, "R": lasting.again[stage]}
+    inputs, weights = durations.input_gradients[stage], durations.weight_gradients[stage]
+    known = {
+        "F": durations.forward[stage],
+        "BW": inputs + weights,
+        "B": inputs,
+        "W": weights,
+        "R": durations.recomputation[stage],
+    }
     return known.get(action.kind, 0.0)

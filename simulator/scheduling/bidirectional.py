@@ -1,4 +1,4 @@
-"""Orders in which forward passes of one way through the devices are paired with backward passes of the other."""
+"""Orders of devices with two stages whose micro-batches travel in opposite directions, with overlapped passes."""
 
 from __future__ import annotations
 
@@ -8,41 +8,49 @@ from collections.abc import Sequence
 from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
 
 
-def eight_steps(
-    entering: tuple[int, Sequence[int]], other: tuple[int, Sequence[int]], place: int, half: int
+def eight_step_order(
+    near: tuple[int, Sequence[int]], far: tuple[int, Sequence[int]], position: int, half: int
 ) -> list[ScheduleItem]:
-    """The order of a device with two stages through which micro-batches go opposite ways, forward passes of one paired
-    with backward passes of the other (arXiv 2412.19437, figure 5).
+    """The order of one device in the eight steps of arXiv 2412.19437, figure 5: forward passes of one direction are
+    overlapped with backward passes of the other.
 
-    entering, other: stage and micro-batches (n each) of the way that comes by sooner, and of the one that comes later.
-    place: devices that the first has passed before. half: devices up to where both come by at once; n >= 2 half.
+    near, far: stage and micro-batches (n each) of the direction whose micro-batches reach the device first, and of the
+    other one.
+    position: devices between the start of the near direction and this device.
+    half: devices of which each is nearer to that start; n >= 2 half.
     """
-    (x, _), (y, _) = entering, other
-    forward = {stage: iter([Action(stage, "F", k) for k in some]) for stage, some in (entering, other)}
-    backward = {stage: iter(some) for stage, some in (entering, other)}
-    owed: deque[Action] = deque()
+    (x, _), (y, _) = near, far
+    forward = {stage: iter([Action(stage, "F", k) for k in microbatches]) for stage, microbatches in (near, far)}
+    backward = {stage: iter(microbatches) for stage, microbatches in (near, far)}
+    pending: deque[Action] = deque()
 
-    def back(stage: int, whole: bool = True) -> Action:
+    def next_backward(stage: int, split: bool = False) -> Action:
         k = next(backward[stage])
-        if not whole:
-            owed.append(Action(stage, "W", k))
-        return Action(stage, "BW" if whole else "B", k)
+        if split:
+            pending.append(Action(stage, "W", k))
+        return Action(stage, "B" if split else "BW", k)
 
-    rest, steady = half - 1 - place, len(entering[1]) - 2 * half + place + 1
-    turns: list[ScheduleItem] = [next(forward[x]) for _ in range(2 * rest)]
-    for _ in range(place + 1):
-        turns += [next(forward[x]), next(forward[y])]
-    for _ in range(rest):
-        turns += [back(y, whole=False), owed.popleft(), next(forward[y])]
+    inner, steady = half - 1 - position, len(near[1]) - 2 * half + position + 1
+    # Step 1: warm-up with forward passes of the near direction.
+    items: list[ScheduleItem] = [next(forward[x]) for _ in range(2 * inner)]
+    # Step 2: forward passes of both directions in turn.
+    for _ in range(position + 1):
+        items += [next(forward[x]), next(forward[y])]
+    # Step 3: split backward passes, whose W fills what would idle.
+    for _ in range(inner):
+        items += [next_backward(y, split=True), pending.popleft(), next(forward[y])]
+    # Step 4, the steady state: every forward pass is overlapped with a backward pass.
     for i in range(steady):
-        pair = OverlappedPasses(next(forward[x]), back(y))
-        # In the middle the first backward pass comes late, and the forward pass must not wait for it.
-        turns += pair if i == rest == 0 else [pair]
-        turns.append(OverlappedPasses(next(forward[y]), back(x)))
-    for _ in range(rest):
-        turns += [back(y), OverlappedPasses(next(forward[y]), back(x))]
-    # Half of those that are left are whole; the others' weights fill the gaps while the pipe runs dry.
-    turns += [back((y, x)[i % 2], whole=i <= place) for i in range(2 * (place + 1))]
-    for _ in range(rest):
-        turns += [owed.popleft(), back(x, whole=False)]
-    return [*turns, *owed]
+        pair = OverlappedPasses(next(forward[x]), next_backward(y))
+        # On the middle devices the first backward pass arrives late, and the forward pass must not wait for it.
+        items += pair if i == inner == 0 else [pair]
+        items.append(OverlappedPasses(next(forward[y]), next_backward(x)))
+    # Step 5: the near direction has no forward passes left.
+    for _ in range(inner):
+        items += [next_backward(y), OverlappedPasses(next(forward[y]), next_backward(x))]
+    # Step 6: of the backward passes that are left the first half is whole, the second half split.
+    items += [next_backward((y, x)[i % 2], split=i > position) for i in range(2 * (position + 1))]
+    # Steps 7 and 8: W's fill the cool-down.
+    for _ in range(inner):
+        items += [pending.popleft(), next_backward(x, split=True)]
+    return [*items, *pending]

@@ -1,75 +1,26 @@
-"""Orders that come about in unit slots: every pass takes one slot, however long it lasts in the end.
+"""Schedules from a building block: the slots of one micro-batch's passes, repeated for every micro-batch.
 
-Some papers state not an order but how it is made: by a rule which pass a free device takes (`greedy`), or as a building
-block, the slots of one micro-batch's passes, that is repeated for every micro-batch (`repeated`, `reordered`: Qi et al.
-2024, arXiv 2405.15362, section 3). What comes out is an order like any other.
+The method of Qi et al. 2024 (arXiv 2405.15362, section 3). `repeat_block` repeats the block without collisions. Its
+gaps need no squeezing here: an order holds no idle slots, every pass begins as soon as it can.
+`reorder_warmup_and_cooldown` then fills the idle time at both ends. All passes take one slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop, heappush
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_dependencies
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule
 
-Needs = Mapping[Action, Sequence[Action]]
-"""What must have been done before an action can begin."""
 
+def repeat_block(schedule: Schedule, shape: PipelineShape, block: Sequence[tuple[int, int]]) -> list[list[Action]]:
+    """The orders of all devices when every micro-batch follows the one before after one period, the slots that its
+    passes take on a device.
 
-def needs(schedule: Schedule, shape: PipelineShape, *, apart: bool) -> Needs:
-    """What every pass needs; apart: whether the gradients of weights are passes of their own."""
-    found: dict[Action, list[Action]] = {}
-    kind = "B" if apart else "BW"
-    for stage in range(shape.stages):
-        before = schedule.before(shape, stage)
-        for k in schedule.microbatches(shape, stage):
-            forward, backward = Action(stage, "F", k), Action(stage, kind, k)
-            found[forward] = [Action(other, "F", k) for other in before]
-            found.setdefault(backward, []).append(forward)
-            for other in before:
-                found.setdefault(Action(other, kind, k), []).append(backward)
-            if apart:
-                found[Action(stage, "W", k)] = [backward]
-    return found
+    block: for each stage the slots in which F and B of the first micro-batch begin. A W takes the first free slot after
+    its B, in the order of the B's.
 
-
-def turned(needs: Needs) -> Needs:
-    """Who needs an action."""
-    found: dict[Action, list[Action]] = {action: [] for action in needs}
-    for action, others in needs.items():
-        for other in others:
-            found[other].append(action)
-    return found
-
-
-def greedy(schedule: Schedule, shape: PipelineShape, needs: Needs, rank: Callable[[Action], Any]) -> list[list[Action]]:
-    """In every slot each device takes, of the actions that are ready, the one of the lowest rank."""
-    after = turned(needs)
-    left = {action: len(others) for action, others in needs.items()}
-    ready: list[list[tuple[Any, Action]]] = [[] for _ in range(shape.p)]
-    orders: list[list[Action]] = [[] for _ in range(shape.p)]
-    free = [action for action, count in left.items() if not count]
-    while free or any(ready):
-        for action in free:
-            heappush(ready[schedule.device(shape, action.stage)], (rank(action), action))
-        free = []
-        for heap, order in zip(ready, orders, strict=True):
-            if heap:
-                order.append(heappop(heap)[1])
-                for other in after[order[-1]]:
-                    left[other] -= 1
-                    free += [other] * (not left[other])
-    return orders
-
-
-def repeated(schedule: Schedule, shape: PipelineShape, block: Sequence[tuple[int, int]]) -> list[list[Action]]:
-    """Every micro-batch passes as the one before did, one period later: as many slots as it has passes on a device.
-
-    block: for each stage the slots in which the first micro-batch's F and B begin. A W takes the first slot that is
-    free, those of earlier B first.
-
-    Raises ValueError where two passes fall on one slot.
+    Raises ValueError if two passes fall on one slot.
     """
     period = 3 * shape.v
     slots: list[dict[int, Action]] = [{} for _ in range(shape.p)]
@@ -81,84 +32,92 @@ def repeated(schedule: Schedule, shape: PipelineShape, block: Sequence[tuple[int
                 if slot in own:
                     raise ValueError(f"{own[slot]} and {Action(stage, kind, k)} fall on one slot")
                 own[slot] = Action(stage, kind, k)
-    return [_filled(own) for own in slots]
+    return [_insert_weight_passes(own) for own in slots]
 
 
-def _filled(slots: Mapping[int, Action]) -> list[Action]:
-    """The passes of a device in their slots, and in the free ones the W's of what has gone before."""
+def _insert_weight_passes(slots: Mapping[int, Action]) -> list[Action]:
+    """The order of a device: F and B in their slots, and in each free slot the W of the earliest B that has none."""
     order: list[Action] = []
-    owed: list[Action] = []
+    pending: list[Action] = []
     for slot in range(min(slots), max(slots) + 1):
         if (action := slots.get(slot)) is not None:
             order.append(action)
-            owed += [action._replace(kind="W")] * (action.kind == "B")
-        elif owed:
-            order.append(owed.pop(0))
-    return order + owed
+            pending += [action._replace(kind="W")] * (action.kind == "B")
+        elif pending:
+            order.append(pending.pop(0))
+    return order + pending
 
 
-def reordered(schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
-    """Fills with other passes what idles while the pipe fills and runs dry; no device holds more chunks than it did.
+def reorder_warmup_and_cooldown(
+    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[Action]]
+) -> list[list[Action]]:
+    """Orders whose idle slots in warm-up and cool-down are filled with later passes, at no higher peak of chunks.
 
-    First, looking back from the end, W's are put off where a device would idle later on: so B's before them come
-    sooner. Then, looking on from the start, a device that would idle takes the next pass in its order that is ready.
+    Backwards from the end, W's are moved behind the B's that other devices wait for. Then, forwards from the start, a
+    device that would idle takes the next ready pass of its order.
     """
-    first = needs(schedule, shape, apart=True)
-    most = [_held(order) for order in orders]
-    late = _turned_round(_drawn(_turned_round(orders), turned(first), most, "WF", "W"))
-    return _drawn(late, first, most, "FW", "FBW")
+    dependencies = pass_dependencies(schedule, shape, split_backward=True)
+    peaks = [_peak_chunks(order) for order in orders]
+    late = _reverse(_fill_idle_slots(_reverse(orders), invert_dependencies(dependencies), peaks, "W", "F", "W"))
+    return _fill_idle_slots(late, dependencies, peaks, "F", "W", "FBW")
 
 
-def _turned_round(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
+def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
     return [list(reversed(order)) for order in orders]
 
 
-def _held(order: Sequence[Action]) -> int:
-    """The most chunks that a device holds, each from its F to its W."""
-    held = top = 0
+def _peak_chunks(order: Sequence[Action]) -> int:
+    """Peak number of chunks whose activations a device holds, each from its F to its W."""
+    held = peak = 0
     for action in order:
         held += (action.kind == "F") - (action.kind == "W")
-        top = max(top, held)
-    return top
+        peak = max(peak, held)
+    return peak
 
 
-def _drawn(
-    orders: Sequence[Sequence[Action]], needs: Needs, most: Sequence[int], ends: str, kinds: str
+def _fill_idle_slots(
+    orders: Sequence[Sequence[Action]],
+    dependencies: Dependencies,
+    peaks: Sequence[int],
+    allocating: str,
+    freeing: str,
+    movable: str,
 ) -> list[list[Action]]:
-    """In every slot each device takes the next pass of its order, or, if that is not ready, the first that is.
+    """Orders in which, slot by slot, each device takes the next pass of its order or, if that is not ready, the first
+    movable one that is.
 
-    most: chunks that each device may hold, from passes of the first kind in `ends` to those of the second. kinds: what
-    may be drawn before others.
+    peaks: chunks that each device may hold, from a pass of kind `allocating` to one of kind `freeing`.
+    movable: kinds of passes that may go before others.
     """
-    left, held = [list(order) for order in orders], [0] * len(orders)
+    remaining, held = [list(order) for order in orders], [0] * len(orders)
     lanes = [len({(action.stage, action.kind) for action in order}) for order in orders]
     done: set[Action] = set()
-    drawn: list[list[Action]] = [[] for _ in orders]
+    filled: list[list[Action]] = [[] for _ in orders]
 
     def change(action: Action) -> int:
-        return (action.kind == ends[0]) - (action.kind == ends[1])
+        return (action.kind == allocating) - (action.kind == freeing)
 
     def pick(device: int) -> Action | None:
-        top = after = held[device]
+        peak = after = held[device]
         seen: set[tuple[int, str]] = set()
-        for action in left[device]:
-            # The next of the order is always within the bounds. Passes of one kind on one stage never swap.
+        for action in remaining[device]:
+            # The next pass of the order is always within the peak. Passes of one kind on one stage never swap.
             lane = action.stage, action.kind
-            may = not seen or (action.kind in kinds and lane not in seen and top + change(action) <= most[device])
-            if may and done.issuperset(needs[action]):
+            fits = not seen or (action.kind in movable and lane not in seen and peak + change(action) <= peaks[device])
+            if fits and done.issuperset(dependencies[action]):
                 return action
             seen.add(lane)
             if len(seen) == lanes[device]:
                 break
             after += change(action)
-            top = max(top, after)
+            peak = max(peak, after)
         return None
 
-    while any(left):
-        taken = [(device, action) for device in range(len(left)) if (action := pick(device))]
+    while any(remaining):
+        taken = [(device, action) for device in range(len(remaining)) if (action := pick(device))]
         for device, action in taken:
-            left[device].remove(action)
-            drawn[device].append(action)
+            remaining[device].remove(action)
+            filled[device].append(action)
             held[device] += change(action)
         done.update(action for _, action in taken)
-    return drawn
+    return filled

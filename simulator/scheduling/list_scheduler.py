@@ -1,8 +1,8 @@
-"""Policies: who does next what, where that depends on how long passes last.
+"""List scheduling with durations: a policy chooses, pass by pass, what a device runs next.
 
-`Play` is what a policy looks at while it decides: the passes that it has chosen so far, each begun as soon as its
-device is free and what it needs from others is there; `InTurn` also knows the activations that devices hold.
-`at_run_time` plays orders that are there already, by devices that may leave them as their schedule's `next_item` says.
+`PartialSchedule` is the state a policy decides on: the passes chosen so far, each begun as soon as its device is free
+and its inputs have arrived. `MemoryBoundedSchedule` also counts the activations that devices hold.
+`reorder_at_run_time` plays finished orders on devices that may deviate from them by `Schedule.next_item`.
 """
 
 from __future__ import annotations
@@ -13,148 +13,172 @@ from math import inf
 
 from simulator.scheduling.schedule import (
     Action,
-    Durations,
     OverlappedPasses,
+    PassDurations,
     PipelineShape,
     Schedule,
     ScheduleItem,
     actions_of,
 )
 
-Lasting = Callable[[ScheduleItem], float]
-"""How long a turn lasts."""
+ItemDuration = Callable[[ScheduleItem], float]
+"""Duration of a schedule item."""
 
-GIVES = {"F": ("F",), "BW": ("BW", "B"), "B": ("B", "BW")}
-"""The kinds of passes that take something from another stage, and those that make it there."""
+INPUT_KINDS = {"F": ("F",), "BW": ("BW", "B"), "B": ("B", "BW")}
+"""By kind of a pass with inputs from other stages: the kinds of passes that produce them."""
 
 
-class Play:
-    """Turns played so far. order, clock: of every device, its turns and when it is free. begin, end: of every action.
+class PartialSchedule:
+    """The items chosen so far, and when they run.
 
-    lasts: asked once for every turn. hop: from device to device, behind a pass whose result goes there.
+    orders: items of every device.
+    free_at: end of the last item of every device.
+    begin: of every action that has run.
+    end: of every action that has run.
+    device: of every stage.
+    predecessors: of every stage.
+    successors: of every stage.
     """
 
-    def __init__(self, schedule: Schedule, shape: PipelineShape, lasts: Lasting, hop: float = 0.0) -> None:
-        self.lasts, self.hop = lasts, hop
+    def __init__(self, schedule: Schedule, shape: PipelineShape, item_duration: ItemDuration, hop: float = 0.0) -> None:
+        """item_duration: asked once for every item. hop: duration of a message between two devices."""
+        self.shape, self.item_duration, self.hop = shape, item_duration, hop
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
-        self.before = [schedule.before(shape, stage) for stage in range(shape.stages)]
-        self.after: list[list[int]] = [[] for _ in self.before]
-        for stage, others in enumerate(self.before):
+        self.predecessors = [schedule.predecessors(shape, stage) for stage in range(shape.stages)]
+        self.successors: list[list[int]] = [[] for _ in self.predecessors]
+        for stage, others in enumerate(self.predecessors):
             for other in others:
-                self.after[other].append(stage)
-        self.order: list[list[ScheduleItem]] = [[] for _ in range(shape.p)]
-        self.clock = [0.0] * shape.p
+                self.successors[other].append(stage)
+        self.orders: list[list[ScheduleItem]] = [[] for _ in range(shape.p)]
+        self.free_at = [0.0] * shape.p
         self.begin: dict[Action, float] = {}
         self.end: dict[Action, float] = {}
 
     @property
     def spans(self) -> list[float]:
-        """Per device, from its first begin to its last end."""
-        begins = [self.begin[actions_of(order[:1])[0]] for order in self.order]
-        return [end - begin for end, begin in zip(self.clock, begins, strict=True)]
+        """Per device, from the begin of its first item to the end of its last."""
+        begins = [self.begin[actions_of(order[:1])[0]] for order in self.orders]
+        return [end - begin for end, begin in zip(self.free_at, begins, strict=True)]
 
-    def comes(self, turn: ScheduleItem) -> float:
-        """When all that a turn needs from other stages is on its device; inf while that cannot be told."""
-        if isinstance(turn, OverlappedPasses):
-            return max(map(self.comes, turn))
-        stage, kind, microbatch, part = turn
-        if kind not in GIVES:
+    def arrival(self, item: ScheduleItem) -> float:
+        """When the inputs of an item from other stages have arrived on its device; inf while that is not known."""
+        if isinstance(item, OverlappedPasses):
+            return max(map(self.arrival, item))
+        stage, kind, microbatch, part = item
+        if kind not in INPUT_KINDS:
             return 0.0
         latest, own = 0.0, self.device[stage]
-        for other in (self.before if kind == "F" else self.after)[stage]:
-            ends = (self.end.get(Action(other, made, microbatch, part), inf) for made in GIVES[kind])
+        for other in (self.predecessors if kind == "F" else self.successors)[stage]:
+            ends = (self.end.get(Action(other, source, microbatch, part), inf) for source in INPUT_KINDS[kind])
             latest = max(latest, min(ends) + self.hop * (self.device[other] != own))
         return latest
 
-    def add(self, turn: ScheduleItem) -> float:
-        """Plays a turn whose needs are there or known to come; when it ends."""
-        actions = turn if isinstance(turn, OverlappedPasses) else (turn,)
+    def append(self, item: ScheduleItem) -> float:
+        """Runs an item whose arrival is known on its device; returns its end."""
+        actions = actions_of([item])
         device = self.device[actions[0].stage]
-        begin = max(self.clock[device], self.comes(turn))
-        end = self.clock[device] = begin + self.lasts(turn)
-        self.order[device].append(turn)
+        begin = max(self.free_at[device], self.arrival(item))
+        end = self.free_at[device] = begin + self.item_duration(item)
+        self.orders[device].append(item)
         for action in actions:
             self.begin[action], self.end[action] = begin, end
         return end
 
 
-class InTurn(Play):
-    """Passes F, B and W of one stage a device, of each kind in the order of the micro-batches, in bounded memory.
+class MemoryBoundedSchedule(PartialSchedule):
+    """F, B and W of one stage a device, each kind in the order of the micro-batches, in bounded memory.
 
-    limit: micro-batches whose activations a device may hold. kept: on each, the part of them that stays from B to W.
+    pass_durations: by kind, of every device.
+    count: by kind, the passes that every device has run.
     """
 
     def __init__(
-        self, schedule: Schedule, shape: PipelineShape, lasting: Durations, limit: float, kept: Sequence[float]
+        self,
+        schedule: Schedule,
+        shape: PipelineShape,
+        durations: PassDurations,
+        limit: float,
+        kept_for_weights: Sequence[float],
     ) -> None:
-        backward = [once + again for once, again in zip(lasting.backward, lasting.again, strict=True)]
-        self.each = {"F": lasting.forward, "B": backward, "W": lasting.weights}
-        super().__init__(schedule, shape, self._lasts, lasting.hop)
-        self.limit, self.kept = limit * (1 + 1e-9), kept
-        self.made = {kind: [0] * shape.p for kind in self.each}
+        """limit: micro-batches whose activations a device may hold. kept_for_weights: by device, the share of a
+        micro-batch's activations that stays from B to W."""
+        backward = [
+            once + again for once, again in zip(durations.input_gradients, durations.recomputation, strict=True)
+        ]
+        self.pass_durations = {"F": durations.forward, "B": backward, "W": durations.weight_gradients}
+        super().__init__(schedule, shape, self._duration, durations.hop)
+        self.limit, self.kept_for_weights = limit * (1 + 1e-9), kept_for_weights
+        self.count = {kind: [0] * shape.p for kind in self.pass_durations}
 
-    def _lasts(self, turn: ScheduleItem) -> float:
-        assert isinstance(turn, Action)
-        return self.each[turn.kind][turn.stage]
+    def _duration(self, item: ScheduleItem) -> float:
+        assert isinstance(item, Action)
+        return self.pass_durations[item.kind][item.stage]
 
-    def next(self, kind: str, device: int) -> Action:
-        """The next pass of its kind."""
-        return Action(device, kind, self.made[kind][device])
+    def next_pass(self, kind: str, device: int) -> Action:
+        """The next pass of a kind on a device."""
+        return Action(device, kind, self.count[kind][device])
 
-    def make(self, kind: str, device: int) -> None:
-        self.add(self.next(kind, device))
-        self.made[kind][device] += 1
+    def append_next(self, kind: str, device: int) -> None:
+        """Runs the next pass of a kind on a device."""
+        self.append(self.next_pass(kind, device))
+        self.count[kind][device] += 1
 
-    def owed(self, device: int) -> int:
-        """W's that can be made."""
-        return self.made["B"][device] - self.made["W"][device]
+    def pending_weight_passes(self, device: int) -> int:
+        """Passes B of a device whose W has not run."""
+        return self.count["B"][device] - self.count["W"][device]
 
-    def over(self, device: int, more: float) -> float:
-        """Micro-batches above the limit, if a device takes up so many more."""
-        held = self.made["F"][device] - self.made["B"][device] + self.kept[device] * self.owed(device)
+    def excess(self, device: int, more: float) -> float:
+        """Micro-batches above the limit if a device takes the activations of `more` micro-batches."""
+        full = self.count["F"][device] - self.count["B"][device]
+        held = full + self.kept_for_weights[device] * self.pending_weight_passes(device)
         return held + more - self.limit
 
-    def make_room(self, device: int, more: float) -> None:
-        """Makes W's, as many as it takes and as can be made, to take up so many micro-batches more."""
-        while self.owed(device) and self.over(device, more) > 0:
-            self.make("W", device)
+    def free_memory(self, device: int, more: float) -> None:
+        """Runs pending W's until the activations of `more` micro-batches fit, or none is left."""
+        while self.pending_weight_passes(device) and self.excess(device, more) > 0:
+            self.append_next("W", device)
 
 
-def at_run_time(
-    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[ScheduleItem]], lasts: Lasting, hop: float = 0.0
-) -> Play:
-    """Plays orders in which nothing waits for itself.
+def reorder_at_run_time(
+    schedule: Schedule,
+    shape: PipelineShape,
+    orders: Sequence[Sequence[ScheduleItem]],
+    item_duration: ItemDuration,
+    hop: float = 0.0,
+) -> PartialSchedule:
+    """Plays orders without deadlocks on devices that decide at run time what they run next.
 
-    A device that is free asks `next_item`, and again when what it then waits for is there.
+    A free device asks `Schedule.next_item`, and asks again when the inputs of the answer have arrived.
     """
-    play = Play(schedule, shape, lasts, hop)
-    left = [list(order) for order in orders]
-    asks = [(0.0, device) for device in range(shape.p)]
+    played = PartialSchedule(schedule, shape, item_duration, hop)
+    remaining = [list(order) for order in orders]
+    questions = [(0.0, device) for device in range(shape.p)]
     waiting: set[int] = set()
 
-    def there(turn: ScheduleItem) -> bool:
-        return play.comes(turn) <= now
+    def is_ready(item: ScheduleItem) -> bool:
+        return played.arrival(item) <= now
 
-    def done(action: Action) -> float:
-        begin, end = play.begin.get(action, inf), play.end.get(action, inf)
+    def fraction_done(action: Action) -> float:
+        begin, end = played.begin.get(action, inf), played.end.get(action, inf)
         return 1.0 if end <= now else max(0.0, (now - begin) / (end - begin)) if begin < inf else 0.0
 
-    while asks:
-        now, device = heappop(asks)
-        if not left[device]:
+    while questions:
+        now, device = heappop(questions)
+        if not remaining[device]:
             continue
-        turn = schedule.next_item(shape, left[device], there, done)
-        comes = play.comes(turn)
-        if comes == inf:
+        item = schedule.next_item(shape, remaining[device], is_ready, fraction_done)
+        arrival = played.arrival(item)
+        if arrival == inf:
             waiting.add(device)
-        elif comes > now:
-            heappush(asks, (comes, device))
+        elif arrival > now:
+            heappush(questions, (arrival, device))
         else:
-            left[device].remove(turn)
-            heappush(asks, (play.add(turn), device))
-            stages = [action.stage for action in actions_of([turn])]
-            woken = waiting & {play.device[other] for s in stages for other in (*play.before[s], *play.after[s])}
+            remaining[device].remove(item)
+            heappush(questions, (played.append(item), device))
+            stages = [action.stage for action in actions_of([item])]
+            neighbours = (other for s in stages for other in (*played.predecessors[s], *played.successors[s]))
+            woken = waiting & {played.device[other] for other in neighbours}
             waiting -= woken
             for other in woken:
-                heappush(asks, (now, other))
-    return play
+                heappush(questions, (now, other))
+    return played

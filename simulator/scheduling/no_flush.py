@@ -1,4 +1,9 @@
-"""Schedules without a pipeline flush: how long a run must be until devices repeat themselves."""
+"""Schedules without a flush: where weights are updated, how many versions of them are held, how many updates to play.
+
+The pipeline fills once and never drains. Every device updates its own weights, so micro-batches in flight use older
+versions (weight stashing, arXiv 1806.03377). The time of an update is read from a run that is long enough for devices
+to repeat themselves: warm-up, then a window of updates in steady state, then the cool-down, which is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +12,67 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem, actions_of
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, ScheduleItem, actions_of
 
-LEAD = 4
-"""Micro-batches in front of the part that is measured, for each stage: by then the pipe is full and has settled."""
+WARMUP_MICROBATCHES = 4
+"""Micro-batches a stage before the part of a run that is measured: by then the pipeline is full and in steady state."""
 
-
-CYCLE = 8
-"""Pipes full of micro-batches after which the way in which devices wait should have come round."""
-
-
-def long_enough(shape: PipelineShape, every: int) -> PipelineShape:
-    """A run with an update behind every so many micro-batches in which devices have come to repeat themselves."""
-    updates = math.ceil(LEAD * shape.stages / every) + 2 * most_updates(shape, every) - 1 + drained(shape, every)
-    return replace(shape, m=updates * every)
+CYCLE_PIPELINES = 8
+"""Pipelines full of micro-batches after which the pattern in which devices wait for each other repeats."""
 
 
-def most_updates(shape: PipelineShape, every: int) -> int:
-    """Within how many updates the way in which devices wait should come round: as many as there are stages, but fewer
-    where each takes many micro-batches, for then little is left of how one began."""
-    return min(shape.stages, math.ceil(CYCLE * shape.stages / every))
+def insert_updates(order: Sequence[ScheduleItem], interval: int) -> list[ScheduleItem]:
+    """The order of a device with an update after every `interval` micro-batches, once their gradients are complete.
 
-
-def drained(shape: PipelineShape, every: int) -> int:
-    """Updates at the end of a run that lack the forward passes of micro-batches behind them."""
-    return math.ceil(shape.stages / every)
-
-
-def with_updates(order: Sequence[ScheduleItem], every: int) -> list[ScheduleItem]:
-    """The order of a device with an update behind every so many micro-batches, as soon as their gradients are complete.
-
-    An update goes by the first stage of its device, and by the last of its micro-batches.
+    An update is an action of the device's first stage and of the last of its micro-batches.
     """
-    left = Counter(action.microbatch // every for action in actions_of(order) if action.kind in ("BW", "W"))
+    left = Counter(action.microbatch // interval for action in actions_of(order) if action.kind in ("BW", "W"))
     stage = min((action.stage for action in actions_of(order)), default=0)
     found: list[ScheduleItem] = []
-    for turn in order:
-        found.append(turn)
-        for action in turn if isinstance(turn, OverlappedPasses) else (turn,):
+    for item in order:
+        found.append(item)
+        for action in actions_of([item]):
             if action.kind in ("BW", "W"):
-                update = action.microbatch // every
+                update = action.microbatch // interval
                 left[update] -= 1
                 if not left[update]:
-                    found.append(Action(stage, "O", (update + 1) * every - 1))
+                    found.append(Action(stage, "O", (update + 1) * interval - 1))
     return found
 
 
-def weight_versions(schedule: Schedule, shape: PipelineShape, device: int, order: Sequence[ScheduleItem]) -> int:
-    """The most versions of its weights that a device holds at once: the newest, and all that a micro-batch will still
-    meet. shape: of one batch. order: of a run of many, with its updates."""
+def peak_weight_versions(schedule: Schedule, shape: PipelineShape, device: int, order: Sequence[ScheduleItem]) -> int:
+    """Peak number of weight versions on a device: the newest, and every older one that a pass will still use.
+
+    shape: of one batch. order: of a run of many batches, with its updates.
+    """
     actions = actions_of(order)
-    meets = [schedule.version(shape, device, action.microbatch) for action in actions]
-    last = {version: at for at, version in enumerate(meets) if actions[at].kind != "O"}
-    held, made, most = {0}, 0, 1
+    used = [schedule.weight_version(shape, device, action.microbatch) for action in actions]
+    last_use = {version: at for at, version in enumerate(used) if actions[at].kind != "O"}
+    held, newest, peak = {0}, 0, 1
     for at, action in enumerate(actions):
         if action.kind == "O":
-            made += 1
-            # What is not met any more is given up before the next version is made.
-            held = {version for version in held if last.get(version, -1) > at} | {made}
-            most = max(most, len(held))
-    return most
+            newest += 1
+            # A version that no pass uses any more is freed before the update makes the next.
+            held = {version for version in held if last_use.get(version, -1) > at} | {newest}
+            peak = max(peak, len(held))
+    return peak
+
+
+def extend_to_steady_state(shape: PipelineShape, interval: int) -> PipelineShape:
+    """The shape of a run that shows the steady state. interval: micro-batches between two updates."""
+    warmup = math.ceil(WARMUP_MICROBATCHES * shape.stages / interval)
+    updates = warmup + 2 * max_cycle_updates(shape, interval) - 1 + cooldown_updates(shape, interval)
+    return replace(shape, m=updates * interval)
+
+
+def max_cycle_updates(shape: PipelineShape, interval: int) -> int:
+    """Most updates after which the pattern in which devices wait for each other should repeat.
+
+    One for every stage; fewer where an update has many micro-batches, since each of them forgets how it began.
+    """
+    return min(shape.stages, math.ceil(CYCLE_PIPELINES * shape.stages / interval))
+
+
+def cooldown_updates(shape: PipelineShape, interval: int) -> int:
+    """Updates at the end of a run whose micro-batches are followed by none: the pipeline drains."""
+    return math.ceil(shape.stages / interval)

@@ -1,8 +1,8 @@
-"""Pipelines: actions, the shape they fill, and what a schedule is.
+"""Pipeline schedules: the actions of a device, the shape of a pipeline, and the base class of all schedules.
 
-A schedule states, per device, the order of its actions. Transfers between stages, dependencies, memory and time are
-derived by shared code; an order is checked before it is played. Symbols as in the literature: p devices, m
-micro-batches of one replica, v chunks (virtual stages) a device.
+A schedule states the order of actions of every device. Messages between stages, dependencies, memory and time follow
+from the orders in shared code, and an order is checked before it is played. Symbols as in the literature: p devices,
+m micro-batches of one replica, v chunks (virtual stages) a device.
 """
 
 from __future__ import annotations
@@ -10,27 +10,53 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
 from hardware.errors import PlanError
-from simulator.ir.scheme import Scheme, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Scheme, SchemeOptions
 
-KINDS = ("F", "BW", "B", "W", "R", "O", "E", "K", "G", "L")
-"""Kinds of actions: a forward pass; the gradients of inputs and weights at once, or those of inputs and those of
-weights apart; a forward pass again, for a backward pass that needs what it has made; and an update of a device's
-weights, where the pipe is not flushed for it: no schedule states these, see `with_updates`. The others are `MOVES`."""
 
-MOVES = KINDS[6:]
-"""What a forward pass has saved goes to another device and comes back before its backward pass: its own device evicts
-it, the other one keeps it; later the other gives it back, and its own device loads it. No computation takes part."""
+class ActionKind(StrEnum):
+    """Kind of an action. Passes have the letters of the zero-bubble papers (arXiv 2401.10241)."""
+
+    F = "F"
+    """Forward pass."""
+    BW = "BW"
+    """Whole backward pass: gradients of inputs and of weights."""
+    B = "B"
+    """First half of a split backward pass: gradients of inputs."""
+    W = "W"
+    """Second half of a split backward pass: gradients of weights."""
+    R = "R"
+    """Recomputation: the forward pass again, for a backward pass that needs its activations."""
+    O = "O"
+    """Optimizer update of a device's weights in a schedule without a flush: put in by `no_flush.insert_updates`."""
+    EVICT = "E"
+    """The device of the stage sends the activations of a forward pass to another device."""
+    KEEP = "K"
+    """The other device receives and keeps them."""
+    GIVE_BACK = "G"
+    """The other device sends them back."""
+    LOAD = "L"
+    """The device of the stage receives them again, before its backward pass."""
+
+
+ACTION_KINDS: tuple[str, ...] = tuple(ActionKind)
+
+ACTIVATION_TRANSFERS = (ActionKind.EVICT, ActionKind.KEEP, ActionKind.GIVE_BACK, ActionKind.LOAD)
+"""The four actions of one activation transfer; none of them computes."""
 
 
 class Action(NamedTuple):
-    """One task of the pipeline, printed like ``2F0``: the stage, one of `KINDS`, the micro-batch.
+    """One task of a pipeline, printed as stage, kind and micro-batch (``2F0``), with a later slice as ``2F0.1``.
 
-    slice: part of the micro-batch's sequences, where a schedule cuts these; printed like ``2F0.1``.
+    stage: virtual stage, numbered from 0.
+    kind: a value of `ActionKind`.
+    microbatch: micro-batch of the replica, numbered from 0.
+    slice: slice of the micro-batch's sequences, in schedules that slice sequences.
     """
 
     stage: int
@@ -43,9 +69,9 @@ class Action(NamedTuple):
 
 
 class OverlappedPasses(NamedTuple):
-    """A forward and a backward pass of two stages on one device, played together: each op as soon as it can.
+    """A forward and a backward pass of two stages on one device, run at the same time.
 
-    What comes out of each is there when its own ops are done.
+    Each op starts as soon as its own inputs are there; the output of a pass is there when that pass is done.
     """
 
     forward: Action
@@ -56,14 +82,17 @@ class OverlappedPasses(NamedTuple):
 
 
 ScheduleItem = Action | OverlappedPasses
-"""What a device does next."""
+"""One entry in the order of a device."""
 
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """p devices, m micro-batches, v chunks a device, each micro-batch cut into so many slices.
+    """Size of a pipeline. Stages are numbered from 0 to p v - 1.
 
-    Stages are numbered from 0, and so many as devices have chunks.
+    p: devices.
+    m: micro-batches.
+    v: chunks (virtual stages) a device.
+    slices: slices of every sequence.
     """
 
     p: int
@@ -81,40 +110,49 @@ class PipelineShape:
 
 
 @dataclass(frozen=True)
-class Durations:
-    """How long passes last, by stage, and a hop between devices: what a policy weighs. Any unit, only ratios matter.
+class PassDurations:
+    """Duration of every pass, by stage, for schedules that depend on it; in any unit of time, only ratios matter.
 
-    forward, backward (gradients of inputs alone), weights, again (a forward pass once more). kept: the part of what a
-    forward pass keeps that waits for the gradients of weights; None: not known.
+    forward: forward passes (F).
+    input_gradients: first halves of backward passes (B).
+    weight_gradients: second halves of backward passes (W).
+    recomputation: forward passes that are repeated for a backward pass (R).
+    hop: a message between two devices.
+    kept_for_weights: share of a forward pass's activations that stays until the gradients of weights; None: not known.
     """
 
     forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weights: tuple[float, ...]
-    again: tuple[float, ...]
+    input_gradients: tuple[float, ...]
+    weight_gradients: tuple[float, ...]
+    recomputation: tuple[float, ...]
     hop: float = 0.0
-    kept: tuple[float, ...] | None = None
+    kept_for_weights: tuple[float, ...] | None = None
 
 
-Lasts = Callable[[int, int], float]
-"""Seconds that a slice of a sequence takes on a stage, both ways: by its tokens, and by those in front of it."""
+SliceDuration = Callable[[int, int], float]
+"""Seconds of a slice on one stage, forward and backward, from its tokens and the tokens before it in the sequence."""
 
 
 class Schedule(Scheme):
-    """Base of the pipeline schedules."""
+    """Base of the pipeline schedules.
+
+    Customise by: `order` (one device) or `orders` (all devices), `check` (shapes that exist), `closed_forms`.
+    Less often: `device`, `model_part`, `predecessors` and `microbatches` (a graph of stages that is not one chain),
+    `choose_slices`, `next_item` (decisions at run time), `microbatches_per_update` and `weight_version` (no flush).
+    """
 
     family = "pipeline"
     role = "pipeline schedule"
     most_axes = 1
     needs_durations: ClassVar[bool] = False
-    """Whether its orders depend on how long passes last."""
+    """Whether its orders depend on the durations of passes."""
     directions: ClassVar[int] = 1
-    """Ways through the devices, each with stages of its own that hold the same parts of the model."""
-    at_run_time: ClassVar[bool] = False
-    """Whether devices may leave their orders, as `next_item` says, where passes do not last as long as they should."""
+    """Directions through the devices; each has stages of its own, which hold the same parts of the model."""
+    reorders_at_run_time: ClassVar[bool] = False
+    """Whether a device may deviate from its order, by `next_item`, when passes last longer or shorter than planned."""
     flush: ClassVar[bool] = True
-    """Whether the pipe runs empty before the weights are updated. Without a flush one batch follows the other into the
-    pipe: the schedule states its order for any number of micro-batches, and every device updates its own weights."""
+    """Whether the pipeline drains before the weights are updated. Without a flush the next batch enters at once: the
+    schedule states its order for any number of micro-batches, and every device updates its own weights."""
 
     class Options(SchemeOptions):
         chunks: int = Field(default=1, ge=1, strict=True)
@@ -122,86 +160,95 @@ class Schedule(Scheme):
 
     @property
     def lowering_key(self) -> Hashable:
-        """A schedule orders the passes through units and changes none."""
+        """The same for all schedules: they order the passes of a stage and change none of its ops."""
         return self.family
 
     def order(self, shape: PipelineShape, device: int) -> Sequence[ScheduleItem]:
-        """All actions of one device, in the order in which it executes them. A schedule states this or `orders`."""
+        """All actions of one device, in the order of execution. A schedule defines this or `orders`."""
         return self.orders(shape)[device]
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> Sequence[Sequence[ScheduleItem]]:
-        """The orders of all devices. lasting: told where `needs_durations`."""
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Sequence[Sequence[ScheduleItem]]:
+        """The orders of all devices. durations: given if `needs_durations`."""
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
-    def chunks(self) -> int:
-        """Stages a device, of all ways."""
+    def chunks_per_device(self) -> int:
+        """Stages a device, of all directions."""
         return self.options.chunks * self.directions
 
     @property
     def slices(self) -> tuple[float, ...]:
-        """The slices that every sequence is cut into, as shares of it; none where `cut` says it."""
+        """Lengths of the slices of every sequence, as shares of it; empty if `choose_slices` finds them."""
         return (1.0,)
 
-    def cut(self, shape: PipelineShape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
-        """Tokens of the slices of a sequence, multiples of `step`, where that depends on how long they take."""
+    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, seconds: SliceDuration) -> tuple[int, ...]:
+        """Lengths of the slices of a sequence [tokens], if they depend on how long slices take.
+
+        sequence: tokens of a sequence. step: every length is a multiple of it.
+        """
         return (sequence,)
 
     def device(self, shape: PipelineShape, stage: int) -> int:
-        """The device that holds `stage`: chunks go round-robin."""
+        """The device that holds `stage`: by default chunks go round-robin."""
         return stage % shape.p
 
-    def part(self, shape: PipelineShape, stage: int) -> int:
-        """Which part of the model a stage holds; parts are numbered from the embedding on."""
+    def model_part(self, shape: PipelineShape, stage: int) -> int:
+        """The part of the model that a stage holds; part 0 has the embedding."""
         return stage % (shape.stages // self.directions)
 
-    def before(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
-        """The stages whose results a stage takes."""
-        return (stage - 1,) if self.part(shape, stage) else ()
+    def predecessors(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
+        """The stages whose outputs are the inputs of a stage."""
+        return (stage - 1,) if self.model_part(shape, stage) else ()
 
     def microbatches(self, shape: PipelineShape, stage: int) -> range:
-        """The micro-batches that pass through a stage: of several ways each takes a like share, the first the first."""
-        way = stage // (shape.stages // self.directions)
-        return range(way * shape.m // self.directions, (way + 1) * shape.m // self.directions)
+        """The micro-batches that pass through a stage: every direction takes an equal share, in order."""
+        direction = stage // (shape.stages // self.directions)
+        return range(direction * shape.m // self.directions, (direction + 1) * shape.m // self.directions)
 
-    def update_every(self, shape: PipelineShape) -> int:
+    def microbatches_per_update(self, shape: PipelineShape) -> int:
         """Micro-batches between two updates of the weights."""
         return shape.m
 
-    def version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
-        """How many updates the weights have seen that a micro-batch meets on a device, forward and backward.
+    def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
+        """Updates in the weights that a micro-batch uses on a device, in its forward and in its backward pass.
 
-        shape: of one batch; micro-batches are counted through all of them.
+        shape: of one batch. microbatch: counted through all batches.
         """
         return microbatch // shape.m
 
-    def idle_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
-        """Roles of other schemes that do nothing on a stage."""
+    def unused_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
+        """Roles (`Scheme.role`) of other schemes that do not apply to a stage."""
         return ()
 
     def next_item(
         self,
         shape: PipelineShape,
-        left: Sequence[ScheduleItem],
-        there: Callable[[ScheduleItem], bool],
-        done: Callable[[Action], float],
+        remaining: Sequence[ScheduleItem],
+        is_ready: Callable[[ScheduleItem], bool],
+        fraction_done: Callable[[Action], float],
     ) -> ScheduleItem:
-        """What a free device plays at run time, of all that is left of its order.
+        """The item that a free device runs next, at run time.
 
-        there: whether what a turn needs from other stages is there. done: the part of a pass that is done.
+        remaining: items of its order that have not run.
+        is_ready: whether the inputs of an item from other stages have arrived.
+        fraction_done: share of a pass that has run, 0 to 1.
         """
-        return left[0]
+        return remaining[0]
 
     def check(self, shape: PipelineShape) -> None:
-        """Raises PlanError where the schedule does not exist for this shape."""
+        """Raises PlanError if the schedule does not exist for this shape."""
         if shape.v != self.directions:
-            one = "one chunk a device" + (f" and way, of {self.directions} ways" if self.directions > 1 else "")
+            one = "one chunk a device" + (f" and direction, of {self.directions}" if self.directions > 1 else "")
             rule, remedy = f"{self.use} has {one}", "Use pipeline/interleaved-1f1b for more"
             raise PlanError("plan.chunks", rule, remedy, shape.v // self.directions)
 
+    def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
+        """Closed forms of the paper that hold at `setting`; tests/contract/of_pipeline.py lists the quantities."""
+        return ()
+
 
 class Bidirectional(Schedule):
-    """Base of the schedules with two ways through an even number of devices, one down and one up: every device holds a
-    stage of each, and all weights are there twice."""
+    """Base of the schedules with two directions, down and up an even number of devices: every device holds a stage of
+    each, so there are two copies of the weights."""
 
     directions = 2
 
@@ -211,13 +258,13 @@ class Bidirectional(Schedule):
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if shape.p % 2:
-            rule = f"{self.use} needs an even number of devices, half of them nearer to the end of each way"
+            rule = f"{self.use} has two directions, which meet in the middle of an even number of devices"
             raise PlanError("the pipeline's axis", rule, f"{shape.p + 1} would work", shape.p)
 
 
 class VShape(Schedule):
-    """Base of the schedules whose stages go down the devices and up again: two chunks a device, the first and the last
-    stage on the first device."""
+    """Base of the schedules whose stages go down the devices and up again: two chunks a device, and the first and the
+    last stage on the first device."""
 
     class Options(SchemeOptions):
         """chunks: one down the devices and one up, 2."""
@@ -234,46 +281,53 @@ class VShape(Schedule):
 
 @dataclass(frozen=True)
 class PipelineSetting:
-    """Where a schedule's laws are asked: a shape and the times of one micro-batch through the layers of one device."""
+    """A point at which closed forms of schedules are evaluated. Times are of one micro-batch through all layers of one
+    device.
+
+    shape: of the pipeline.
+    t_f: forward pass [s].
+    t_b: gradients of inputs [s].
+    t_w: gradients of weights [s].
+    """
 
     shape: PipelineShape
-    tf: float
-    tb: float
-    tw: float
+    t_f: float
+    t_b: float
+    t_w: float
 
     @property
-    def u(self) -> float:
-        """Work of one micro-batch on one device."""
-        return self.tf + self.tb + self.tw
+    def t_total(self) -> float:
+        """All passes of one micro-batch on one device [s]."""
+        return self.t_f + self.t_b + self.t_w
 
 
 def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[Action]:
-    """`warmup` forward passes (or all), then one forward and one backward in turn, then what is left."""
-    ahead = forward[warmup:]
-    steady = [action for pair in zip(ahead, backward, strict=False) for action in pair]
-    return [*forward[:warmup], *steady, *backward[len(ahead) :]]
+    """1F1B: warm-up of `warmup` forward passes, one forward and one backward pass in turn, cool-down of the rest."""
+    steady_forward = forward[warmup:]
+    steady = [action for pair in zip(steady_forward, backward, strict=False) for action in pair]
+    return [*forward[:warmup], *steady, *backward[len(steady_forward) :]]
 
 
 def v_shape_device(shape: PipelineShape, stage: int) -> int:
-    """The device of a stage where stages go down the devices and up again, in waves: the ends of a wave meet on one."""
-    down = stage % (2 * shape.p)
-    return min(down, 2 * shape.p - 1 - down)
+    """The device of a stage when stages go down the devices and up again, any number of times."""
+    position = stage % (2 * shape.p)
+    return min(position, 2 * shape.p - 1 - position)
 
 
-def actions_of(turns: Iterable[ScheduleItem]) -> list[Action]:
-    """All actions; of a pair the forward pass first."""
-    return [action for turn in turns for action in (turn if isinstance(turn, OverlappedPasses) else (turn,))]
+def actions_of(items: Iterable[ScheduleItem]) -> list[Action]:
+    """All actions of schedule items; of overlapped passes the forward pass first."""
+    return [action for item in items for action in (item if isinstance(item, OverlappedPasses) else (item,))]
 
 
-def table(orders: Sequence[Iterable[ScheduleItem]], marked: dict[int, int]) -> str:
-    """A row of actions a device; the step at which a device fails stands in ``>...<``."""
+def format_orders(orders: Sequence[Iterable[ScheduleItem]], failed_step: dict[int, int]) -> str:
+    """Orders as text, one line a device. failed_step: by device, the step to mark as ``>...<``."""
     rows = []
     for device, order in enumerate(orders):
-        cells = [f">{action}<" if marked.get(device) == step else str(action) for step, action in enumerate(order)]
+        cells = [f">{item}<" if failed_step.get(device) == step else str(item) for step, item in enumerate(order)]
         rows.append(f"  device {device}: {' '.join(cells)}")
     return "\n".join(rows)
 
 
 def nearest_multiple(value: int, of: int) -> int:
-    """The multiple of `of` (at least one of it) next to `value`."""
+    """The positive multiple of `of` nearest to `value`."""
     return max(1, math.floor(value / of + 0.5)) * of

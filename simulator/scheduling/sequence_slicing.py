@@ -1,8 +1,9 @@
-"""Sequences cut into slices that follow each other through the pipeline, and where to cut them.
+"""Schedules over slices of sequences, and algorithms that choose the lengths of the slices.
 
-A causal model needs nothing of later positions, so a slice of a sequence can go on to the next stage while the one
-behind it is still here. Backward, the last slice comes first: what later slices add to the gradients of keys and values
-must be there. Attention makes late slices slower than early ones of the same length.
+In a causal model no position depends on a later one, so a slice of a sequence moves on to the next stage while the
+slice after it is still on this one. Backward passes go from the last slice to the first: the gradients of a slice's
+keys and values have contributions from all later slices. Attention makes late slices slower than early ones of the same
+length.
 """
 
 from __future__ import annotations
@@ -12,91 +13,95 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from simulator.scheduling.schedule import Action, Lasts, PipelineShape, Schedule
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, SliceDuration
 
-MOST_SLICES = 1024
-"""Of one sequence."""
+MAX_SLICES = 1024
+"""Most slices of one sequence."""
 
-ALIKE = 1 + 1e-12
-"""Of two sums that differ by less, neither is less."""
+ROUNDING = 1 + 1e-12
+"""Ratio below which two sums of seconds count as equal."""
 
-Number = Annotated[int, Field(ge=1, le=MOST_SLICES, strict=True)]
-Lengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1e15)], ...], Field(min_length=1, max_length=MOST_SLICES)]
-"""Slices of equal lengths, or their lengths, of which only ratios matter."""
+SliceCount = Annotated[int, Field(ge=1, le=MAX_SLICES, strict=True)]
+"""Number of slices, all of one length."""
+SliceLengths = Annotated[tuple[Annotated[float, Field(gt=0, le=1e15)], ...], Field(min_length=1, max_length=MAX_SLICES)]
+"""Lengths of the slices, of which only ratios matter."""
 
 
-class Sliced(Schedule):
-    """Base of the schedules that cut sequences, with an option `slices`: a `Number` or `Lengths`."""
+class SlicedSchedule(Schedule):
+    """Base of the schedules that slice sequences, with an option `slices`: a `SliceCount` or `SliceLengths`."""
 
     @property
     def slices(self) -> tuple[float, ...]:
-        told = self.options.slices
-        if isinstance(told, int):
-            return (1 / told,) * told
-        return tuple(length / sum(told) for length in told)
+        given = self.options.slices
+        if isinstance(given, int):
+            return (1 / given,) * given
+        return tuple(length / sum(given) for length in given)
 
 
-def forward_units(shape: PipelineShape, stage: int) -> list[Action]:
+def forward_slices(shape: PipelineShape, stage: int) -> list[Action]:
     """The forward passes of all slices through a stage, in the order of the sequence."""
     return [Action(stage, "F", k, j) for k in shape.microbatches for j in range(shape.slices)]
 
 
-def times(sequence: int, step: int, lasts: Lasts) -> np.ndarray:
-    """The seconds of all slices between multiples of `step` [begin, end]; infinite where the end is not behind."""
+def tabulate_seconds(sequence: int, step: int, seconds: SliceDuration) -> np.ndarray:
+    """Seconds of the slice between every two multiples of `step` tokens [begin, end]; infinite unless begin < end."""
     count = sequence // step
     found = np.full((count + 1, count + 1), np.inf)
     for begin in range(count):
         for end in range(begin + 1, count + 1):
-            found[begin, end] = lasts((end - begin) * step, begin * step)
+            found[begin, end] = seconds((end - begin) * step, begin * step)
     return found
 
 
-def quickest(sequence: int, step: int, lasts: Lasts, turns: int, waits: int) -> tuple[int, ...]:
-    """The lengths of slices, multiples of `step`, for which turns x sum + waits x longest of their seconds is least.
+def choose_fastest_slices(
+    sequence: int, step: int, seconds: SliceDuration, microbatches: int, hops: int
+) -> tuple[int, ...]:
+    """Lengths of slices [tokens] that minimise microbatches x sum + hops x longest of their seconds.
 
     The dynamic programme of TeraPipe (arXiv 2102.07988, section 3.3): for every candidate for the longest slice, the
-    least sum of slices that take no longer, O(n^2) for n = sequence / step.
+    least sum of slices that take no longer, O(n^2) for n = sequence / step. Lengths are multiples of `step` tokens.
     """
-    lasting = times(sequence, step, lasts)
-    best, cuts = np.inf, [0, len(lasting) - 1]
-    floor, _ = _least_sum(lasting)
-    for longest in np.unique(lasting[np.isfinite(lasting)]).tolist():
-        if turns * floor + waits * longest >= best:
+    table = tabulate_seconds(sequence, step, seconds)
+    best, bounds = np.inf, [0, len(table) - 1]
+    lower_bound, _ = _minimise_sum(table)
+    for longest in np.unique(table[np.isfinite(table)]).tolist():
+        if microbatches * lower_bound + hops * longest >= best:
             break
-        total, found = _least_sum(np.where(lasting <= longest, lasting, np.inf))
-        if turns * total + waits * longest < best:
-            best, cuts = turns * total + waits * longest, found
-    return tuple((np.diff(cuts) * step).tolist())
+        total, found = _minimise_sum(np.where(table <= longest, table, np.inf))
+        if microbatches * total + hops * longest < best:
+            best, bounds = microbatches * total + hops * longest, found
+    return tuple((np.diff(bounds) * step).tolist())
 
 
-def _least_sum(lasting: np.ndarray) -> tuple[float, list[int]]:
-    """The least sum of slices from begin to end, and where they are cut; of equal sums that with long slices first."""
-    last = len(lasting) - 1
-    sums, goes = np.zeros(last + 1), [last] * (last + 1)
+def _minimise_sum(table: np.ndarray) -> tuple[float, list[int]]:
+    """The least sum of seconds of slices that make a sequence, and their bounds; of equal sums the one whose first
+    slices are longest."""
+    last = len(table) - 1
+    sums, next_bound = np.zeros(last + 1), [last] * (last + 1)
     for begin in reversed(range(last)):
-        ways = lasting[begin] + sums
-        sums[begin] = ways.min()
-        goes[begin] = int(np.flatnonzero(ways <= sums[begin] * ALIKE)[-1])
-    cuts = [0]
-    while cuts[-1] < last:
-        cuts.append(goes[cuts[-1]])
-    return float(sums[0]), cuts
+        candidates = table[begin] + sums
+        sums[begin] = candidates.min()
+        next_bound[begin] = int(np.flatnonzero(candidates <= sums[begin] * ROUNDING)[-1])
+    bounds = [0]
+    while bounds[-1] < last:
+        bounds.append(next_bound[bounds[-1]])
+    return float(sums[0]), bounds
 
 
-def evenest(sequence: int, step: int, lasts: Lasts, count: int) -> tuple[int, ...]:
-    """The lengths of `count` slices, multiples of `step`, of which the one that lasts longest is the shortest possible.
+def choose_balanced_slices(sequence: int, step: int, seconds: SliceDuration, count: int) -> tuple[int, ...]:
+    """Lengths of `count` slices [tokens] whose slowest takes the least seconds; multiples of `step` tokens.
 
     count: at most sequence / step.
     """
-    lasting = times(sequence, step, lasts)
-    longest = np.full(len(lasting), np.inf)
-    longest[0] = 0
-    came = []
+    table = tabulate_seconds(sequence, step, seconds)
+    slowest = np.full(len(table), np.inf)
+    slowest[0] = 0
+    previous_bounds = []
     for _ in range(count):
-        ways = np.maximum(longest[:, None], lasting)
-        came.append(ways.argmin(axis=0))
-        longest = ways.min(axis=0)
-    cuts = [len(lasting) - 1]
-    for back in reversed(came):
-        cuts.append(int(back[cuts[-1]]))
-    return tuple((np.diff(cuts[::-1]) * step).tolist())
+        candidates = np.maximum(slowest[:, None], table)
+        previous_bounds.append(candidates.argmin(axis=0))
+        slowest = candidates.min(axis=0)
+    bounds = [len(table) - 1]
+    for previous in reversed(previous_bounds):
+        bounds.append(int(previous[bounds[-1]]))
+    return tuple((np.diff(bounds[::-1]) * step).tolist())

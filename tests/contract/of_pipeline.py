@@ -62,7 +62,7 @@ def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> Replay:
 def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> Case:
     shape = setting.shape
     name = use.partition("/")[2]
-    times = {"t_f": setting.tf, "t_b": setting.tb, "t_w": setting.tw}
+    times = {"t_f": setting.t_f, "t_b": setting.t_b, "t_w": setting.t_w}
     return Case(schedule=name, p=shape.p, m=shape.m, v=shape.v // ways_of(use), hop=hop, **times)
 
 
@@ -74,12 +74,12 @@ def ways_of(use: str) -> int:
 
 
 def bubble(setting: PipelineSetting, use: str) -> float:
-    return _replay(setting, use).makespan - setting.shape.m * setting.u
+    return _replay(setting, use).makespan - setting.shape.m * setting.t_total
 
 
 def bubble_span(setting: PipelineSetting, use: str) -> float:
     """The same of the longest span of a device, from its first start to its last end."""
-    return max(_replay(setting, use).spans) - setting.shape.m * setting.u
+    return max(_replay(setting, use).spans) - setting.shape.m * setting.t_total
 
 
 def max_idle(setting: PipelineSetting, use: str) -> float:
@@ -115,7 +115,7 @@ def weight_versions(setting: PipelineSetting, use: str) -> list[int] | None:
 
 
 def bubble_per_hop(setting: PipelineSetting, use: str) -> float:
-    hop = min(setting.tf, setting.tb + setting.tw) / 8
+    hop = min(setting.t_f, setting.t_b + setting.t_w) / 8
     return (_replay(setting, use, hop).makespan - _replay(setting, use).makespan) / hop
 
 

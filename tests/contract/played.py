@@ -185,11 +185,11 @@ class Played:
 
     def _message(self, action: int, sent: bool) -> int:
         """Bytes that an action sends to other devices, or receives from them."""
-        table, shape, before = self.program.timetable, self.plan.shape, self.plan.schedule.before
+        table, shape, predecessors = self.program.timetable, self.plan.shape, self.plan.schedule.predecessors
         stage, kind, _, part = table.actions[action]
         total = 0
         for taker in range(shape.stages):
-            gives = {giver: self.stage_ops(giver, part).unit_runs[-1].nbytes for giver in before(shape, taker)}
+            gives = {giver: self.stage_ops(giver, part).unit_runs[-1].nbytes for giver in predecessors(shape, taker)}
             assert not gives or self.stage_ops(taker, part).unit_runs[0].nbytes == sum(gives.values())
             for giver, nbytes in gives.items():
                 # Back comes as much as was given.

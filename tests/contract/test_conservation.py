@@ -13,7 +13,7 @@ from simulator.ir.operators import Boundary
 from simulator.ir.ops import BYTES, Attention, Collective
 from simulator.lowering.scope import Scope
 from simulator.models.flops import forward_matmul_flops
-from simulator.scheduling.schedule import MOVES
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS
 from simulator.schemes.data.shared.data_parallel import DataScheme
 from tests.contract.measure import (
     params_of,
@@ -136,7 +136,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     each = tokens * plan.job.model.hidden * BYTES["bf16"] // ranks
     found = {}
     for stage in range(plan.shape.stages):
-        for before in plan.schedule.before(plan.shape, stage):
+        for before in plan.schedule.predecessors(plan.shape, stage):
             if plan.device(before) != plan.device(stage):
                 found[before, "F"] = found[stage, "B"] = each
     return found
@@ -151,7 +151,7 @@ def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
     sent: dict[tuple[int, str], list[int]] = defaultdict(list)
     for (stage, kind), messages in sent_between_stages(played).items():
         # What a pass has saved may move, too; its bytes are those of memory.
-        if kind not in MOVES:
+        if kind not in ACTIVATION_TRANSFERS:
             sent[stage, kind[0]] += messages
     assert sent == wanted
 

@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import _ComputationType, _PipelineSc
 from torch.nn.parallel import DistributedDataParallel
 
 from hardware.errors import PlanError
-from simulator.bridges.torch_schedule import written
+from simulator.bridges.torch_schedule import write_csv
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action
 from validation.distributed.groups import Place
@@ -110,7 +110,7 @@ def load(schedule: Any, told: Sequence[Sequence[Action]]) -> None:
     device holds which stage."""
     with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
         path = Path(name) / "schedule.csv"
-        path.write_text(written(told), "utf-8", newline="")
+        path.write_text(write_csv(told), "utf-8", newline="")
         schedule._load_csv(str(path), format="compute_only")
 
 

@@ -30,8 +30,14 @@ from simulator.program.build import build
 from simulator.program.flatten import flatten
 from simulator.program.task import Task
 from simulator.program.timetable import Timetable, timetable
-from simulator.scheduling.no_flush import drained, long_enough, most_updates, weight_versions, with_updates
-from simulator.scheduling.schedule import MOVES, PipelineShape, Schedule, actions_of
+from simulator.scheduling.no_flush import (
+    cooldown_updates,
+    extend_to_steady_state,
+    insert_updates,
+    max_cycle_updates,
+    peak_weight_versions,
+)
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, PipelineShape, Schedule, actions_of
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
@@ -111,7 +117,11 @@ class Replay:
 
     def _reach(self, device: int) -> tuple[float, float]:
         """When the first pass of a device begins, and the last one ends."""
-        passes = [i for i, action in enumerate(actions_of(self.table.orders[device])) if action.kind not in MOVES]
+        passes = [
+            i
+            for i, action in enumerate(actions_of(self.table.orders[device]))
+            if action.kind not in ACTIVATION_TRANSFERS
+        ]
         return min(self.begin[device][i] for i in passes), max(self.end[device][i] for i in passes)
 
     def completed(self, device: int) -> list[float]:
@@ -151,10 +161,12 @@ def replay(case: Case) -> Replay:
     Raises PlanError or ScheduleError where the schedule does not exist for its shape.
     """
     schedule = _schedule(case)
-    if (chunks := case.p * case.m * schedule.chunks() // schedule.directions * len(schedule.slices)) > MAX_CHUNKS:
+    if (
+        chunks := case.p * case.m * schedule.chunks_per_device() // schedule.directions * len(schedule.slices)
+    ) > MAX_CHUNKS:
         rule = f"p x m x v is at most {MAX_CHUNKS:,}, times the slices, for each chunk is played"
         raise PlanError("case", rule, "Use fewer micro-batches", chunks)
-    shape = PipelineShape(case.p, case.m, schedule.chunks(), len(schedule.slices))
+    shape = PipelineShape(case.p, case.m, schedule.chunks_per_device(), len(schedule.slices))
     schedule.check(shape)
     stages = [_stage(case, schedule, shape, stage, schedule.slices) for stage in range(shape.stages)]
 
@@ -175,7 +187,7 @@ def replay(case: Case) -> Replay:
         follows = table.slots[table.slot[action]].follows
         # A pass begins with the first op that takes time; a move when both devices are ready for it.
         timed = next((n for n in range(first, behind) if flat.seconds[n]), first)
-        own = behind - 1 if table.actions[action].kind in MOVES else timed
+        own = behind - 1 if table.actions[action].kind in ACTIVATION_TRANSFERS else timed
         begin[action] = begin[action - 1] if follows else times.begin[own]
         end[action] = end[action - 1] if follows else times.end[behind - 1]
     for action, move in enumerate(table.actions):
@@ -211,8 +223,8 @@ def period(case: Case) -> float | None:
     schedule = _schedule(case)
     if schedule.flush:
         return None
-    shape = PipelineShape(case.p, case.m, schedule.chunks(), len(schedule.slices))
-    most, back, least = most_updates(shape, 1), drained(shape, 1), long_enough(shape, 1).m
+    shape = PipelineShape(case.p, case.m, schedule.chunks_per_device(), len(schedule.slices))
+    most, back, least = max_cycle_updates(shape, 1), cooldown_updates(shape, 1), extend_to_steady_state(shape, 1).m
     if case.p * least * case.v > MAX_CHUNKS:
         rule = f"a pipe of {case.p:,} devices is steady after {least:,} micro-batches, which are played up to p x m x v"
         raise PlanError("p", f"{rule} = {MAX_CHUNKS:,}", "Use fewer devices", case.p)
@@ -223,7 +235,7 @@ def period(case: Case) -> float | None:
         if count or run.table.shape.m * 2 * case.p * case.v > MAX_CHUNKS:
             break
     count = count or most
-    return float((moments[:, -1] - moments[:, -1 - count]).max()) / count * schedule.update_every(shape)
+    return float((moments[:, -1] - moments[:, -1 - count]).max()) / count * schedule.microbatches_per_update(shape)
 
 
 def versions(case: Case) -> list[int] | None:
@@ -231,10 +243,10 @@ def versions(case: Case) -> list[int] | None:
     schedule = _schedule(case)
     if schedule.flush:
         return None
-    shape = PipelineShape(case.p, case.m, schedule.chunks(), len(schedule.slices))
-    every = schedule.update_every(shape)
-    orders = schedule.orders(long_enough(shape, every))
-    return [weight_versions(schedule, shape, i, with_updates(order, every)) for i, order in enumerate(orders)]
+    shape = PipelineShape(case.p, case.m, schedule.chunks_per_device(), len(schedule.slices))
+    every = schedule.microbatches_per_update(shape)
+    orders = schedule.orders(extend_to_steady_state(shape, every))
+    return [peak_weight_versions(schedule, shape, i, insert_updates(order, every)) for i, order in enumerate(orders)]
 
 
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
@@ -274,7 +286,7 @@ def _time(case: Case, name: str, schedule: Schedule, shape: PipelineShape, stage
         if len(given) not in (shape.p, parts):
             rule = f"a list holds one time a device ({shape.p}) or a virtual stage ({parts})"
             raise PlanError(name, rule, "Correct its length", given)
-        given = given[schedule.part(shape, stage) if len(given) == parts else schedule.device(shape, stage)]
+        given = given[schedule.model_part(shape, stage) if len(given) == parts else schedule.device(shape, stage)]
     return float(given) * shape.p / parts
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from hardware.errors import PlanError
-from simulator.scheduling.schedule import Durations, PipelineShape, Schedule
+from simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
 FINEST = 1_000_000
 """Most steps that a unit of time is cut into, for the solver counts in whole numbers."""
@@ -36,7 +36,7 @@ class Best:
 def best(
     schedule: Schedule,
     shape: PipelineShape,
-    lasting: Durations,
+    durations: PassDurations,
     limit: int | None = None,
     span: bool = False,
     effort: float = 10.0,
@@ -51,7 +51,7 @@ def best(
     Raises PlanError for durations that are no multiples of a 1 / `FINEST`.
     """
     steps, (forward, backward, weights, (hop, *_)) = _whole(
-        lasting.forward, lasting.backward, lasting.weights, (lasting.hop,)
+        durations.forward, durations.input_gradients, durations.weight_gradients, (durations.hop,)
     )
     lasts = {"F": forward, "B": backward, "W": weights}
     horizon = shape.m * (sum(map(sum, lasts.values())) + 2 * shape.stages * hop)
@@ -73,7 +73,7 @@ def best(
         for k in some:
             model.add(begin["B", stage, k] >= end["F", stage, k])
             model.add(begin["W", stage, k] >= end["B", stage, k])
-            for other in schedule.before(shape, stage):
+            for other in schedule.predecessors(shape, stage):
                 model.add(begin["F", stage, k] >= end["F", other, k] + far(stage, other))
                 model.add(begin["B", other, k] >= end["B", stage, k] + far(stage, other))
         # Micro-batches are alike, so whichever passes come first may as well be those of the first of them.

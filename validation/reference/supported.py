@@ -103,12 +103,12 @@ def check_schedule(plan: Plan) -> None:
     `action_orders` checks the kinds of actions.
     """
     schedule, shape = plan.schedule, plan.shape
-    chain = all(schedule.before(shape, stage) == (stage - 1,) * (stage > 0) for stage in range(shape.stages))
+    chain = all(schedule.predecessors(shape, stage) == (stage - 1,) * (stage > 0) for stage in range(shape.stages))
     lacks = {
         "its stages do not form one chain": schedule.directions > 1 or not chain,
         "it slices the sequences of a micro-batch": shape.slices > 1,
         "it updates weights while micro-batches are in flight": not schedule.flush,
-        "its devices choose their order at run time": schedule.at_run_time,
+        "its devices choose their order at run time": schedule.reorders_at_run_time,
     }
     for what, lacking in lacks.items():
         if lacking:

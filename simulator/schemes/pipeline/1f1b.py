@@ -28,7 +28,7 @@ class OneFOneB(Schedule):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield ClosedForm("bubble", (p - 1) * setting.u, "arXiv 2104.04473, section 2.2")
+        yield ClosedForm("bubble", (p - 1) * setting.t_total, "arXiv 2104.04473, section 2.2")
         yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
         if m % p == 0 and p > 1:
             # In-order 1F1B pays a round trip in every group of p micro-batches: it does not tolerate slow hops.

@@ -17,10 +17,10 @@ References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.ht
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.activation_transfer import Move, moved
+from simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
 from simulator.scheduling.schedule import (
     Action,
-    Durations,
+    PassDurations,
     PipelineSetting,
     PipelineShape,
     Schedule,
@@ -37,16 +37,17 @@ class BPipe(Schedule):
     )
     needs_durations = True
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         passes = []
         for x in range(shape.p):
             forward, backward = ([Action(x, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
             passes.append(one_forward_one_backward(forward, backward, shape.p - 1 - x))
-        return moved(self, shape, passes, [one for x in range(shape.p // 2) for one in _moves(shape, x)], lasting)
+        transfers = [transfer for x in range(shape.p // 2) for transfer in _transfers(shape, x)]
+        return insert_transfers(self, shape, passes, transfers, durations)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield ClosedForm("bubble", (p - 1) * setting.u, "as 1F1B's")
+        yield ClosedForm("bubble", (p - 1) * setting.t_total, "as 1F1B's")
         yield ClosedForm(
             "most_in_flight_b", min(m, p, _bound(p)), "section 3.2: balanced between a device and its partner"
         )
@@ -57,7 +58,7 @@ def _bound(p: int) -> int:
     return p // 2 + 1 + p % 2
 
 
-def _moves(shape: PipelineShape, x: int) -> Iterable[Move]:
+def _transfers(shape: PipelineShape, x: int) -> Iterable[ActivationTransfer]:
     """The moves of a device of the first half, none where 1F1B stays within the bound.
 
     While F(n) runs, n-K+2 leaves: the device then holds K-3 that were made since, F(n), the one whose backward pass is
@@ -67,4 +68,4 @@ def _moves(shape: PipelineShape, x: int) -> Iterable[Move]:
     if min(shape.m, shape.p - x) > most:
         for k in range(1, shape.m - most + 2):
             out, back = Action(x, "F", k + most - 2), Action(x, "BW", k - 1)
-            yield Move(Action(x, "F", k), shape.p - 1 - x, out, back)
+            yield ActivationTransfer(Action(x, "F", k), shape.p - 1 - x, out, back)

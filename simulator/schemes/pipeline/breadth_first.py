@@ -33,5 +33,5 @@ class BreadthFirst(Schedule):
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
         if m >= p:
-            yield ClosedForm("bubble", (p - 1) * setting.u / v, "section 3.2; replay of the order")
+            yield ClosedForm("bubble", (p - 1) * setting.t_total / v, "section 3.2; replay of the order")
         yield ClosedForm("in_flight_b", [m * v] * p, "section 3.2")

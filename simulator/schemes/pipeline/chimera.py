@@ -51,9 +51,9 @@ class Chimera(Bidirectional):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, groups = setting.shape.p, setting.shape.m // setting.shape.p
-        backward = setting.tb + setting.tw
-        if backward >= setting.tf:
-            bubble = (p - 2) * (backward + (groups - 1) * (backward - setting.tf))
+        backward = setting.t_b + setting.t_w
+        if backward >= setting.t_f:
+            bubble = (p - 2) * (backward + (groups - 1) * (backward - setting.t_f))
             yield ClosedForm("bubble", bubble, "section 3; of the junctions between groups, replay of the order")
         yield ClosedForm(
             "in_flight_b", [p // 2 + 1 + min(i, p - 1 - i) for i in range(p)], "section 3, table 2; replay of the order"

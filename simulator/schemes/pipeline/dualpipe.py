@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.bidirectional import eight_steps
+from simulator.scheduling.bidirectional import eight_step_order
 from simulator.scheduling.schedule import Bidirectional, PipelineSetting, PipelineShape, ScheduleItem
 
 
@@ -36,13 +36,13 @@ class DualPipe(Bidirectional):
         down, up = ((stage, self.microbatches(shape, stage)) for stage in (device, 2 * shape.p - 1 - device))
         half = shape.p // 2
         if device < half:
-            return eight_steps(down, up, device, half)
-        return eight_steps(up, down, shape.p - 1 - device, half)
+            return eight_step_order(down, up, device, half)
+        return eight_step_order(up, down, shape.p - 1 - device, half)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p = setting.shape.p
         yield ClosedForm("in_flight_b", [p + 1] * p, "table 2")
         yield ClosedForm("in_flight_w", [p + 1] * p, "table 2")
-        if setting.tf == setting.tb == setting.tw:
+        if setting.t_f == setting.t_b == setting.t_w:
             # A pair that hides nothing lasts as long as its passes.
-            yield ClosedForm("max_idle", (p // 2 - 1) * (setting.u + setting.tb - 2 * setting.tw), "table 2")
+            yield ClosedForm("max_idle", (p // 2 - 1) * (setting.t_total + setting.t_b - 2 * setting.t_w), "table 2")

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.bidirectional import eight_steps
+from simulator.scheduling.bidirectional import eight_step_order
 from simulator.scheduling.schedule import PipelineSetting, PipelineShape, ScheduleItem, VShape
 
 
@@ -34,12 +34,12 @@ class DualPipeV(VShape):
 
     def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
         out, back = ((stage, shape.microbatches) for stage in (device, 2 * shape.p - 1 - device))
-        return eight_steps(out, back, device, shape.p)
+        return eight_step_order(out, back, device, shape.p)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p = setting.shape.p
         yield ClosedForm("in_flight_b", [2 * p + 1] * p, "README, table of bubbles and memory")
         yield ClosedForm("in_flight_w", [2 * p + 1] * p, "README, table of bubbles and memory")
-        if setting.tf == setting.tb == setting.tw:
-            idle = (p - 1) * (setting.u + setting.tb - 2 * setting.tw) / 2
+        if setting.t_f == setting.t_b == setting.t_w:
+            idle = (p - 1) * (setting.t_total + setting.t_b - 2 * setting.t_w) / 2
             yield ClosedForm("max_idle", idle, "README, table of bubbles and memory")

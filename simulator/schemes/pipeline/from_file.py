@@ -14,7 +14,7 @@ References: `_dump_csv` of torch.distributed.pipelining, https://docs.pytorch.or
 from functools import cached_property
 
 from hardware.errors import PlanError
-from simulator.bridges.torch_schedule import Written, read
+from simulator.bridges.torch_schedule import TorchSchedule, read_csv
 from simulator.ir.scheme import Paper
 from simulator.scheduling.schedule import PipelineShape, Schedule, ScheduleItem
 
@@ -29,20 +29,20 @@ class FromFile(Schedule):
         """Of the CSV file, which says how many chunks a device has."""
 
     @cached_property
-    def written(self) -> Written:
-        return read(self.options.path)
+    def torch_schedule(self) -> TorchSchedule:
+        return read_csv(self.options.path)
 
-    def chunks(self) -> int:
-        return self.written.chunks
+    def chunks_per_device(self) -> int:
+        return self.torch_schedule.chunks
 
     def device(self, shape: PipelineShape, stage: int) -> int:
-        return self.written.devices[stage]
+        return self.torch_schedule.devices[stage]
 
     def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
-        return self.written.orders[device]
+        return self.torch_schedule.orders[device]
 
     def check(self, shape: PipelineShape) -> None:
-        found = self.written
+        found = self.torch_schedule
         for name, wanted, given in (
             ("pp", len(found.rows), shape.p),
             ("chunks", found.chunks, shape.v),

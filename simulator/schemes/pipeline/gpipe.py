@@ -30,6 +30,6 @@ class GPipe(Schedule):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         shape = setting.shape
-        yield ClosedForm("bubble", (shape.p - 1) * setting.u, "section 2.3")
+        yield ClosedForm("bubble", (shape.p - 1) * setting.t_total, "section 2.3")
         yield ClosedForm("in_flight_b", [shape.m] * shape.p, "section 2.3")
         yield ClosedForm("bubble_per_hop", 2 * (shape.p - 1), "one hop per stage and direction, in fill and drain")

@@ -57,7 +57,7 @@ class GraphPipe(Schedule):
         """Stages of a branch."""
         return (shape.p - self.options.trunk) // self.options.branches
 
-    def before(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
+    def predecessors(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
         d, joins = self.depth(shape), shape.p - self.options.trunk
         if stage == joins:
             return tuple(range(d - 1, joins, d))
@@ -75,7 +75,7 @@ class GraphPipe(Schedule):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         shape, depth = setting.shape, self.held(setting.shape, 0)
-        yield ClosedForm("bubble", (depth - 1) * setting.u, "1F1B as deep as the longest way")
+        yield ClosedForm("bubble", (depth - 1) * setting.t_total, "1F1B as deep as the longest way")
         yield ClosedForm("in_flight_b", [min(shape.m, self.held(shape, x)) for x in range(shape.p)], "k_x")
         if shape.m % depth == 0:
             hops = 2 * (depth - 1) * shape.m // depth + 2 * depth - 4

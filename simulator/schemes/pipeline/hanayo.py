@@ -20,8 +20,15 @@ from pydantic import Field
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.scheduling.building_block import greedy, needs
-from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, Schedule, v_shape_device
+from simulator.scheduling.greedy import pass_dependencies, schedule_greedily
+from simulator.scheduling.schedule import (
+    Action,
+    PassDurations,
+    PipelineSetting,
+    PipelineShape,
+    Schedule,
+    v_shape_device,
+)
 
 
 class Hanayo(Schedule):
@@ -35,7 +42,7 @@ class Hanayo(Schedule):
         waves: int | None = Field(default=None, ge=1, strict=True)
         """Times down the devices and up again."""
 
-    def chunks(self) -> int:
+    def chunks_per_device(self) -> int:
         waves: int | None = self.options.waves
         return 2 * waves if waves else int(self.options.chunks)
 
@@ -47,20 +54,20 @@ class Hanayo(Schedule):
         if shape.v % 2 or told != shape.v:
             raise PlanError("plan.chunks", f"{self.use} has two chunks a device and wave", "Set waves alone", told)
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[Action]]:
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
         def rank(action: Action) -> tuple[bool, int, int]:
             ahead = action.kind == "F"
             return ahead, -action.stage if ahead else 0, action.microbatch
 
-        return greedy(self, shape, needs(self, shape, apart=False), rank)
+        return schedule_greedily(self, shape, pass_dependencies(self, shape, split_backward=False), rank)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, v, tf = setting.shape.p, setting.shape.m, setting.shape.v, setting.tf
-        backward = setting.tb + setting.tw
-        if m == p and backward >= tf:
+        p, m, v, t_f = setting.shape.p, setting.shape.m, setting.shape.v, setting.t_f
+        backward = setting.t_b + setting.t_w
+        if m == p and backward >= t_f:
             yield ClosedForm("bubble", 2 * (p - 1) * backward / v, "replay of the order")
-        if m % p == 0 and backward == tf:
-            yield ClosedForm("bubble", (p - 1) * (tf + backward) / v, "replay of the order")
+        if m % p == 0 and backward == t_f:
+            yield ClosedForm("bubble", (p - 1) * (t_f + backward) / v, "replay of the order")
         if m == p:
             yield ClosedForm("in_flight_b", [v * p - (p - 1) + i for i in range(p)], "replay of the order")
         if m >= 2 * p:

@@ -54,7 +54,7 @@ class Interleaved1F1B(Schedule):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
-        yield ClosedForm("bubble", (p - 1) * setting.u / v, "section 2.2.2")
+        yield ClosedForm("bubble", (p - 1) * setting.t_total / v, "section 2.2.2")
         yield ClosedForm(
             "in_flight_b", [min(m * v, 2 * (p - 1 - i) + (v - 1) * p + 1) for i in range(p)], "replay of the order"
         )

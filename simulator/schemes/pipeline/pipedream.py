@@ -30,16 +30,16 @@ class PipeDream(Schedule):
         backward = [Action(device, "BW", k) for k in shape.microbatches]
         return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
-    def update_every(self, shape: PipelineShape) -> int:
+    def microbatches_per_update(self, shape: PipelineShape) -> int:
         return 1
 
-    def version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
+    def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
         """The newest when it comes by forward: by then all have been through that came before those in flight."""
         return max(0, microbatch - (shape.p - 1 - device))
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield ClosedForm("period", setting.u, "section 3.2: one micro-batch an update, the pipe stays full")
+        yield ClosedForm("period", setting.t_total, "section 3.2: one micro-batch an update, the pipe stays full")
         yield ClosedForm(
             "weight_versions", [p - i for i in range(p)], "section 3.3: one for each micro-batch in flight"
         )

@@ -38,12 +38,12 @@ class PipeDream2BW(Schedule):
         backward = [Action(device, "BW", k) for k in shape.microbatches]
         return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
-    def version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
+    def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
         """All of a batch meet one version: the newest that is there on all devices as its first comes in."""
         return max(0, microbatch // shape.m - 1)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield ClosedForm("period", m * setting.u, "section 3.1: no flush between batches")
+        yield ClosedForm("period", m * setting.t_total, "section 3.1: no flush between batches")
         yield ClosedForm("weight_versions", [2] * p, "section 3.1: the weights of the batch before, and the newest")
         yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "section 3.1, figure 2")

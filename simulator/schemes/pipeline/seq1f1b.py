@@ -20,19 +20,31 @@ from collections.abc import Iterable
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, PipelineShape, one_forward_one_backward
-from simulator.scheduling.sequence_slicing import Lengths, Number, Sliced, evenest, forward_units
+from simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    SliceDuration,
+    one_forward_one_backward,
+)
+from simulator.scheduling.sequence_slicing import (
+    SliceCount,
+    SlicedSchedule,
+    SliceLengths,
+    choose_balanced_slices,
+    forward_slices,
+)
 
 
-class Seq1F1B(Sliced):
+class Seq1F1B(SlicedSchedule):
     paper = Paper(
         "arXiv:2406.03488",
         "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language Model Training",
         2024,
     )
 
-    class Options(Sliced.Options):
-        slices: Number | Lengths = 4
+    class Options(SlicedSchedule.Options):
+        slices: SliceCount | SliceLengths = 4
         """How many, of equal lengths, or their lengths."""
         balanced: bool = False
         """Of so many slices the lengths that last equally long."""
@@ -47,15 +59,15 @@ class Seq1F1B(Sliced):
             rule = f"{self.use} finds the lengths of balanced slices itself"
             raise PlanError("slices", rule, "Say how many, or leave out balanced", list(self.options.slices))
 
-    def cut(self, shape: PipelineShape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
-        return evenest(sequence, step, lasts, min(self.options.slices, sequence // step))
+    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, lasts: SliceDuration) -> tuple[int, ...]:
+        return choose_balanced_slices(sequence, step, lasts, min(self.options.slices, sequence // step))
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        forward, s = forward_units(shape, device), shape.slices
+        forward, s = forward_slices(shape, device), shape.slices
         backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
         return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, s = setting.shape.p, setting.shape.m, len(self.slices)
-        yield ClosedForm("bubble", (p - 1) * setting.u / s, "section 3.2")
+        yield ClosedForm("bubble", (p - 1) * setting.t_total / s, "section 3.2")
         yield ClosedForm("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")

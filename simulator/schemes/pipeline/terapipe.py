@@ -21,34 +21,40 @@ from collections.abc import Iterable
 from typing import Literal
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, Lasts, PipelineSetting, PipelineShape
-from simulator.scheduling.sequence_slicing import Lengths, Number, Sliced, forward_units, quickest
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, SliceDuration
+from simulator.scheduling.sequence_slicing import (
+    SliceCount,
+    SlicedSchedule,
+    SliceLengths,
+    choose_fastest_slices,
+    forward_slices,
+)
 
 
-class TeraPipe(Sliced):
+class TeraPipe(SlicedSchedule):
     paper = Paper(
         "arXiv:2102.07988",
         "TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models",
         2021,
     )
 
-    class Options(Sliced.Options):
-        slices: Number | Lengths | Literal["auto"] = 4
+    class Options(SlicedSchedule.Options):
+        slices: SliceCount | SliceLengths | Literal["auto"] = 4
         """How many, of equal lengths, their lengths, or auto: as many as are best."""
 
     @property
     def slices(self) -> tuple[float, ...]:
         return () if self.options.slices == "auto" else super().slices
 
-    def cut(self, shape: PipelineShape, sequence: int, step: int, lasts: Lasts) -> tuple[int, ...]:
-        return quickest(sequence, step, lasts, shape.m, shape.p - 1)
+    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, lasts: SliceDuration) -> tuple[int, ...]:
+        return choose_fastest_slices(sequence, step, lasts, shape.m, shape.p - 1)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        forward = forward_units(shape, device)
+        forward = forward_slices(shape, device)
         return forward + [action._replace(kind="BW") for action in reversed(forward)]
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield ClosedForm("bubble", (p - 1) * max(self.slices) * setting.u, "section 3.3, equation 5")
+        yield ClosedForm("bubble", (p - 1) * max(self.slices) * setting.t_total, "section 3.3, equation 5")
         yield ClosedForm("in_flight_b", [m * len(self.slices)] * p, "all forward passes come first")
         yield ClosedForm("bubble_per_hop", 2 * (p - 1), "one hop per stage and direction, in fill and drain")

@@ -18,8 +18,8 @@ References: Qi et al. 2024, arXiv 2405.15362, section 3.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.building_block import reordered, repeated
-from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, VShape
+from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
+from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, VShape
 
 
 class VMin(VShape):
@@ -31,13 +31,13 @@ class VMin(VShape):
         late = 0 if shape.p % 3 else 2
         return [(stage, 2 * shape.stages - 1 - stage + late) for stage in range(shape.stages)]
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[Action]]:
-        return reordered(self, shape, repeated(self, shape, self.block(shape)))
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
+        return reorder_warmup_and_cooldown(self, shape, repeat_block(self, shape, self.block(shape)))
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        if p > 1 and m >= 2 * p and setting.tf == setting.tb == setting.tw:
-            bubble = (4 * p - 5 if p % 3 else 4 * p - 7) * setting.tf / 2
+        if p > 1 and m >= 2 * p and setting.t_f == setting.t_b == setting.t_w:
+            bubble = (4 * p - 5 if p % 3 else 4 * p - 7) * setting.t_f / 2
             yield ClosedForm("bubble", bubble, "section 4; replay of the order")
             yield ClosedForm("bubble_span", bubble, "section 4; replay of the order")
         if m >= 2 * p:

@@ -19,8 +19,8 @@ References: Athlur et al. 2022, arXiv 2111.04007.
 from collections.abc import Callable, Iterable, Sequence
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.building_block import greedy, needs
-from simulator.scheduling.schedule import Action, Durations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
+from simulator.scheduling.greedy import pass_dependencies, schedule_greedily
+from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
 
 HALVES = "WBRF"
 """What a free device takes first. A backward pass is made of two halves, B and W, of which W follows at once."""
@@ -28,20 +28,20 @@ HALVES = "WBRF"
 
 class Varuna(Schedule):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
-    at_run_time = True
+    reorders_at_run_time = True
     relies_on = ("recompute scheme",)
 
-    def idle_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
+    def unused_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
         return self.relies_on if stage == shape.p - 1 else ()
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
-        waits = dict(needs(self, shape, apart=True))
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
+        waits = dict(pass_dependencies(self, shape, split_backward=True))
         for stage in range(shape.p - 1):
             for k in shape.microbatches:
                 again = Action(stage, "R", k)
                 waits[again] = [Action(stage, "F", k), Action(stage + 1, "B", k)]
                 waits[Action(stage, "B", k)] = [again]
-        halves = greedy(self, shape, waits, lambda action: (HALVES.index(action.kind), action.microbatch))
+        halves = schedule_greedily(self, shape, waits, lambda action: (HALVES.index(action.kind), action.microbatch))
         return [[_whole(action) for action in order if action.kind != "W"] for order in halves]
 
     def next_item(

@@ -1,30 +1,28 @@
-"""Zero bubble, found by a heuristic: gradients of weights fill the gaps, in as much memory as is given.
+"""Zero Bubble (ZB-1p, ZB-2p): a heuristic search for the shortest order within a limit of activation memory.
 
-In every round a device makes a forward pass, unless that would hold up the one before it, and a pass for the gradients
-of inputs; those of weights come where it would wait, or where memory must be freed. Must forward passes leave the first
-backward pass its time (ALLOW), may one be put off for a backward pass (PRIO), does a gap take a pass longer than itself
-(GREEDY)? All eight answers are tried; the one is kept whose longest span of a device, from begin to end, is least.
+In every round a device runs a forward pass and a B (gradients of inputs); a W (gradients of weights) runs where the
+device would idle, or where memory must be freed. Three questions are open: may warm-up forward passes delay the first
+backward pass (ALLOW), may a forward pass be put off for a backward pass (PRIO), does a W fill a gap shorter than itself
+(GREEDY)? Of the eight combinations the one is kept whose longest span (first begin to last end on a device) is least.
 
-With memory for p micro-batches it is the paper's ZB-1p, for 2p its ZB-2p: no device waits then where passes last alike.
-
-longest span m u + (p-1)(t_f+t_b-t_w) [s] in memory for p micro-batches, where t_w <= t_f, t_b and m >= p.
+bubble of the longest span (p-1)(t_f + t_b - t_w) [s] for t_w <= t_f, t_b, m >= p and memory for p micro-batches: ZB-1p.
 
 References: Qi et al. 2024, arXiv 2401.10241, section 3.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
 from math import ceil, inf
+from typing import Self
 
 from pydantic import Field
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.list_scheduler import InTurn
-from simulator.scheduling.schedule import Durations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
+from simulator.scheduling.list_scheduler import MemoryBoundedSchedule
+from simulator.scheduling.schedule import PassDurations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
 
-KEPT = 0.4
-"""The part of the activations that gradients of weights need, where nothing tells: 32h/(34h + 5as) in the paper's
-table 1, which is 0.37 to 0.43 for its models."""
+KEPT_FOR_WEIGHTS = 0.4
+"""Share of the activations that W needs, if not known: 32h/(34h + 5as) of table 1, 0.37 to 0.43 for its models."""
 
 
 class ZBAuto(Schedule):
@@ -33,94 +31,90 @@ class ZBAuto(Schedule):
 
     class Options(Schedule.Options):
         memory_limit: float | None = Field(default=None, ge=1)
-        """Micro-batches whose activations a device may hold, a part of them until the gradients of weights are made; p
-        where not given."""
+        """Micro-batches whose activations a device may hold, a share of them until W; by default p."""
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
-        one = (1.0,) * shape.p
-        lasting, limit = lasting or Durations(one, one, one, (0.0,) * shape.p), self.options.memory_limit or shape.p
-        # Of those as good as each other, but for rounding, the first count whole activations, and so hold less.
-        tried = product(dict.fromkeys((one, lasting.kept or (KEPT,) * shape.p)), *[(True, False)] * 3)
-        runs = [_Run(self, shape, lasting, limit, *answers) for answers in tried]
-        return min(runs, key=lambda run: [float(f"{lasts:.9g}") for lasts in (max(run.spans), max(run.clock))]).order
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
+        one, limit = (1.0,) * shape.p, self.options.memory_limit or shape.p
+        durations = durations or PassDurations(one, one, one, (0.0,) * shape.p)
+        # Orders that count whole activations come first: of two equally short ones they hold less.
+        kept = dict.fromkeys((one, durations.kept_for_weights or (KEPT_FOR_WEIGHTS,) * shape.p))
+        tried = product(kept, product((True, False), repeat=3))
+        runs = [_Search(self, shape, durations, limit, share).run(*choices) for share, choices in tried]
+        # To nine digits: orders that differ by rounding alone are equally short.
+        return min(runs, key=lambda run: [float(f"{max(of):.9g}") for of in (run.spans, run.free_at)]).orders
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
-        fits = tw <= min(tf, tb)
-        if fits and m >= p:
-            yield ClosedForm("bubble_span", (p - 1) * (tf + tb - tw), "tables 5 and 6: ZB-1p is as good as ZB-H1")
-        if fits and m <= p:
-            yield ClosedForm("bubble", (m + p - 1) * (tf + tb) + tw - m * setting.u, "appendix H")
+        p, m, t_f, t_b, t_w = setting.shape.p, setting.shape.m, setting.t_f, setting.t_b, setting.t_w
+        short_w = t_w <= min(t_f, t_b)
+        if short_w and m >= p:
+            yield ClosedForm("bubble_span", (p - 1) * (t_f + t_b - t_w), "tables 5 and 6: ZB-1p is as good as ZB-H1")
+        if short_w and m <= p:
+            yield ClosedForm("bubble", (m + p - 1) * (t_f + t_b) + t_w - m * setting.t_total, "appendix H")
 
 
-class _Run(InTurn):
-    """One way through the rounds, with an answer to each question."""
+class _Search(MemoryBoundedSchedule):
+    """The order that one combination of ALLOW, PRIO and GREEDY gives."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        shape: PipelineShape,
-        lasting: Durations,
-        limit: float,
-        kept: Sequence[float],
-        *ways: bool,
-    ) -> None:
-        super().__init__(schedule, shape, lasting, limit, kept)
-        self.m, self.idle, devices = shape.m, [0.0] * shape.p, range(shape.p)
-        self.allow, self.prio, self.greedy = ways
+    def run(self, allow: bool, prio: bool, greedy: bool) -> Self:
+        devices, self.m, self.idle = range(self.shape.p), self.shape.m, [0.0] * self.shape.p
+        self.allow, self.prio, self.greedy = allow, prio, greedy
         for j in devices:
-            self.make("F", j)  # waiting counts from here on
-        for j in (j for j, more in enumerate(self.warmup()) for _ in range(more)):
-            self.fill("F", j)
-        for k in range(shape.m):
-            for j in self.going_on() if k else ():
-                self.make_room(j, 1.0)
-                self.fill("F", j)
+            self.append_next("F", j)  # a device is not idle before its first pass
+        for j in (j for j, more in enumerate(self.warmup_passes()) for _ in range(more)):
+            self.fill_gap("F", j)
+        for k in range(self.m):
+            for j in self.forward_devices() if k else ():
+                self.free_memory(j, 1.0)
+                self.fill_gap("F", j)
             for j in reversed(devices):
-                # Nobody waits for the first device's last backward passes.
-                self.make_room(j, inf if j == 0 and self.made["F"][0] == self.m else kept[j] - 1)
-                self.fill("B", j)
+                # No device waits for the last backward passes of the first one: all its W's may run before them.
+                drains = j == 0 and self.count["F"][0] == self.m
+                self.free_memory(j, inf if drains else self.kept_for_weights[j] - 1)
+                self.fill_gap("B", j)
         for j in devices:
-            self.make_room(j, inf)
+            self.free_memory(j, inf)
+        return self
 
-    def fill(self, kind: str, j: int) -> None:
-        """The next pass of its kind; gradients of weights fill the time until what it needs is there."""
-        comes = self.comes(self.next(kind, j))
-        while self.owed(j) and self.clock[j] + self.each["W"][j] <= comes:
-            self.make("W", j)
-        gap = comes - self.clock[j]
-        if self.owed(j) and gap > 0 and (self.greedy or gap > max(self.idle) - self.idle[j]):
-            self.make("W", j)
-        self.idle[j] += max(0.0, comes - self.clock[j])
-        self.make(kind, j)
+    def fill_gap(self, kind: str, j: int) -> None:
+        """Runs the next pass of a kind on device j, and before it W's while its inputs are on their way."""
+        arrival = self.arrival(self.next_pass(kind, j))
+        while self.pending_weight_passes(j) and self.free_at[j] + self.pass_durations["W"][j] <= arrival:
+            self.append_next("W", j)
+        gap = arrival - self.free_at[j]
+        if self.pending_weight_passes(j) and gap > 0 and (self.greedy or gap > max(self.idle) - self.idle[j]):
+            self.append_next("W", j)
+        self.idle[j] += max(0.0, arrival - self.free_at[j])
+        self.append_next(kind, j)
 
-    def warmup(self) -> list[int]:
-        """Forward passes of every device between its first one and its first backward pass."""
-        more = [0] * len(self.order)
-        comes = self.clock[-1] + self.each["B"][-1] + self.hop
+    def warmup_passes(self) -> list[int]:
+        """Forward passes of every device between the first and its first backward pass."""
+        more = [0] * len(self.orders)
+        arrival = self.free_at[-1] + self.pass_durations["B"][-1] + self.hop
         for j in reversed(range(len(more) - 1)):
-            clock, lasts = self.clock[j], self.each["F"][j]
-            while more[j] + 1 < self.m and self.over(j, more[j] + 1) <= 0:
-                if clock + lasts > comes if self.allow else clock >= comes:
+            end, duration = self.free_at[j], self.pass_durations["F"][j]
+            while more[j] + 1 < self.m and self.excess(j, more[j] + 1) <= 0:
+                if end + duration > arrival if self.allow else end >= arrival:
                     break
-                clock, more[j] = clock + lasts, more[j] + 1
-            comes = max(clock, comes) + self.each["B"][j] + self.hop
+                end, more[j] = end + duration, more[j] + 1
+            arrival = max(end, arrival) + self.pass_durations["B"][j] + self.hop
         for j in range(1, len(more)):
-            # One less than the device before, as long as that has some left.
+            # One less than the device before, as long as that one has forward passes left.
             more[j] = max(0, min(more[j], more[j - 1] - (more[j - 1] + 1 < self.m)))
         return more
 
-    def going_on(self) -> range:
-        """The devices that make a forward pass in this round: those from which on all do."""
-        first = len(self.order)
-        while first and self.made["F"][first - 1] < self.m and not (self.prio and self.puts_off(first - 1)):
+    def forward_devices(self) -> range:
+        """The devices that run a forward pass in this round: the last ones, up to the first that does not."""
+        first = len(self.orders)
+        while first and self.count["F"][first - 1] < self.m and not (self.prio and self.prefers_backward(first - 1)):
             first -= 1
-        return range(first, len(self.order))
+        return range(first, len(self.orders))
 
-    def puts_off(self, j: int) -> bool:
-        """Whether a device had better wait for its next backward pass than make a forward pass first."""
-        if j + 1 == len(self.order) or self.made["F"][j] < self.made["F"][j + 1] + 2:
+    def prefers_backward(self, j: int) -> bool:
+        """Whether device j idles less if it waits for its next backward pass than if it runs a forward pass first."""
+        if j + 1 == len(self.orders) or self.count["F"][j] < self.count["F"][j + 1] + 2:
             return False
-        gap = self.clock[j + 1] + self.each["F"][j + 1] + self.each["B"][j + 1] + self.hop - self.clock[j]
-        room = min(self.owed(j), ceil(max(0.0, self.over(j, 1.0)) / (self.kept[j] or inf))) * self.each["W"][j]
-        return gap <= 0 or (self.each["F"][j] + room > gap and gap <= max(self.idle) - self.idle[j])
+        forward, backward, weights = self.pass_durations.values()
+        gap = self.free_at[j + 1] + forward[j + 1] + backward[j + 1] + self.hop - self.free_at[j]
+        freed = ceil(max(0.0, self.excess(j, 1.0)) / (self.kept_for_weights[j] or inf))
+        w_time = min(self.pending_weight_passes(j), freed) * weights[j]
+        return gap <= 0 or (forward[j] + w_time > gap and gap <= max(self.idle) - self.idle[j])

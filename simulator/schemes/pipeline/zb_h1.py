@@ -33,9 +33,9 @@ class ZBH1(Schedule):
         return order
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
+        p, m, t_f, t_b, t_w = setting.shape.p, setting.shape.m, setting.t_f, setting.t_b, setting.t_w
         yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "section 2.3, table 2")
         yield ClosedForm("in_flight_w", [min(m, p)] * p, "section 2.3, table 2")
-        if m >= p and tw <= min(tf, tb):
-            yield ClosedForm("bubble", (p - 1) * (tf + tb - tw), "section 2.3, table 2")
-            yield ClosedForm("bubble_span", (p - 1) * (tf + tb - tw), "section 2.3, table 2")
+        if m >= p and t_w <= min(t_f, t_b):
+            yield ClosedForm("bubble", (p - 1) * (t_f + t_b - t_w), "section 2.3, table 2")
+            yield ClosedForm("bubble_span", (p - 1) * (t_f + t_b - t_w), "section 2.3, table 2")

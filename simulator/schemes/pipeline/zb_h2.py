@@ -34,9 +34,9 @@ class ZBH2(Schedule):
         return order
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
+        p, m, t_f, t_b, t_w = setting.shape.p, setting.shape.m, setting.t_f, setting.t_b, setting.t_w
         yield ClosedForm("in_flight_b", [min(m, 2 * (p - i) - 1) for i in range(p)], "section 2.3, table 2")
         yield ClosedForm("in_flight_w", [min(m, 2 * p - 1)] * p, "section 2.3, table 2")
-        if m >= 2 * p - 1 and tw <= min(tf, tb):
-            yield ClosedForm("bubble_span", (p - 1) * (tf + tb - 2 * tw), "section 2.3, table 2")
-            yield ClosedForm("bubble", (p - 1) * max(tf, tf + tb - 2 * tw), "replay of the order")
+        if m >= 2 * p - 1 and t_w <= min(t_f, t_b):
+            yield ClosedForm("bubble_span", (p - 1) * (t_f + t_b - 2 * t_w), "section 2.3, table 2")
+            yield ClosedForm("bubble", (p - 1) * max(t_f, t_f + t_b - 2 * t_w), "replay of the order")

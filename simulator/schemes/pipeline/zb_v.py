@@ -53,8 +53,8 @@ class ZBV(VShape):
         return [action for action in order if action.microbatch < shape.m]
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, tf, tb, tw = setting.shape.p, setting.shape.m, setting.tf, setting.tb, setting.tw
+        p, m, t_f, t_b, t_w = setting.shape.p, setting.shape.m, setting.t_f, setting.t_b, setting.t_w
         if m >= 2 * p:
             yield ClosedForm("in_flight_w", [2 * p] * p, "section 6; replay of the order")
-        if m >= 2 * p and tw <= tf <= tb:
-            yield ClosedForm("bubble_span", (p - 1) * (tb - tw), "section 6; replay of the order")
+        if m >= 2 * p and t_w <= t_f <= t_b:
+            yield ClosedForm("bubble_span", (p - 1) * (t_b - t_w), "section 6; replay of the order")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments.pages.schedules import exported
 from hardware.errors import PlanError, ScheduleError
 from simulator import load_job, simulate
-from simulator.bridges.torch_schedule import parse, read, written
+from simulator.bridges.torch_schedule import parse_csv, read_csv, write_csv
 from simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem
 from validation.pipelines.cases import answer
 
@@ -31,22 +31,22 @@ PAIRS = st.builds(
 
 
 def test_a_file_says_who_does_what() -> None:
-    found = parse(GOOD)
+    found = parse_csv(GOOD)
     assert [[str(turn) for turn in order] for order in found.orders] == [
         ["0F0", "0F1", "0BW0", "0BW1"],
         ["1F0", "1BW0", "1F1", "1BW1"],
     ]
     assert (found.devices, found.chunks, found.microbatches) == ([0, 1], 1, 2)
-    assert written(found.rows) == GOOD
+    assert write_csv(found.rows) == GOOD
 
 
 @given(st.lists(st.lists(st.none() | ACTIONS | PAIRS, min_size=2, max_size=12), min_size=1, max_size=6))
 def test_what_is_written_is_read_again(rows: list[list[ScheduleItem | None]]) -> None:
     if not any(turn for row in rows for turn in row):
         return
-    text = written(rows)
-    assert parse(text).rows == rows
-    assert written(parse(text).rows) == text
+    text = write_csv(rows)
+    assert parse_csv(text).rows == rows
+    assert write_csv(parse_csv(text).rows) == text
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_again(rows: list[list[ScheduleItem | None]]) ->
 )
 def test_what_is_no_action_is_refused_with_its_place(text: str, words: list[str]) -> None:
     with pytest.raises(PlanError) as refused:
-        parse(text, "orders.csv")
+        parse_csv(text, "orders.csv")
     assert str(refused.value).startswith("orders.csv")
     for word in words:
         assert word in str(refused.value)
@@ -82,16 +82,16 @@ def test_what_is_no_action_is_refused_with_its_place(text: str, words: list[str]
 )
 def test_stages_that_no_pipeline_has_are_refused(text: str, words: str) -> None:
     with pytest.raises(PlanError) as refused:
-        assert parse(text, "orders.csv").devices
+        assert parse_csv(text, "orders.csv").devices
     assert words in str(refused.value)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
-        read(tmp_path / "nothing.csv")
+        read_csv(tmp_path / "nothing.csv")
     (tmp_path / "picture.csv").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(PlanError, match="not UTF-8 text"):
-        read(tmp_path / "picture.csv")
+        read_csv(tmp_path / "picture.csv")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_what_we_write_is_what_torch_writes(name: str, p: int, m: int, v: int, t
     """But for the steps in which torch's ranks idle: ours say only the order."""
     pytest.importorskip("torch")
     theirs = of_torch(name, p, m, v, tmp_path / "theirs.csv")
-    found = parse(theirs)
-    assert written(found.rows) == theirs, "read and written again, torch's own file is the same to the byte"
-    assert written(found.orders) == exported(name, p, m, v if name == "interleaved-1f1b" else None)
+    found = parse_csv(theirs)
+    assert write_csv(found.rows) == theirs, "read and written again, torch's own file is the same to the byte"
+    assert write_csv(found.orders) == exported(name, p, m, v if name == "interleaved-1f1b" else None)
 
 
 @pytest.mark.torch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulator import simulate
 from simulator.engine.per_rank import Pace, unfold
 from simulator.ir.ops import COMPUTE, Collective, Transfer
-from simulator.scheduling.schedule import KINDS
+from simulator.scheduling.schedule import ACTION_KINDS
 from tests.contract.played import Ideal, Played, play_job
 from tests.strategies import examples, jobs
 
@@ -60,7 +60,7 @@ def by_hand(played: Played, pace: Pace) -> float:
     owner = {}
     actions = played.program.timetable.actions
     for (stage, kind, k, _), first, behind in zip(actions, flat.first, flat.behind, strict=True):
-        owner.update(dict.fromkeys(range(first, behind), (stage, KINDS.index(kind), k, 0)))
+        owner.update(dict.fromkeys(range(first, behind), (stage, ACTION_KINDS.index(kind), k, 0)))
     for device, numbers in enumerate(flat.updates):
         owner.update(dict.fromkeys(numbers, (device,)))
     always = pace.always(shape, played.plan.shape.p)

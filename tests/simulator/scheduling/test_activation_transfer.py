@@ -15,8 +15,16 @@ from hardware.errors import ScheduleError
 from simulator.ir.ops import Transfer
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
-from simulator.scheduling.activation_transfer import Move, moved
-from simulator.scheduling.schedule import MOVES, Action, Durations, PipelineShape, Schedule, ScheduleItem, actions_of
+from simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
+from simulator.scheduling.schedule import (
+    ACTIVATION_TRANSFERS,
+    Action,
+    PassDurations,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    actions_of,
+)
 from tests.contract.played import Ideal, Played, play_job, sent_between_stages
 from tests.simulator.engine.engines import check_alike, check_reports, play_by_engines
 from tests.strategies import SECONDS, examples, shapes
@@ -64,7 +72,7 @@ def test_the_passes_are_those_of_1f1b(shape: PipelineShape) -> None:
     plain = find_scheme("pipeline/1f1b")(("pp",))
     assert isinstance(plain, Schedule)
     for device, order in enumerate(orders(shape.p, shape.m)):
-        passes = [action for action in order if action.kind not in MOVES]
+        passes = [action for action in order if action.kind not in ACTIVATION_TRANSFERS]
         assert passes == plain.order(shape, device)
 
 
@@ -118,12 +126,15 @@ class Lent(Schedule):
     needs_durations = True
     some: tuple[int, ...] = (0, 1)
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         plain: list[list[ScheduleItem]] = [
             [Action(d, kind, k) for kind in ("F", "BW") for k in shape.microbatches] for d in range(shape.p)
         ]
-        moves = [Move(Action(0, "F", k), 1, Action(0, "F", k + 1), Action(0, "BW", max(k - 1, 0))) for k in self.some]
-        return moved(self, shape, plain, moves, lasting)
+        moves = [
+            ActivationTransfer(Action(0, "F", k), 1, Action(0, "F", k + 1), Action(0, "BW", max(k - 1, 0)))
+            for k in self.some
+        ]
+        return insert_transfers(self, shape, plain, moves, durations)
 
 
 def test_moves_stand_where_the_other_device_is_by_then() -> None:
@@ -131,7 +142,10 @@ def test_moves_stand_where_the_other_device_is_by_then() -> None:
     quick, slow = ((1.0, one) for one in (0.5, 4.0))
     back, nothing = (1.0, 1.0), (0.0, 0.0)
     found = [
-        [" ".join(map(str, order)) for order in Lent(("pp",)).orders(shape, Durations(times, back, nothing, nothing))]
+        [
+            " ".join(map(str, order))
+            for order in Lent(("pp",)).orders(shape, PassDurations(times, back, nothing, nothing))
+        ]
         for times in (quick, slow)
     ]
     assert found[0][0] == found[1][0] == "0F0 0E0 0F1 0E1 0F2 0L0 0L1 0BW0 0BW1 0BW2"
@@ -139,12 +153,12 @@ def test_moves_stand_where_the_other_device_is_by_then() -> None:
     assert found[1][1] == "0K0 0K1 1F0 1F1 1F2 1BW0 0G0 0G1 1BW1 1BW2"
 
 
-class Written(Lent):
-    """Orders as they are written down."""
+class GivenOrders(Lent):
+    """Orders given by the test."""
 
     rows: list[list[ScheduleItem]] = []
 
-    def orders(self, shape: PipelineShape, lasting: Durations | None = None) -> list[list[ScheduleItem]]:
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         return self.rows
 
 
@@ -160,7 +174,7 @@ class Written(Lent):
     ids=["never given back", "never evicted", "kept twice", "no such stage", "evicted twice"],
 )
 def test_half_a_move_is_refused(taken: str | None, put: tuple[int, int, Action] | None, words: str) -> None:
-    schedule, shape = Written(("pp",)), PipelineShape(2, 3)
+    schedule, shape = GivenOrders(("pp",)), PipelineShape(2, 3)
     rows = Lent(("pp",)).orders(shape)
     schedule.rows = [[turn for turn in row if str(turn) != taken] for row in rows]
     if put:
@@ -170,7 +184,7 @@ def test_half_a_move_is_refused(taken: str | None, put: tuple[int, int, Action] 
 
 
 def test_a_load_behind_its_backward_pass_stands_still() -> None:
-    schedule, shape = Written(("pp",)), PipelineShape(2, 3)
+    schedule, shape = GivenOrders(("pp",)), PipelineShape(2, 3)
     rows = Lent(("pp",)).orders(shape)
     load = Action(0, "L", 1)
     rows[0].remove(load)

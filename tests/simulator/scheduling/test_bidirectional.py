@@ -98,7 +98,7 @@ def test_dualpipe_v_as_it_is_printed() -> None:
     [
         ("pipeline/chimera", PipelineShape(3, 6, 2), "even number of devices"),
         ("pipeline/chimera", PipelineShape(4, 6, 2), "8 would work"),
-        ("pipeline/chimera", PipelineShape(4, 8, 4), "one chunk a device and way"),
+        ("pipeline/chimera", PipelineShape(4, 8, 4), "one chunk a device and direction"),
         ("pipeline/dualpipe", PipelineShape(3, 6, 2), "4 would work"),
         ("pipeline/dualpipe", PipelineShape(4, 6, 2), "8 would work"),
         ("pipeline/dualpipe", PipelineShape(4, 11, 2), "12 would work"),
@@ -229,8 +229,8 @@ def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list
     stages = range(shape.stages)
     for stage in stages:
         for k in schedule.microbatches(shape, stage):
-            before = {(other, "F", k) for other in schedule.before(shape, stage)}
-            behind = {(other, "B", k) for other in stages if stage in schedule.before(shape, other)}
+            before = {(other, "F", k) for other in schedule.predecessors(shape, stage)}
+            behind = {(other, "B", k) for other in stages if stage in schedule.predecessors(shape, other)}
             left[Action(stage, "F", k)] = before
             apart = random.random() < 0.4
             left[Action(stage, "B" if apart else "BW", k)] = {(stage, "F", k), *behind}
@@ -270,7 +270,7 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
 
         name = "given"
 
-        def orders(self, shape: PipelineShape, lasting: Any = None) -> list[list[ScheduleItem]]:
+        def orders(self, shape: PipelineShape, durations: Any = None) -> list[list[ScheduleItem]]:
             return orders
 
     stages, updates = lower_stages(plan)
@@ -372,7 +372,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
     class Alone(type(schedule)):  # type: ignore[misc]
         name = "alone"
 
-        def orders(self, shape: PipelineShape, lasting: Any = None) -> list[list[ScheduleItem]]:
+        def orders(self, shape: PipelineShape, durations: Any = None) -> list[list[ScheduleItem]]:
             turns = [
                 [turn if isinstance(turn, OverlappedPasses) else (turn,) for turn in order]
                 for order in super().orders(shape)

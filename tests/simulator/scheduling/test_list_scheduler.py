@@ -17,8 +17,8 @@ from simulator.forecast.simulate import build_program
 from simulator.ir.registry import find_scheme
 from simulator.job.load import load_job
 from simulator.program.timetable import timetable
-from simulator.scheduling.list_scheduler import Play, at_run_time
-from simulator.scheduling.schedule import Action, Durations, PipelineShape, Schedule, ScheduleItem
+from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
+from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem
 from tests.contract.played import PAID
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS, examples
@@ -32,34 +32,34 @@ def schedule(name: str, **options: Any) -> Schedule:
     return found
 
 
-def lasting(
+def equal_durations(
     shape: PipelineShape, tf: float, tb: float, tw: float, hop: float = 0.0, kept: float | None = None
-) -> Durations:
-    """The same on every stage."""
+) -> PassDurations:
+    """Every stage has the same durations."""
     n = shape.stages
-    return Durations((tf,) * n, (tb,) * n, (tw,) * n, (0.0,) * n, hop, None if kept is None else (kept,) * n)
+    return PassDurations((tf,) * n, (tb,) * n, (tw,) * n, (0.0,) * n, hop, None if kept is None else (kept,) * n)
 
 
-def played(one: Schedule, shape: PipelineShape, times: Durations) -> Play:
-    """In its order, at the durations that it was told."""
-    both = [b + w for b, w in zip(times.backward, times.weights, strict=True)]
-    each = {"F": times.forward, "B": times.backward, "W": times.weights, "BW": both}
+def played(one: Schedule, shape: PipelineShape, times: PassDurations) -> PartialSchedule:
+    """A schedule played in its own orders, at the durations that it was given."""
+    both = [b + w for b, w in zip(times.input_gradients, times.weight_gradients, strict=True)]
+    each = {"F": times.forward, "B": times.input_gradients, "W": times.weight_gradients, "BW": both}
 
     def lasts(turn: ScheduleItem) -> float:
         assert isinstance(turn, Action)
         return each[turn.kind][turn.stage]
 
-    return at_run_time(one, shape, one.orders(shape, times), lasts, times.hop)
+    return reorder_at_run_time(one, shape, one.orders(shape, times), lasts, times.hop)
 
 
 @st.composite
-def unlike(draw: st.DrawFn, p: int) -> Durations:
-    """Durations of stages that are not alike."""
+def unequal_durations(draw: st.DrawFn, p: int) -> PassDurations:
+    """Every stage has its own durations."""
     rows = [draw(st.lists(SECONDS, min_size=p, max_size=p)) for _ in range(3)]
     kept = draw(st.none() | st.lists(st.sampled_from([0.0, 0.25, 0.4, 0.95, 1.0]), min_size=p, max_size=p))
     forward, backward, weights = map(tuple, rows)
     hop = draw(st.sampled_from([0.0, 0.5, 3.0]))
-    return Durations(forward, backward, weights, (0.0,) * p, hop, tuple(kept) if kept else None)
+    return PassDurations(forward, backward, weights, (0.0,) * p, hop, tuple(kept) if kept else None)
 
 
 # ------------------------------------------------------------------------------------------------ zb-auto
@@ -116,9 +116,9 @@ def test_zb_auto_with_passes_that_last_alike_is_zb_h1_and_in_twice_the_memory_wa
 def test_zb_auto_stays_within_its_memory_and_never_stands_still(
     data: st.DataObject, p: int, m: int, limit: int
 ) -> None:
-    times, shape, one = data.draw(unlike(p)), PipelineShape(p, m), schedule("zb-auto", memory_limit=limit)
+    times, shape, one = data.draw(unequal_durations(p)), PipelineShape(p, m), schedule("zb-auto", memory_limit=limit)
     orders = timetable(one, shape, times).orders
-    kept = times.kept or (0.4,) * p
+    kept = times.kept_for_weights or (0.4,) * p
     for device, order in enumerate(orders):
         held = 0.0
         for turn in order:
@@ -131,9 +131,9 @@ def test_zb_auto_stays_within_its_memory_and_never_stands_still(
 @given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20))
 @settings(max_examples=40, deadline=None)
 def test_zb_auto_weighs_only_how_durations_compare(data: st.DataObject, p: int, m: int) -> None:
-    times = data.draw(unlike(p))
-    rows = [tuple(8 * t for t in row) for row in (times.forward, times.backward, times.weights)]
-    slower = Durations(rows[0], rows[1], rows[2], times.again, 8 * times.hop, times.kept)
+    times = data.draw(unequal_durations(p))
+    rows = [tuple(8 * t for t in row) for row in (times.forward, times.input_gradients, times.weight_gradients)]
+    slower = PassDurations(rows[0], rows[1], rows[2], times.recomputation, 8 * times.hop, times.kept_for_weights)
     assert schedule("zb-auto").orders(PipelineShape(p, m), slower) == schedule("zb-auto").orders(
         PipelineShape(p, m), times
     )
@@ -141,8 +141,10 @@ def test_zb_auto_weighs_only_how_durations_compare(data: st.DataObject, p: int, 
 
 def test_passes_made_again_count_as_part_of_the_backward_pass() -> None:
     shape = PipelineShape(3, 9)
-    apart = Durations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
-    assert schedule("zb-auto").orders(shape, apart) == schedule("zb-auto").orders(shape, lasting(shape, 2, 3, 2))
+    apart = PassDurations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
+    assert schedule("zb-auto").orders(shape, apart) == schedule("zb-auto").orders(
+        shape, equal_durations(shape, 2, 3, 2)
+    )
 
 
 def test_less_than_one_micro_batch_of_memory_is_refused() -> None:
@@ -185,8 +187,8 @@ def test_varuna_takes_as_many_slots_as_published(p: int, m: int, slots: int) -> 
 @settings(max_examples=60, deadline=None)
 def test_the_last_stage_of_varuna_is_fed_in_threes(p: int, m: int) -> None:
     shape, one = PipelineShape(p, m), schedule("varuna")
-    play = at_run_time(one, shape, timetable(one, shape).orders, in_slots)
-    assert max(play.clock) == 3 * (m + p - 1 + (m - 1) // 3)
+    play = reorder_at_run_time(one, shape, timetable(one, shape).orders, in_slots)
+    assert max(play.free_at) == 3 * (m + p - 1 + (m - 1) // 3)
 
 
 def jitter(shape: PipelineShape, seed: int) -> Callable[[ScheduleItem], float]:
@@ -219,7 +221,7 @@ def static(one: Schedule) -> Schedule:
 def test_without_jitter_the_run_time_rule_changes_nothing(p: int, m: int) -> None:
     shape, one = PipelineShape(p, m), schedule("varuna")
     orders = one.orders(shape)
-    assert at_run_time(one, shape, orders, in_slots).order == orders
+    assert reorder_at_run_time(one, shape, orders, in_slots).orders == orders
 
 
 @pytest.mark.parametrize(("p", "m", "gain"), [(2, 4, 0.08), (4, 8, 0.02), (4, 16, 0.03), (8, 32, 0.02)])
@@ -228,10 +230,10 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
     orders, ratios = one.orders(shape), []
     for seed in range(30):
         lasts = jitter(shape, seed)
-        ahead, frozen = (at_run_time(way, shape, orders, lasts) for way in (one, static(one)))
-        assert [sorted(map(str, order)) for order in ahead.order] == [sorted(map(str, order)) for order in orders]
-        assert frozen.order == orders
-        ratios.append(max(ahead.clock) / max(frozen.clock))
+        ahead, frozen = (reorder_at_run_time(way, shape, orders, lasts) for way in (one, static(one)))
+        assert [sorted(map(str, order)) for order in ahead.orders] == [sorted(map(str, order)) for order in orders]
+        assert frozen.orders == orders
+        ratios.append(max(ahead.free_at) / max(frozen.free_at))
     # A gradient may come while the pass that was pulled ahead runs: seldom, and then by little.
     assert max(ratios) <= 1.02 and sum(ratio > 1 for ratio in ratios) <= 1
     assert sum(ratios) / len(ratios) < 1 - gain
@@ -240,11 +242,11 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 12), name=st.sampled_from(["1f1b", "gpipe", "zb-auto"]))
 @settings(max_examples=40, deadline=None)
 def test_orders_that_nobody_leaves_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
-    times, shape = data.draw(unlike(p)), PipelineShape(p, m)
-    rows = {"t_f": list(times.forward), "t_b": list(times.backward), "t_w": list(times.weights)}
-    play = played(schedule(name), shape, Durations(**{**vars(times), "kept": None}))
+    times, shape = data.draw(unequal_durations(p)), PipelineShape(p, m)
+    rows = {"t_f": list(times.forward), "t_b": list(times.input_gradients), "t_w": list(times.weight_gradients)}
+    play = played(schedule(name), shape, PassDurations(**{**vars(times), "kept_for_weights": None}))
     found = answer({"schedule": name, "p": p, "m": m, **rows, "hop": times.hop})
-    assert (max(play.clock), max(play.spans)) == pytest.approx((found["makespan"], found["span_max"]))
+    assert (max(play.free_at), max(play.spans)) == pytest.approx((found["makespan"], found["span_max"]))
 
 
 # ------------------------------------------------------------------------------------------- whole jobs
@@ -311,12 +313,14 @@ def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> Non
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
     shape = PipelineShape(2, 4)
-    times = lasting(shape, 1, 1, 1)
+    times = equal_durations(shape, 1, 1, 1)
     shortest = best(schedule("1f1b"), shape, times)
     assert shortest.proven and shortest.found == 13
     assert best(schedule("1f1b"), shape, times, limit=2, span=True).found == 13
     assert best(schedule("1f1b"), shape, times, limit=4, span=True).found == 12
-    assert {name: max(played(schedule(name), shape, times).clock) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")} == {
+    assert {
+        name: max(played(schedule(name), shape, times).free_at) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
+    } == {
         "gpipe": 15,
         "1f1b": 15,
         "zb-h1": 13,
@@ -334,9 +338,9 @@ def test_no_order_is_shorter_than_the_shortest(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
     shape, one = PipelineShape(p, m), schedule(name)
-    times = lasting(shape, tf, tb, tw, hop)
+    times = equal_durations(shape, tf, tb, tw, hop)
     play = played(one, shape, times)
-    assert max(play.clock) >= best(one, shape, times).bound
+    assert max(play.free_at) >= best(one, shape, times).bound
     assert max(play.spans) >= best(one, shape, times, span=True).bound
 
 
@@ -348,7 +352,7 @@ def test_zb_auto_is_the_shortest_where_stages_are_alike(seed: int) -> None:
     drawn = random.Random(seed)
     shape = PipelineShape(drawn.randint(2, 4), drawn.randint(2, 4))
     limit = shape.p * drawn.randint(1, 2)
-    times = lasting(shape, *(drawn.randint(1, 8) for _ in range(3)), hop=drawn.randint(0, 2), kept=1.0)
+    times = equal_durations(shape, *(drawn.randint(1, 8) for _ in range(3)), hop=drawn.randint(0, 2), kept=1.0)
     one = schedule("zb-auto", memory_limit=limit)
     shortest = best(one, shape, times, limit, span=True)
     assert shortest.proven and max(played(one, shape, times).spans) == pytest.approx(shortest.found)
@@ -362,7 +366,7 @@ def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, 
     ).best
     rows = [tuple(data.draw(st.lists(WHOLE, min_size=p, max_size=p))) for _ in range(3)]
     shape, limit = PipelineShape(p, m), rounds * p
-    times = Durations(rows[0], rows[1], rows[2], (0.0,) * p, data.draw(st.integers(0, 2)), (1.0,) * p)
+    times = PassDurations(rows[0], rows[1], rows[2], (0.0,) * p, data.draw(st.integers(0, 2)), (1.0,) * p)
     one = schedule("zb-auto", memory_limit=limit)
     shortest = best(one, shape, times, limit, span=True)
     assert shortest.bound <= max(played(one, shape, times).spans) <= shortest.found * 7 / 6
@@ -373,6 +377,6 @@ def test_the_oracle_says_what_it_cannot_count() -> None:
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).best
     shape = PipelineShape(2, 2)
-    assert best(schedule("1f1b"), shape, lasting(shape, 0.5, 0.5, 0.25)).found == 3.25
+    assert best(schedule("1f1b"), shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25
     with pytest.raises(PlanError, match="Round the durations"):
-        best(schedule("1f1b"), shape, lasting(shape, 1e-7, 1, 1))
+        best(schedule("1f1b"), shape, equal_durations(shape, 1e-7, 1, 1))

@@ -24,7 +24,12 @@ from simulator.ir.ops import COMPUTE, Collective
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
 from simulator.report import trace
-from simulator.scheduling.no_flush import long_enough, most_updates, weight_versions, with_updates
+from simulator.scheduling.no_flush import (
+    extend_to_steady_state,
+    insert_updates,
+    max_cycle_updates,
+    peak_weight_versions,
+)
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
@@ -71,14 +76,14 @@ def test_a_longer_run_begins_like_a_shorter_one(use: str, shape: PipelineShape, 
 
 def test_updates_stand_behind_the_gradients_that_they_need() -> None:
     order = shipped("pipeline/pipedream").order(PipelineShape(2, 4), 0)
-    each, twice = (" ".join(str(action) for action in with_updates(order, every)) for every in (1, 2))
+    each, twice = (" ".join(str(action) for action in insert_updates(order, every)) for every in (1, 2))
     assert each == "0F0 0F1 0BW0 0O0 0F2 0BW1 0O1 0F3 0BW2 0O2 0BW3 0O3"
     assert twice == "0F0 0F1 0BW0 0F2 0BW1 0O1 0F3 0BW2 0BW3 0O3"
     apart = [Action(0, kind, k) for k in range(2) for kind in ("F", "B")]
     apart += [Action(0, "W", k) for k in range(2)]
-    assert " ".join(map(str, with_updates(apart, 2))).endswith("0W0 0W1 0O1")
+    assert " ".join(map(str, insert_updates(apart, 2))).endswith("0W0 0W1 0O1")
     chunks = [Action(s, kind, 0) for kind, some in (("F", (1, 3)), ("BW", (3, 1))) for s in some]
-    assert " ".join(map(str, with_updates(chunks, 1))) == "1F0 3F0 3BW0 1BW0 1O0", "one for both stages of a device"
+    assert " ".join(map(str, insert_updates(chunks, 1))) == "1F0 3F0 3BW0 1BW0 1O0", "one for both stages of a device"
 
 
 @both
@@ -87,7 +92,7 @@ def test_first_and_last_passes_count_from_update_to_update(use: str, shape: Pipe
     if not accepts(use, shape):
         return
     schedule = shipped(use)
-    every = schedule.update_every(shape)
+    every = schedule.microbatches_per_update(shape)
     found = timetable(schedule, PipelineShape(shape.p, shape.m * batches), every=every)
     for device, order in enumerate(found.orders):
         updates = [found.actions[i] for i in found.updates[device]]
@@ -108,12 +113,12 @@ def test_no_more_versions_are_held_than_micro_batches_meet(use: str, shape: Pipe
     if not accepts(use, shape):
         return
     schedule, run = shipped(use), PipelineShape(shape.p, max(shape.m * batches, 4 * shape.p // shape.m * shape.m))
-    every = schedule.update_every(shape)
+    every = schedule.microbatches_per_update(shape)
     for device in range(shape.p):
-        order = with_updates(schedule.order(run, device), every)
+        order = insert_updates(schedule.order(run, device), every)
         made, wanted, most = 0, dict[int, int](), 1
         for action in actions_of(order):
-            met = schedule.version(shape, device, action.microbatch)
+            met = schedule.weight_version(shape, device, action.microbatch)
             if action.kind == "F":
                 assert 0 <= met <= made
                 wanted[action.microbatch] = met
@@ -121,9 +126,9 @@ def test_no_more_versions_are_held_than_micro_batches_meet(use: str, shape: Pipe
                 assert wanted.pop(action.microbatch) == met
             else:
                 made += 1
-                coming = (schedule.version(shape, device, k) for k in range(run.m) if k > action.microbatch)
+                coming = (schedule.weight_version(shape, device, k) for k in range(run.m) if k > action.microbatch)
                 most = max(most, len({*wanted.values(), *(met for met in coming if met <= made), made}))
-        assert weight_versions(schedule, shape, device, order) == most
+        assert peak_weight_versions(schedule, shape, device, order) == most
         if run.m >= 4 * shape.p * every:
             assert most == (shape.p - device if use == USES[0] else 2)
 
@@ -150,7 +155,7 @@ def test_the_period_is_that_of_the_slowest_circuit(
     forward, backward = data.draw(lists), data.draw(lists)
     told = {"schedule": use.partition("/")[2], "p": shape.p, "m": shape.m, "t_f": forward, "t_b": backward, "hop": hop}
     one = slowest(forward, backward, hop)
-    every = shipped(use).update_every(shape)
+    every = shipped(use).microbatches_per_update(shape)
     assert answer(told)["period"] == pytest.approx(every * one, rel=1e-9)
 
 
@@ -395,11 +400,11 @@ def test_only_the_first_step_fills_the_pipe(use: str, pp: int, m: int) -> None:
 
 @pytest.mark.parametrize(("p", "every"), [(1, 1), (1, 9), (4, 1), (4, 4), (8, 8), (8, 1000), (64, 64), (64, 10_000)])
 def test_a_run_is_no_longer_than_it_must_be(p: int, every: int) -> None:
-    run = long_enough(PipelineShape(p, every), every)
+    run = extend_to_steady_state(PipelineShape(p, every), every)
     assert run.m % every == 0 and run.m >= 5 * p
     assert run.m <= 7 * p if every == 1 else run.m <= 20 * every
     assert run.m == 3 * every or every < 8 * p, "the first batch and the last are left out"
-    assert most_updates(PipelineShape(p, every), every) <= p
+    assert max_cycle_updates(PipelineShape(p, every), every) <= p
 
 
 # ---------------------------------------------------------------------------------------------- reports

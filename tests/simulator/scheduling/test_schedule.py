@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError, ScheduleError
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Slot, Timetable, timetable
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple, table
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule, format_orders, nearest_multiple
 from tests.strategies import shapes
 
 SHAPE = PipelineShape(2, 2)
@@ -54,7 +54,7 @@ def fits(use: str, shape: PipelineShape) -> bool:
 def test_a_good_order_passes_and_prints_like_the_papers() -> None:
     orders = timetable(given_schedule(*GOOD), SHAPE).orders
     assert [[str(action) for action in order] for order in orders] == [row.split() for row in GOOD]
-    assert table(orders, {1: 2}) == "  device 0: 0F0 0F1 0BW0 0BW1\n  device 1: 1F0 1BW0 >1F1< 1BW1"
+    assert format_orders(orders, {1: 2}) == "  device 0: 0F0 0F1 0BW0 0BW1\n  device 1: 1F0 1BW0 >1F1< 1BW1"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from simulator.program.block import CompiledBlocks
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import Action, PipelineShape
-from simulator.scheduling.sequence_slicing import evenest, quickest
+from simulator.scheduling.sequence_slicing import choose_balanced_slices, choose_fastest_slices
 from tests.contract.measure import ops_beside, saved
 from tests.contract.played import PAID, Ideal, play_job
 from tests.simulator.engine.engines import check_reports
@@ -122,7 +122,7 @@ def test_the_quickest_slices_are_those_of_a_search_through_all(drawn: tuple[int,
         seconds = of_slices(lengths, lasts)
         return m * sum(seconds) + (p - 1) * max(seconds)
 
-    found = quickest(8 * n, 8, lasts, m, p - 1)
+    found = choose_fastest_slices(8 * n, 8, lasts, m, p - 1)
     assert found in every_cut(n)
     assert takes(found) == pytest.approx(min(map(takes, every_cut(n))))
 
@@ -131,7 +131,7 @@ def test_the_quickest_slices_are_those_of_a_search_through_all(drawn: tuple[int,
 def test_the_evenest_slices_are_those_of_a_search_through_all(drawn: tuple[int, Any], data: st.DataObject) -> None:
     n, lasts = drawn
     count = data.draw(st.integers(1, n))
-    found = evenest(8 * n, 8, lasts, count)
+    found = choose_balanced_slices(8 * n, 8, lasts, count)
     assert found in every_cut(n, count)
     assert max(of_slices(found, lasts)) == min(max(of_slices(cut, lasts)) for cut in every_cut(n, count))
 
@@ -144,7 +144,7 @@ def test_where_attention_grows_long_slices_come_first(grows: float, fixed: float
     def lasts(tokens: int, before: int) -> float:
         return fixed + tokens + grows * tokens * (before + tokens / 2)
 
-    lengths = quickest(64, 1, lasts, 1, p - 1)
+    lengths = choose_fastest_slices(64, 1, lasts, 1, p - 1)
     assert sum(lengths) == 64
     assert list(lengths) == sorted(lengths, reverse=True)
 

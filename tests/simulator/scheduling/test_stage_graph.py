@@ -80,7 +80,7 @@ def test_every_stage_holds_one_more_than_those_that_follow(branches: int, d: int
     shape, schedule = PipelineShape(branches * d + trunk, m), graphpipe(branches=branches, trunk=trunk)
     k = dict.fromkeys(range(shape.p), 1)
     for stage in reversed(range(shape.p)):
-        for other in schedule.before(shape, stage):
+        for other in schedule.predecessors(shape, stage):
             k[other] = max(k[other], k[stage] + 1)
     found = timetable(schedule, shape)
     for stage, order in enumerate(found.orders):
@@ -139,7 +139,7 @@ class Given(Schedule):
     name = "given"
     graph: list[tuple[int, ...]] = []
 
-    def before(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
+    def predecessors(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
         return self.graph[stage]
 
     def device(self, shape: PipelineShape, stage: int) -> int:
@@ -332,7 +332,7 @@ def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None
     each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
     wanted: dict[tuple[int, str], list[int]] = {}
     trunk = getattr(plan.schedule.options, "trunk", 1)
-    for stage, other in ((a, b) for b in range(shape.stages) for a in plan.schedule.before(shape, b)):
+    for stage, other in ((a, b) for b in range(shape.stages) for a in plan.schedule.predecessors(shape, b)):
         nbytes = each if stage >= shape.p - trunk else each // plan.job.model.towers
         for key in ((stage, "F"), (other, "BW")):
             wanted[key] = wanted.get(key, []) + [nbytes] * shape.m

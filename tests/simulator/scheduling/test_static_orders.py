@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
-from simulator.scheduling.building_block import reordered, repeated
+from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.strategies import SECONDS
 from validation.pipelines.cases import answer
@@ -135,7 +135,7 @@ def test_blocks_are_repeated_as_printed(at: tuple[str, int]) -> None:
     use, device = at
     schedule: Any = shipped(use)
     shape = PipelineShape(4, 8, 2)
-    assert printed(repeated(schedule, shape, schedule.block(shape))[device], 4) == BLOCKS[at]
+    assert printed(repeat_block(schedule, shape, schedule.block(shape))[device], 4) == BLOCKS[at]
 
 
 @pytest.mark.torch
@@ -234,7 +234,7 @@ def played_in_slots(schedule: Schedule, shape: PipelineShape, orders: Any) -> tu
     class Given(type(schedule)):  # type: ignore[misc]
         name = "given"
 
-        def orders(self, shape: PipelineShape, lasting: Any = None) -> Any:
+        def orders(self, shape: PipelineShape, durations: Any = None) -> Any:
             return orders
 
     found = timetable(Given(("pp",)), shape)
@@ -258,9 +258,9 @@ def played_in_slots(schedule: Schedule, shape: PipelineShape, orders: Any) -> tu
 def test_reordering_is_never_longer_and_holds_no_more_on_any_device(use: str, p: int, m: int) -> None:
     schedule: Any = shipped(use)
     shape = PipelineShape(p, m, 2)
-    plain = repeated(schedule, shape, schedule.block(shape))
+    plain = repeat_block(schedule, shape, schedule.block(shape))
     longest, most = played_in_slots(schedule, shape, plain)
-    length, held = played_in_slots(schedule, shape, reordered(schedule, shape, plain))
+    length, held = played_in_slots(schedule, shape, reorder_warmup_and_cooldown(schedule, shape, plain))
     assert length <= longest
     assert all(now <= before for now, before in zip(held, most, strict=True))
     if m >= 2 * p > 4:
@@ -270,7 +270,7 @@ def test_reordering_is_never_longer_and_holds_no_more_on_any_device(use: str, p:
 
 def test_passes_that_fall_on_one_slot_are_refused() -> None:
     with pytest.raises(ValueError, match="0F1 and 0B0 fall on one slot"):
-        repeated(shipped("1f1b"), PipelineShape(1, 2), [(0, 3)])
+        repeat_block(shipped("1f1b"), PipelineShape(1, 2), [(0, 3)])
 
 
 @pytest.mark.parametrize("waves", range(1, 5))

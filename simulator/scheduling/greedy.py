@@ -1,0 +1,64 @@
+"""Greedy list scheduling in unit slots: in every slot each free device takes the ready pass of the highest priority.
+
+Some papers define an order by such a rule. Every pass takes one slot, whatever its duration will be; the result is an
+order like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from simulator.scheduling.schedule import Action, PipelineShape, Schedule
+
+Dependencies = Mapping[Action, Sequence[Action]]
+"""Of every action, the actions that must be done before it begins."""
+
+
+def pass_dependencies(schedule: Schedule, shape: PipelineShape, *, split_backward: bool) -> Dependencies:
+    """The dependencies of every pass. split_backward: backward passes are B and W, not BW."""
+    found: dict[Action, list[Action]] = {}
+    kind = "B" if split_backward else "BW"
+    for stage in range(shape.stages):
+        predecessors = schedule.predecessors(shape, stage)
+        for k in schedule.microbatches(shape, stage):
+            forward, backward = Action(stage, "F", k), Action(stage, kind, k)
+            found[forward] = [Action(other, "F", k) for other in predecessors]
+            found.setdefault(backward, []).append(forward)
+            for other in predecessors:
+                found.setdefault(Action(other, kind, k), []).append(backward)
+            if split_backward:
+                found[Action(stage, "W", k)] = [backward]
+    return found
+
+
+def invert_dependencies(dependencies: Dependencies) -> Dependencies:
+    """Of every action, the actions that depend on it."""
+    found: dict[Action, list[Action]] = {action: [] for action in dependencies}
+    for action, others in dependencies.items():
+        for other in others:
+            found[other].append(action)
+    return found
+
+
+def schedule_greedily(
+    schedule: Schedule, shape: PipelineShape, dependencies: Dependencies, priority: Callable[[Action], Any]
+) -> list[list[Action]]:
+    """The orders of all devices. priority: of an action; the lowest value goes first."""
+    dependents = invert_dependencies(dependencies)
+    missing = {action: len(others) for action, others in dependencies.items()}
+    ready: list[list[tuple[Any, Action]]] = [[] for _ in range(shape.p)]
+    orders: list[list[Action]] = [[] for _ in range(shape.p)]
+    released = [action for action, count in missing.items() if not count]
+    while released or any(ready):
+        for action in released:
+            heappush(ready[schedule.device(shape, action.stage)], (priority(action), action))
+        released = []
+        for heap, order in zip(ready, orders, strict=True):
+            if heap:
+                order.append(heappop(heap)[1])
+                for other in dependents[order[-1]]:
+                    missing[other] -= 1
+                    released += [other] * (not missing[other])
+    return orders
