@@ -19,7 +19,7 @@ from hardware.units import GIB
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from tests.validation.distributed.jobs import job
-from validation.measurements.measurement import Measurement, read, text
+from validation.measurements.measurement import Measurement, read, to_json
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -46,7 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Pat
 
 def test_a_file_with_all_rows(measured: tuple[Measurement, Path, list[str]]) -> None:
     found, folder, _ = measured
-    assert (folder / "steps.json").read_text("utf-8") == text(found)
+    assert (folder / "steps.json").read_text("utf-8") == to_json(found)
     assert found.kind == "distributed" and found.machine.device == "cpu" and found.machine.count == 2
     assert found.command == "typed" and found.measured and found.measured >= found.forecast_written
     step, *peaks = found.rows
@@ -117,7 +117,7 @@ def test_collectives(tmp_path: Path) -> None:
 
     sizes = (1000, 65536)
     found = measure_collectives(job(), "cpu", tmp_path / "all.json", sizes, repeat=3, warmup=1, say=quiet)
-    assert (tmp_path / "all.json").read_text("utf-8") == text(found)
+    assert (tmp_path / "all.json").read_text("utf-8") == to_json(found)
     assert [row.name for row in found.rows] == [f"{name} {size}" for name in OPERATIONS for size in sizes]
     for row in found.rows:
         assert len(row.samples) == 3 and min(row.samples) > 0 and row.forecasts["catalog"].value > 0
