@@ -266,7 +266,7 @@ class Op:
         return f"<{self.phase} {self.name} on {self.stream}>"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class TensorUse:
     """`op` needs `nbytes` of memory named `key` to exist while it runs; `made` says that it writes it.
 
@@ -284,7 +284,7 @@ class TensorUse:
     stays: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(slots=True)
 class Param:
     """A weight as one rank holds it.
 

@@ -193,7 +193,7 @@ class Played:
             assert not gives or self.stage_ops(taker, part).unit_runs[0].nbytes == sum(gives.values())
             for giver, nbytes in gives.items():
                 # Back comes as much as was given.
-                if stage == (giver if (kind == "F") == sent else taker) and table.offloads(giver, taker):
+                if stage == (giver if (kind == "F") == sent else taker) and table.elsewhere(giver, taker):
                     total += nbytes
         return total
 
