@@ -22,10 +22,10 @@ from hardware.errors import PlanError, nearest
 from hardware.inline import ByGPU
 from hardware.mixed import ByGroups
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names
+from simulator.job.framework import Bucket, CommunicationOverlap, Framework, LossKernels, ProcessMemory, framework_names
 from simulator.job.job import Batch, FrameworkChoice, JobFile, LongPlan, Precision, RunLength, SchemeEntry, ShortPlan
 from simulator.models.load import ALIASES, presets
-from simulator.models.model import MLA, UNDESCRIBED, Model, MoE
+from simulator.models.model import MLA, UNDESCRIBED, Model, MoEShape
 from validation.measurements.measurement import Measurement
 from validation.published.rows import Row
 
@@ -34,8 +34,8 @@ Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 KINDS = ("job", "sweep", "cluster", "model", "framework", "published", "measurement")
 
-HABITS = (Framework, Overlap, Bucket, LossHabit, MemoryHabit)
-SHAPES = (Model, MLA, MoE)
+FRAMEWORK_PARTS = (Framework, CommunicationOverlap, Bucket, LossKernels, ProcessMemory)
+SHAPES = (Model, MLA, MoEShape)
 JOB = (
     SweepFile,
     JobFile,
@@ -46,7 +46,7 @@ JOB = (
     SchemeEntry,
     ShortPlan,
     LongPlan,
-    *HABITS,
+    *FRAMEWORK_PARTS,
     *SHAPES,
 )
 CLUSTERS = (Cluster, ByGPU, ByGroups)
@@ -126,10 +126,10 @@ def _model(defs: Schema) -> Schema:
                 told["properties"][key] = {"anyOf": [field, {"type": "null"}]}
     fields = {**defs["Model"]["properties"], **words}
     defs["Model"]["properties"] = fields
-    changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoE")}
+    changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoEShape")}
     name = _word("a preset, or the path of a config.json, its folder, or a YAML file", [*presets(), *ALIASES])
     on_top = _free(defs["Model"]) | {"description": "Fields changed in a preset or file.", "required": ["preset"]}
-    on_top["properties"] = {"preset": name, **fields, "mla": changes["MLA"], "moe": changes["MoE"]}
+    on_top["properties"] = {"preset": name, **fields, "mla": changes["MLA"], "moe": changes["MoEShape"]}
     return {"anyOf": [name, on_top, _ref("Model")]}
 
 
@@ -143,8 +143,8 @@ def _cluster(defs: Schema) -> Schema:
 
 def _framework(defs: Schema) -> Schema:
     """A name, or a name with some of its habits set."""
-    for habit in HABITS:
-        defs[habit.__name__] = _free(defs[habit.__name__])
+    for part in FRAMEWORK_PARTS:
+        defs[part.__name__] = _free(defs[part.__name__])
     names = {"type": "string", "enum": list(framework_names())}
     defs["FrameworkChoice"]["properties"] |= {"name": names, "set": _ref("Framework")}
     return {"anyOf": [names, _ref("FrameworkChoice")]}

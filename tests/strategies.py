@@ -114,7 +114,7 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and use != "pipeline/from-file")
 """All schedules but the one that a file states."""
-FREE = tuple(use for use in EVERY if not find_scheme(use).relies_on)
+FREE = tuple(use for use in EVERY if not find_scheme(use).required_roles)
 """Those that need no other scheme."""
 WHOLE = tuple(use for use in FREE if "slices" not in find_scheme(use).Options.model_fields)
 """And of these, those that do not cut sequences."""
@@ -216,7 +216,7 @@ def jobs(
     if recompute and draw(st.booleans()):
         modules = draw(st.lists(st.sampled_from(MODULES), min_size=1, max_size=3, unique=True))
         schemes.append({"use": "memory/recompute-selective", "modules": modules})
-    elif find_scheme(pipeline).relies_on or (recompute and draw(st.booleans())):
+    elif find_scheme(pipeline).required_roles or (recompute and draw(st.booleans())):
         schemes.insert(draw(st.integers(1, 3)), {"use": "memory/recompute-full", "layers": draw(st.integers(0, 2))})
     settings = {
         "overlap": {"dp": draw(st.booleans()), "pp": draw(st.booleans())},

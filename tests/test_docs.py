@@ -15,10 +15,18 @@ from simulator import load_job, simulate
 from simulator.costs.calibration.cost_models import EVERY
 from simulator.costs.costs import RATES
 from simulator.job import job
-from simulator.job.framework import Bucket, Framework, LossHabit, MemoryHabit, Overlap, framework_names, load_framework
+from simulator.job.framework import (
+    Bucket,
+    CommunicationOverlap,
+    Framework,
+    LossKernels,
+    ProcessMemory,
+    framework_names,
+    load_framework,
+)
 from simulator.models.huggingface import SUPPORTED
 from simulator.models.load import load_model
-from simulator.models.model import MLA, Model, MoE
+from simulator.models.model import MLA, Model, MoEShape
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
 from validation.published import rows
@@ -54,7 +62,7 @@ SPEC = [
         ("job", JOB, set()),
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
         ("cluster", [cluster.Cluster, cluster.Group, mixed.ByGroups], {"name", "title", "source", "assumed"}),
-        ("model", [Model, MoE, MLA], set()),
+        ("model", [Model, MoEShape, MLA], set()),
         ("published-runs", [*SPEC, rows.Overlap, rows.Row, rows.Measured], set()),
         ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),
     ],
@@ -106,7 +114,7 @@ def test_the_profiles_are_the_frameworks() -> None:
     (names,) = [line[2:] for line in lines if line[0] == "field"]
     assert sorted(names) == sorted(framework_names())
     table = {line[0].strip("`"): line[2:] for line in lines if len(line) == 2 + len(names) and line[0].startswith("`")}
-    parts = {"overlap": Overlap, "bucket": Bucket, "loss": LossHabit, "memory": MemoryHabit}
+    parts = {"overlap": CommunicationOverlap, "bucket": Bucket, "loss": LossKernels, "memory": ProcessMemory}
     nested = {f"{key}.{field}" for key, part in parts.items() for field in part.model_fields}
     assert set(table) >= nested | {f"rates.{rate}" for rate in RATES}
     for field, shown in table.items():

@@ -44,7 +44,7 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     known: dict[Hashable, float] = {}
 
     def stage_cost(layers: range, first: bool = False, last: bool = False) -> float:
-        stage_ops = lowering.run(plan.blocks.stage(layers, first, last))
+        stage_ops = lowering.run(plan.architecture.stage(layers, first, last))
         return sum(task_seconds(make_task(stage_ops, kind, price, again=False), host) for kind in ("F", "BW"))
 
     def layer_cost(layer: int) -> float:
@@ -73,14 +73,14 @@ class SliceTimes:
     def __call__(self, tokens: int, before: int) -> float:
         """Seconds of a slice of so many tokens behind `before` others."""
         if tokens not in self._known:
-            most = self.plan.blocks.seq - tokens
+            most = self.plan.architecture.seq - tokens
             places = sorted({0, min(self.plan.job.model.window or 0, most), most})
             self._known[tokens] = places, [self._forecast(tokens, place) for place in places]
         return float(np.interp(before, *self._known[tokens]))
 
     def _forecast(self, tokens: int, before: int) -> float:
-        blocks = self.plan.blocks.cut(before, before + tokens)
-        stage_ops = self.lowering.run(self.plan.stage(self.part, blocks))
+        architecture = self.plan.architecture.slice(before, before + tokens)
+        stage_ops = self.lowering.run(self.plan.stage(self.part, architecture))
         tasks = [make_task(stage_ops, kind, self.price, again=False) for kind in ("F", "BW")]
         seconds = sum(task_seconds(task, self.host) for task in tasks)
         if self.plan.shape.p > 1:

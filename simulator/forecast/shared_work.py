@@ -57,7 +57,7 @@ class SharedWork:
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
-        cluster, rates = cluster or plan.job.cluster, plan.job.framework.speeds
+        cluster, rates = cluster or plan.job.cluster, plan.job.framework.effective_rates
         same = cluster, tuple(rates.items())
         kernels: dict[Work, Estimate] = _cached(self._kernels, same, dict)
         return _cached(

@@ -18,7 +18,7 @@ from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Exchange
 from simulator.job.job import Job
 from simulator.job.load import load_job
-from simulator.job.locate import located
+from simulator.job.locate import locate_errors
 from simulator.plan.plan import Plan
 from simulator.program.block import Prices
 from simulator.program.build import build
@@ -55,7 +55,7 @@ def simulate(
         raise ValueError("shared work was priced with another calibration")
     shared.forget_excess()
     plan = resolve_plan(job if isinstance(job, Job) else load_job(job), shared)
-    with located(*plan.job.origin):
+    with locate_errors(*plan.job.origin):
         costs = shared.costs(plan)
         device_costs = [shared.costs(plan, cluster) for cluster in plan.clusters]
     prices = [one.estimate for one in device_costs]
@@ -89,7 +89,7 @@ def play_forecast(
     for device, params in enumerate(device_params(plan, stages)) if plan.update_interval else ():
         versions = peak_weight_versions(plan.schedule, plan.shape, device, program.timetable.orders[device])
         resident[device]["parameters"] += stashed_weight_bytes(plan, params, versions)
-    if nbytes := sum(scheme.buffers for scheme in plan.schemes):
+    if nbytes := sum(scheme.buffer_bytes for scheme in plan.schemes):
         for states in resident:
             states["buffers"] = float(nbytes)
     return Forecast(plan, play(program, engine, skip, uses), resident, assumed)

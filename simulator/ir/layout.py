@@ -46,11 +46,11 @@ class Dim:
         units = self.size // self.unit
         return (math.ceil(units / parts) if self.copies else units // parts) * self.unit
 
-    def holders(self, parts: int) -> int:
+    def ranks_per_part(self, parts: int) -> int:
         """Of `parts` ranks, how many neighbours hold the same part."""
         return max(1, parts // (self.size // self.unit)) if self.copies else 1
 
-    def divides(self, parts: int) -> bool:
+    def is_divisible_by(self, parts: int) -> bool:
         units = self.size // self.unit
         return units % parts == 0 or (self.copies and parts % units == 0)
 
@@ -72,11 +72,11 @@ class Tensor:
     def has(self, dim: str) -> bool:
         return dim in self.dims
 
-    def first(self, dims: str) -> str | None:
+    def first_dim(self, dims: str) -> str | None:
         """Of one dim, or of several in turn (``b|h``), the first that it has."""
         return next((dim for dim in dims.split("|") if dim in self.dims), None)
 
-    def seen_as(self, **renamed: str) -> Tensor:
+    def rename_dims(self, **renamed: str) -> Tensor:
         """The same tensor with dims under other names."""
         dims = {renamed.get(name, name): dim for name, dim in self.dims.items()}
         return replace(self, dims=dims, renamed=renamed)
@@ -86,7 +86,7 @@ class Tensor:
         """Its gradient: the same but for the number format."""
         return replace(self, dtype=self.gradient_dtype) if self.gradient_dtype else self
 
-    def arriving(self, layout: Layout) -> Layout:
+    def layout_of_producer(self, layout: Layout) -> Layout:
         """The producer's layout in this consumer's dim names."""
         return {axis: self.renamed.get(dim, dim) for axis, dim in layout.items()}
 
@@ -110,17 +110,17 @@ class Tensor:
         return int(self.local(layout, mesh) * BYTES[self.dtype])
 
 
-def needed(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+def required_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
     """How an input, a weight or the gradient of an output must arrive."""
-    return {axis: dim for axis, dims in divide.items() if (dim := tensor.first(dims))}
+    return {axis: dim for axis, dims in divide.items() if (dim := tensor.first_dim(dims))}
 
 
-def leaving(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+def output_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
     """How an output, or the gradient of an input or weight, leaves."""
-    return {axis: tensor.first(dims) or PARTIAL for axis, dims in divide.items()}
+    return {axis: tensor.first_dim(dims) or PARTIAL for axis, dims in divide.items()}
 
 
-def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Collective]:
+def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Collective]:
     """The collectives that turn `source` into `target`, in order.
 
     Reductions come first, then all-to-alls, then gathers, inner axes first: so every step moves the least. Turning a
@@ -139,7 +139,7 @@ def moves(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Co
         if operation == "all_to_all":
             # Copies of heads that several ranks get are sent once for each of them.
             work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
-        if steps and steps[-1].operation == operation and mesh.joined(joined := (axis, *steps[-1].axes)):
+        if steps and steps[-1].operation == operation and mesh.of_one_axis(joined := (axis, *steps[-1].axes)):
             # The widest buffer of a rank: what a gather ends with, what a reduction begins with.
             work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)
         steps.append(work)

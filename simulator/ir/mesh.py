@@ -47,7 +47,7 @@ class Mesh:
         views: Mapping[Any, Mapping[str, int]] | None = None,
         region: Sequence[str] = (),
     ) -> None:
-        self.named = dict(axes)
+        self.named_axes = dict(axes)
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
             if "." in axis:  # parts are named so
@@ -56,7 +56,7 @@ class Mesh:
                 )
         again = {axis: size for axis, size in axes.items() if axis in region}
         for name, view in self.views.items():
-            _check_view(name, view, again, self.named)
+            _check_view(name, view, again, self.named_axes)
         borders = {name: _borders(reading) for name, reading in {"": again, **self.views}.items()}
         cuts = sorted({cut for reading in borders.values() for pair in reading.values() for cut in pair})
         for inner, outer in pairwise(cuts):
@@ -66,7 +66,7 @@ class Mesh:
         self._parts: dict[str, tuple[str, ...]] = {}
         self.axes: dict[str, int] = {}
         at: dict[int, str] = {}
-        for axis, size in self.named.items():
+        for axis, size in self.named_axes.items():
             low, high = borders[""].get(axis, (1, size))
             inside = [cut for cut in cuts if low <= cut < high] if axis in again and high > low else [low]
             names = [axis] if len(inside) == 1 else [f"{axis}.{i}" for i in range(len(inside))]
@@ -95,7 +95,7 @@ class Mesh:
         """The view that an axis belongs to; empty for the axes of the mesh itself."""
         return next((name for name, view in self.views.items() if axis in view), "")
 
-    def joined(self, parts: Iterable[str]) -> bool:
+    def of_one_axis(self, parts: Iterable[str]) -> bool:
         """Whether all these are parts of one axis."""
         wanted = set(parts)
         return any(wanted <= set(own) for own in self._parts.values())

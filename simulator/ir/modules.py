@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
-from simulator.ir.layout import Layout, Tensor, leaving, needed
+from simulator.ir.layout import Layout, Tensor, output_layout, required_layout
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import BYTES, Param, Work
 
@@ -37,7 +37,7 @@ class LocalShapes:
         return sum(int(self.size(tensor) * BYTES[tensor.dtype]) for tensor in tensors)
 
     def layout(self, tensor: Tensor) -> Layout:
-        return needed(tensor, self.divide)
+        return required_layout(tensor, self.divide)
 
     def axes_of(self, dim: str) -> list[str]:
         """Axes larger than one that divide `dim` here, in the order of the mesh."""
@@ -106,8 +106,8 @@ class Unit(CompositeModule):
     are; None: for no other.
     """
 
-    takes: Tensor | None = None
-    gives: Tensor | None = None
+    residual_in: Tensor | None = None
+    residual_out: Tensor | None = None
     count: int = 1
     lowering_key: Hashable = None
 
@@ -184,8 +184,8 @@ class Update(Module):
 class Operator(Module):
     """One operation: `ins` to `outs`, with `weights`.
 
-    Its three works are asked at local sizes; `reads` are the tensors that the backward pass reads again,
-    `reads_for_weights` those that only the weight gradient reads. frozen: its weights are not trained, so nobody wants
+    Its three works are asked at local sizes; `saved_tensors` are the tensors that the backward pass reads again,
+    `saved_for_weights` those that only the weight gradient reads. frozen: its weights are not trained, so nobody wants
     their gradients. borrowed: weights that it reads and another site holds. modules: words by which options name it
     together with other leaves, where these make no nest (``layernorm``, ``mla_up_proj``).
     """
@@ -194,7 +194,7 @@ class Operator(Module):
     outs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
     frozen: bool = field(default=False, kw_only=True)
-    borrowed: tuple[Tensor, ...] = field(default=(), kw_only=True)
+    shared_weights: tuple[Tensor, ...] = field(default=(), kw_only=True)
     modules: tuple[str, ...] = field(default=(), kw_only=True)
     view: ClassVar[str] = ""
     """The view of the mesh that its ranks are read in, where the mesh has it."""
@@ -214,9 +214,9 @@ class Operator(Module):
     def has(self, dim: str) -> bool:
         return dim in self.dims
 
-    def leaving(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+    def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
         """How an output leaves."""
-        return leaving(tensor, divide)
+        return output_layout(tensor, divide)
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return []
@@ -232,27 +232,27 @@ class Operator(Module):
         return []
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return ()
 
     @property
-    def reads_for_weights(self) -> tuple[Tensor, ...]:
+    def saved_for_weights(self) -> tuple[Tensor, ...]:
         return ()
 
     @property
-    def lent(self) -> tuple[Tensor, ...]:
+    def read_by_later_slices(self) -> tuple[Tensor, ...]:
         """Inputs that later slices of the sequence read, too, forward and backward."""
         return ()
 
-    def handed(self, at: LocalShapes) -> tuple[int, int]:
+    def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
         """Bytes of gradients that the backward pass finds from the slice behind, and leaves to the one before."""
         return 0, 0
 
-    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         """What is neither input nor output and lives until the backward pass: (name, bytes, category)."""
         return []
 
-    def temporaries(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         """What lives within one pass, from one of its kernels to another: (first, last, bytes)."""
         return []
 

@@ -35,7 +35,7 @@ class TopK(Operator):
         return [Memory("router", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins))]
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.ins
 
 

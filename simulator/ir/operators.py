@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from simulator.ir.attention_mask import WHOLE, Block
-from simulator.ir.layout import Layout, Tensor, needed
+from simulator.ir.attention_mask import WHOLE, ScoreBlock
+from simulator.ir.layout import Layout, Tensor, required_layout
 from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
 
@@ -42,7 +42,7 @@ class Embedding(Operator):
         return [Memory("zero-grad", 0, at.bytes(*self.weights))]
 
     @property
-    def reads_for_weights(self) -> tuple[Tensor, ...]:
+    def saved_for_weights(self) -> tuple[Tensor, ...]:
         return self.ins
 
 
@@ -56,7 +56,7 @@ class Residual(Operator):
     dropout: bool = False
 
     @property
-    def passing(self) -> list[Tensor]:
+    def pass_through(self) -> list[Tensor]:
         """Inputs whose gradient from here is the gradient of the output itself, and takes no memory of its own."""
         return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
 
@@ -70,7 +70,7 @@ class Residual(Operator):
         size = at.bytes(*self.outs)
         return [Memory("dropout", size + at.size(*self.outs), size)]
 
-    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("mask", at.size(*self.outs), "workspace")] if self.dropout else []
 
 
@@ -79,7 +79,7 @@ class Sum(Operator):
     """outs[i] = ins[i] + ins[n + i], for n outputs in one kernel."""
 
     @property
-    def passing(self) -> list[tuple[Tensor, Tensor]]:
+    def pass_through(self) -> list[tuple[Tensor, Tensor]]:
         """Every input, with the output whose gradient is its own."""
         return [(t, self.outs[i % len(self.outs)]) for i, t in enumerate(self.ins)]
 
@@ -121,12 +121,12 @@ class Norm(Operator):
         return "norm" if any(one.name.endswith("bias") for one in self.weights) else "rms-norm"
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.ins
 
 
 @dataclass(frozen=True)
-class Quantised:
+class QuantisedFormat:
     """A format of fewer bits for the products of linear layers.
 
     dtype: what the products run in. read, write: bytes moved per element to cast one operand from bf16, in both the
@@ -142,13 +142,13 @@ class Quantised:
 
 
 QUANTISED = {
-    "fp8-delayed": Quantised("fp8", 2, 2),  # the scale is known before, from the maxima of earlier steps
-    "fp8-tensorwise": Quantised("fp8", 4, 2),  # one pass more, to find the maximum
-    "fp8-rowwise": Quantised("fp8", 4, 2),
-    "fp8-blockwise": Quantised("fp8", 2, 2),
-    "mxfp8": Quantised("fp8", 2, 2 + 2 / 32),
-    "nvfp4": Quantised("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
-    "fp8": Quantised("fp8", 2, 2),
+    "fp8-delayed": QuantisedFormat("fp8", 2, 2),  # the scale is known before, from the maxima of earlier steps
+    "fp8-tensorwise": QuantisedFormat("fp8", 4, 2),  # one pass more, to find the maximum
+    "fp8-rowwise": QuantisedFormat("fp8", 4, 2),
+    "fp8-blockwise": QuantisedFormat("fp8", 2, 2),
+    "mxfp8": QuantisedFormat("fp8", 2, 2 + 2 / 32),
+    "nvfp4": QuantisedFormat("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
+    "fp8": QuantisedFormat("fp8", 2, 2),
 }
 """By the words of ``precision.compute``; the recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer)."""
 
@@ -213,7 +213,7 @@ class Linear(Operator):
         return [Gemm(columns, inner, rows, count, *dtypes, "linear", self._groups(at))]
 
     @property
-    def reads_for_weights(self) -> tuple[Tensor, ...]:
+    def saved_for_weights(self) -> tuple[Tensor, ...]:
         return self.ins
 
 
@@ -267,11 +267,11 @@ class CoreAttention(Operator):
     window: int | None = None
     before: int = 0
     behind: int = 0
-    block: Block | None = None
+    block: ScoreBlock | None = None
     label = "core_attn"
 
     @property
-    def computed(self) -> Block:
+    def computed_block(self) -> ScoreBlock:
         """What takes part in a block: where kernels know no mask, all."""
         return self.block if self.block is not None and self.kernel == "flash" else WHOLE
 
@@ -294,16 +294,16 @@ class CoreAttention(Operator):
         own = at.dims(self.ins[1])["t"]
         dims = self.head_dim, self.value_dim
         if self.block is not None:
-            most, mean = self.block.laden(own), self.block.mean(own)
-            q, t, share = int(q * most.rows), int(t * most.columns), float(mean / (most.rows * most.columns))
-            pace = float(most.area(own) / mean)
+            most, mean = self.block.most_loaded(own), self.block.mean_share(own)
+            q, t, share = int(q * most.queries), int(t * most.keys), float(mean / (most.queries * most.keys))
+            pace = float(most.computed_share(own) / mean)
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
         share = (self._pairs(self.before + own) - self._pairs(self.before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 
     def _summed(self, at: LocalShapes) -> list[Work]:
         """The gradients that were found, added to those made here."""
-        found, _ = self.handed(at)
+        found, _ = self.slice_gradient_bytes(at)
         return [Memory("add", 2 * found, found)] if found else []
 
     def _scores(self, at: LocalShapes) -> int:
@@ -338,19 +338,19 @@ class CoreAttention(Operator):
         return [*from_output, *drop, softmax, *to_inputs, *self._summed(at)]
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return (*self.ins, *self.outs) if self.kernel == "flash" else self.ins
 
     @property
-    def lent(self) -> tuple[Tensor, ...]:
+    def read_by_later_slices(self) -> tuple[Tensor, ...]:
         return self.ins[1:] if self.behind else ()
 
-    def handed(self, at: LocalShapes) -> tuple[int, int]:
+    def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
         own = at.dims(self.ins[1])["t"]
         each = at.bytes(*self.ins[1:]) // own
         return each * self._met(self.before + own) if self.behind else 0, each * self._met(self.before)
 
-    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         b, q, _, heads, _ = self._shape(at)
         sums = [("lse", 4 * b * heads * q, "workspace")]
         if self.kernel == "flash":
@@ -359,7 +359,7 @@ class CoreAttention(Operator):
         dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
         return [("softmax", 2 * scores, "workspace"), *dropped, *(sums if self.block is not None else [])]
 
-    def temporaries(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash":
             return []
         scores, softmax = 2 * self._scores(at), 2 + self.dropout
@@ -382,7 +382,7 @@ class Activation(Operator):
         return [Memory(self._what, at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
 
     @property
-    def reads(self) -> tuple[Tensor, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.ins
 
 
@@ -397,8 +397,8 @@ class Loss(Operator):
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
 
-    def leaving(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-        return needed(tensor, divide)
+    def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
+        return required_layout(tensor, divide)
 
     def forward(self, at: LocalShapes) -> list[Work]:
         logits = at.size(self.ins[0])
@@ -412,5 +412,5 @@ class Loss(Operator):
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("cross-entropy", self.traffic[1] * at.size(self.ins[0]), 0, backward=True)]
 
-    def keeps(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         return [("softmax", self.kept * at.size(self.ins[0]), "logits")]

@@ -322,7 +322,7 @@ class Fragment:
     grad_entry: dict[str, Op] = field(default_factory=dict)
     grad_exit: dict[str, Op] = field(default_factory=dict)
     params: list[Param] = field(default_factory=list)
-    borrowed: list[str] = field(default_factory=list)
+    shared_weights: list[str] = field(default_factory=list)
     tensor_uses: list[TensorUse] = field(default_factory=list)
 
     def copy(self) -> Fragment:
@@ -346,7 +346,7 @@ class Fragment:
             marks(self.grad_entry),
             marks(self.grad_exit),
             [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params],
-            list(self.borrowed),
+            list(self.shared_weights),
             [replace(tensor_use, op=mine(tensor_use.op)) for tensor_use in self.tensor_uses],
         )
 
@@ -363,12 +363,12 @@ class UnitRun:
     name: str
     fragment: Fragment
     count: int = 1
-    takes: str | None = None
-    gives: str | None = None
+    residual_in: str | None = None
+    residual_out: str | None = None
     keys: tuple[str | None, str | None] = (None, None)
     nbytes: int = 0
-    found: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    allocated_before: tuple[str, ...] = ()
+    freed_later: tuple[str, ...] = ()
     marks: frozenset[Hashable] = frozenset()
 
 

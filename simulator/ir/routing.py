@@ -51,7 +51,7 @@ class Routing:
             return f"experts are chosen by Zipf's law with exponent {self.zipf:g}, the most popular ones on one rank"
         return "tokens are spread over the experts evenly"
 
-    def fits(self, ranks: int, experts: int, where: str) -> None:
+    def check(self, ranks: int, experts: int, where: str) -> None:
         """Raises PlanError where counts are of other experts, or of other ranks."""
         if self.counts and (found := len(self.counts[0])) != experts:
             rule = f"{self.file or 'it'} counts tokens of {found} experts, and the model has {experts}"
@@ -65,17 +65,19 @@ class Routing:
         rows = np.array(self.counts or [np.arange(1.0, experts + 1) ** -self.zipf])
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
 
-    def over(self, ranks: int, experts: int, capacity: float | None = None, stay: tuple[int, ...] = ()) -> Spread:
+    def load(
+        self, ranks: int, experts: int, capacity: float | None = None, replicated: tuple[int, ...] = ()
+    ) -> ExpertLoad:
         """What `ranks` that hold E/P experts each have to do.
 
         capacity: places of an expert for each source, in shares; None: as many as come. stay: experts whose weights all
         ranks have, so that their tokens stay where they are.
         """
-        return _over(self, ranks, experts, capacity, stay)
+        return _load(self, ranks, experts, capacity, replicated)
 
 
 @dataclass(frozen=True)
-class Spread:
+class ExpertLoad:
     """Tokens on the ranks that hold experts, all against even routing of all tokens.
 
     kept: share of every expert, behind its capacity. dropped: part of the tokens' choices that finds no place.
@@ -88,54 +90,56 @@ class Spread:
 
     kept: tuple[float, ...]
     dropped: float
-    of_ranks: tuple[float, ...]
-    laden: float
-    groups: tuple[float, ...]
+    rank_loads: tuple[float, ...]
+    most_loaded: float
+    expert_loads: tuple[float, ...]
     remote: float
-    exchange: float
+    busiest_exchange: float
 
     @cached_property
     def even(self) -> bool:
         """Whether every rank, and every expert on it, does what it would under even routing."""
-        return {*self.of_ranks, self.laden, *self.groups, self.remote, self.exchange} <= {1.0}
+        return {*self.rank_loads, self.most_loaded, *self.expert_loads, self.remote, self.busiest_exchange} <= {1.0}
 
-    def in_blocks(self, block: float) -> Spread:
+    def pad_to_blocks(self, block: float) -> ExpertLoad:
         """The same where experts compute whole blocks of `block` shares of rows; tokens are as many as they are."""
-        own = len(self.kept) // len(self.of_ranks)
+        own = len(self.kept) // len(self.rank_loads)
         filled = [block * math.ceil(share / block * (1 - ROUNDED)) for share in self.kept]
         ranks = [filled[at : at + own] for at in range(0, len(filled), own)]
         most = max(ranks, key=sum)
-        return replace(self, laden=sum(most) / own, groups=tuple(most))
+        return replace(self, most_loaded=sum(most) / own, expert_loads=tuple(most))
 
 
 @lru_cache(maxsize=256)
-def _over(routing: Routing, ranks: int, experts: int, capacity: float | None, stay: tuple[int, ...]) -> Spread:
+def _load(
+    routing: Routing, ranks: int, experts: int, capacity: float | None, replicated: tuple[int, ...]
+) -> ExpertLoad:
     shares = routing.shares(experts)
     found = np.minimum(shares, math.inf if capacity is None else capacity)
     dropped = 1.0 - float(found.sum() / shares.sum())
     kept = tuple(found.mean(axis=0).tolist())
     own = experts // ranks
     if capacity is not None:
-        return Spread(kept, dropped, (1.0,) * ranks, 1.0, (1.0,) * own, 1.0, 1.0)
+        return ExpertLoad(kept, dropped, (1.0,) * ranks, 1.0, (1.0,) * own, 1.0, 1.0)
     sent = np.broadcast_to(found, (ranks, experts))
     moving = sent.copy()
-    moving[:, list(stay)] = 0.0
+    moving[:, list(replicated)] = 0.0
     flow = moving.reshape(ranks, ranks, own).sum(axis=2)
-    staying = sent[:, list(stay)].sum(axis=1)
+    staying = sent[:, list(replicated)].sum(axis=1)
     loads = flow.sum(axis=0) + staying
-    of_ranks = loads / loads.mean()
-    most = int(np.argmax(of_ranks))
-    mine = [j for j in range(most * own, (most + 1) * own) if j not in stay]
-    groups = [*(kept[j] for j in mine), *(float(sent[most, j]) / ranks for j in stay)]
+    rank_loads = loads / loads.mean()
+    most = int(np.argmax(rank_loads))
+    mine = [j for j in range(most * own, (most + 1) * own) if j not in replicated]
+    groups = [*(kept[j] for j in mine), *(float(sent[most, j]) / ranks for j in replicated)]
     passing = np.diagonal(flow)
     leaving, arriving = flow.sum(axis=1) - passing, flow.sum(axis=0) - passing
     mean, all_alike = float(leaving.mean()), experts * (ranks - 1) / ranks
     busiest = float(max(leaving.max(), arriving.max()))
-    return Spread(
+    return ExpertLoad(
         kept,
         dropped,
-        tuple(of_ranks.tolist()),
-        float(of_ranks[most]),
+        tuple(rank_loads.tolist()),
+        float(rank_loads[most]),
         tuple(groups),
         mean / all_alike if ranks > 1 else 1.0,
         busiest / mean if mean else 1.0,
@@ -150,7 +154,7 @@ def least_capacity(routing: Routing, experts: int) -> float:
 # ----------------------------------------------------------------------------------------------- as options
 
 
-def read(told: Any) -> Routing:
+def read_routing(told: Any) -> Routing:
     """The routing that an option says: ``balanced``, ``{zipf: 1.1}`` or ``{counts: FILE}``.
 
     Raises ValueError for what is none of these, PlanError for a file that cannot be used.
@@ -169,13 +173,13 @@ def read(told: Any) -> Routing:
     if word == "counts":
         if not isinstance(value, str):
             raise ValueError("counts must be the path of a file")
-        return Routing(counts=counted(Path(value)), file=value)
+        return Routing(counts=read_counts(Path(value)), file=value)
     raise ValueError(f"no such routing as {word!r}. {nearest(str(word), WORDS)}")
 
 
-Told = Annotated[
+RoutingOption = Annotated[
     Routing,
-    PlainValidator(read),
+    PlainValidator(read_routing),
     WithJsonSchema(
         {
             "anyOf": [
@@ -199,7 +203,7 @@ Told = Annotated[
 """The type of an option that says it."""
 
 
-def counted(path: Path) -> tuple[tuple[float, ...], ...]:
+def read_counts(path: Path) -> tuple[tuple[float, ...], ...]:
     """Counts from a file: JSON, a list of numbers or a list of such rows; or CSV without a head line, one row or more.
 
     Raises PlanError, with what is wrong, for a file that holds none.

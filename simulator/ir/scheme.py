@@ -52,11 +52,11 @@ class Rule:
     """
 
     divide: Mapping[str, str] = field(default_factory=dict)
-    rest: Mapping[str, str] = field(default_factory=dict)
+    at_rest: Mapping[str, str] = field(default_factory=dict)
 
 
-Inner = Callable[[Module], Fragment]
-Around = Callable[[Stage], StageOps]
+LowerModule = Callable[[Module], Fragment]
+LowerStage = Callable[[Stage], StageOps]
 
 
 class SchemeOptions(BaseModel):
@@ -76,7 +76,7 @@ class Scheme:
     family: ClassVar[str]
     role: ClassVar[str] = ""
     """What only one scheme of a plan can be, in words for a person (``pipeline schedule``)."""
-    relies_on: ClassVar[tuple[str, ...]] = ()
+    required_roles: ClassVar[tuple[str, ...]] = ()
     """Roles without which a plan with it makes no sense."""
     least_axes: ClassVar[int] = 0
     most_axes: ClassVar[int | None] = None
@@ -115,26 +115,26 @@ class Scheme:
         """The view of the mesh that its axes belong to; empty for the mesh itself."""
         return self.mesh.view_of(self.axes[0]) if self.axes else ""
 
-    def adapt(self, model: Any) -> Any:
+    def adapt_model(self, model: Any) -> Any:
         """The model as the plan runs it."""
         return model
 
-    def assumes(self, model: Any) -> Iterable[str]:
+    def assumptions(self, model: Any) -> Iterable[str]:
         """What it takes for granted of a run, in words for a person."""
         return ()
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         """Raises PlanError where the job has something that the scheme cannot do."""
 
     def layouts(self, operator: Operator) -> str | Rule | None:
         """Which dim my axes divide here; None: I leave this site whole."""
         return None
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         """What happens here; ``inner(site)`` is everything nested in me."""
         return inner(module)
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         """What happens around a whole stage; ``inner(stage)`` is the chain of its units, each lowered by itself."""
         return inner(stage)
 
@@ -166,12 +166,12 @@ class Scheme:
         return self.shards_at_rest("optimizer", param)
 
     @property
-    def buffers(self) -> int:
+    def buffer_bytes(self) -> int:
         """Bytes of my own on every rank that live through the whole step."""
         return 0
 
     @property
-    def unsynchronised(self) -> tuple[str, ...]:
+    def unsynchronised_axes(self) -> tuple[str, ...]:
         """Axes along which ranks take steps of their own, and sum no gradients."""
         return ()
 

@@ -16,11 +16,11 @@ from hardware.load import read_yaml, validated
 from hardware.shared import shared
 
 Format = Literal["fp32", "bf16", "fp16"]
-Quantised = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
+QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
 """Formats of the products of linear layers alone; everything else stays in bf16."""
 
 
-FUSED = 1.2
+FUSED_KERNEL_TIME = 1.2
 """Time of fused memory-bound kernels against the calibrated ones: of Megatron-Core's, fitted on 20 published runs."""
 
 
@@ -28,7 +28,7 @@ class FrameworkPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Overlap(FrameworkPart):
+class CommunicationOverlap(FrameworkPart):
     """Which communication runs beside computation."""
 
     dp: bool
@@ -51,7 +51,7 @@ class Bucket(FrameworkPart):
     elements_per_rank: float = Field(ge=0, le=1e15)
 
 
-class LossHabit(FrameworkPart):
+class LossKernels(FrameworkPart):
     """Bytes per logit of the cross-entropy kernels: moved forward and backward, and kept in between."""
 
     forward: int = Field(ge=0)
@@ -59,7 +59,7 @@ class LossHabit(FrameworkPart):
     kept: int = Field(ge=0)
 
 
-class MemoryHabit(FrameworkPart):
+class ProcessMemory(FrameworkPart):
     """What the process takes beyond its tensors."""
 
     reserved_share: float = Field(ge=1, le=100)
@@ -76,7 +76,7 @@ class Framework(FrameworkPart):
     source: str
     weights: Format
     """Format of the compute weights and activations."""
-    quantised: Quantised | Literal[""] = ""
+    quantised: QuantisedRecipe | Literal[""] = ""
     """Format of the products of linear layers, where it is not that of the weights."""
     gradients: Format
     """Format in which gradients are accumulated and reduced."""
@@ -94,10 +94,10 @@ class Framework(FrameworkPart):
     """Gathered inputs of linears are kept as shards, and gathered again for the weight gradient."""
     vocab_multiple: int = Field(ge=1)
     """The embedding is padded to a multiple of this times tp."""
-    overlap: Overlap
+    overlap: CommunicationOverlap
     bucket: Bucket
-    loss: LossHabit
-    memory: MemoryHabit
+    loss: LossKernels
+    memory: ProcessMemory
     rates: dict[str, float]
     """Residual rates of kernels against the calibrated ones: see simulator.costs."""
     launch_s: float = Field(ge=0, le=1)
@@ -105,7 +105,7 @@ class Framework(FrameworkPart):
     cuda_graphs: bool
     """Ops are replayed from graphs: issuing them takes no time of the host."""
     compile: bool = False
-    """A graph compiler fuses what lies between products: memory-bound kernels take `FUSED` times the calibrated ones at
+    """A graph compiler fuses what lies between products: memory-bound kernels take `FUSED_KERNEL_TIME` times the calibrated ones at
     most."""
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time a step: data loading, logging, launch ramp [s]."""
@@ -116,9 +116,9 @@ class Framework(FrameworkPart):
     are not described."""
 
     @property
-    def speeds(self) -> dict[str, float]:
+    def effective_rates(self) -> dict[str, float]:
         """The rates as the kernels run."""
-        fused = {"memory_bound": min(FUSED, self.rates.get("memory_bound", 1.0))} if self.compile else {}
+        fused = {"memory_bound": min(FUSED_KERNEL_TIME, self.rates.get("memory_bound", 1.0))} if self.compile else {}
         return self.rates | fused
 
     def __hash__(self) -> int:  # cheap, and `rates` is a dict; equal frameworks are equal in these

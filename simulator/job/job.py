@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
 from hardware import Cluster
-from simulator.job.framework import Format, Framework, Quantised
+from simulator.job.framework import Format, Framework, QuantisedRecipe
 from simulator.job.published import Published
 from simulator.models.adapters import Adapters, Target
 from simulator.models.model import Model
@@ -45,7 +45,7 @@ class Batch(JobPart):
 class Precision(JobPart):
     """Number formats; what is not given is the framework's habit."""
 
-    compute: Literal[Format, Quantised] | None = None
+    compute: Literal[Format, QuantisedRecipe] | None = None
     """Of the linear layers' products; below 16 bits everything else computes in bf16."""
     gradients: Format | None = None
     main_weights: Format | None = None
@@ -155,7 +155,7 @@ class JobFile(JobPart):
     cluster: Any
     framework: Annotated[FrameworkChoice, _short_for("name", str | FrameworkChoice)] = FrameworkChoice()
     batch: Batch = Batch()
-    precision: Annotated[Precision, _short_for("compute", Literal[Format, Quantised] | Precision)] = Precision()
+    precision: Annotated[Precision, _short_for("compute", Literal[Format, QuantisedRecipe] | Precision)] = Precision()
     optimizer: Literal["adam"] = "adam"
     train: Train = Train()
     plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
@@ -180,7 +180,7 @@ class Job(JobPart):
     run: RunLength
     noise: Noise | None = None
     published: Published | None = None
-    named: dict[str, Any]
+    as_written: dict[str, Any]
     """model, cluster and framework.set as the user wrote them."""
     origin: tuple[str, str] = ("", "")
     """The file it was read from and its text; errors name the line."""
@@ -204,9 +204,9 @@ class Job(JobPart):
             for entry in self.plan.schemes
         ]
         return {
-            "model": self.named["model"],
-            "cluster": self.named["cluster"],
-            "framework": {"name": self.framework.name, "release": self.release, "set": self.named["set"]},
+            "model": self.as_written["model"],
+            "cluster": self.as_written["cluster"],
+            "framework": {"name": self.framework.name, "release": self.release, "set": self.as_written["set"]},
             "batch": self.batch.model_dump(by_alias=True),
             "precision": self.precision.model_dump(),
             "optimizer": "adam",

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from hardware import load_cluster
 from hardware.errors import PlanError
 from hardware.load import read_yaml, validated
-from simulator.job.framework import Framework, Quantised, load_framework
+from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, Train
-from simulator.job.locate import located
+from simulator.job.locate import locate_errors
 from simulator.job.shorthand import add_tensor_overlap, expand_plan, family_degree
 from simulator.models.adapters import TARGETS, Adapters
 from simulator.models.load import load_model
@@ -43,7 +43,7 @@ def load_job(
         _apply_change(data, change)
     file = validated(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
-    with located(where, text):
+    with locate_errors(where, text):
         return _job(file, folder if base is None else Path(base), (where, text))
 
 
@@ -54,7 +54,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(file.model, "model", base)
     precision = _precision(file, framework)
-    quantised = precision.compute in get_args(Quantised)
+    quantised = precision.compute in get_args(QuantisedRecipe)
     formats = {
         "weights": "bf16" if quantised else precision.compute,
         "quantised": precision.compute if quantised else "",
@@ -79,7 +79,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         run=file.run,
         noise=file.noise,
         published=file.published,
-        named=named,
+        as_written=named,
         origin=origin,
     )
 

@@ -12,7 +12,7 @@ from simulator.job.job import JobFile
 
 
 @contextmanager
-def located(where: str, text: str) -> Iterator[None]:
+def locate_errors(where: str, text: str) -> Iterator[None]:
     """Puts file and line in front of the place of an error that names a field of the job."""
     try:
         yield

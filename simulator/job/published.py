@@ -34,7 +34,7 @@ class Published(BaseModel):
         names = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def beside(self, forecast: dict[str, float]) -> dict[str, Any]:
+    def compare(self, forecast: dict[str, float]) -> dict[str, Any]:
         """The part of the answer. forecast: all figures, by name.
 
         ``error`` is that of the step time, forecast / published - 1, whatever figure was published: a rate errs the

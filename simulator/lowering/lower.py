@@ -15,7 +15,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.modules import CompositeModule, Module, Operator, Stage, Unit, Update
 from simulator.ir.operators import Embedding
 from simulator.ir.ops import Fragment, StageOps, UnitRun
-from simulator.ir.scheme import Inner, Scheme
+from simulator.ir.scheme import LowerModule, Scheme
 from simulator.lowering.operator import lower_operator
 from simulator.lowering.resharding import Resharding
 from simulator.lowering.scope import Scope
@@ -80,14 +80,14 @@ class Lowering:
 
     def _lower_unit(self, unit: Unit) -> UnitRun:
         keys, nbytes = self.scope.enter(unit)
-        takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.takes, unit.gives))
+        takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.residual_in, unit.residual_out))
         names = [operator.name for operator in unit.operators()]
         found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
         return UnitRun(unit.name, self.lower(unit), 1, takes, gives, keys, nbytes, found, left)
 
     def _lower_module(self, module: Module, depth: int) -> Fragment:
         if depth < len(self.schemes):
-            inner: Inner = lambda part: self._lower_module(part, depth + 1)  # noqa: E731
+            inner: LowerModule = lambda part: self._lower_module(part, depth + 1)  # noqa: E731
             return self.schemes[depth].lower(module, inner)
         if isinstance(module, CompositeModule):
             return Resharding(self.scope, module, [self.lower(child) for child in module.children]).fragment

@@ -31,12 +31,12 @@ def activations_away(stage_ops: StageOps, mark: str, to: str) -> StageOps:
     for i, unit_run in enumerate(stage_ops.unit_runs):
         after = (
             stage_ops.unit_runs[i + 1]
-            if i + 1 < len(stage_ops.unit_runs) and stage_ops.unit_runs[i + 1].takes
+            if i + 1 < len(stage_ops.unit_runs) and stage_ops.unit_runs[i + 1].residual_in
             else None
         )
         own = _saved(unit_run) if mark in unit_run.marks else {}
-        last = {} if after and not after.gives else own
-        before = coming if unit_run.takes else {}
+        last = {} if after and not after.residual_out else own
+        before = coming if unit_run.residual_in else {}
         # Copies differ in the one before them, and the last in what is behind it.
         copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
         if unit_run.count == 1 or not own:
@@ -54,7 +54,7 @@ def _saved(unit_run: UnitRun) -> Saved:
     fragment = unit_run.fragment
     forward, backward = set(fragment.forward), set(fragment.backward)
     others = {t.key for t in fragment.tensor_uses if t.stays or t.category in ("parameters", "gradients")}
-    others |= {unit_run.keys[1] or "", *unit_run.found, *unit_run.left}
+    others |= {unit_run.keys[1] or "", *unit_run.allocated_before, *unit_run.freed_later}
     both = {t.key for t in fragment.tensor_uses if t.op in forward} & {
         t.key for t in fragment.tensor_uses if t.op in backward
     }
@@ -75,10 +75,10 @@ def _moved(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str)
     made.tensor_uses = [
         replace(t, key=f"{t.key}~") if t.key in own and t.op in backward else t for t in made.tensor_uses
     ]
-    comes = [made.entry[unit_run.takes]] if unit_run.takes in made.entry else []
-    grads = [made.grad_entry[unit_run.gives]] if unit_run.gives in made.grad_entry else []
+    comes = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
+    grads = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
     if own and alone:
-        result = made.exit[unit_run.gives or ""]
+        result = made.exit[unit_run.residual_out or ""]
         made.forward.append(_copy(own, [result], "F", to))
         back = _copy(own, grads, "B", to)
         for tensor_use in made.tensor_uses:
@@ -87,8 +87,8 @@ def _moved(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str)
         made.backward.insert(0, back)
     if previous:
         for ops, waits, phase, gate, name in (
-            (made.forward, comes, "F", made.exit, unit_run.gives),
-            (made.backward, grads, "B", made.grad_exit, unit_run.takes),
+            (made.forward, comes, "F", made.exit, unit_run.residual_out),
+            (made.backward, grads, "B", made.grad_exit, unit_run.residual_in),
         ):
             copy = _copy(previous, waits, phase, to)
             ops.insert(0, copy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from simulator.ir.layout import Tensor, leaving
+from simulator.ir.layout import Tensor, output_layout
 from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import Fragment, Op, Param, TensorUse
 from simulator.lowering.grad_accumulation import accumulate_separately
@@ -40,7 +40,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     params = []
     for weight in operator.weights:
         # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
-        summed = (axis for axis, dims in divide.items() if any(t.first(dims) for t in operator.outs))
+        summed = (axis for axis, dims in divide.items() if any(t.first_dim(dims) for t in operator.outs))
         rested = scope.at_rest(operator, weight)
         partial = tuple(axis for axis in summed if axis not in rested)
         size = weight.local(rested, scope.mesh)
@@ -52,7 +52,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     # A tied output layer beside its embedding has no table of its own.
     borrows = getattr(operator, "tied", False) and scope.embeds
     frag.params = [] if borrows else params
-    frag.borrowed = [param.name for param in params] if borrows else []
+    frag.shared_weights = [param.name for param in params] if borrows else []
     frag.tensor_uses = list(_tensor_uses(scope, operator, at, frag, inputs, weights))
     if not fused_gradients and params and not operator.frozen:
         uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
@@ -69,7 +69,7 @@ def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | No
     layout = at.layout(weight)
     for name, dim in weight.dims.items():
         axes = [axis for axis in at.mesh.inner_first(layout)[::-1] if layout[axis] == name]
-        if (holders := dim.holders(at.mesh.size(axes))) > 1:
+        if (holders := dim.ranks_per_part(at.mesh.size(axes))) > 1:
             return tuple(axes), holders
     return None
 
@@ -80,7 +80,7 @@ def _tensor_uses(
     if frag.forward:
         first, last = frag.forward[0], frag.forward[-1]
         yield from (scope.tensor_use(t, at.layout(t), op) for t in operator.ins for op in (first, last))
-        yield from (scope.tensor_use(t, operator.leaving(t, at.divide), last, made=True) for t in operator.outs)
+        yield from (scope.tensor_use(t, operator.output_layout(t, at.divide), last, made=True) for t in operator.outs)
     yield from _temporaries(operator, at, frag.forward, backward=False)
     backward = [*inputs, *weights]
     if not backward:
@@ -89,24 +89,28 @@ def _tensor_uses(
         yield from (scope.tensor_use(t, at.layout(t), op, prefix="d:") for t in operator.outs)
     if inputs:
         moving = scope.inputs_with_gradient(operator)
-        yield from (scope.tensor_use(t, leaving(t, at.divide), inputs[-1], made=True, prefix="d:") for t in moving)
-        yield from (replace(scope.tensor_use(t, at.layout(t), inputs[-1]), stays=True) for t in operator.lent)
-        for what, nbytes in zip(("found", "left"), operator.handed(at), strict=True):
+        yield from (
+            scope.tensor_use(t, output_layout(t, at.divide), inputs[-1], made=True, prefix="d:") for t in moving
+        )
+        yield from (
+            replace(scope.tensor_use(t, at.layout(t), inputs[-1]), stays=True) for t in operator.read_by_later_slices
+        )
+        for what, nbytes in zip(("found", "left"), operator.slice_gradient_bytes(at), strict=True):
             ends = (inputs[0], inputs[-1]) if nbytes else ()
             key, made = f"d:{operator.name}.{what}", what == "left"
             yield from (TensorUse(key, nbytes, op, made, "activations") for op in ends)
     # What both gradients read goes after the weight gradient; what only one reads goes with it.
-    for t in operator.reads if operator.frozen else (*operator.reads, *operator.reads_for_weights):
-        op = (weights or inputs)[-1] if t in operator.reads_for_weights else (inputs or weights)[-1]
-        yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.leaving(t, at.divide), op)
+    for t in operator.saved_tensors if operator.frozen else (*operator.saved_tensors, *operator.saved_for_weights):
+        op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
+        yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)
     yield from _temporaries(operator, at, inputs, backward=True)
     if frag.forward:
-        for what, nbytes, category in operator.keeps(at):
+        for what, nbytes, category in operator.saved_buffers(at):
             yield TensorUse(f"{operator.name}.{what}", nbytes, frag.forward[-1], True, category)
             yield TensorUse(f"{operator.name}.{what}", nbytes, (inputs or weights)[-1], False, category)
 
 
 def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: bool) -> Iterable[TensorUse]:
-    for i, (start, stop, nbytes) in enumerate(operator.temporaries(at, backward) if ops else ()):
+    for i, (start, stop, nbytes) in enumerate(operator.temporary_buffers(at, backward) if ops else ()):
         key = f"{'d:' * backward}{operator.name}.{i}"
         yield from (TensorUse(key, nbytes, ops[place], made=place == start) for place in (start, stop))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from simulator.ir.layout import PARTIAL, Layout, Tensor, leaving, moves, needed
+from simulator.ir.layout import PARTIAL, Layout, Tensor, collectives_between, output_layout, required_layout
 from simulator.ir.modules import CompositeModule, Module, Operator
 from simulator.ir.operators import CoreAttention, Linear, Residual
 from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
@@ -24,7 +24,7 @@ class Resharding:
         self._backward(fragments)
         for frag in fragments:
             self.fragment.params += frag.params
-            self.fragment.borrowed += frag.borrowed
+            self.fragment.shared_weights += frag.shared_weights
             self.fragment.tensor_uses += frag.tensor_uses
 
     # ------------------------------------------------------------------------------------- forward
@@ -47,8 +47,8 @@ class Resharding:
     def _arrive(self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
         """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
         scope = self.scope
-        made, wanted = scope.produced(tensor), needed(tensor, scope.division(operator))
-        steps = moves(tensor, made, wanted, self.mesh)
+        made, wanted = scope.produced(tensor), required_layout(tensor, scope.division(operator))
+        steps = collectives_between(tensor, made, wanted, self.mesh)
         key = scope.key(tensor, wanted)
         if steps and key not in moved:
             for work in steps:
@@ -63,7 +63,11 @@ class Resharding:
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
         # Experts keep the tokens that they have gathered, and slices what later ones read.
-        again = isinstance(operator, Linear | CoreAttention) and not operator.view and tensor not in operator.lent
+        again = (
+            isinstance(operator, Linear | CoreAttention)
+            and not operator.view
+            and tensor not in operator.read_by_later_slices
+        )
         if gathered and scope.regather and again:
             self._gather_again(operator, tensor, steps, made, wanted, frag)
         return moved.get(key, source)
@@ -129,14 +133,14 @@ class Resharding:
         if not isinstance(child, Operator) or tensor.name not in self.scope.producer:
             return self._wanted(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
-        return {axis: back.get(dim, dim) for axis, dim in leaving(tensor, self.scope.division(child)).items()}
+        return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, self.scope.division(child)).items()}
 
     def _wanted(self, name: str) -> Layout:
         """How the gradient of a tensor must arrive at its producer."""
         if name not in self.scope.producer:
             return {}
         tensor, operator = self.scope.producer[name]
-        return needed(tensor, self.scope.division(operator))
+        return required_layout(tensor, self.scope.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
         """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
@@ -155,7 +159,7 @@ class Resharding:
             behind: list[Op] = []
             if op in ops and scope.keeps_issue_order(view):
                 place, behind = len(ops), ops[-1:]
-            for work in moves(tensor.gradient, layout, wanted, self.mesh):
+            for work in collectives_between(tensor.gradient, layout, wanted, self.mesh):
                 source, op = op, scope.op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
                 ops.insert(place, op)
                 place += 1
@@ -169,9 +173,9 @@ class Resharding:
     def _passed(self, tensor: Tensor, total: Op) -> None:
         """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
         for operator in self.scope.readers[tensor.name]:
-            if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.passing]:
+            if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.pass_through]:
                 out = operator.outs[0]
-                layout = needed(out, self.scope.division(operator))
+                layout = required_layout(out, self.scope.division(operator))
                 self.fragment.tensor_uses.append(self.scope.tensor_use(out, layout, total, prefix="d:"))
 
     def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from simulator.ir.layout import PARTIAL, Layout, Tensor, needed
+from simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import LOWEST, Operator, Unit, walk
 from simulator.ir.operators import Boundary, Cast, Residual, Sum
@@ -60,7 +60,7 @@ class Scope:
                     rule = Rule(dict.fromkeys(scheme.over, rule))
                 if rule is not None:
                     divide |= {axis: dim for axis, dim in rule.divide.items() if self.mesh.size(axis) > 1}
-                    at_rest |= {axis: dim for axis, dim in rule.rest.items() if self.mesh.size(axis) > 1}
+                    at_rest |= {axis: dim for axis, dim in rule.at_rest.items() if self.mesh.size(axis) > 1}
             owned = {axis for scheme in self.schemes if scheme.view == inside for axis in scheme.over}
             for axis in self.mesh.parts(self.mesh.views.get(inside, ())):
                 if (axis not in owned or axis in at_rest) and divide.get(axis, "").split("|")[0] not in TOKENS:
@@ -70,14 +70,14 @@ class Scope:
 
     def at_rest(self, operator: Operator, weight: Tensor) -> Layout:
         """The layout in which a weight is stored between the passes of `operator`."""
-        used = needed(weight, self.division(operator))
+        used = required_layout(weight, self.division(operator))
         stored = self._rest_divisions[operator].items()
         return {axis: dim for axis, dim in stored if weight.has(dim) and axis not in used} | dict(used)
 
     def produced(self, tensor: Tensor) -> Layout:
         """The layout in which a tensor leaves its producer, in the dims of this reader."""
         made, operator = self.producer[tensor.name]
-        return tensor.arriving(operator.leaving(made, self.division(operator)))
+        return tensor.layout_of_producer(operator.output_layout(made, self.division(operator)))
 
     def transfer_view(self, tensor: Tensor, *readers: Operator) -> str:
         """The mesh view in which a tensor is resharded: that of its producer, else of one of its readers."""
@@ -133,15 +133,15 @@ class Scope:
         for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
             notes.clear()
         # Token ids, and what frozen operators alone have made of them.
-        self._without_gradient = {unit.takes.name} if unit.takes and LOWEST in unit.marks else set()
+        self._without_gradient = {unit.residual_in.name} if unit.residual_in and LOWEST in unit.marks else set()
         walk(unit, self._note)
         ends: list[str | None] = []
         nbytes = 0
-        for tensor in (unit.takes, unit.gives):
+        for tensor in (unit.residual_in, unit.residual_out):
             if tensor is not None:
                 border = Boundary("border", (tensor,), (tensor,))
                 self.producer.setdefault(tensor.name, (tensor, border))
-                layout = border.leaving(tensor, self.division(border))
+                layout = border.output_layout(tensor, self.division(border))
                 nbytes = tensor.nbytes(layout, self.mesh)
             ends.append(self.key(tensor, layout) if tensor is not None else None)
         self.incoming_gradient = f"d:{ends[1]}"
@@ -151,9 +151,9 @@ class Scope:
         if isinstance(operator, Residual):
             # Only what is read nowhere else: a gradient that is summed is a new tensor.
             once = operator.ins if len(operator.ins) == 1 else operator.ins[1:]
-            self._same_gradient |= {t.name: operator.outs[0] for t in operator.passing if t in once}
+            self._same_gradient |= {t.name: operator.outs[0] for t in operator.pass_through if t in once}
         if isinstance(operator, Sum):
-            self._same_gradient |= {t.name: out for t, out in operator.passing}
+            self._same_gradient |= {t.name: out for t, out in operator.pass_through}
         if isinstance(operator, Cast):
             self._same_gradient[operator.ins[0].name] = operator.outs[0]
         if isinstance(operator, Boundary):

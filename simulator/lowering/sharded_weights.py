@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from simulator.ir.layout import moves
+from simulator.ir.layout import collectives_between
 from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import Collective, Fragment, Op, TensorUse
 from simulator.lowering.grad_accumulation import write_out_of_place
@@ -25,8 +25,8 @@ def gather_weights(
     """
     elements: dict[tuple[str, ...], int] = defaultdict(int)
     finer = []
-    for weight in (*operator.weights, *operator.borrowed):
-        if steps := moves(weight, scope.at_rest(operator, weight), at.layout(weight), at.mesh):
+    for weight in (*operator.weights, *operator.shared_weights):
+        if steps := collectives_between(weight, scope.at_rest(operator, weight), at.layout(weight), at.mesh):
             finer.append(weight)
             for step in steps:
                 elements[step.axes] += step.nbytes

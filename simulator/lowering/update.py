@@ -20,7 +20,7 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
             cut = scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
             copied[param.copies] += count * param.size // cut
     for param, size in by_axes(module.params):
-        summed = {axis for scheme in scope.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised)}
+        summed = {axis for scheme in scope.schemes for axis in (*scheme.reduces(param), *scheme.unsynchronised_axes)}
         held = size / scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param))
         if axes := tuple(axis for axis in param.partial if axis not in summed):
             rest[axes] += round(held)
@@ -33,7 +33,7 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
     ops = [scope.op("reduce", work, [], "U") for work in sums]
     if module.clipped:
         ops.append(scope.op("grad-norm", Memory("grad-norm", round(shard * module.grad_bytes), 0), ops, "U"))
-        apart = {axis for scheme in scope.schemes for axis in scheme.unsynchronised}
+        apart = {axis for scheme in scope.schemes for axis in scheme.unsynchronised_axes}
         everyone = tuple(axis for axis in scope.mesh.axes if scope.mesh.size(axis) > 1 and axis not in apart)
         if everyone:
             ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))

@@ -66,17 +66,17 @@ class Adapters:
         layers = len(model.every_layer) + model.mtp
         return self.rank * layers * sum(widths[target] for target in self.targets)
 
-    def on(self, sites: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
+    def on(self, modules: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
         """The sites of a unit with every leaf frozen, and an adapter beside the linears that get one."""
         found: list[Module] = []
-        plain: Mapping[str, Tensor] = {s.outs[0].name: s.ins[0] for s in sites if isinstance(s, Cast)}
-        for site in sites:
-            if isinstance(site, CompositeModule):
-                found.append(replace(site, children=tuple(self.on(site.children, type(site)))))
+        plain: Mapping[str, Tensor] = {s.outs[0].name: s.ins[0] for s in modules if isinstance(s, Cast)}
+        for module in modules:
+            if isinstance(module, CompositeModule):
+                found.append(replace(module, children=tuple(self.on(module.children, type(module)))))
                 continue
-            assert isinstance(site, Operator)
-            operator = replace(site, frozen=True)
-            if LINEARS.get((inside, site.name.rpartition(".")[2])) in self.targets and isinstance(operator, Linear):
+            assert isinstance(module, Operator)
+            operator = replace(module, frozen=True)
+            if LINEARS.get((inside, module.name.rpartition(".")[2])) in self.targets and isinstance(operator, Linear):
                 found += self._beside(operator, plain.get(operator.ins[0].name, operator.ins[0]))
             else:
                 found.append(operator)
@@ -101,11 +101,11 @@ class Adapters:
         ]
 
 
-def with_lowest(units: Sequence[Unit]) -> list[Unit]:
+def mark_lowest(units: Sequence[Unit]) -> list[Unit]:
     """The units of a stage whose layers behind an embedding know that nothing is trained below them."""
     found = list(units[:1])
     for before, unit in pairwise(units):
-        if isinstance(unit, Layer) and before.takes is None:
+        if isinstance(unit, Layer) and before.residual_in is None:
             found.append(replace(unit, count=1, marks=unit.marks | {LOWEST}))
             unit = replace(unit, count=unit.count - 1)
         found += [unit] if unit.count else []

@@ -207,7 +207,7 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
 """FLOPs per token by the name of the convention. `megatron_2021` and `mosaic_hfu` include recomputation."""
 
 
-def with_adapters(convention: str, model: Model, seq: int, adapters: Adapters | None) -> float:
+def flops_with_adapters(convention: str, model: Model, seq: int, adapters: Adapters | None) -> float:
     """FLOPs per token in the words of `palm` or `causal` where adapters alone are trained; of all where there are none.
 
     Frozen weights have no gradients: 4 FLOPs a parameter that the convention counts, in place of 6. Those of adapters

@@ -26,7 +26,7 @@ from hardware.errors import ModelError, nearest
 from hardware.load import MAX_BYTES, Document, read_yaml
 from hardware.shared import shared
 from simulator.models.huggingface import from_config
-from simulator.models.model import Model, explained, place
+from simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["ALIASES", "Model", "from_config", "load_model", "preset_source", "presets"]
 
@@ -85,7 +85,7 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
         return spec
     fields = _fields(spec, where, Path(base), 0)
     fields.pop("source", None)
-    with explained(where):
+    with explain_errors(where):
         return shared(Model, fields, lambda: Model.model_validate(fields))
 
 
@@ -103,7 +103,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
         raise ModelError(where, "this is no description of a model", remedy, spec)
     if "preset" not in spec:
         return dict(spec)
-    preset, where = spec["preset"], place(where, "preset", text)
+    preset, where = spec["preset"], error_place(where, "preset", text)
     if not isinstance(preset, str):
         raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
     below = _fields(preset, where, base, depth)
@@ -152,7 +152,7 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
         raise ModelError(str(path), "a model file holds a mapping", "Write `field: value` lines", data)
     fields = {"name": path.stem} | _fields(data, str(path), path.parent, depth + 1, text)
     fields.pop("source", None)
-    with explained(str(path), text):  # here already, so that a mistake is told with its file and line
+    with explain_errors(str(path), text):  # here already, so that a mistake is told with its file and line
         Model.model_validate(fields)
     return fields
 

@@ -43,7 +43,7 @@ UNDESCRIBED = {
 """Words of ``spec.model`` that no field describes. Where they say "nothing of the kind" they may stand."""
 
 
-class Shape(BaseModel):
+class ShapePart(BaseModel):
     """Fields of which null means the default; unknown keys are refused, nothing changes after reading."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,7 +56,7 @@ class Shape(BaseModel):
         return {key: value for key, value in given.items() if value is not None or key not in cls.model_fields}
 
 
-class MLA(Shape):
+class MLA(ShapePart):
     """Multi-head latent attention: keys and values, and as a rule queries, pass through a narrow latent.
 
     Every head has its own queries, keys and values, expanded from the latents; the rope part of a key is made straight
@@ -75,7 +75,7 @@ class MLA(Shape):
     """Width of a head's values."""
 
 
-class MoE(Shape):
+class MoEShape(ShapePart):
     """Experts: MLPs of which a router chooses a few for each token. They have the model's gate and biases."""
 
     experts: Size
@@ -105,7 +105,7 @@ class MoE(Shape):
     """The router has one number for each expert beside its matrix (a bias, or DeepSeek-V3's correction)."""
 
 
-class Model(Shape):
+class Model(ShapePart):
     """A decoder-only transformer.
 
     The first five fields have no default. The other defaults are together a GPT: learned
@@ -132,7 +132,7 @@ class Model(Shape):
     """Transformer layers of each tower."""
     mla: MLA | None = None
     """Latent attention, in place of plain multi-head or grouped-query attention."""
-    moe: MoE | None = None
+    moe: MoEShape | None = None
     """Experts, in place of the MLP of some layers."""
     kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
     """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
@@ -255,7 +255,7 @@ class Model(Shape):
         if self.qkv_bias:
             raise ModelError("qkv_bias", "latent attention is described without biases", "Leave it out", True)
 
-    def _expert_relations(self, moe: MoE) -> None:
+    def _expert_relations(self, moe: MoEShape) -> None:
         if moe.top_k > moe.experts:
             rule = f"a token passes each expert at most once, and there are {moe.experts}"
             raise ModelError("moe.top_k", rule, f"Give at most {moe.experts}", moe.top_k)
@@ -419,7 +419,7 @@ def _biased(given: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def explained(where: str, text: str = "", words: Mapping[str, str] | None = None) -> Iterator[None]:
+def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turns what a pydantic model of this package refuses into one ModelError.
 
     Args:
@@ -431,7 +431,7 @@ def explained(where: str, text: str = "", words: Mapping[str, str] | None = None
         yield
     except ModelError as error:
         field = (words or {}).get(error.where, error.where)
-        raise ModelError(place(where, field, text), error.rule, error.remedy, error.value) from None
+        raise ModelError(error_place(where, field, text), error.rule, error.remedy, error.value) from None
     except ValidationError as error:
         # Unknown keys of a config.json are passed over, so only the keys of `Model` are ever suggested.
         told = explain(error, where, ModelError, text=text, model=None if words else Model)
@@ -441,6 +441,6 @@ def explained(where: str, text: str = "", words: Mapping[str, str] | None = None
         raise told from None
 
 
-def place(where: str, field: str, text: str = "") -> str:
+def error_place(where: str, field: str, text: str = "") -> str:
     """The place of a field: ``model.heads`` in a job, ``my.yaml:3 heads`` in a file with `text`."""
     return f"{where}:{line_of(text, tuple(field.split('.')))} {field}" if text else f"{where}.{field}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import get_args
 
 from hardware.errors import PlanError
-from simulator.ir.layout import needed
+from simulator.ir.layout import required_layout
 from simulator.ir.modules import Operator, walk
 from simulator.ir.operators import QUANTISED
 from simulator.ir.registry import find_scheme, scheme_names
@@ -54,12 +54,12 @@ def check_world(plan: Plan) -> None:
     """The mesh uses every GPU once."""
     gpus = plan.job.cluster.gpus
     if plan.mesh.world != gpus:
-        product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
+        product = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items())
         rule = f"the product of the axes ({product} = {plan.mesh.world}) must be the {gpus} GPUs of the cluster"
-        others = {axis: plan.mesh.world // size for axis, size in plan.mesh.named.items()}
+        others = {axis: plan.mesh.world // size for axis, size in plan.mesh.named_axes.items()}
         fits = [f"{axis} = {gpus // rest}" for axis, rest in others.items() if gpus % rest == 0]
         remedy = f"{' or '.join(fits)} would work" if fits else "Change an axis, or the number of nodes"
-        raise PlanError("plan.mesh", rule, remedy, dict(plan.mesh.named))
+        raise PlanError("plan.mesh", rule, remedy, dict(plan.mesh.named_axes))
 
 
 def check_axes(plan: Plan) -> None:
@@ -71,7 +71,7 @@ def check_axes(plan: Plan) -> None:
                 rule = f"{owners[axis]} and {scheme.use} both claim the axis {axis!r}"
                 raise PlanError("plan.schemes", rule, "Give each scheme an axis of its own")
             owners[axis] = scheme.use
-    for axis, size in plan.mesh.named.items():
+    for axis, size in plan.mesh.named_axes.items():
         if size > 1 and axis not in owners:
             remedy = f"Add a scheme with `over: {axis}`, for example data/ddp"
             raise PlanError(f"plan.mesh.{axis}", "no scheme says what this axis does", remedy, size)
@@ -133,7 +133,7 @@ def check_roles(plan: Plan) -> None:
         if len(found) > 1:
             raise PlanError("plan.schemes", f"a plan has one {role}", "Keep one", found)
     for scheme in plan.schemes:
-        for role in scheme.relies_on:
+        for role in scheme.required_roles:
             if not any(other.role == role for other in plan.schemes):
                 found = [use for use in scheme_names() if find_scheme(use).role == role]
                 rule = f"{scheme.use} needs a {role}, and the plan has none"
@@ -159,7 +159,7 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
     """
     # The samples of all replicas divide by their number, whatever it is.
     key = (
-        replace(plan.blocks, replicas=1),
+        replace(plan.architecture, replicas=1),
         tuple(plan.mesh.views),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
@@ -174,17 +174,17 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
         divide = scope.division(operator)
         for tensor in (*operator.ins, *operator.outs, *operator.weights):
             parts: dict[str, list[str]] = {}
-            layout = scope.at_rest(operator, tensor) if tensor in operator.weights else needed(tensor, divide)
+            layout = scope.at_rest(operator, tensor) if tensor in operator.weights else required_layout(tensor, divide)
             for part, dim in layout.items():
                 parts.setdefault(dim, []).append(part)
             for dim, cutting in parts.items():
                 size, count = tensor.dims[dim], plan.mesh.size(cutting)
-                if not size.divides(count):
+                if not size.is_divisible_by(count):
                     names = EXPERT_NAMES if operator.view else called
                     axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in cutting))
                     _refuse(names, dim, int(size.size // size.unit), count, axes)
 
-    for unit in plan.blocks.units:
+    for unit in plan.architecture.units:
         walk(unit, visit)
     known.add(key)
 

@@ -17,7 +17,7 @@ from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
 from simulator.lowering.scope import Scope
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.scheduling.no_flush import extend_to_steady_state
 from simulator.scheduling.schedule import PipelineShape, Schedule
 
@@ -80,7 +80,7 @@ class Plan:
     def axis_of(self, part: str, view: str = "") -> str:
         """The axis, as the plan names it, that a part of the mesh belongs to; axes of `view` come first."""
         for wanted in (view, ""):
-            for axis in self.mesh.views.get(wanted, {}) if wanted else self.mesh.named:
+            for axis in self.mesh.views.get(wanted, {}) if wanted else self.mesh.named_axes:
                 if part in self.mesh.parts(axis) and (not wanted or axis in self.claimed_axes):
                     return axis
         return part
@@ -109,16 +109,16 @@ class Plan:
         start = sum(self.layers[:part])
         return range(start, start + self.layers[part])
 
-    def stage(self, part: int, blocks: Blocks | None = None) -> Stage:
+    def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
         """The modules of one part of the model. blocks: those of one slice; of whole sequences by default."""
-        return (blocks or self.blocks).stage(self.layers_of(part), part == 0, part == self.parts - 1)
+        return (architecture or self.architecture).stage(self.layers_of(part), part == 0, part == self.parts - 1)
 
     @cached_property
-    def blocks(self) -> Blocks:
+    def architecture(self) -> Architecture:
         """Builds the modules of the stages for whole sequences."""
         job, framework = self.job, self.job.framework
         assert job.batch.sequence is not None
-        return Blocks(
+        return Architecture(
             job.model,
             job.batch.micro,
             job.batch.sequence,
@@ -134,16 +134,16 @@ class Plan:
         )
 
     @cached_property
-    def slices(self) -> list[Blocks]:
+    def slices(self) -> list[Architecture]:
         """Builds the modules of the stages, for each slice of a sequence."""
         ends = [0, *accumulate(self.slice_lengths)]
-        return [self.blocks.cut(begin, end) for begin, end in pairwise(ends)]
+        return [self.architecture.slice(begin, end) for begin, end in pairwise(ends)]
 
     @cached_property
     def slice_granularity(self) -> int:
         """Tokens that the length of every slice must be a multiple of: the product of all axes that shard positions."""
         division, found = Scope(self.mesh, self.stage_schemes).division, 1
-        for unit in self.blocks.units:
+        for unit in self.architecture.units:
             for operator in unit.operators():
                 sharding = [axis for axis, dims in division(operator).items() if "s" in dims.split("|")]
                 found = math.lcm(found, self.mesh.size(sharding))

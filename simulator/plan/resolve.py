@@ -17,7 +17,7 @@ from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.job import Job
-from simulator.job.locate import located
+from simulator.job.locate import locate_errors
 from simulator.plan.checks import ALWAYS, check_divisible, check_size, check_slices
 from simulator.plan.partition import LayerCosts, layers_of_graph
 from simulator.plan.plan import Plan
@@ -45,17 +45,17 @@ def resolve(
     Raises PlanError for the first rule that the plan breaks.
     """
     known = divisible if divisible is not None else set()
-    with located(*job.origin):
+    with locate_errors(*job.origin):
         mesh = _mesh(job)
         schemes = tuple(_scheme(job, mesh, index) for index in range(len(job.plan.schemes)))
         for scheme in schemes:
-            job = job.model_copy(update={"model": scheme.adapt(job.model)})
+            job = job.model_copy(update={"model": scheme.adapt_model(job.model)})
         assert job.batch.sequence is not None
         plan = Plan(job, mesh, schemes, PipelineShape(mesh.size(()), 1), (), (job.batch.sequence,))
         for check in ALWAYS:
             check(plan)
         for scheme in schemes:
-            scheme.accept(job)
+            scheme.check_job(job)
         plan = replace(plan, shape=_shape(plan))
         check_size(plan)
         plan.schedule.check(plan.shape)
@@ -104,7 +104,7 @@ def _check_axes(
         rule = f"{use} divides ranks along {kind.least_axes} axes"
         raise PlanError(f"{where}.over", rule, f"Name {kind.least_axes} axes of plan.mesh", list(axes))
     view = EXPERTS if kind.family == "expert" else ""
-    existing = mesh.views.get(view, {}) if view else mesh.named
+    existing = mesh.views.get(view, {}) if view else mesh.named_axes
     for axis in axes:
         if axis not in existing:
             key = next((key for key in kind.names_axes if given.get(key) == axis and axis not in over), "over")

@@ -213,10 +213,13 @@ class CompiledBlocks:
         split = kind in ("B", "W")
         backward = sorted(fragment.backward, key=lambda op: op.phase == "W") if split else fragment.backward
         entry, result = {
-            "F": (fragment.entry.get(unit_run.takes or ""), fragment.exit.get(unit_run.gives or "")),
+            "F": (fragment.entry.get(unit_run.residual_in or ""), fragment.exit.get(unit_run.residual_out or "")),
             "W": (None, None),
             "R": (None, None),
-        }.get(kind, (fragment.grad_entry.get(unit_run.gives or ""), fragment.grad_exit.get(unit_run.takes or "")))
+        }.get(
+            kind,
+            (fragment.grad_entry.get(unit_run.residual_out or ""), fragment.grad_exit.get(unit_run.residual_in or "")),
+        )
         after, port = resolve_dependencies(ops, entry, result)
         if (fragment, split) not in self._events:
             self._events[fragment, split] = memory_events(fragment.tensor_uses, fragment.forward, backward, unit_run)

@@ -97,9 +97,9 @@ def memory_events(
         category = next((t.category for t in members if t.category != "workspace"), "workspace")
         if key in (taken, given) or (category == "workspace" and place[first] < len(forward) <= place[last]):
             category = "activations"
-        if key not in (taken, f"d:{given}", *unit_run.found):
+        if key not in (taken, f"d:{given}", *unit_run.allocated_before):
             found[first].append((0, False, nbytes, category))
-        if key not in (given, f"d:{taken}", *unit_run.left):
+        if key not in (given, f"d:{taken}", *unit_run.freed_later):
             found[last].append((0, True, -nbytes, category))
     return found
 

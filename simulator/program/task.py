@@ -120,7 +120,7 @@ def make_task(
         task.numbers.append(start)
     task.parts = tuple(found)
     first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
-    ends = first.nbytes if first.takes else 0, last.nbytes if last.gives else 0
+    ends = first.nbytes if first.residual_in else 0, last.nbytes if last.residual_out else 0
     category = "activations" if forward else "workspace"
     comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
     task.comes, task.goes = ((comes, category),) if comes else (), ((goes, category),) if goes else ()

@@ -140,7 +140,7 @@ class Metrics:
         """Model FLOPs at the step's rate over dense peak, that of the linear layers' number format; palm counts full
         attention, causal half of it. Frozen weights need no gradients."""
         model, seq = self.job.model, self.job.batch.sequence or self.job.model.seq
-        needed = {name: flops.with_adapters(name, model, seq, self.job.adapters) for name in ("palm", "causal")}
+        needed = {name: flops.flops_with_adapters(name, model, seq, self.job.adapters) for name in ("palm", "causal")}
         return {name: self._utilisation(per_token * self.tokens) for name, per_token in needed.items()}
 
     @cached_property

@@ -124,7 +124,7 @@ class Report(Metrics):
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *(["no flush: steps are of a full pipe, and gradients have no common norm"] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),
-            *(text for scheme in self.play.plan.schemes for text in scheme.assumes(self.job.model)),
+            *(text for scheme in self.play.plan.schemes for text in scheme.assumptions(self.job.model)),
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
             *self.job.cluster.filled_in,
@@ -171,8 +171,8 @@ class Report(Metrics):
         """The published figure of this run, and ours."""
         told, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
         assert told is not None
-        per_token = flops.with_adapters(told.flops, model, seq, self.job.adapters)
-        return told.beside(
+        per_token = flops.flops_with_adapters(told.flops, model, seq, self.job.adapters)
+        return told.compare(
             {
                 "step_time_s": self.step_time,
                 "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,

@@ -41,7 +41,7 @@ def format_count(value: float) -> str:
 
 def describe_plan(plan: Plan) -> list[str]:
     """The axes of a plan with their sizes, then its schemes without those over axes of size 1."""
-    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items())
+    axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items())
     words = [f"{axes} = {plan.mesh.world} GPU{'s' if plan.mesh.world > 1 else ''}"]
     for entry in plan.job.plan.schemes:
         if entry.over and plan.mesh.size(entry.over) == 1:

@@ -18,7 +18,7 @@ from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.framework import load_framework
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.program.memory_profile import memory_events
 from simulator.program.side_stream import PricedSideOps
@@ -62,7 +62,7 @@ def lowered_stage(
 ) -> StageOps:
     """A stage of `layers` layers, with embedding and loss as `ends` says, one sample a data-parallel rank."""
     replicas = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
-    built = Blocks(model, 1, model.seq, model.vocab, replicas, **blocks)
+    built = Architecture(model, 1, model.seq, model.vocab, replicas, **blocks)
     return Lowering(mesh, schemes, regather).run(built.stage(range(layers), *ends))
 
 
@@ -116,7 +116,14 @@ def described(stage_ops: StageOps) -> tuple[Any, ...]:
         fragment = unit_run.fragment
         params = [(p.name, p.size, p.total) for p in fragment.params]
         tensor_uses = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.tensor_uses)
-        ends = unit_run.name, unit_run.count, unit_run.takes, unit_run.gives, unit_run.keys, unit_run.nbytes
+        ends = (
+            unit_run.name,
+            unit_run.count,
+            unit_run.residual_in,
+            unit_run.residual_out,
+            unit_run.keys,
+            unit_run.nbytes,
+        )
         return ends, listed(fragment.forward), listed(fragment.backward), params, tensor_uses
 
     return [of_link(unit_run) for unit_run in stage_ops.unit_runs], listed(

@@ -18,7 +18,7 @@ from simulator.ir.scheme import Scheme
 from simulator.job.framework import load_framework
 from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.plan.plan import Plan
 from simulator.program.build import build
@@ -131,7 +131,7 @@ def exposed(setting: DataSetting, use: str) -> float:
     framework = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
     kind = find_scheme(use)
     lowering = Lowering(mesh, [kind(("dp",), kind.Options(), mesh, framework)])
-    stage_ops = lowering.run(Blocks(model, 1, 32, 256, setting.n).stage(range(buckets), False, False))
+    stage_ops = lowering.run(Architecture(model, 1, 32, 256, setting.n).stage(range(buckets), False, False))
     kernels = sum(op.stream == COMPUTE and op.work is not None for op in stage_ops.unit_runs[0].fragment.backward)
 
     def price(work: Work) -> tuple[float, float, float]:

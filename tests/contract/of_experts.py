@@ -16,7 +16,7 @@ from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Collective, Exchange, Gemm, Op, UnitRun, slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.expert.shared.token_dispatch import rounds
 from tests.contract.measure import make, remembered, sent
@@ -69,8 +69,8 @@ def _lower_layer(setting: ExpertSetting, use: str) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({setting.over: setting.ep}, {EXPERTS: {"edp": 1, "ep": setting.ep}}, [setting.over])
     others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
     schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",))]
-    model = schemes[-1].adapt(setting.model)
-    blocks = Blocks(model, setting.b, model.seq, 64, setting.ep if setting.over == "dp" else 1)
+    model = schemes[-1].adapt_model(setting.model)
+    blocks = Architecture(model, setting.b, model.seq, 64, setting.ep if setting.over == "dp" else 1)
     (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
     return unit_run, mesh
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import HostCopy
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, make
 from tests.contract.of_tensor import LayerSetting, activations_per_layer, settings
@@ -26,7 +26,7 @@ def copied_per_layer(setting: LayerSetting, scheme: str) -> float:
     """Bytes between GPU and host in both passes of a middle stage of four layers, for each of them."""
     mesh = Mesh({"tp": 1})
     model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)
-    blocks = Blocks(model, setting.b, setting.s, 512, attention=setting.attention)
+    blocks = Architecture(model, setting.b, setting.s, 512, attention=setting.attention)
     stage_ops = Lowering(mesh, [make(scheme, mesh)]).run(blocks.stage(range(4), False, False))
     works = [op.work for op in forward_ops(stage_ops) + backward_ops(stage_ops)]
     assert sum(work.nbytes * (-1) ** work.back for work in works if isinstance(work, HostCopy)) == 0

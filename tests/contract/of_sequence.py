@@ -9,7 +9,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Op, UnitRun, slowest_rank
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.measure import make, remembered, sent
 
@@ -44,7 +44,7 @@ class SequenceSetting:
     def lower_stages(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
         model = Model(layers=1, hidden=self.h, heads=HEADS, kv_heads=self.kv_heads, vocab=64, seq=self.s)
-        blocks = Blocks(model, self.b, self.s, 64, attention=attention)
+        blocks = Architecture(model, self.b, self.s, 64, attention=attention)
         (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).unit_runs
         return unit_run
 

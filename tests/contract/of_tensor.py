@@ -12,7 +12,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Op, UnitRun
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.tensor.shared.tensor_grid import Grid
 from tests.contract.measure import make, remembered, saved, sent
@@ -58,7 +58,7 @@ def _lower_layer(setting: LayerSetting, use: str | None) -> tuple[UnitRun, Mesh]
     schemes = [make(name, mesh, (), **dict(options)) for name, options in setting.more]
     if use is not None:
         schemes.append(make(use, mesh, tuple(mesh.axes) if use.startswith("tensor/") else ()))
-    blocks = Blocks(model, setting.b, setting.s, 512, attention=setting.attention)
+    blocks = Architecture(model, setting.b, setting.s, 512, attention=setting.attention)
     (unit_run,) = Lowering(mesh, schemes, setting.regather).run(blocks.stage(range(2), False, False)).unit_runs
     assert unit_run.count == 2
     return unit_run, mesh

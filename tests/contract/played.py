@@ -202,8 +202,8 @@ class Played:
         assert kind in ("F", "BW")
         unit_runs = stage_ops.unit_runs if kind == "F" else stage_ops.unit_runs[::-1]
         ends = [
-            stage_ops.unit_runs[0] if stage_ops.unit_runs[0].takes else None,
-            stage_ops.unit_runs[-1] if stage_ops.unit_runs[-1].gives else None,
+            stage_ops.unit_runs[0] if stage_ops.unit_runs[0].residual_in else None,
+            stage_ops.unit_runs[-1] if stage_ops.unit_runs[-1].residual_out else None,
         ]
         comes, goes = (end.nbytes if end is not None else 0 for end in (ends if kind == "F" else reversed(ends)))
         yield comes, "activations" if kind == "F" else "workspace"
@@ -269,7 +269,7 @@ def equal_copies(param: Param, plan: Plan) -> int:
 def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
     """The axes whose ranks hold the same part of a weight and see other tokens: those of data and sequence; of experts
     all that do not hold another part."""
-    parts = [part for part in plan.mesh.parts(plan.mesh.named) if plan.mesh.size(part) > 1]
+    parts = [part for part in plan.mesh.parts(plan.mesh.named_axes) if plan.mesh.size(part) > 1]
     if param.view:
         (expert,) = plan.family("expert")
         own = plan.mesh.parts(expert.axes)

@@ -128,7 +128,7 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     assert plan.job.batch.sequence is not None
     tokens = plan.job.batch.micro * plan.job.batch.sequence // plan.shape.slices
     # A rank has its part of the samples, positions and elements that the schemes divide between units.
-    border = Boundary("border", (plan.blocks.residual,), (plan.blocks.residual,))
+    border = Boundary("border", (plan.architecture.residual,), (plan.architecture.residual,))
     cut = {
         part for part, dim in Scope(plan.mesh, plan.stage_schemes).division(border).items() if dim in ("s", "h", "b")
     }
@@ -213,7 +213,7 @@ def test_whole_weights_are_gathered_for_every_pass(job: dict[str, Any]) -> None:
         for stage in range(plan.shape.stages):
             stage_ops = played.stage_ops(stage)
             if plan.device(stage) == device:
-                borrowed = any(unit_run.fragment.borrowed for unit_run in stage_ops.unit_runs)
+                borrowed = any(unit_run.fragment.shared_weights for unit_run in stage_ops.unit_runs)
                 for number, unit_run in enumerate(stage_ops.unit_runs):
                     cut = [param for param in unit_run.fragment.params if plan.mesh.size(summed_over(param, plan)) > 1]
                     times = passes(played, stage) * (1 if borrowed and plan.part(stage) == number == 0 else 2)

@@ -20,7 +20,7 @@ from simulator.ir.ops import COMPUTE, StageOps
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import FAMILIES, Paper, Scheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, PipelineSetting, Schedule
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
@@ -166,7 +166,7 @@ MIXED = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first
 
 def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> StageOps:
     model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False, moe=MIXED)
-    blocks = Blocks(model, 2, 16, 64, attention=attention)
+    blocks = Architecture(model, 2, 16, 64, attention=attention)
     return Lowering(mesh, schemes, True).run(blocks.stage(range(2), True, True))
 
 

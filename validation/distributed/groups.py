@@ -52,7 +52,7 @@ def stand(plan: Plan, device: Device) -> Place:
     if dist.get_world_size() != plan.mesh.world:
         rule = f"the plan has {plan.mesh.world} ranks"
         raise PlanError("--nproc-per-node", rule, f"Start {plan.mesh.world} processes", dist.get_world_size())
-    named = plan.mesh.named or {"world": 1}
+    named = plan.mesh.named_axes or {"world": 1}
     mesh = init_device_mesh(device.kind, tuple(named.values()), mesh_dim_names=tuple(named))
     names = {family: axis_of(plan, family) for family in ("pipeline", "data", "tensor")}
     axes = {family: Axis() if not name else _axis(mesh, name) for family, name in names.items()}

@@ -97,7 +97,7 @@ def _rows(
 ) -> list[MeasurementRow]:
     """The step's time, and the memory of every rank; a GPU's allocator tells what it reserves, too."""
     batch, group = plan.job.batch, _axes(plan)
-    shape = {**plan.mesh.named, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
+    shape = {**plan.mesh.named_axes, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
     forecasts = {one.by: one.step for one in own}
     rows = [
@@ -132,7 +132,7 @@ def _memory(own: Forecaster, at: int, kind: str) -> ForecastValue:
 
 def _axes(plan: Plan) -> str:
     """``pp 2 x tp 2``; axes of one are left out."""
-    return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named.items() if size > 1) or "one device"
+    return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items() if size > 1) or "one device"
 
 
 # ------------------------------------------------------------------------------------- collectives

@@ -63,7 +63,7 @@ def parts(plan: Plan) -> list[Part]:
         if not isinstance(operator, Boundary):
             found.setdefault(operator.name, Part(operator, LocalShapes(scope.division(operator), plan.mesh)))
 
-    for unit in plan.blocks.units:
+    for unit in plan.architecture.units:
         walk(unit, visit)
     return list(found.values())
 
@@ -82,7 +82,7 @@ def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
     """Elements of one layer's weights, one with experts if there are some; clipping's norm and Adam over them."""
     scope = Scope(plan.mesh, plan.stage_schemes)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
-    operators = plan.blocks.layer(kind).operators()
+    operators = plan.architecture.layer(kind).operators()
     elements = sum(Part(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators)
     _, updates = lower_stages(plan)
     works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}

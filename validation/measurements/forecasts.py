@@ -60,7 +60,9 @@ class Forecaster:
     def costs(self) -> Costs:
         """Costs of kernels that are timed one by one, outside a training step."""
         job = self.plan.job
-        return Costs(job.cluster, self.plan.mesh, job.framework.speeds, alone=True, calibration=self.calibration)
+        return Costs(
+            job.cluster, self.plan.mesh, job.framework.effective_rates, alone=True, calibration=self.calibration
+        )
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:
         """Seconds of works that run one after another; their errors count as fully correlated."""

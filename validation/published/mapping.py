@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme, scheme_names
-from simulator.job.framework import Framework, load_framework
-from simulator.job.framework import Overlap as Overlaps
+from simulator.job.framework import CommunicationOverlap, Framework, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.rows import Adapters, Row, Spec
 from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Stack, framework, stack
@@ -238,7 +237,7 @@ def _framework(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
             continue
         value = left.given(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
         # How tensor parallelism overlaps differs: torch's way stands in for no other.
-        if value is not None and axis in Overlaps.model_fields and axis != "tp":
+        if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = overlap
     changes["spread"] = left.widened(load_framework(name).spread)

@@ -34,7 +34,7 @@ Turn = tuple[int, str]
 def price_of(forecaster: Forecaster, alone: bool = False) -> Price:
     """Prices as in a whole step; alone: communication within a stage takes no time."""
     plan = forecaster.plan
-    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.speeds, calibration=forecaster.calibration)
+    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.effective_rates, calibration=forecaster.calibration)
 
     def price(work: Work) -> tuple[float, float, float]:
         if alone and isinstance(work, Collective):

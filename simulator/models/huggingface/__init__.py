@@ -17,7 +17,7 @@ from simulator.models.huggingface.config import Config
 from simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, GPTNeoX
 from simulator.models.huggingface.llama import Gemma, Llama, Mistral, Qwen2, Qwen3
 from simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, Mixtral, Qwen3MoE
-from simulator.models.model import Model, explained, place
+from simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["SUPPORTED", "from_config"]
 
@@ -60,8 +60,8 @@ def from_config(
     if not isinstance(kind, str) or kind not in SUPPORTED:
         rule = "needed and missing" if kind is None else "meshcast does not describe this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
-        raise ModelError(place(where, "model_type", text), rule, remedy, kind)
+        raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
     reader = SUPPORTED[kind]
-    with explained(where, text, reader.words()):
+    with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
         return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})

@@ -21,7 +21,7 @@ def key(*names: str, **default: Any) -> Any:
     return Field(validation_alias=AliasChoices(*names), **default)
 
 
-def without(feature: str) -> AfterValidator:
+def refuse(feature: str) -> AfterValidator:
     """Refuses a value that says that the model has `feature`."""
 
     def refuse(value: Any) -> Any:
@@ -58,10 +58,10 @@ class Config(Keys, ABC):
     """A whole config, whose fields have the names of those of `Model` that they fill."""
 
     # Weights stored in a few bits are made for inference, or for training adapters only.
-    quantization: Annotated[Any, without("quantised weights")] = key("quantization_config", default=None)
+    quantization: Annotated[Any, refuse("quantised weights")] = key("quantization_config", default=None)
 
     @classmethod
-    def words(cls) -> dict[str, str]:
+    def config_keys(cls) -> dict[str, str]:
         """For each field of `Model`, `MLA` and `MoE` the key that a config has for it."""
         keys = {name: str(field.validation_alias.choices[0]) for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
         return {part + name: word for part in ("mla.", "moe.", "") for name, word in keys.items()}
@@ -70,16 +70,16 @@ class Config(Keys, ABC):
     def fields(self) -> dict[str, Any]:
         """The fields of `Model`."""
 
-    def same(self, *names: str) -> dict[str, Any]:
+    def same_fields(self, *names: str) -> dict[str, Any]:
         """The fields of these names, which mean the same in `Model`."""
         return {name: getattr(self, name) for name in names}
 
-    def dropped(self, *names: str) -> dict[str, Any]:
+    def read_dropout(self, *names: str) -> dict[str, Any]:
         """`Model.dropout`, from the first of these fields. The probability costs nothing, the kernels do: all or none.
 
         Raises ModelError when another of the fields is 0 and the first is not, or the other way round.
         """
-        words, dropout = self.words(), getattr(self, names[0])
+        words, dropout = self.config_keys(), getattr(self, names[0])
         for name in names[1:]:
             if bool(getattr(self, name)) != bool(dropout):
                 rule = f"dropout in some places only is not described ({words[names[0]]} is {dropout})"
@@ -101,16 +101,16 @@ class Decoder(Config):
     seq: Size = key("max_position_embeddings")
     activation: Literal["silu", "swish"] = key("hidden_act", default="silu")
     tied: Flag = key("tie_word_embeddings", default=False)
-    attention_dropout: Annotated[Probability, without("dropout on attention alone")] = key(
+    attention_dropout: Annotated[Probability, refuse("dropout on attention alone")] = key(
         "attention_dropout", default=0.0
     )
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
-def sliding(window: int | None, slides: Sequence[bool], word: str) -> dict[str, Any]:
+def window_fields(window: int | None, slides: Sequence[bool], word: str) -> dict[str, Any]:
     """The fields of `Model` for layers of which those that `slides` says have the `window`.
 
     Raises ModelError, at the config's key `word`, when it is neither all, none, nor all but every n-th of them.

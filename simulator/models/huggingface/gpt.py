@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hardware.errors import ModelError
-from simulator.models.huggingface.config import Config, Gelu, Keys, key, without
+from simulator.models.huggingface.config import Config, Gelu, Keys, key, refuse
 from simulator.models.model import Depth, Flag, Probability, Share, Size
 
 
@@ -25,11 +25,11 @@ class GPT2(Config):
     dropout: Probability = key("resid_pdrop", default=0.1)
     attention_dropout: Probability = key("attn_pdrop", default=0.1)
     embedding_dropout: Probability = key("embd_pdrop", default=0.1)
-    cross_attention: Annotated[Flag, without("cross-attention")] = key("add_cross_attention", default=False)
+    cross_attention: Annotated[Flag, refuse("cross-attention")] = key("add_cross_attention", default=False)
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
-        dropout = self.dropped("dropout", "attention_dropout", "embedding_dropout")
+        shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
+        dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
         return shape | dropout | {"norm": "layernorm", "positions": "learned", "gated": False}
 
 
@@ -51,9 +51,11 @@ class GPTNeoX(Config):
     attention_dropout: Probability = key("attention_dropout", default=0.0)
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "rope_share", "parallel_residual")
+        shape = self.same_fields(
+            "layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "rope_share", "parallel_residual"
+        )
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        dropout = self.dropped("dropout", "attention_dropout")
+        dropout = self.read_dropout("dropout", "attention_dropout")
         return shape | biases | dropout | {"norm": "layernorm", "positions": "rope", "gated": False}
 
 
@@ -76,9 +78,9 @@ class OPT(Config):
     dropout: Probability = key("dropout", default=0.1)
     norm_first: Flag = key("do_layer_norm_before", default=True)
     embedding_width: Size | None = key("word_embed_proj_dim", default=None)
-    bare_end: Annotated[Flag, without("model without a final norm")] = key("_remove_final_layer_norm", default=False)
+    bare_end: Annotated[Flag, refuse("model without a final norm")] = key("_remove_final_layer_norm", default=False)
     norm_weights: Flag = key("layer_norm_elementwise_affine", default=True)
-    layer_dropout: Annotated[Probability, without("dropout of whole layers")] = key("layerdrop", default=0.0)
+    layer_dropout: Annotated[Probability, refuse("dropout of whole layers")] = key("layerdrop", default=0.0)
 
     def fields(self) -> dict[str, Any]:
         if not self.norm_first:
@@ -88,7 +90,7 @@ class OPT(Config):
         if self.embedding_width not in (None, self.hidden):
             rule = f"an embedding of another width than hidden_size ({self.hidden}) is not described"
             raise ModelError("embedding_width", rule, "Give hidden_size, or leave it out", self.embedding_width)
-        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "dropout")
+        shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "dropout")
         biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
         positions = {"positions": "learned", "position_rows": self.seq + 2}
         return shape | biases | positions | {"norm": "layernorm", "gated": False}
@@ -105,12 +107,12 @@ class Bloom(Config):
     tied: Flag = key("tie_word_embeddings", default=True)
     dropout: Probability = key("hidden_dropout", default=0.0)
     attention_dropout: Probability = key("attention_dropout", default=0.0)
-    from_norm: Annotated[Flag, without("residual stream that starts at a norm's output")] = key(
+    from_norm: Annotated[Flag, refuse("residual stream that starts at a norm's output")] = key(
         "apply_residual_connection_post_layernorm", default=False
     )
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same("layers", "hidden", "heads", "vocab", "seq", "tied") | self.dropped(
+        shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "tied") | self.read_dropout(
             "dropout", "attention_dropout"
         )
         return shape | {"norm": "layernorm", "embedding_norm": True, "positions": "alibi", "gated": False}
@@ -127,11 +129,11 @@ class MPTAttention(Keys):
     rope: Flag = key("rope", default=False)
     dropout: Probability = key("attn_pdrop", default=0.0)
     reach: Annotated[int, Field(strict=True, ge=-1)] = key("sliding_window_size", default=-1)
-    qk_ln: Annotated[Flag, without("norm over all heads of queries and keys together")] = key("qk_ln", default=False)
-    qk_gn: Annotated[Flag, without("group norm on queries and keys")] = key("qk_gn", default=False)
-    clip: Annotated[float | None, without("clipping of queries, keys and values")] = key("clip_qkv", default=None)
-    prefix: Annotated[Flag, without("prefix that attends to itself in full")] = key("prefix_lm", default=False)
-    by_document: Annotated[Flag, without("attention that stops at a document's end")] = key(
+    qk_ln: Annotated[Flag, refuse("norm over all heads of queries and keys together")] = key("qk_ln", default=False)
+    qk_gn: Annotated[Flag, refuse("group norm on queries and keys")] = key("qk_gn", default=False)
+    clip: Annotated[float | None, refuse("clipping of queries, keys and values")] = key("clip_qkv", default=None)
+    prefix: Annotated[Flag, refuse("prefix that attends to itself in full")] = key("prefix_lm", default=False)
+    by_document: Annotated[Flag, refuse("attention that stops at a document's end")] = key(
         "attn_uses_sequence_id", default=False
     )
 
@@ -167,19 +169,19 @@ class MPT(Config):
     tied: Flag = key("tie_word_embeddings", default=True)
     dropout: Probability = key("resid_pdrop", default=0.0)
     embedding_dropout: Probability = key("emb_pdrop", default=0.0)
-    overrides: Annotated[Any, without("layers that differ from each other")] = key("block_overrides", default=None)
-    capped: Annotated[float | None, without("capping of logits")] = key("final_logit_softcapping", default=None)
+    overrides: Annotated[Any, refuse("layers that differ from each other")] = key("block_overrides", default=None)
+    capped: Annotated[float | None, refuse("capping of logits")] = key("final_logit_softcapping", default=None)
 
     def fields(self) -> dict[str, Any]:
         attention, biased = self.attention, not self.no_bias
-        dropout = self.dropped("dropout", "embedding_dropout")
+        dropout = self.read_dropout("dropout", "embedding_dropout")
         if bool(attention.dropout) != bool(self.dropout):
             rule = f"dropout in some places only is not described (resid_pdrop is {self.dropout})"
             raise ModelError("attn_config.attn_pdrop", rule, "Give both, or 0 for both", attention.dropout)
         positions = "learned" if self.learned else "none"
         window = {"window": attention.reach + 1} if attention.reach >= 0 else {}
         return (
-            self.same("layers", "hidden", "heads", "head_dim", "vocab", "seq", "tied")
+            self.same_fields("layers", "hidden", "heads", "head_dim", "vocab", "seq", "tied")
             | dropout
             | window
             | dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), biased)

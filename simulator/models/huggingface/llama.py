@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hardware.errors import ModelError
-from simulator.models.huggingface.config import Decoder, Gelu, key, sliding
+from simulator.models.huggingface.config import Decoder, Gelu, key, window_fields
 from simulator.models.model import Flag, Size
 
 LayerTypes = list[Literal["full_attention", "sliding_attention"]]
@@ -20,7 +20,7 @@ class Llama(Decoder):
 
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        return super().fields() | biases | self.same("head_dim", "mlp_bias")
+        return super().fields() | biases | self.same_fields("head_dim", "mlp_bias")
 
 
 class Mistral(Decoder):
@@ -31,7 +31,7 @@ class Mistral(Decoder):
     window: Size | None = key("sliding_window", default=4096)
 
     def fields(self) -> dict[str, Any]:
-        return super().fields() | self.same("head_dim", "window")
+        return super().fields() | self.same_fields("head_dim", "window")
 
 
 class Qwen2(Decoder):
@@ -53,7 +53,7 @@ class Qwen2(Decoder):
         if len(slides) != self.layers:
             rule = f"it must say the type of each of the {self.layers} layers"
             raise ModelError(word, rule, "Correct the list, or leave it out", slides)
-        window = sliding(self.window if self.slides else None, slides, word)
+        window = window_fields(self.window if self.slides else None, slides, word)
         return super().fields() | window | {"qkv_bias": True}
 
 
@@ -65,7 +65,7 @@ class Qwen3(Qwen2):
 
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        return super().fields() | biases | self.same("head_dim") | {"qk_layernorm": True}
+        return super().fields() | biases | self.same_fields("head_dim") | {"qk_layernorm": True}
 
 
 class Gemma(Decoder):
@@ -82,4 +82,4 @@ class Gemma(Decoder):
 
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        return super().fields() | biases | self.same("head_dim")
+        return super().fields() | biases | self.same_fields("head_dim")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from simulator.models.huggingface.config import Decoder, expert_layers, key, without
+from simulator.models.huggingface.config import Decoder, expert_layers, key, refuse
 from simulator.models.model import Count, Flag, Size
 
 Index = Annotated[int, Field(strict=True, ge=0)]
@@ -22,8 +22,8 @@ class Mixtral(Decoder):
     top_k: Size = key("num_experts_per_tok", default=2)
 
     def fields(self) -> dict[str, Any]:
-        moe = self.same("experts", "top_k") | {"expert_ffn": self.ffn}
-        return super().fields() | self.same("head_dim", "window") | {"moe": moe}
+        moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
+        return super().fields() | self.same_fields("head_dim", "window") | {"moe": moe}
 
 
 class Qwen3MoE(Decoder):
@@ -46,10 +46,10 @@ class Qwen3MoE(Decoder):
         moe = {}
         if any(flags):
             places = expert_layers(flags, "mlp_only_layers" if plain else "decoder_sparse_step")
-            moe = {"moe": self.same("experts", "top_k", "expert_ffn") | places}
+            moe = {"moe": self.same_fields("experts", "top_k", "expert_ffn") | places}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         window = {"window": self.window} if self.slides else {}
-        return super().fields() | self.same("head_dim") | biases | window | moe | {"qk_layernorm": True}
+        return super().fields() | self.same_fields("head_dim") | biases | window | moe | {"qk_layernorm": True}
 
 
 def _fp8_only(value: Any) -> Any:
@@ -67,7 +67,7 @@ class DeepSeekV2(Decoder):
     """
 
     quantization: Annotated[Any, AfterValidator(_fp8_only)] = key("quantization_config", default=None)
-    attention_bias: Annotated[Flag, without("bias of latent attention")] = key("attention_bias", default=False)
+    attention_bias: Annotated[Flag, refuse("bias of latent attention")] = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
     q_lora_rank: Size | None = key("q_lora_rank", default=1536)
     kv_lora_rank: Size = key("kv_lora_rank", default=512)
@@ -84,14 +84,14 @@ class DeepSeekV2(Decoder):
     mtp: Count = key("num_nextn_predict_layers", default=0)
 
     def fields(self) -> dict[str, Any]:
-        mla = self.same("q_lora_rank", "kv_lora_rank", "qk_nope", "qk_rope", "v")
-        return super().fields() | self.same("mlp_bias", "mtp") | {"mla": mla, "moe": self._moe()}
+        mla = self.same_fields("q_lora_rank", "kv_lora_rank", "qk_nope", "qk_rope", "v")
+        return super().fields() | self.same_fields("mlp_bias", "mtp") | {"mla": mla, "moe": self._moe()}
 
     def _moe(self) -> dict[str, Any] | None:
         flags = [layer >= self.first_dense and layer % self.every == 0 for layer in range(self.layers)]
         if self.experts is None or not any(flags):
             return None
-        moe = self.same("experts", "top_k", "expert_ffn") | {"shared_experts": self.shared_experts or 0}
+        moe = self.same_fields("experts", "top_k", "expert_ffn") | {"shared_experts": self.shared_experts or 0}
         # The router's correction of its choice is one number for each expert.
         return moe | expert_layers(flags, "moe_layer_freq") | {"router_bias": self.selection == "noaux_tc"}
 

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Stage
 from simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps
-from simulator.ir.scheme import Around, ClosedForm, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
@@ -42,10 +42,10 @@ class Horovod(DataScheme):
         return True
 
     @property
-    def buffers(self) -> int:
+    def buffer_bytes(self) -> int:
         return self.options.fusion if self.mesh.size(self.over) > 1 else 0
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = inner(stage)
         # As long as nobody knows when gradients are ready, they all are at once.
         at_once = self._at_ticks(stage_ops, np.zeros(sum(count for _, count in stage_ops.params())))

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.ir.scheme import ClosedForm, Inner, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataScheme, together
 
 
@@ -33,7 +33,7 @@ class LocalSGD(DataScheme):
         average: Literal["weights", "weights and moments"] = "weights"
         """What is averaged."""
 
-    def assumes(self, model: Any) -> Iterable[str]:
+    def assumptions(self, model: Any) -> Iterable[str]:
         if self.period > 1:
             yield f"the mean of {self.period} steps, of which one averages what ranks hold"
 
@@ -42,7 +42,7 @@ class LocalSGD(DataScheme):
         return int(self.options.period)
 
     @property
-    def unsynchronised(self) -> tuple[str, ...]:
+    def unsynchronised_axes(self) -> tuple[str, ...]:
         return self.over
 
     def reduces(self, param: Param) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class LocalSGD(DataScheme):
     def _averaged(self, param: Param) -> tuple[tuple[str, ...], int]:
         return tuple(axis for axis in param.partial if axis in self.over), param.size
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, Update):
             moments = 2 * BYTES[self.framework.moments] if self.options.average == "weights and moments" else 0

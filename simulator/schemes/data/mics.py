@@ -36,7 +36,7 @@ class MiCS(ShardedScheme):
         hierarchical: bool = False
         """Gathers go across nodes, then within: the group is `over` two axes, the second one inside nodes."""
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         if self.options.hierarchical and len(self.axes) - bool(self.options.replicate) < 2:
             rule = "a hierarchical gather goes across nodes, and then within them"
             remedy = "Say over: [across, within], or leave hierarchical out"

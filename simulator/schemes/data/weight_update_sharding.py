@@ -18,7 +18,7 @@ from typing import Literal
 
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
-from simulator.ir.scheme import ClosedForm, Inner, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataScheme, together
 
 
@@ -42,7 +42,7 @@ class WeightUpdateSharding(DataScheme):
     def update_shards(self, param: Param) -> tuple[str, ...]:
         return super().shards_at_rest("optimizer", param)
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, Update) and self.options.keep_state == "gathered":
             main = 0 if self.framework.main_weights == self.framework.weights else BYTES[self.framework.main_weights]

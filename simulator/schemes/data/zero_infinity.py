@@ -27,7 +27,7 @@ from typing import Literal
 
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
-from simulator.ir.scheme import ClosedForm, Inner, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
 from simulator.lowering.offload import IN, OUT, updated_on_host
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
@@ -58,7 +58,7 @@ class ZeroInfinity(ShardedScheme):
         nbytes = elements * BYTES[self.framework.gradients] // self.mesh.size(axes)
         return [*ops, Op("copy gradients", OUT, HostCopy(nbytes, False, self.options.optimizer), [], "W")]
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if not isinstance(module, Update) or not self.offloads("optimizer"):
             return fragment

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import COMPUTE, Fragment, Gemm, Op
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite, instead, portions
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Round, hurry, rounds
@@ -39,7 +39,7 @@ class Comet(ExpertScheme):
         tile: int = Field(default=128, ge=1, strict=True)
         """Rows, and columns, of a tile of a product; the default is assumed."""
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE) and self.ranks > 1:
             fused = Rewrite(fragment)

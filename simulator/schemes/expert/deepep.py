@@ -29,7 +29,7 @@ from pydantic import Field
 from hardware.errors import PlanError
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Routed, exchanges
 
@@ -47,8 +47,8 @@ class DeepEP(ExpertScheme):
         sms: int = Field(default=24, ge=1, strict=True)
         """Multiprocessors that copy tokens."""
 
-    def accept(self, job: Any) -> None:
-        super().accept(job)
+    def check_job(self, job: Any) -> None:
+        super().check_job(job)
         if self.ranks > 1 and job.framework.weights != "bf16":
             rule = "the kernels of expert/deepep exchange tokens in bf16 and fp8"
             remedy = "Choose precision.compute: bf16 or an fp8 recipe, or expert/all-to-all"
@@ -57,7 +57,7 @@ class DeepEP(ExpertScheme):
             rule = f"ranks along {' and '.join(same)} that experts are spread over all have the same tokens"
             raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE) and self.ranks > 1:
             routed = Routed.of(module)

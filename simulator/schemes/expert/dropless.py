@@ -24,8 +24,8 @@ from pydantic import Field
 from simulator.ir.modules import Module, MoE
 from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Memory, Op
-from simulator.ir.routing import Spread
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.routing import ExpertLoad
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, exchanges
 
 COUNT = 4
@@ -44,7 +44,7 @@ class Dropless(ExpertScheme):
     def capacity(self, moe: Any) -> None:
         return None
 
-    def spread(self, module: MoE) -> Spread:
+    def spread(self, module: MoE) -> ExpertLoad:
         """Rows of the most laden rank, padding included."""
         found = super().spread(module)
         if self.ranks == 1:
@@ -53,9 +53,9 @@ class Dropless(ExpertScheme):
         # Those that divide an expert each have all its tokens.
         groups = self.mesh.size(self.mesh.views[EXPERTS]) // self.mesh.size(self.axes)
         rows = float(sent.dims["b"].size * sent.dims["s"].size) / (groups * module.experts)
-        return found.in_blocks(self.options.block / rows)
+        return found.pad_to_blocks(self.options.block / rows)
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE):
             self._count(module, fragment)

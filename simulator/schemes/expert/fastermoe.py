@@ -26,8 +26,8 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, Collective, Fragment, Op
-from simulator.ir.routing import Spread
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.routing import ExpertLoad
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import (
@@ -79,12 +79,12 @@ class FasterMoE(ExpertScheme):
             taken.append(int(expert))
         return tuple(taken)
 
-    def spread(self, module: MoE) -> Spread:
+    def spread(self, module: MoE) -> ExpertLoad:
         stay = self.shadows(module) if self.ranks > 1 else ()
-        found: Spread = self.options.routing.over(self.ranks, module.experts, module.capacity, stay)
+        found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity, stay)
         return found
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment

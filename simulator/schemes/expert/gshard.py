@@ -29,7 +29,7 @@ from pydantic import Field
 from simulator.ir.modules import Module, Operator
 from simulator.ir.moe_operators import Permute, Unpermute
 from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
@@ -41,7 +41,7 @@ class GShard(ExpertScheme):
         einsum: int | None = Field(default=None, ge=1, strict=True)
         """Tokens of a group that products with one-hot matrices dispatch and combine; null: kernels copy them."""
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if self.options.einsum and self.ranks > 1 and isinstance(module, Permute | Unpermute):
             self._multiply(module, fragment)

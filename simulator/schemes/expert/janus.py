@@ -27,7 +27,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, MoE, Operator, Unit
 from simulator.ir.ops import Collective, Fragment, Op
-from simulator.ir.scheme import ClosedForm, Inner, Paper, Rule
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import Routed
 
@@ -59,7 +59,7 @@ class Janus(ExpertScheme):
         divide = {part: dim for part, dim in rule.divide.items() if part not in parts}
         return Rule(divide, {part: "e" for part in parts if operator.has("e")})
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         return self._ahead(fragment) if isinstance(module, Unit) else fragment
 

@@ -27,7 +27,7 @@ from hardware.errors import PlanError
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import least_capacity
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from simulator.schemes.expert.shared.token_dispatch import in_parts, in_turn, rounds
@@ -42,8 +42,8 @@ class Tutel(ExpertScheme):
         two_level: int | None = Field(default=None, ge=2, strict=True)
         """Ranks of a node, that exchange among themselves first; null: all ranks exchange at once."""
 
-    def accept(self, job: Any) -> None:
-        super().accept(job)
+    def check_job(self, job: Any) -> None:
+        super().check_job(job)
         near = self.options.two_level
         if near is not None and self.ranks % near:
             fits = [n for n in range(2, self.ranks + 1) if self.ranks % n == 0]
@@ -57,7 +57,7 @@ class Tutel(ExpertScheme):
         needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
         return needed if told is None else told
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment

@@ -26,7 +26,7 @@ from hardware.errors import PlanError
 from simulator.ir.modules import Module, Stage, Update
 from simulator.ir.ops import BYTES, Fragment, StageOps
 from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, Scheme, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, Scheme, SchemeOptions
 from simulator.lowering.offload import activations_away, updated_on_host
 from simulator.schemes.memory.shared.recompute import marked
 
@@ -51,14 +51,14 @@ class Offload(MemoryScheme):
         """On the GPU weights only compute where the host updates its own."""
         return not self.offloads("optimizer")
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         uses = [one.use for one in job.plan.schemes if one.use != self.use]
         if "optimizer" in self.options.what:
             for use in uses:
                 if find_scheme(use).offloads is not Scheme.offloads:
                     rule = f"{use} keeps states of the optimizer off the GPU already"
                     raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
-        again = [use for use in uses if "recompute scheme" in find_scheme(use).relies_on]
+        again = [use for use in uses if "recompute scheme" in find_scheme(use).required_roles]
         if again and "activations" in self.options.what:
             rule = f"activations come back in backward passes, and {again[0]} makes passes again before those"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
@@ -66,13 +66,13 @@ class Offload(MemoryScheme):
     def offloads(self, state: str) -> bool:
         return state in self.options.what
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if "activations" not in self.options.what:
             return inner(stage)
         layers = inf if self.options.layers is None else self.options.layers
         return activations_away(inner(marked(stage, layers, MARK)), MARK, self.options.to)
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if isinstance(module, Update) and "optimizer" in self.options.what:
             return updated_on_host(module, inner(module), BYTES[self.framework.weights], self.options.to)
         return inner(module)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, Stage, Unit
 from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from simulator.schemes.memory.shared.recompute import marked, recompute
 
 
@@ -31,10 +31,10 @@ class RecomputeFull(MemoryScheme):
         keep: tuple[Literal["core_attn"], ...] = ()
         """Modules whose results are kept and not made again."""
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return inner(marked(stage, inf if self.options.layers is None else self.options.layers, self.role))
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, Unit) or self.role not in module.marks:
             return inner(module)
         operators = [operator for operator in module.operators() if operator.label in self.options.keep]

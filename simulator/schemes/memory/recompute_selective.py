@@ -26,7 +26,7 @@ from pydantic import Field
 
 from simulator.ir.modules import Module, Stage, Unit, add_marks
 from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import Around, ClosedForm, Inner, MemoryScheme, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from simulator.schemes.memory.shared.recompute import (
     AGAIN,
     DISCARDED,
@@ -52,7 +52,7 @@ class RecomputeSelective(MemoryScheme):
         layers: int | None = Field(default=None, ge=0)
         """In how many layers of each stage, from the first on; null: wherever there are such modules."""
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.options.layers is not None:
             stage = marked(stage, self.options.layers, self.role)
         return inner(replace(stage, units=tuple(map(self._mark, stage.units))))
@@ -62,7 +62,7 @@ class RecomputeSelective(MemoryScheme):
             return unit
         return add_marks(unit, recompute_marks(unit, set(self.options.modules)))
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = recompute(module, inner) if AGAIN in module.marks else inner(module)
         for mark in module.marks:
             if mark == DISCARDED:

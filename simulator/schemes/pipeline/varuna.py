@@ -29,10 +29,10 @@ HALVES = "WBRF"
 class Varuna(Schedule):
     paper = Paper("arXiv:2111.04007", "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models", 2021)
     reorders_at_run_time = True
-    relies_on = ("recompute scheme",)
+    required_roles = ("recompute scheme",)
 
     def unused_roles(self, shape: PipelineShape, stage: int) -> tuple[str, ...]:
-        return self.relies_on if stage == shape.p - 1 else ()
+        return self.required_roles if stage == shape.p - 1 else ()
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         waits = dict(pass_dependencies(self, shape, split_backward=True))

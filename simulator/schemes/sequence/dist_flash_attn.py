@@ -26,7 +26,7 @@ from typing import Any
 from hardware.errors import PlanError
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
-from simulator.ir.scheme import ClosedForm, Inner, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.schemes.sequence.shared.ring_attention import RingScheme, helped
 
 
@@ -40,13 +40,13 @@ class DistFlashAttn(RingScheme):
     def order(self) -> str:
         return "with helpers"
 
-    def accept(self, job: Any) -> None:
-        super().accept(job)
+    def check_job(self, job: Any) -> None:
+        super().check_job(job)
         if self.ranks > 1 and job.framework.attention != "flash":
             rule = f"{self.use} leaves out blocks that kernels of {job.framework.attention} attention would compute"
             raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
 
-    def attend(self, operator: CoreAttention, inner: Inner) -> Fragment:
+    def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         return helped(operator, inner, self.group, self.ranks)
 
     def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]

@@ -47,8 +47,8 @@ class MegatronCP(RingScheme):
             return "a" if self.options.comm == "a2a" else "s"
         return super().layouts(operator)
 
-    def accept(self, job: Any) -> None:
-        super().accept(job)
+    def check_job(self, job: Any) -> None:
+        super().check_job(job)
         kinds = [(entry, find_scheme(entry.use)) for entry in job.plan.schemes]
         parts = self.ranks * self.mesh.size(axis for e, kind in kinds if kind.family == "tensor" for axis in e.over)
         if self.options.comm == "a2a" and self.ranks > 1 and job.model.kv_heads % parts:

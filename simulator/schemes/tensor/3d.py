@@ -37,7 +37,7 @@ class ThreeD(Grid):
         if isinstance(operator, Embedding | Linear):
             given, made = product(operator) if isinstance(operator, Linear) else ("v", "h")
             inner, outer = (given, made) if given in INNER and made not in INNER else (made, given)
-            return Rule(self.along(i="b", j=inner, l=outer), rest=self.along(i=outer))
+            return Rule(self.along(i="b", j=inner, l=outer), at_rest=self.along(i=outer))
         across = width(operator)
         if not across:
             return Rule(self.along(i="b", j="b"))

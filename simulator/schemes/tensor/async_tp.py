@@ -70,7 +70,7 @@ class AsyncTP(Overlap):
             TensorUse(key, nbytes, last, category="buffers"),
         ]
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         domain, entries = job.cluster.domain, [e for e in job.plan.schemes if e.use.startswith(f"{self.family}/")]
         for axis in (axis for e in entries for axis in find_scheme(e.use).all_axes(e.over, e.model_extra or {})):
             size, span = self.mesh.size(axis), self.mesh.size(axis) * self.mesh.stride(axis)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.ir.layout import PARTIAL, Dim, Tensor, leaving, moves, needed
+from simulator.ir.layout import PARTIAL, Dim, Tensor, collectives_between, output_layout, required_layout
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective
 
@@ -62,14 +62,16 @@ ROWS = {
 
 @pytest.mark.parametrize(("source", "target", "steps"), ROWS.values(), ids=ROWS.keys())
 def test_moves(source: dict[str, str], target: dict[str, str], steps: list[tuple[str, int, str]]) -> None:
-    assert moves(X, source, target, MESH) == [Collective(op, nbytes, (axis,)) for op, nbytes, axis in steps]
+    assert collectives_between(X, source, target, MESH) == [
+        Collective(op, nbytes, (axis,)) for op, nbytes, axis in steps
+    ]
 
 
 def test_an_axis_of_one_moves_nothing() -> None:
     mesh = Mesh({"tp": 1})
     for source in ({}, {"tp": "s"}, {"tp": PARTIAL}):
         for target in ({}, {"tp": "s"}, {"tp": "h"}):
-            assert moves(X, source, target, mesh) == []
+            assert collectives_between(X, source, target, mesh) == []
             assert X.nbytes(source, mesh) == WHOLE
 
 
@@ -82,7 +84,7 @@ STATES = st.sampled_from(["b", "s", "h"])
 )
 def test_what_any_two_layouts_need(source: dict[str, str], target: dict[str, str]) -> None:
     """One movement per axis that is not whole already, in the order of the rule, each with the buffer it sees."""
-    steps = moves(X, source, target, MESH)
+    steps = collectives_between(X, source, target, MESH)
     assert {step.axes[0] for step in steps} == {axis for axis in source if source[axis] != target.get(axis)}, (
         "every axis that is cut or partial, and only these, must communicate"
     )
@@ -115,9 +117,9 @@ def test_what_any_two_layouts_need(source: dict[str, str], target: dict[str, str
 
 def test_the_same_buffer_there_and_back() -> None:
     """An all-reduce is a reduce-scatter and an all-gather, of the same buffer."""
-    (scatter,) = moves(X, {"tp": PARTIAL}, {"tp": "s"}, MESH)
-    (gather,) = moves(X, {"tp": "s"}, {}, MESH)
-    (reduce,) = moves(X, {"tp": PARTIAL}, {}, MESH)
+    (scatter,) = collectives_between(X, {"tp": PARTIAL}, {"tp": "s"}, MESH)
+    (gather,) = collectives_between(X, {"tp": "s"}, {}, MESH)
+    (reduce,) = collectives_between(X, {"tp": PARTIAL}, {}, MESH)
     assert scatter.nbytes == gather.nbytes == reduce.nbytes
 
 
@@ -140,8 +142,8 @@ def test_a_head_is_never_cut_and_key_heads_are_copied() -> None:
     heads, few = Dim(16 * 128, unit=128), Dim(2 * 128, unit=128, copies=True)
     assert [heads.local(n) // 128 for n in (1, 2, 4, 8, 16)] == [16, 8, 4, 2, 1]
     assert [few.local(n) // 128 for n in (1, 2, 4, 8, 16)] == [2, 1, 1, 1, 1]
-    assert [heads.divides(n) for n in (1, 3, 8, 16, 32)] == [True, False, True, True, False]
-    assert [few.divides(n) for n in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
+    assert [heads.is_divisible_by(n) for n in (1, 3, 8, 16, 32)] == [True, False, True, True, False]
+    assert [few.is_divisible_by(n) for n in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
     k = Tensor("k", {"s": Dim(64), "a": few})
     mesh = Mesh({"tp": 8})
     assert k.local({"tp": "a"}, mesh) == 64 * 128
@@ -150,9 +152,9 @@ def test_a_head_is_never_cut_and_key_heads_are_copied() -> None:
 def test_a_dim_under_another_name() -> None:
     """Keys are made at positions s and read at t: a cut along one is a cut along the other."""
     k = Tensor("k", {"b": Dim(2), "s": Dim(64), "a": Dim(32)})
-    seen = k.seen_as(s="t")
+    seen = k.rename_dims(s="t")
     assert seen.has("t") and not seen.has("s") and seen.name == "k"
-    assert seen.arriving({"cp": "s", "tp": "a", "dp": PARTIAL}) == {"cp": "t", "tp": "a", "dp": PARTIAL}
+    assert seen.layout_of_producer({"cp": "s", "tp": "a", "dp": PARTIAL}) == {"cp": "t", "tp": "a", "dp": PARTIAL}
     assert seen.local({"cp": "t"}, Mesh({"cp": 4})) == k.local({"cp": "s"}, Mesh({"cp": 4}))
 
 
@@ -161,8 +163,16 @@ def test_the_rules_of_one_statement() -> None:
     x, y = Tensor("x", {"b": Dim(2), "s": Dim(4), "h": Dim(8)}), Tensor("y", {"b": Dim(2), "s": Dim(4), "f": Dim(8)})
     w = Tensor("w", {"h": Dim(8), "f": Dim(8)})
     columns, rows = {"tp": "f"}, {"tp": "h"}
-    assert needed(x, columns) == {} and needed(w, columns) == columns and leaving(y, columns) == columns
-    assert leaving(x, columns) == {"tp": PARTIAL}
-    assert needed(x, rows) == rows and needed(w, rows) == rows and leaving(y, rows) == {"tp": PARTIAL}
-    assert needed(y, rows) == {}, "the gradient of a partial sum must arrive whole"
-    assert leaving(w, {"dp": "b", "tp": "f"}) == {"dp": PARTIAL, "tp": "f"}
+    assert (
+        required_layout(x, columns) == {}
+        and required_layout(w, columns) == columns
+        and output_layout(y, columns) == columns
+    )
+    assert output_layout(x, columns) == {"tp": PARTIAL}
+    assert (
+        required_layout(x, rows) == rows
+        and required_layout(w, rows) == rows
+        and output_layout(y, rows) == {"tp": PARTIAL}
+    )
+    assert required_layout(y, rows) == {}, "the gradient of a partial sum must arrive whole"
+    assert output_layout(w, {"dp": "b", "tp": "f"}) == {"dp": PARTIAL, "tp": "f"}

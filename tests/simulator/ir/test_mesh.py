@@ -32,10 +32,10 @@ def group(axes: dict[str, int], of: tuple[str, ...]) -> tuple[int, ...]:
 
 def test_without_views_every_axis_is_its_own_part() -> None:
     mesh = Mesh({"pp": 2, "dp": 3, "tp": 4})
-    assert mesh.axes == mesh.named == {"pp": 2, "dp": 3, "tp": 4}
+    assert mesh.axes == mesh.named_axes == {"pp": 2, "dp": 3, "tp": 4}
     assert mesh.world == 24
-    assert [mesh.parts(axis) for axis in mesh.named] == [("pp",), ("dp",), ("tp",)]
-    assert [mesh.stride(axis) for axis in mesh.named] == [12, 4, 1]
+    assert [mesh.parts(axis) for axis in mesh.named_axes] == [("pp",), ("dp",), ("tp",)]
+    assert [mesh.stride(axis) for axis in mesh.named_axes] == [12, 4, 1]
     assert mesh.ranks(("dp",)) == (0, 4, 8)
     assert mesh.ranks(("pp", "tp")) == (0, 1, 2, 3, 12, 13, 14, 15)
     assert mesh.ranks(("dp", "tp"), (0, -1)) == (0, 11)
@@ -71,13 +71,13 @@ def test_a_view_is_read_in_parts(axes: dict[str, int], view: dict[str, int], par
     assert {axis: mesh.size(axis) for axis in view} == view
     assert {mesh.view_of(axis) for axis in view} == {"experts"}
     assert mesh.parts("pp") == ("pp",)
-    assert mesh.named == {"pp": 2, **axes}
+    assert mesh.named_axes == {"pp": 2, **axes}
 
 
 def test_parts_of_one_axis_belong_together() -> None:
     mesh = read({"pp": 1, "dp": 4, "cp": 1, "tp": 2}, {"edp": 2, "ep": 4})
-    assert mesh.joined(("dp.0", "dp.1")) and mesh.joined(("dp.1", "tp"))
-    assert not mesh.joined(("dp.0", "tp"))
+    assert mesh.of_one_axis(("dp.0", "dp.1")) and mesh.of_one_axis(("dp.1", "tp"))
+    assert not mesh.of_one_axis(("dp.0", "tp"))
     assert mesh.parts(("dp", "tp")) == ("dp.0", "dp.1", "tp")
     assert mesh.parts("dp.1") == ("dp.1",)
 
@@ -100,7 +100,7 @@ def test_both_readings_are_row_major_over_the_same_ranks(sizes: tuple[int, ...],
     view = data.draw(st.sampled_from(views_of([axes[axis] for axis in REGION])))
     mesh = read(axes, view)
     assert mesh.world == math.prod(axes.values()) == math.prod(mesh.axes.values())
-    parts = mesh.parts(mesh.named)
+    parts = mesh.parts(mesh.named_axes)
     assert list(parts) == list(mesh.axes)
     again = {"pp": axes["pp"], **view}
     for reading in (axes, again):

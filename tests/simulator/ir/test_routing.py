@@ -36,43 +36,43 @@ def test_even_routing_is_even_to_the_last_bit(places: tuple[int, int], capacity:
     ranks, experts = places
     counts = ((7.0,) * experts,) * ranks
     for routing in (Routing(), Routing(counts=counts), Routing(counts=counts[:1])):
-        spread = routing.over(ranks, experts, capacity)
+        spread = routing.load(ranks, experts, capacity)
         assert spread.even and spread.dropped == 0
-        assert (spread.laden, spread.remote, spread.exchange) == (1, 1, 1)
+        assert (spread.most_loaded, spread.remote, spread.busiest_exchange) == (1, 1, 1)
         assert set(spread.kept) == {1}
         assert least_capacity(routing, experts) == 1
 
 
 def test_zipf_by_hand() -> None:
     """1, 1/2, 1/3, 1/4 of 25/12: rank 0 holds the first two of four experts."""
-    spread = Routing(zipf=1.0).over(2, 4)
+    spread = Routing(zipf=1.0).load(2, 4)
     assert spread.kept == pytest.approx([48 / 25, 24 / 25, 16 / 25, 12 / 25])
-    assert spread.of_ranks == pytest.approx([36 / 25, 14 / 25])
-    assert spread.laden == pytest.approx(36 / 25)
-    assert spread.groups == pytest.approx([48 / 25, 24 / 25])
+    assert spread.rank_loads == pytest.approx([36 / 25, 14 / 25])
+    assert spread.most_loaded == pytest.approx(36 / 25)
+    assert spread.expert_loads == pytest.approx([48 / 25, 24 / 25])
     # Rank 0 sends 14/50 of its tokens, rank 1 the other 36/50 of its own to rank 0; 25/50 are even.
     assert spread.remote == pytest.approx(1)
-    assert spread.exchange == pytest.approx(36 / 25)
+    assert spread.busiest_exchange == pytest.approx(36 / 25)
 
 
 def test_who_sends_most_may_be_busier_than_who_receives_most() -> None:
     """Of three ranks the last is never chosen: it sends all that it has, where two thirds are even."""
-    spread = Routing(counts=((1.0, 1.0, 0.0),)).over(3, 3)
-    assert spread.of_ranks == pytest.approx([1.5, 1.5, 0])
+    spread = Routing(counts=((1.0, 1.0, 0.0),)).load(3, 3)
+    assert spread.rank_loads == pytest.approx([1.5, 1.5, 0])
     # Received are two halves by each of the first two, one whole is sent by the last, against two thirds in the mean.
-    assert spread.exchange == pytest.approx(1.5)
-    many = Routing(counts=((1.0,) * 7 + (0.0,),)).over(8, 8)
-    assert many.laden == pytest.approx(8 / 7)
-    assert many.exchange == pytest.approx(8 / 7)
+    assert spread.busiest_exchange == pytest.approx(1.5)
+    many = Routing(counts=((1.0,) * 7 + (0.0,),)).load(8, 8)
+    assert many.most_loaded == pytest.approx(8 / 7)
+    assert many.busiest_exchange == pytest.approx(8 / 7)
 
 
 def test_counts_by_rank_say_what_stays() -> None:
     """Two ranks that choose their own experts only send nothing; if all choose the other's, all is sent."""
-    near = Routing(counts=((3.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0))).over(2, 4)
-    assert (near.remote, near.exchange, near.laden) == (0, 1, 1)
+    near = Routing(counts=((3.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0))).load(2, 4)
+    assert (near.remote, near.busiest_exchange, near.most_loaded) == (0, 1, 1)
     assert near.kept == pytest.approx([1.5, 0.5, 1, 1])
-    far = Routing(counts=((0.0, 1.0), (5.0, 0.0))).over(2, 2)
-    assert (far.remote, far.exchange, far.laden) == (2, 1, 1)
+    far = Routing(counts=((0.0, 1.0), (5.0, 0.0))).load(2, 2)
+    assert (far.remote, far.busiest_exchange, far.most_loaded) == (2, 1, 1)
 
 
 @given(data=st.data(), places=PLACES)
@@ -81,18 +81,20 @@ def test_nothing_is_lost_on_the_way(data: st.DataObject, places: tuple[int, int]
     the groups that it computes. What is sent by some is received by others."""
     ranks, experts = places
     routing = data.draw(routings(ranks, experts))
-    spread = routing.over(ranks, experts)
+    spread = routing.load(ranks, experts)
     assert sum(spread.kept) == pytest.approx(experts)
-    assert sum(spread.of_ranks) == pytest.approx(ranks)
-    assert 1 - 1e-12 <= spread.laden <= ranks * (1 + 1e-12)
-    assert spread.laden == pytest.approx(max(spread.of_ranks))
-    assert sum(spread.groups) == pytest.approx(spread.laden * experts / ranks)
+    assert sum(spread.rank_loads) == pytest.approx(ranks)
+    assert 1 - 1e-12 <= spread.most_loaded <= ranks * (1 + 1e-12)
+    assert spread.most_loaded == pytest.approx(max(spread.rank_loads))
+    assert sum(spread.expert_loads) == pytest.approx(spread.most_loaded * experts / ranks)
     assert 0 <= spread.remote <= (ranks / (ranks - 1) if ranks > 1 else 1) * (1 + 1e-12)
-    assert spread.exchange >= 1 - 1e-12
+    assert spread.busiest_exchange >= 1 - 1e-12
     if len(routing.counts) <= 1 and ranks > 1:
         assert spread.remote == pytest.approx(1), "where sources choose alike, only even parts leave them in the mean"
-        unloved = min(spread.of_ranks)
-        assert spread.exchange == pytest.approx(max(spread.laden, (1 - unloved / ranks) * ranks / (ranks - 1)))
+        unloved = min(spread.rank_loads)
+        assert spread.busiest_exchange == pytest.approx(
+            max(spread.most_loaded, (1 - unloved / ranks) * ranks / (ranks - 1))
+        )
 
 
 @given(data=st.data(), places=PLACES)
@@ -101,16 +103,16 @@ def test_tokens_of_experts_that_all_ranks_have_stay(data: st.DataObject, places:
     ranks, experts = places
     routing = data.draw(routings(ranks, experts).filter(lambda one: len(one.counts) <= 1))
     stay = tuple(data.draw(st.lists(st.integers(0, experts - 1), unique=True, max_size=experts)))
-    bare, spread = routing.over(ranks, experts), routing.over(ranks, experts, stay=stay)
-    assert sum(spread.of_ranks) == pytest.approx(ranks)
-    assert sum(spread.groups) == pytest.approx(spread.laden * experts / ranks)
+    bare, spread = routing.load(ranks, experts), routing.load(ranks, experts, replicated=stay)
+    assert sum(spread.rank_loads) == pytest.approx(ranks)
+    assert sum(spread.expert_loads) == pytest.approx(spread.most_loaded * experts / ranks)
     moving = 1 - sum(bare.kept[j] for j in stay) / experts
     if ranks > 1:
         own = [sum(bare.kept[j] for j in rank if j not in stay) for rank in ranks_of(ranks, experts)]
         sends = [(experts * moving - mine) / (experts * (ranks - 1) / ranks) for mine in own]
         assert spread.remote == pytest.approx(sum(sends) / ranks, abs=1e-12)
     if len(stay) == experts:
-        assert spread.laden == pytest.approx(1)
+        assert spread.most_loaded == pytest.approx(1)
 
 
 def ranks_of(ranks: int, experts: int) -> Iterator[range]:
@@ -129,14 +131,14 @@ def test_capacity_drops_what_finds_no_place(
     share on. What is computed is padded, so all ranks are alike."""
     ranks, experts = places
     routing = data.draw(routings(ranks, experts))
-    spread, shares = routing.over(ranks, experts, c), routing.shares(experts)
+    spread, shares = routing.load(ranks, experts, c), routing.shares(experts)
     lost = sum(max(0.0, share - c) for row in shares.tolist() for share in row)
     assert spread.dropped == pytest.approx(lost / shares.sum(), abs=1e-12)
     assert max(spread.kept) <= c * (1 + 1e-12)
     assert sum(spread.kept) / experts == pytest.approx(1 - spread.dropped)
-    assert routing.over(ranks, experts, c * more).dropped <= spread.dropped + 1e-12
-    assert routing.over(ranks, experts, least_capacity(routing, experts)).dropped == 0
-    assert spread.even and spread.laden == 1
+    assert routing.load(ranks, experts, c * more).dropped <= spread.dropped + 1e-12
+    assert routing.load(ranks, experts, least_capacity(routing, experts)).dropped == 0
+    assert spread.even and spread.most_loaded == 1
 
 
 def test_what_even_routers_drop_by_chance() -> None:
@@ -146,7 +148,7 @@ def test_what_even_routers_drop_by_chance() -> None:
     mean = tokens / experts
     chance = NormalDist(mean, math.sqrt(mean * (1 - 1 / experts)))
     counts = tuple(chance.inv_cdf((j + 0.5) / experts) for j in range(experts))
-    dropped = Routing(counts=(counts,)).over(8, experts, 1.0).dropped
+    dropped = Routing(counts=(counts,)).load(8, experts, 1.0).dropped
     assert dropped == pytest.approx(math.sqrt(experts / (2 * math.pi * tokens)), rel=0.02)
     assert round(dropped, 3) == 0.035
 
@@ -157,13 +159,15 @@ def test_blocks_waste_less_than_one_each_expert(data: st.DataObject, places: tup
     ranks, experts = places
     counts = data.draw(st.lists(st.integers(0, 2000), min_size=experts, max_size=experts).filter(any))
     mean = Fraction(sum(counts), experts)
-    spread = Routing(counts=(tuple(map(float, counts)),)).over(ranks, experts)
-    filled = spread.in_blocks(block / float(mean))
+    spread = Routing(counts=(tuple(map(float, counts)),)).load(ranks, experts)
+    filled = spread.pad_to_blocks(block / float(mean))
     waste = sum(-(-n // block) * block - n for n in counts)
-    alone = Routing(counts=(tuple(map(float, counts)),)).over(1, experts).in_blocks(block / float(mean))
-    assert alone.laden - 1 == pytest.approx(waste / sum(counts))
+    alone = Routing(counts=(tuple(map(float, counts)),)).load(1, experts).pad_to_blocks(block / float(mean))
+    assert alone.most_loaded - 1 == pytest.approx(waste / sum(counts))
     assert waste < block * experts
     most = max(sum(-(-counts[j] // block) * block for j in rank) for rank in ranks_of(ranks, experts))
-    assert filled.laden == pytest.approx(most / float(mean) / (experts // ranks))
-    assert sum(filled.groups) == pytest.approx(filled.laden * experts / ranks)
-    assert (filled.exchange, filled.of_ranks) == (spread.exchange, spread.of_ranks), "padding is not sent"
+    assert filled.most_loaded == pytest.approx(most / float(mean) / (experts // ranks))
+    assert sum(filled.expert_loads) == pytest.approx(filled.most_loaded * experts / ranks)
+    assert (filled.busiest_exchange, filled.rank_loads) == (spread.busiest_exchange, spread.rank_loads), (
+        "padding is not sent"
+    )

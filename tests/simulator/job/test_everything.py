@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator import load_job, simulate
-from simulator.job.framework import FUSED, load_framework
+from simulator.job.framework import FUSED_KERNEL_TIME, load_framework
 
 EVERYTHING: dict[str, Any] = {
     "model": {"preset": "deepseek-v3", "layers": 16},
@@ -94,5 +94,7 @@ def test_a_compiler_fuses_what_is_bound_by_memory(name: str) -> None:
         return float(answer["breakdown_s"]["compute"]["memory_bound"])
 
     rates = load_job({"model": "llama3-8b", "cluster": "dgx-h100:1", "framework": name}).framework.rates
-    assert load_framework("megatron-core").rates["memory_bound"] == FUSED
-    assert bound(False) / bound(True) == pytest.approx(max(1.0, rates.get("memory_bound", 1.0) / FUSED), rel=0.05)
+    assert load_framework("megatron-core").rates["memory_bound"] == FUSED_KERNEL_TIME
+    assert bound(False) / bound(True) == pytest.approx(
+        max(1.0, rates.get("memory_bound", 1.0) / FUSED_KERNEL_TIME), rel=0.05
+    )

@@ -17,7 +17,7 @@ from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Attention, Collective, Fragment, Gemm, Memory, Op, StageOps, UnitRun
 from simulator.ir.scheme import TensorScheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
 from tests.contract.played import play_job
@@ -40,7 +40,7 @@ def stage(use: str | None, *more: Any, model: Model = MODEL, **how: Any) -> Stag
 def layer(use: str | None, *more: Any, **how: Any) -> Fragment:
     """One layer in the middle of the model."""
     (unit_run,) = stage(use, *more, **how).unit_runs
-    assert (unit_run.name, unit_run.count, unit_run.takes, unit_run.gives) == ("layer", 1, "x", "y")
+    assert (unit_run.name, unit_run.count, unit_run.residual_in, unit_run.residual_out) == ("layer", 1, "x", "y")
     return unit_run.fragment
 
 
@@ -247,13 +247,19 @@ def test_units_pass_on_the_residual_stream_alone(model: Model, use: str | None) 
     cut = T if use == "tensor/megatron-sp" else 1
     assert {unit_run.nbytes for unit_run in stage_ops.unit_runs} == {model.seq * model.hidden * 2 // cut}
     first, middle, last = stage_ops.unit_runs
-    assert (first.takes, middle.takes, middle.gives, last.takes, last.gives) == (None, "x", "y", "x", None)
+    assert (first.residual_in, middle.residual_in, middle.residual_out, last.residual_in, last.residual_out) == (
+        None,
+        "x",
+        "y",
+        "x",
+        None,
+    )
     for one, other in pairwise((first, middle, middle, last)):
         fragment, behind = one.fragment, other.fragment
         assert given_key(one.keys[1]) == given_key(other.keys[0])
-        assert set(fragment.exit) >= {one.gives} and set(behind.entry) == {other.takes}
-        assert set(fragment.grad_entry) == {one.gives} and set(behind.grad_exit) == {other.takes}
-    ends = [unit_run for unit_run in stage_ops.unit_runs if unit_run.takes]
+        assert set(fragment.exit) >= {one.residual_out} and set(behind.entry) == {other.residual_in}
+        assert set(fragment.grad_entry) == {one.residual_out} and set(behind.grad_exit) == {other.residual_in}
+    ends = [unit_run for unit_run in stage_ops.unit_runs if unit_run.residual_in]
     for unit_run in ends:
         used = [op for op in unit_run.fragment.forward if id(unit_run.fragment.entry["x"]) in waits_for(op)]
         assert used == unit_run.fragment.forward, "the forward pass begins with what comes in"
@@ -273,7 +279,7 @@ def test_equal_units_are_lowered_once() -> None:
     def lowered(mesh: Mesh, use: str, layers: int, *more: Any) -> UnitRun:
         schemes = [make("data/ddp", mesh, ("dp",)), *(make(name, mesh, (), **o) for name, o in more)]
         schemes.append(make(use, mesh, ("tp",)))
-        blocks = Blocks(MODEL, 1, MODEL.seq, MODEL.vocab, mesh.size("dp"))
+        blocks = Architecture(MODEL, 1, MODEL.seq, MODEL.vocab, mesh.size("dp"))
         return Lowering(mesh, schemes, True, known).run(blocks.stage(range(layers), False, False)).unit_runs[0]
 
     first = lowered(replicas[0], "tensor/megatron", 1)

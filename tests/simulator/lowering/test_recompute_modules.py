@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Op, UnitRun
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.memory.shared.recompute import discard
 from tests.contract.measure import make, saved, waits_for
@@ -35,7 +35,7 @@ def unit_runs(
     schemes = [make("tensor/megatron-sp", mesh, ("tp",))] if tp > 1 else []
     options = {key: model.pop(key) for key in ("layers",) if key in model}
     schemes += [make(USE, mesh, (), modules=modules, **options)] if modules else []
-    built = Blocks(Model(**SIZES, **GPT, **model), 1, TOKENS, 512, quantised=quantised)
+    built = Architecture(Model(**SIZES, **GPT, **model), 1, TOKENS, 512, quantised=quantised)
     return Lowering(mesh, schemes, regather).run(built.stage(range(2), False, False)).unit_runs
 
 

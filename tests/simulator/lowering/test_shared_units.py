@@ -61,9 +61,9 @@ def test_a_change_of_the_mapping_reaches_no_job() -> None:
     told["model"]["layers"] = 4
     told["framework"]["set"]["rates"]["kernel"] = 0.5
     assert load_job(told).model.layers == 4 and load_job(told).framework.rates["kernel"] == 0.5
-    first.named["model"]["layers"] = 2
+    first.as_written["model"]["layers"] = 2
     assert load_job(INLINE).model is first.model and first.model.layers == 8
-    assert load_job(INLINE).named["model"]["layers"] == 8
+    assert load_job(INLINE).as_written["model"]["layers"] == 8
 
 
 def test_a_file_is_read_again(tmp_path: Path) -> None:

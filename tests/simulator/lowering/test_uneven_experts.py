@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, slowest_rank
-from simulator.ir.routing import Routing, counted, read
+from simulator.ir.routing import Routing, read_counts, read_routing
 from tests.contract.measure import sent
 from tests.contract.of_experts import ExpertSetting, sent_per_layer
 from tests.contract.played import Played, play_job
@@ -71,7 +71,7 @@ def play(use: str, *args: Any, **options: Any) -> Played:
 )
 def test_what_is_no_routing_is_refused(told: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        read(told)
+        read_routing(told)
     with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{says}"):
         play("all-to-all", routing=told)
 
@@ -97,20 +97,20 @@ def test_files_without_counts_are_refused(tmp_path: Path, name: str, text: str |
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(PlanError, match=says):
-        counted(tmp_path / name)
+        read_counts(tmp_path / name)
 
 
 def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(PlanError, match="UTF-8"):
-        counted(tmp_path / "a.json")
+        read_counts(tmp_path / "a.json")
 
 
 def test_counts_stand_in_files_of_two_kinds(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1, 2, 3.5]")
     (tmp_path / "b.csv").write_text("1,2,3\n\n4, 5, 6\n")
-    assert counted(tmp_path / "a.json") == ((1, 2, 3.5),)
-    assert counted(tmp_path / "b.csv") == ((1, 2, 3), (4, 5, 6))
+    assert read_counts(tmp_path / "a.json") == ((1, 2, 3.5),)
+    assert read_counts(tmp_path / "b.csv") == ((1, 2, 3), (4, 5, 6))
 
 
 def test_counts_are_found_from_the_folder_of_the_job(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[s
     assert even.times.span < skewed.times.span < more.times.span
     assert even.peaks[0].total < skewed.peaks[0].total < more.peaks[0].total
     products = [[op.work for op in at_experts(one) if isinstance(op.work, Gemm)] for one in (even, skewed)]
-    rho = Routing(zipf=1.0).over(4, E).laden
+    rho = Routing(zipf=1.0).load(4, E).most_loaded
     for one, other in zip(*products, strict=True):
         assert slowest_rank(other).flops == pytest.approx(rho * one.flops, rel=0.01 if options else 1e-9), "whole rows"
 
@@ -185,7 +185,7 @@ def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[s
 def test_memory_is_that_of_the_most_laden_rank() -> None:
     """What waits for the backward pass at the experts grows by rho, all else stays as it is."""
     kept = [play("all-to-all", routing=routing).kept(0) for routing in ("balanced", SKEWED)]
-    rho = Routing(zipf=1.0).over(4, E).laden
+    rho = Routing(zipf=1.0).load(4, E).most_loaded
     at_home = K * S * (H + 3 * F) * 2
     assert kept[1] - kept[0] == pytest.approx((rho - 1) * at_home, abs=8)
 
@@ -261,10 +261,10 @@ def test_ranks_that_divide_experts_gather_the_tokens_of_the_most_laden() -> None
     view = {"edp": 1, "ep": 2, "etp": 2}
     mesh = {"dp": 2, "tp": 2}
     even, skewed = (play("all-to-all", mesh, view, routing=routing) for routing in ("balanced", SKEWED))
-    spread = Routing(zipf=1.0).over(2, E)
+    spread = Routing(zipf=1.0).load(2, E)
     for one, other in zip(on_experts(even), on_experts(skewed), strict=True):
         assert isinstance(one.work, Collective) and isinstance(other.work, Collective)
-        pace = spread.exchange if other.work.operation == "all_to_all" else spread.laden
+        pace = spread.busiest_exchange if other.work.operation == "all_to_all" else spread.most_loaded
         assert other.work == replace(one.work, pace=pace)
 
 
@@ -324,14 +324,16 @@ def test_experts_compute_whole_blocks(seq: int, block: int, routing: Any, view: 
     """The groups of the most laden rank are multiples of the block, each by less than one above its tokens."""
     told = job("dropless", {"dp": 2, "tp": 2}, view, routing=routing, block=block)
     played = play_job(told | {"batch": {"global": 2, "sequence": seq}})
-    spread = read(routing).over(view["ep"], E)
+    spread = read_routing(routing).load(view["ep"], E)
     rows = 2 * seq * K / view["edp"] / E
     for op in at_experts(played):
         if isinstance(op.work, Gemm):
             sizes = [size for count, size in op.work.groups for _ in range(count)]
             mean = op.work.k if op.work.layout == "nt" else op.work.m
             assert mean == rows
-            assert sizes == pytest.approx([math.ceil(share * rows / block - 1e-9) * block for share in spread.groups])
+            assert sizes == pytest.approx(
+                [math.ceil(share * rows / block - 1e-9) * block for share in spread.expert_loads]
+            )
             assert op.work.pace == pytest.approx(sum(sizes) / rows / len(sizes))
     assert played.flops("F") == pytest.approx(played.wanted)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.errors import ModelError, PlanError
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.flops import causal, forward_matmul_flops, mosaic_mfu, palm, six_n
 from simulator.models.load import load_model
 from simulator.models.model import Model
@@ -84,11 +84,11 @@ def test_what_towers_do_not_have_is_refused(changes: dict[str, Any], field: str)
 def test_a_model_without_towers_is_as_before() -> None:
     model = load_model({**TOWERS, "towers": 1, "tower_layers": 0})
     assert model.tied and model.position_rows == 16 and model.trunk == 0
-    assert [unit.name for unit in Blocks(model, 1, 16, 64).units] == ["embedding", "layer", "ending"]
+    assert [unit.name for unit in Architecture(model, 1, 16, 64).units] == ["embedding", "layer", "ending"]
 
 
 def test_the_units_of_a_model_with_towers() -> None:
-    blocks = Blocks(load_model(TOWERS), 1, 16, 64)
+    blocks = Architecture(load_model(TOWERS), 1, 16, 64)
     whole = blocks.stage(blocks.model.every_layer, True, True)
     assert [(unit.name, unit.count) for unit in whole.units] == [
         *[("embedding", 1), ("layer", 2)] * 2,
@@ -97,8 +97,8 @@ def test_the_units_of_a_model_with_towers() -> None:
     assert len(list(blocks.units)) == 5
     assert [unit.name for unit in blocks.stage(range(1, 3), False, False).units] == ["layer", "embedding", "layer"]
     assert whole.units[0].children is whole.units[2].children, "towers are alike"
-    assert whole.units[0].gives is not None and whole.units[0].gives.dims["s"].size == 8
-    assert whole.units[4].gives is not None and whole.units[4].gives.dims["s"].size == 16
+    assert whole.units[0].residual_out is not None and whole.units[0].residual_out.dims["s"].size == 8
+    assert whole.units[4].residual_out is not None and whole.units[4].residual_out.dims["s"].size == 16
 
 
 # -------------------------------------------------------------------------------------------------- partition

@@ -96,9 +96,9 @@ def reading(played: Played, action: int) -> set[int]:
     unit_run = unit_runs[0] if kind == "F" else unit_runs[-1]
     fragment = unit_run.fragment
     ops, mark = (
-        (fragment.forward, fragment.entry[unit_run.takes or ""])
+        (fragment.forward, fragment.entry[unit_run.residual_in or ""])
         if kind == "F"
-        else (fragment.backward, fragment.grad_entry[unit_run.gives or ""])
+        else (fragment.backward, fragment.grad_entry[unit_run.residual_out or ""])
     )
     start = played.flat.first[action] + (len(ops_beside(played.task(action).ahead)) if kind == "F" else 0)
     return {start + i for i, op in enumerate(ops) if id(mark) in direct(op)}
@@ -229,11 +229,11 @@ def gradients(played: Played, stage: int, action: int) -> Iterator[tuple[Param, 
         fragment = unit_run.fragment
         for _ in range(unit_run.count):
             known = {id(op): times.end[at + i] + flat.latency[at + i] for i, op in enumerate(fragment.backward)}
-            if unit_run.gives:
-                known[id(fragment.grad_entry[unit_run.gives])] = came
+            if unit_run.residual_out:
+                known[id(fragment.grad_entry[unit_run.residual_out])] = came
             for param in reversed(fragment.params):
                 yield param, moment(param.ready, known)
-            came = moment(fragment.grad_exit[unit_run.takes], known) if unit_run.takes else 0.0
+            came = moment(fragment.grad_exit[unit_run.residual_in], known) if unit_run.residual_in else 0.0
             at += len(fragment.backward)
 
 

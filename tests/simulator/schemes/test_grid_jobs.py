@@ -90,7 +90,9 @@ def test_stages_send_each_other_the_part_of_a_rank(use: str) -> None:
     """Nothing of the residual stream is there twice."""
     played = play_job(job_of(use, "llama"))
     whole = 8 * 16 * 64 * 2 // 2  # of each sequence rank
-    assert {unit_run.nbytes for stage_ops in played.stages for unit_run in stage_ops.unit_runs if unit_run.gives} == {  # type: ignore[union-attr]
+    assert {
+        unit_run.nbytes for stage_ops in played.stages for unit_run in stage_ops.unit_runs if unit_run.residual_out
+    } == {  # type: ignore[union-attr]
         whole // prod(TWOS[use])
     }
 

@@ -16,7 +16,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op
 from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import sources
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.expert.shared.token_dispatch import rounds
 from tests.contract.measure import make, sent, waits_for
@@ -34,8 +34,8 @@ def layer(use: str, p: int = 4, experts: int = E, seq: int = S, **options: Any) 
     mesh = Mesh({"dp": p}, {"experts": {"edp": 1, "ep": p}}, ["dp"])
     scheme = make(use, mesh, ("ep",), **options)
     moe = {"experts": experts, "top_k": K, "expert_ffn": F}
-    model = scheme.adapt(Model(layers=1, hidden=H, heads=4, vocab=64, seq=seq, mlp_bias=False, moe=moe))
-    stage = Blocks(model, 1, seq, 64, p).stage(range(1), False, False)
+    model = scheme.adapt_model(Model(layers=1, hidden=H, heads=4, vocab=64, seq=seq, mlp_bias=False, moe=moe))
+    stage = Architecture(model, 1, seq, 64, p).stage(range(1), False, False)
     (unit_run,) = Lowering(mesh, [make("data/ddp", mesh, ("dp",)), scheme]).run(stage).unit_runs
     return unit_run.fragment
 

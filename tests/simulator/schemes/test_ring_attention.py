@@ -15,7 +15,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op, UnitRun, slowest_rank
 from simulator.ir.registry import find_scheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.report.trace import THREADS
 from simulator.schemes.sequence.shared.ring_attention import blocks
@@ -57,15 +57,15 @@ def test_blocks_are_what_counting_every_pair_finds(order: str, p: int, s: int) -
     for step, block in enumerate(blocks(order, p)):
         found = [counted(order, p, s, step, rank) for rank in range(p)]
         areas = [Fraction(2 * seen - own, 2 * n * n) for seen, own, _, _ in found]
-        assert block.mean(n) == sum(areas) / p
-        assert block.laden(n).area(n) == max(areas)
+        assert block.mean_share(n) == sum(areas) / p
+        assert block.most_loaded(n).computed_share(n) == max(areas)
         if step and order != "striped":
             # Of a striped block one query and one key may be left out, which kernels do not know.
-            for (mean, pace), which in ((block.rows, 2), (block.columns, 3)):
+            for (mean, pace), which in ((block.queries, 2), (block.keys, 3)):
                 shares = [Fraction(one[which], n) for one in found]
                 assert mean == sum(shares) / p
                 assert pace == pytest.approx(float(max(shares) / mean))
-        total += p * block.mean(n)
+        total += p * block.mean_share(n)
     assert total * n * n == Fraction(s * s, 2)
 
 
@@ -117,7 +117,7 @@ def under(*entries: Entry, regather: bool = False, attention: str = "flash", **m
     mesh = Mesh({f"x{i}": ranks for i, (_, ranks, _) in enumerate(entries)})
     schemes = [make(f"sequence/{name}", mesh, (f"x{i}",), **told) for i, (name, _, told) in enumerate(entries)]
     shape = Model(**({"layers": 1, "hidden": 192, "heads": HEADS, "vocab": 64, "seq": 48} | model))
-    built = Blocks(shape, 1, shape.seq, 64, attention=attention)
+    built = Architecture(shape, 1, shape.seq, 64, attention=attention)
     (unit_run,) = Lowering(mesh, schemes, regather).run(built.stage(range(1), False, False)).unit_runs
     return unit_run
 

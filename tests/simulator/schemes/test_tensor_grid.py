@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine.longest_path import longest_path
-from simulator.ir.layout import needed
+from simulator.ir.layout import required_layout
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Operator
 from simulator.ir.operators import Embedding, Head
@@ -20,7 +20,7 @@ from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, S
 from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.lowering.scope import Scope
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
@@ -49,7 +49,7 @@ def lowered(
 ) -> tuple[StageOps, Mesh]:
     """A layer, between embedding and loss where `ends`."""
     mesh, scheme = grid(use, sides)
-    blocks = Blocks(model, samples, model.seq, model.vocab)
+    blocks = Architecture(model, samples, model.seq, model.vocab)
     return Lowering(mesh, [scheme], regather).run(blocks.stage(range(1), ends, ends)), mesh
 
 
@@ -171,7 +171,7 @@ def test_tesseract_of_one_layer_is_summa(q: int, regather: bool) -> None:
     found = []
     for use, axes in AXES.items():
         if use != "tensor/3d":
-            blocks = Blocks(model, 8, 8, 128)
+            blocks = Architecture(model, 8, 8, 128)
             stage_ops = Lowering(mesh, [make(use, mesh, axes)], regather).run(blocks.stage(range(2), True, True))
             found.append(described(stage_ops))
     assert found[0] == found[1]
@@ -222,7 +222,7 @@ def test_attention_costs_a_rank_of_a_square_as_much_as_one_of_a_row(data: st.Dat
     """b/q samples of a/q heads are as many scores as b samples of a/q^2 heads."""
     model, samples = data.draw(layers(q * q))
     row = Mesh({"tp": q * q})
-    blocks = Blocks(model, samples, model.seq, model.vocab)
+    blocks = Architecture(model, samples, model.seq, model.vocab)
     flat = Lowering(row, [make("tensor/megatron", row, ("tp",))]).run(blocks.stage(range(1), False, False))
     square, _ = lowered("tensor/summa-2d", (q, q), model, samples)
     found = [
@@ -239,7 +239,7 @@ def test_ranks_of_a_grid_do_the_products_of_a_layer_and_hold_its_weights_once(us
     sides = TWOS[use]
     model, samples = data.draw(layers(4))
     stage_ops, mesh = lowered(use, sides, model, samples, ends=True)
-    alone = Lowering(Mesh({}), []).run(Blocks(model, samples, model.seq, model.vocab).stage(range(1), True, True))
+    alone = Lowering(Mesh({}), []).run(Architecture(model, samples, model.seq, model.vocab).stage(range(1), True, True))
     for phase in ("F", "B", "W"):
         done = [
             sum(
@@ -261,7 +261,7 @@ def linear(use: str, sides: tuple[int, ...], tokens: int, h: int, f: int) -> tup
     """The forward and backward ops of a linear [h, f] over `tokens` samples of one position."""
     model = Model(layers=1, hidden=h, heads=4, ffn=f, vocab=64, seq=1)
     mesh, scheme = grid(use, sides)
-    layer = Blocks(model, tokens, 1, 64).layer((False, False))
+    layer = Architecture(model, tokens, 1, 64).layer((False, False))
     (up,) = [operator for operator in layer.operators() if operator.name == "up"]
     fragment = Lowering(mesh, [scheme]).lower(up)
     return fragment.forward, fragment.backward, mesh
@@ -329,7 +329,7 @@ def test_products_of_one_result_add_up_and_others_are_summed_on_their_way() -> N
 
 
 def leaves_of(model: Model, samples: int) -> list[Operator]:
-    stage = Blocks(model, samples, model.seq, model.vocab).stage(range(model.layers), True, True)
+    stage = Architecture(model, samples, model.seq, model.vocab).stage(range(model.layers), True, True)
     return [operator for unit in stage.units for operator in unit.operators()]
 
 
@@ -342,10 +342,12 @@ def test_a_tied_table_lies_the_same_way_at_both_ends(use: str) -> None:
         next(operator for operator in leaves_of(model, 4) if isinstance(operator, kind)) for kind in (Embedding, Head)
     )
     assert low.at_rest(first, first.weights[0]) == low.at_rest(last, last.weights[0])
-    assert needed(first.weights[0], low.division(first)) == needed(last.weights[0], low.division(last))
+    assert required_layout(first.weights[0], low.division(first)) == required_layout(
+        last.weights[0], low.division(last)
+    )
     stage_ops, _ = lowered(use, TWOS[use], model, 4, ends=True)
     assert [param.name for param in params_of(stage_ops)].count("embedding") == 1
-    assert stage_ops.unit_runs[-1].fragment.borrowed == ["head"]
+    assert stage_ops.unit_runs[-1].fragment.shared_weights == ["head"]
 
 
 def test_a_tied_output_layer_sums_its_logits_and_broadcasts_their_gradients() -> None:

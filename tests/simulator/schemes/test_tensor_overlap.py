@@ -21,7 +21,7 @@ from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import sources
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.tensor.flux import waves
 from simulator.schemes.tensor.shared.tensor_overlap import pairs
@@ -122,7 +122,7 @@ def a_layer(t: int, *more: str, regather: bool = True, tensor: str = "megatron-s
     model = Model(layers=2, hidden=64, heads=8, vocab=128, seq=32, tied=False)
     schemes = [make(use, mesh) for use in more]
     schemes.append(make(f"tensor/{tensor}", mesh, ("tp",)))
-    stage = Blocks(model, 1, 32, 128).stage(range(2), True, True)
+    stage = Architecture(model, 1, 32, 128).stage(range(2), True, True)
     return [unit_run.fragment for unit_run in Lowering(mesh, schemes, regather).run(stage).unit_runs]
 
 
@@ -280,7 +280,7 @@ def test_weights_that_are_gathered_are_no_rows() -> None:
 def test_on_a_cube_of_ranks_every_product_keeps_its_own_pairs() -> None:
     mesh = Mesh({"i": 2, "j": 2, "l": 2})
     model = Model(layers=1, hidden=64, heads=8, vocab=128, seq=32, tied=False)
-    stage = Blocks(model, 4, 32, 128).stage(range(1), False, False)
+    stage = Architecture(model, 4, 32, 128).stage(range(1), False, False)
     (unit_run,) = Lowering(mesh, [make("tensor/3d", mesh, ("i", "j", "l"))], False).run(stage).unit_runs
     every = pairs(unit_run.fragment, "tensor", mesh)
     assert {one.name for pair in every for one in pair.products} >= {"proj", "up", "down", "dproj", "dup", "ddown"}

@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator.ir.modules import Module, Operator, Stage, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
-from simulator.ir.scheme import Around, Inner, Scheme
+from simulator.ir.scheme import LowerModule, LowerStage, Scheme
 
 Of = Callable[[Param], tuple[tuple[str, ...], int]]
 """Over which axes something of a parameter meets, and its elements; over none where nothing does."""
@@ -81,7 +81,7 @@ class DataScheme(Scheme):
         """A rank does the same work beside any number of others: only along which axes there are some matters."""
         return self.use, self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.options
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
         stage_ops = inner(stage)
         if self.overlaps:
@@ -92,7 +92,7 @@ class DataScheme(Scheme):
             stage_ops.ahead += self._in_buckets(stage_ops, self._returned, gather, backward=False)
         return stage_ops
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         """Without overlap all is reduced, and gathered again, around the update."""
         fragment = inner(module)
         if isinstance(module, Update) and not self.overlaps:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from simulator.ir.modules import Stage
 from simulator.ir.ops import BYTES, COMPUTE, Fragment, Memory, Op, StageOps, TensorUse, UnitRun
-from simulator.ir.scheme import Around
+from simulator.ir.scheme import LowerStage
 from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
@@ -38,7 +38,7 @@ class ShardedScheme(DataScheme):
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return super().lower_stage(stage, lambda part: in_units(self, grouped(inner(part), self.unit)))
 
     @property
@@ -143,7 +143,7 @@ def _several(unit_run: UnitRun, n: int, count: int) -> UnitRun:
     if n == 1:
         return replace(unit_run, count=count)
     copies = [unit_run.fragment.copy() for _ in range(n)]
-    takes, gives = unit_run.takes or "", unit_run.gives or ""
+    takes, gives = unit_run.residual_in or "", unit_run.residual_out or ""
     for one, other in pairwise(copies):
         other.entry[takes].after.append(one.exit[gives])
         if takes in other.grad_exit:
@@ -165,15 +165,18 @@ def _several(unit_run: UnitRun, n: int, count: int) -> UnitRun:
         copies[-1].grad_entry,
         copies[0].grad_exit,
         [param for one in copies for param in one.params],
-        [name for one in copies for name in one.borrowed],
+        [name for one in copies for name in one.shared_weights],
         [
             replace(tensor_use, key=key(tensor_use.key, i))
             for i, one in enumerate(copies)
             for tensor_use in one.tensor_uses
         ],
     )
-    found, left = (tuple(key(old, i) for i in range(n) for old in keys) for keys in (unit_run.found, unit_run.left))
-    return replace(unit_run, fragment=fragment, count=count, found=found, left=left)
+    found, left = (
+        tuple(key(old, i) for i in range(n) for old in keys)
+        for keys in (unit_run.allocated_before, unit_run.freed_later)
+    )
+    return replace(unit_run, fragment=fragment, count=count, allocated_before=found, freed_later=left)
 
 
 def in_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
@@ -189,14 +192,16 @@ def in_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     if not any(held):
         return stage_ops
     shared = (
-        unit_runs[0].takes is None and bool(held[0]) and any(unit_run.fragment.borrowed for unit_run in unit_runs[1:])
+        unit_runs[0].residual_in is None
+        and bool(held[0])
+        and any(unit_run.fragment.shared_weights for unit_run in unit_runs[1:])
     )
     if shared:
         held[0] = replace(held[0], backward=Weights())
     # Behind a unit that takes nothing from the one before, as an embedding does, a new row of neighbours begins.
     rows: list[list[int]] = []
     for i, unit_run in enumerate(unit_runs):
-        if i == 0 or unit_run.takes is None:
+        if i == 0 or unit_run.residual_in is None:
             rows.append([])
         rows[-1] += [i] * unit_run.count
     turns = [(i, turn) for row in rows for i, turn in zip(row, _turns(scheme, [held[i] for i in row]), strict=True)]
@@ -207,9 +212,9 @@ def in_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         fragment = _whole(scheme, unit_runs[i], held[i], turn, stays)
         whole = replace(unit_runs[i], fragment=fragment, count=len(list(alike)))
         table = [_table(axes) for axes, _ in held[0].gradients]
-        if shared and fragment.borrowed:
+        if shared and fragment.shared_weights:
             whole = _lends(scheme, whole, held[0])
-        made.append(replace(whole, found=(*whole.found, *table)) if stays else whole)
+        made.append(replace(whole, allocated_before=(*whole.allocated_before, *table)) if stays else whole)
     return StageOps(made, stage_ops.ahead, stage_ops.behind)
 
 
@@ -262,7 +267,7 @@ def _lends(scheme: ShardedScheme, unit_run: UnitRun, table: Held) -> UnitRun:
     for axes, elements in table.gradients:
         nbytes = elements * BYTES[scheme.framework.gradients]
         unit_run.fragment.tensor_uses.append(TensorUse(_table(axes), nbytes, first, True, "gradients"))
-    return replace(unit_run, left=(*unit_run.left, *(_table(axes) for axes, _ in table.gradients)))
+    return replace(unit_run, freed_later=(*unit_run.freed_later, *(_table(axes) for axes, _ in table.gradients)))
 
 
 def _whole(scheme: ShardedScheme, unit_run: UnitRun, own: Held, turn: Turn, stays: bool) -> Fragment:
@@ -289,8 +294,8 @@ def _pass(
     Who waits for its result waits for the next unit's weights, too.
     """
     ops, phase = (made.forward, "F") if forward else (made.backward, "B")
-    entry, takes = (made.entry, unit_run.takes) if forward else (made.grad_entry, unit_run.gives)
-    gate, gives = (made.exit, unit_run.gives) if forward else (made.grad_exit, unit_run.takes)
+    entry, takes = (made.entry, unit_run.residual_in) if forward else (made.grad_entry, unit_run.residual_out)
+    gate, gives = (made.exit, unit_run.residual_out) if forward else (made.grad_exit, unit_run.residual_in)
     came = [entry[takes]] if takes in entry else []
     kernels, first, last = [op for op in ops if op.stream == COMPUTE], ops[0], ops[-1]
     mine = _brought(scheme, own, forward)

@@ -19,8 +19,8 @@ from simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_
 from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps, TensorUse
 from simulator.ir.registry import find_scheme
-from simulator.ir.routing import Spread, Told
-from simulator.ir.scheme import Around, Inner, Rule, Scheme, SchemeOptions
+from simulator.ir.routing import ExpertLoad, RoutingOption
+from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """Where tokens set out for their experts."""
@@ -42,7 +42,7 @@ class ExpertScheme(Scheme):
         capacity: Capacity | None = None
         """Places of every expert, in tokens x top_k / experts, all sent and computed, filled or not; what finds none is
         dropped. null: the model's own; dropless where it has none."""
-        routing: Told = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
+        routing: RoutingOption = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
         """Who is chosen how often: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
 
     @property
@@ -57,22 +57,22 @@ class ExpertScheme(Scheme):
             own = moe.capacity
         return self.usual if own is None and self.ranks > 1 else own
 
-    def adapt(self, model: Any) -> Any:
+    def adapt_model(self, model: Any) -> Any:
         if model.moe is None:
             return model
         return model.model_copy(update={"moe": model.moe.model_copy(update={"capacity": self.capacity(model.moe)})})
 
-    def assumes(self, model: Any) -> Iterable[str]:
+    def assumptions(self, model: Any) -> Iterable[str]:
         if model.moe is not None:
             routing = self.options.routing
             yield str(routing)
-            if dropped := routing.over(self.ranks, model.moe.experts, model.moe.capacity).dropped:
+            if dropped := routing.load(self.ranks, model.moe.experts, model.moe.capacity).dropped:
                 yield f"{dropped:.1%} of the choices of an expert find no place there and are dropped"
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         if job.model.moe is not None and job.model.moe.experts % self.ranks == 0:
             where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
-            self.options.routing.fits(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
+            self.options.routing.check(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
 
     def of_same_tokens(self, job: Any) -> list[str]:
         """The axes that experts are spread over, as far as no other scheme of the plan divides tokens along them."""
@@ -91,9 +91,9 @@ class ExpertScheme(Scheme):
         dims = zip(self.axes, ("e", "f"), strict=False)
         return Rule({part: dim for axis, dim in dims if operator.has(dim) for part in self.mesh.parts(axis)})
 
-    def spread(self, module: MoE) -> Spread:
+    def spread(self, module: MoE) -> ExpertLoad:
         """How the tokens of a layer lie on the ranks that hold its experts."""
-        found: Spread = self.options.routing.over(self.ranks, module.experts, module.capacity)
+        found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity)
         return found
 
     def marks(self, layer: MoE) -> frozenset[Hashable]:
@@ -101,12 +101,12 @@ class ExpertScheme(Scheme):
         spread = self.spread(layer)
         return frozenset() if spread.even else frozenset({spread})
 
-    def lower_stage(self, stage: Stage, inner: Around) -> StageOps:
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         layers = {one: self.marks(one) for one in every_module(stage) if isinstance(one, MoE)}
         return inner(add_marks(stage, {part: marks for one, marks in layers.items() for part in every_module(one)}))
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
-        spread = next((mark for mark in module.marks if isinstance(mark, Spread)), None)
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        spread = next((mark for mark in module.marks if isinstance(mark, ExpertLoad)), None)
         if spread is not None and isinstance(module, MoE):
             return exchanged(inner(module), self, spread)
         if spread is not None and isinstance(module, Operator) and module.view == EXPERTS:
@@ -121,30 +121,30 @@ def exchanges(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
     return [op for op in ops if isinstance(op.work, Collective) and parts >= set(op.work.axes)]
 
 
-def exchanged(fragment: Fragment, scheme: ExpertScheme, spread: Spread) -> Fragment:
+def exchanged(fragment: Fragment, scheme: ExpertScheme, spread: ExpertLoad) -> Fragment:
     """A layer whose collectives carry what leaves a rank in the mean, at the pace of who sends or receives most. Among
     ranks that divide experts go the tokens of these: the most laden are those of the most laden experts."""
     across = set(exchanges(fragment, scheme))
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Collective) and op.stream == scheme.family:
             if op in across:
-                op.work = replace(op.work, nbytes=round(spread.remote * op.work.nbytes), pace=spread.exchange)
+                op.work = replace(op.work, nbytes=round(spread.remote * op.work.nbytes), pace=spread.busiest_exchange)
             else:
-                op.work = replace(op.work, pace=max(spread.of_ranks))
+                op.work = replace(op.work, pace=max(spread.rank_loads))
     return fragment
 
 
-def laden(fragment: Fragment, spread: Spread) -> Fragment:
+def laden(fragment: Fragment, spread: ExpertLoad) -> Fragment:
     """A leaf at the experts as its most laden rank does it."""
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Gemm):
             ((_, mean),) = op.work.groups
-            groups = tuple((1, share * mean) for share in spread.groups if share)
-            op.work = replace(op.work, groups=groups, pace=spread.laden)
+            groups = tuple((1, share * mean) for share in spread.expert_loads if share)
+            op.work = replace(op.work, groups=groups, pace=spread.most_loaded)
         elif isinstance(op.work, Memory) and op.phase != "W":
             # Those of phase W are of weights.
-            op.work = replace(op.work, pace=spread.laden)
-    fragment.tensor_uses = [widened(tensor_use, spread.laden) for tensor_use in fragment.tensor_uses]
+            op.work = replace(op.work, pace=spread.most_loaded)
+    fragment.tensor_uses = [widened(tensor_use, spread.most_loaded) for tensor_use in fragment.tensor_uses]
     return fragment
 
 

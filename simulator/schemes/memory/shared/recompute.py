@@ -15,11 +15,11 @@ from itertools import chain
 from simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
 from simulator.ir.operators import Cast
 from simulator.ir.ops import Communication, Fragment, Op, TensorUse
-from simulator.ir.scheme import Inner
+from simulator.ir.scheme import LowerModule
 from simulator.lowering.rewrite import Rewrite, sources
 
 
-def recompute(module: Module, inner: Inner, kept: Callable[[str], bool] | None = None) -> Fragment:
+def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | None = None) -> Fragment:
     """`module` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
 
     Kept are the tensors that come in from outside, and those that others need; all else lives within one pass. kept:
@@ -50,7 +50,7 @@ def recompute(module: Module, inner: Inner, kept: Callable[[str], bool] | None =
         grad_entry=again.grad_entry,
         grad_exit=again.grad_exit,
         params=again.params,
-        borrowed=again.borrowed,
+        shared_weights=again.shared_weights,
         tensor_uses=tensor_uses,
     )
 

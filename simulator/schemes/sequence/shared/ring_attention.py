@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.ir.attention_mask import DIAGONAL, WHOLE, Block, Case
+from simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
 from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
 from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import Inner, SequenceScheme
+from simulator.ir.scheme import LowerModule, SequenceScheme
 from simulator.scheduling.schedule import Schedule
 
 STREAM = "sequence"
@@ -61,16 +61,16 @@ class RingScheme(SequenceScheme):
             return "s|t"
         return "s" if operator.has("s") else None
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if self.ranks == 1 or not self.passing or not isinstance(module, CoreAttention):
             return inner(module)
         return self.attend(module, inner)
 
-    def attend(self, operator: CoreAttention, inner: Inner) -> Fragment:
+    def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """The attention core on several ranks."""
         return ring(operator, inner, self.group, blocks(self.order, self.ranks))
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         """Raises PlanError where sequences cannot be cut so, or attention is not all of a causal mask."""
         if self.ranks == 1:
             return
@@ -98,7 +98,7 @@ class RingScheme(SequenceScheme):
                 raise PlanError("plan.schemes", rule, "Give all rings of a plan one order")
 
 
-def blocks(order: str, ranks: int) -> list[Block]:
+def blocks(order: str, ranks: int) -> list[ScoreBlock]:
     """The blocks of a causal mask that `ranks` compute one after another: first that of their own keys, then those of
     the rank one, two, ... places before them round the group.
 
@@ -112,11 +112,11 @@ def blocks(order: str, ranks: int) -> list[Block]:
     for i in range(1, ranks):
         behind, front = Fraction(ranks - i, ranks), Fraction(i, ranks)
         cases = {
-            "contiguous": (Case(behind),),
-            "striped": (Case(behind, pairs=HALF, more=HALF), Case(front, pairs=HALF, more=-HALF)),
-            "zigzag": (Case(behind, columns=HALF), Case(front, rows=HALF)),
+            "contiguous": (RankShare(behind),),
+            "striped": (RankShare(behind, pairs=HALF, diagonals=HALF), RankShare(front, pairs=HALF, diagonals=-HALF)),
+            "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
         }
-        found.append(Block(cases[order]))
+        found.append(ScoreBlock(cases[order]))
     return found
 
 
@@ -130,7 +130,12 @@ class Steps:
     """
 
     def __init__(
-        self, operator: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: Sequence[Block], merges: int
+        self,
+        operator: CoreAttention,
+        inner: LowerModule,
+        group: tuple[str, ...],
+        blocks: Sequence[ScoreBlock],
+        merges: int,
     ) -> None:
         self.operator, self.group, self.count, self.left = operator, group, len(blocks), merges
         inside = operator.block if operator.block not in (None, DIAGONAL) else None
@@ -229,7 +234,7 @@ class Steps:
         return op
 
 
-def ring(operator: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: Sequence[Block]) -> Fragment:
+def ring(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], blocks: Sequence[ScoreBlock]) -> Fragment:
     """Keys and values go round the `group`, one place a step, while each rank computes the block of those it has.
 
     Backward they go round the other way, from where they were left, and their gradients with them: those of a step
@@ -260,7 +265,7 @@ def ring(operator: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: 
         out.forward += one.forward
         free = [one.exit[o]]
         if i:
-            steps.merge(steps.parts[i].computed.rows, free, *steps.partial(i))
+            steps.merge(steps.parts[i].computed_block.queries, free, *steps.partial(i))
 
     arrived: list[Op] = [out.grad_entry[o]]
     found: list[Op] = []
@@ -283,11 +288,11 @@ def ring(operator: CoreAttention, inner: Inner, group: tuple[str, ...], blocks: 
         out.backward += one.backward
         found = [one.grad_exit[k], one.grad_exit[v]]
         if b:
-            block = steps.parts[p - 1 - b].computed
-            total = steps.add(f"d{q}", steps.nbytes(dq), block.rows, [total, one.grad_exit[q]])
+            block = steps.parts[p - 1 - b].computed_block
+            total = steps.add(f"d{q}", steps.nbytes(dq), block.queries, [total, one.grad_exit[q]])
             steps.lives(total, (steps.key("d:q", b), steps.nbytes(dq)))
             steps.whole(total, dq)
-            found = [steps.add(f"d{k} d{v}", dkv, block.columns, [hop, *found])]
+            found = [steps.add(f"d{k} d{v}", dkv, block.keys, [hop, *found])]
             steps.lives(found[0], (made, dkv))
             if b < p - 1:
                 steps.lives(found[0], (steps.key("d:part", b), dkv))
@@ -307,7 +312,7 @@ def _backward_keys(steps: Steps, b: int) -> dict[str, str]:
     return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 else {})
 
 
-def helped(operator: CoreAttention, inner: Inner, group: tuple[str, ...], ranks: int) -> Fragment:
+def helped(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], ranks: int) -> Fragment:
     """Step t on the keys and values of the rank t places before; the first t ranks, which have none, help the last t.
 
     What step t needs is fetched during the one before, and what it made for others is returned during the next: outputs
@@ -315,7 +320,7 @@ def helped(operator: CoreAttention, inner: Inner, group: tuple[str, ...], ranks:
     """
     p, last = ranks, ranks // 2
     helpers = [t if 2 * t < p else 0 for t in range(last + 1)]
-    found = [DIAGONAL, *(WHOLE if helpers[t] else Block((Case(HALF),)) for t in range(1, last + 1))]
+    found = [DIAGONAL, *(WHOLE if helpers[t] else ScoreBlock((RankShare(HALF),)) for t in range(1, last + 1))]
     steps = Steps(operator, inner, group, found, last + sum(n > 0 for n in helpers))
     out, q, k, v, o = steps.fragment, steps.q, steps.k, steps.v, steps.o
     dq, dk, dv = (f"d:{name}" for name in (q, k, v))

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator.ir.layout import needed
+from simulator.ir.layout import required_layout
 from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import Embedding, Head, Linear
 from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse, Work
-from simulator.ir.scheme import Inner, Rule
+from simulator.ir.scheme import LowerModule, Rule
 from simulator.lowering.rewrite import Rewrite, parts
 from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
 
@@ -57,7 +57,7 @@ class Summa(Grid):
         across = width(operator)
         return Rule(self.along(row="b", col=across) if across else self.along(row="b"))
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = inner(module)
         if not isinstance(module, Linear | Embedding) or self.spread(module) or self.mesh.size(self.axis("row")) == 1:
             return fragment
@@ -102,8 +102,10 @@ class Summa(Grid):
 
     def _table(self, module: Operator) -> Block:
         """A rank's block of the table that an embedding looks rows up in."""
-        (table,) = module.weights or module.borrowed
-        return Block("weight", self.axis("row"), table.nbytes(needed(table, self.layouts(module).divide), self.mesh))
+        (table,) = module.weights or module.shared_weights
+        return Block(
+            "weight", self.axis("row"), table.nbytes(required_layout(table, self.layouts(module).divide), self.mesh)
+        )
 
     def _steps(self, op: Op, dtype: str, brought: Sequence[Block], summed: Block | None) -> list[Op]:
         """The steps of one product, each broadcast ahead of the product before its own. dtype: of sums."""

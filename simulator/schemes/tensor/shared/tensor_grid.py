@@ -44,7 +44,7 @@ class Grid(TensorScheme):
         """Whether a view of the mesh says where the ranks of a leaf lie."""
         return operator.view in self.mesh.views
 
-    def accept(self, job: Any) -> None:
+    def check_job(self, job: Any) -> None:
         sizes = {
             axis: self.mesh.size(axis) for name, axis in zip(self.names, self.axes, strict=True) if name in self.square
         }

@@ -18,7 +18,7 @@ from itertools import takewhile
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Unit
 from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
-from simulator.ir.scheme import Inner, TensorScheme
+from simulator.ir.scheme import LowerModule, TensorScheme
 from simulator.lowering.rewrite import Rewrite, parts, sources
 
 
@@ -29,7 +29,7 @@ class Overlap(TensorScheme, ABC):
     role = "overlap of tensor parallelism"
     most_axes = 0
 
-    def lower(self, module: Module, inner: Inner) -> Fragment:
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = inner(module)
         if not isinstance(module, Unit):
             return fragment

@@ -41,9 +41,8 @@ from simulator.ir.operators import (
     Residual,
     Rope,
 )
-from simulator.models.adapters import Adapters, with_lowest
-from simulator.models.model import MLA, Model
-from simulator.models.model import MoE as Experts
+from simulator.models.adapters import Adapters, mark_lowest
+from simulator.models.model import MLA, Model, MoEShape
 
 UP = ("mla_up_proj",)
 """Of latent attention what lies between the latents and the core: their norms, the linears from them and positions
@@ -54,7 +53,7 @@ Kind = tuple[bool, bool]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Architecture:
     """Builds the stages of `model` for micro-batches of `samples` sequences of `seq` tokens on each of `replicas`.
 
     Of sequences that are cut, `seq` tokens are a slice; before, behind: tokens in front of it, and behind it.
@@ -94,13 +93,13 @@ class Blocks:
             units += [self.join] if some.start == trunk > 0 else []
             units += self.rows(some)
         units += [self.ending] if last else []
-        return Stage("stage", tuple(with_lowest(units) if self.adapters else units))
+        return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
     def rows(self, layers: range) -> list[Unit]:
         """Layers of one tower, or of the trunk."""
         return [replace(self.layer(kind), count=count) for kind, count in self.runs(layers)]
 
-    def cut(self, begin: int, end: int) -> Blocks:
+    def slice(self, begin: int, end: int) -> Architecture:
         """What builds the stages for a slice of every sequence, from one token up to another."""
         if (begin, end) == (0, self.seq):
             return self
@@ -113,7 +112,7 @@ class Blocks:
         return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
 
     @cached_property
-    def tower(self) -> Blocks:
+    def tower(self) -> Architecture:
         """What builds towers, each over its part of a sequence."""
         return replace(self, seq=self.seq // self.model.towers)
 
@@ -168,7 +167,7 @@ class Blocks:
         gives: Tensor | None,
         alike: Hashable = None,
     ) -> Unit:
-        """A unit; `gives` is moved to the layout in which the residual stream travels. alike: what else tells it from
+        """A unit; `residual_out` is moved to the layout in which the residual stream travels. alike: what else tells it from
         others of its name."""
         y = self._act("y")
         if gives is not None:
@@ -185,17 +184,19 @@ class Blocks:
         model = self.model
         ids = Tensor("ids", self._tokens, "int64")
         x = self._act("embedded")
-        sites: list[Module] = [Embedding("embedding", (ids,), (x,), (self._table,))]
+        modules: list[Module] = [Embedding("embedding", (ids,), (x,), (self._table,))]
         if model.embedding_norm:
-            sites.append(Norm("embedding_norm", (x,), (normed := self._act("embedded.norm"),), self._norm("embedding")))
+            modules.append(
+                Norm("embedding_norm", (x,), (normed := self._act("embedded.norm"),), self._norm("embedding"))
+            )
             x = normed
         if model.positions == "learned" or model.dropout > 0:
             rows = Dim(model.position_rows)
             learned = (self._weight("positions", p=rows, h=self._h),) if model.positions == "learned" else ()
             end = self._act("placed")
-            sites.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
+            modules.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
             x = end
-        return self._unit(Unit, "embedding", sites, False, x)
+        return self._unit(Unit, "embedding", modules, False, x)
 
     @cached_property
     def join(self) -> Unit:
@@ -256,17 +257,17 @@ class Blocks:
         weights = [self._weight(n, h=self._h, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
         if model.qkv_bias:
             weights += [self._weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-        sites = self._linear("qkv", x, (q, k, v), *weights)
+        modules = self._linear("qkv", x, (q, k, v), *weights)
         if model.qk_layernorm:
             normed = self._act("q.norm", a=width), self._act("k.norm", a=kv)
             scales = tuple(self._weight(f"{n}.norm.weight", d=Dim(d)) for n in "qk")
-            sites.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
+            modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if model.positions == "rope":
             turned = self._act("q.rope", a=width), self._act("k.rope", a=kv)
-            sites.append(Rope("rope", (q, k), turned, (), model.rope_share))
+            modules.append(Rope("rope", (q, k), turned, (), model.rope_share))
             q, k = turned
-        return self._core(sites, q, k, v, y, slides, d, d)
+        return self._core(modules, q, k, v, y, slides, d, d)
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
         """Latent attention: queries, and keys with values, pass through a narrow latent (arXiv 2405.04434, 2.1)."""
@@ -275,44 +276,44 @@ class Blocks:
         q, v = self._act("q", a=width), self._act("v", a=value)
         k_up = self._act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
         turning = self._act("k.pe", r=Dim(mla.qk_rope))
-        x, sites = self._cast(x)
+        x, modules = self._cast(x)
 
         def narrow(name: str, rank: int, *more: Tensor) -> Tensor:
             """The latent of `rank` made from x, normed; `more` is made by the same linear."""
             latent, normed = self._act(name, r=Dim(rank)), self._act(f"{name}.norm", r=Dim(rank))
             weights = [self._weight(f"w{t.name}", h=self._h, r=t.dims["r"]) for t in (latent, *more)]
-            sites.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
+            modules.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
             if not self.model.qk_layernorm:
                 return latent
             scale = (self._weight(f"{name}.scale", r=Dim(rank)),)
-            sites.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
+            modules.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))
             return normed
 
         if mla.q_lora_rank:
             source = narrow("q.latent", mla.q_lora_rank)
-            sites += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width), modules=UP)
+            modules += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width), modules=UP)
         else:
-            sites += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width), modules=UP)
+            modules += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width), modules=UP)
         source = narrow("kv.latent", mla.kv_lora_rank, turning)
         ups = [self._weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
-        sites += self._linear("kv.up", source, (k_up, v), *ups, modules=UP)
+        modules += self._linear("kv.up", source, (k_up, v), *ups, modules=UP)
         turned = self._act("q.rope", a=width), self._act("k.rope", a=width)
-        sites.append(Rope("rope", (q, k_up, turning), turned, modules=UP))
-        return self._core(sites, *turned, v, y, slides, qk, mla.v)
+        modules.append(Rope("rope", (q, k_up, turning), turned, modules=UP))
+        return self._core(modules, *turned, v, y, slides, qk, mla.v)
 
     def _core(
-        self, sites: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
+        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
     ) -> SelfAttention:
         """The attention of queries on keys and values, and its output layer."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self._act("o", a=width)
         window = model.window if slides else None
-        ins = (q, k.seen_as(s="t"), v.seen_as(s="t"))
+        ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
         place = window, self.before, self.behind
-        sites.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
-        sites += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
-        return SelfAttention("attention", tuple(sites))
+        modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
+        modules += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
+        return SelfAttention("attention", tuple(modules))
 
     def _linear(
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
@@ -363,18 +364,18 @@ class Blocks:
         router = [self._weight("wrouter", h=self._h, r=r)]
         router += [self._weight("brouter", r=r)] if moe.router_bias else []
         # Plain precision: routers are not quantised.
-        sites: list[Module] = [
+        modules: list[Module] = [
             Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
             TopK("top_k", (logits,), (chosen,)),
             *self._experts(moe, x, chosen, y),
         ]
         if not moe.shared_ffn:
-            return MoE("moe", tuple(sites), moe.experts, moe.capacity), (y,)
+            return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
         shared = self._act("shared.down")
-        sites.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
-        return MoE("moe", tuple(sites), moe.experts, moe.capacity), (y, shared)
+        modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
 
-    def _experts(self, moe: Experts, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
+    def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
         """Tokens to their experts, through them and back.
 
         A token takes `top_k` places, more or less where the experts' capacity is fixed: places lie along its positions
@@ -418,12 +419,12 @@ class Blocks:
     @cached_property
     def ending(self) -> Unit:
         """From the residual stream to the loss, and to further losses where the model predicts more than one token."""
-        sites, x = self._predict(self.residual, owns=True), self.residual
+        modules, x = self._predict(self.residual, owns=True), self.residual
         for i in range(self.model.mtp):
-            further = [prefixed(site, f"mtp{i}.", {x.name}) for site in self._further(x, owns=i == 0)]
-            sites += further
+            further = [add_prefix(module, f"mtp{i}.", {x.name}) for module in self._further(x, owns=i == 0)]
+            modules += further
             x = replace(self._act("end"), name=f"mtp{i}.end")
-        return self._unit(Unit, "ending", sites, True, None)
+        return self._unit(Unit, "ending", modules, True, None)
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Loss of the next token. owns: whether the norm and the output layer are held here, or only read."""
@@ -434,7 +435,7 @@ class Blocks:
         held, read = (head, ()) if owns else ((), head)
         return [
             Norm("final_norm", (x,), (normed,), scales),
-            Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, borrowed=read),
+            Head("head", (normed,), (logits,), held, self.grad_dtype, "", self.model.tied, shared_weights=read),
             Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
         ]
 
@@ -449,7 +450,7 @@ class Blocks:
         held, read = ((self._table,), ()) if owns and not self.model.tied else ((), (self._table,))
         project = self._weight("wjoin", c=both.dims["c"], h=self._h)
         return [
-            Embedding("embedding", (ids,), (embedded,), held, tied=True, borrowed=read),
+            Embedding("embedding", (ids,), (embedded,), held, tied=True, shared_weights=read),
             Norm("norm.x", (x,), normed[:1], self._norm("norm.x")),
             Norm("norm.embedded", (embedded,), normed[1:], self._norm("norm.embedded")),
             Concat("both", normed, (both,)),
@@ -459,14 +460,14 @@ class Blocks:
         ]
 
 
-def prefixed(site: Module, prefix: str, outside: Container[str]) -> Module:
-    """A copy of `site` with a prefix to all names, except tensors that come from outside."""
-    name = prefix + site.name
-    if isinstance(site, CompositeModule):
-        return replace(site, name=name, children=tuple(prefixed(one, prefix, outside) for one in site.children))
-    assert isinstance(site, Operator)
+def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
+    """A copy of `module` with a prefix to all names, except tensors that come from outside."""
+    name = prefix + module.name
+    if isinstance(module, CompositeModule):
+        return replace(module, name=name, children=tuple(add_prefix(one, prefix, outside) for one in module.children))
+    assert isinstance(module, Operator)
 
     def named(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)
 
-    return replace(site, name=name, ins=named(site.ins), outs=named(site.outs), weights=named(site.weights))
+    return replace(module, name=name, ins=named(module.ins), outs=named(module.outs), weights=named(module.weights))
