@@ -120,10 +120,14 @@ class Rewrite:
         return self._ops.get(op, [op]) or self._ends[op]
 
     def _param(self, param: Param) -> Param:
+        if param.ready not in self._ops and param.used not in self._ops:
+            return param
         return replace(param, ready=self._end(param.ready), used=self._stand(param.used)[0])
 
     def _touches(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
         """Memory that an op needs is there from the first to the last of those that stand in for it."""
+        if tensor_use.op not in self._ops:
+            return [tensor_use]
         ops = self._stand(tensor_use.op)
         ends = [replace(tensor_use, op=ops[0])]
         return ends if len(ops) == 1 else [*ends, replace(tensor_use, op=ops[-1], made=False)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from simulator.engine.longest_path import longest_path
@@ -25,73 +26,50 @@ from simulator.program.build import build
 from simulator.program.flatten import flatten
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import PipelineShape, Schedule
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from tests.contract.measure import backward_ops, forward_ops, ops_beside, params_of, sent
+
+MODEL = Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)
+"""A small GPT with an output layer of its own."""
+
+
+@cache
+def unit_elements() -> tuple[int, ...]:
+    """Parameters of the embedding, of every layer, and of the final norm with the output layer."""
+    first = (MODEL.vocab + MODEL.seq) * MODEL.hidden
+    last = MODEL.norm_parameters + MODEL.hidden * MODEL.vocab
+    return (first, *[(MODEL.parameters - first - last) // MODEL.layers] * MODEL.layers, last)
+
+
+@cache
+def parameter_elements() -> tuple[int, ...]:
+    stage = Architecture(MODEL, 1, MODEL.seq, MODEL.vocab).stage(range(MODEL.layers), True, True)
+    return tuple(param.size for param in params_of(Lowering(Mesh({}), []).run(stage)))
 
 
 @dataclass(frozen=True)
-class DataSetting:
-    """A small GPT with an output layer of its own on data-parallel ranks, with fp32 gradients and bf16 weights.
+class DataRanks(DataSetting):
+    """The small GPT on the data-parallel ranks of a setting.
 
-    n: ranks that share states: `across` nodes of n / across. replicas: copies of such groups. batches: micro-batches.
-    told: options of the scheme. overlap: as habit of the framework.
+    overlap: whether the framework overlaps data-parallel communication.
     """
 
-    n: int = 4
-    batches: int = 1
-    replicas: int = 1
-    across: int = 1
-    told: tuple[tuple[str, Any], ...] = ()
+    unit_elements: tuple[int, ...] = field(default_factory=unit_elements)
+    parameter_elements: tuple[int, ...] = field(default_factory=parameter_elements)
     overlap: bool = True
 
-    def option(self, name: str, default: Any) -> Any:
-        return dict(self.told).get(name, default)
-
-    @property
-    def model(self) -> Model:
-        return Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)
-
-    @property
-    def grad_bytes(self) -> int:
-        return 4 * self.model.parameters
-
-    @property
-    def weight_bytes(self) -> int:
-        return 2 * self.model.parameters
-
-    @property
-    def last_weight_bytes(self) -> int:
-        """Of the final norm and the output layer."""
-        return 2 * (self.model.norm_parameters + self.model.hidden * self.model.vocab)
-
-    @property
-    def units(self) -> list[int]:
-        """Elements of the embeddings, of every layer, and of the final norm with the output layer."""
-        model = self.model
-        first, last = (model.vocab + model.seq) * model.hidden, self.last_weight_bytes // 2
-        return [first, *[(model.parameters - first - last) // model.layers] * model.layers, last]
-
-    @property
-    def in_buckets(self) -> tuple[int, float, float]:
-        """Of a backward pass of equal layers: buckets, and the seconds that one takes to be made and to be summed."""
-        return 1 + self.n % 5, 1.0 + self.n % 3, 0.25 * self.n
-
-    def small(self, least: int) -> int:
-        """Elements of all parameters that have fewer than `least`."""
-        stage_ops, _, _ = self.lower_stages("data/ddp", plain=True)
-        return sum(param.size for param in params_of(stage_ops) if param.size < least)
-
-    def lower_stages(self, use: str, plain: bool = False) -> tuple[StageOps, Plan, list[Fragment]]:
-        """plain: without what else the setting says."""
+    def lower_stages(self, use: str) -> tuple[StageOps, Plan, list[Fragment]]:
+        """The stage and the updates under a scheme."""
         kind = find_scheme(use)
-        two = not plain and (self.across > 1 or kind.least_axes > 1)
+        two = self.across > 1 or kind.least_axes > 1
         mesh = {"across": self.across, "dp": self.n // self.across} if two else {"dp": self.n}
-        entry: dict[str, Any] = {"use": use, "over": list(mesh), **({} if plain else dict(self.told))}
+        entry: dict[str, Any] = {"use": use, "over": list(mesh), **dict(self.options)}
         if "replicate" in kind.names_axes:
             mesh = {"replicas": self.replicas, **mesh}
             entry["replicate"] = "replicas"
         gpus = math.prod(mesh.values())
         job = {
-            "model": self.model,
+            "model": MODEL,
             "cluster": {"gpu": "h100-sxm", "gpus": gpus},
             "framework": {"set": {"overlap": {"dp": self.overlap}}},
             "batch": {"global": gpus * self.batches},
@@ -102,7 +80,7 @@ class DataSetting:
         return stage_ops, ready, updates
 
 
-def of_a_step(setting: DataSetting, use: str) -> tuple[list[Op], Plan]:
+def of_a_step(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
     """The communication of a data scheme in a step: of every micro-batch, and of what is there once."""
     stage_ops, plan, (update,) = setting.lower_stages(use)
     ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * setting.batches
@@ -110,22 +88,22 @@ def of_a_step(setting: DataSetting, use: str) -> tuple[list[Op], Plan]:
     return [op for op in ops if isinstance(op.work, Collective) and op.stream.partition("-")[0] == "data"], plan
 
 
-def sent_per_step(setting: DataSetting, use: str) -> float:
+def sent_per_step(setting: DataRanks, use: str) -> float:
     """The mean over the steps of a period."""
     ops, plan = of_a_step(setting, use)
     return sum(sent([op], plan.mesh) / (plan.period if op.when == "period" else 1) for op in ops)
 
 
-def read_by_update(setting: DataSetting, use: str) -> int:
+def read_by_update(setting: DataRanks, use: str) -> int:
     """Bytes of gradients and states that one rank reads to update its part."""
     _, _, (update,) = setting.lower_stages(use)
     (adam,) = [op.work for op in update.forward if isinstance(op.work, Memory) and op.work.what == "adam"]
     return adam.read
 
 
-def exposed(setting: DataSetting, use: str) -> float:
+def exposed(setting: DataRanks, use: str) -> float:
     """Seconds from the last gradient to the end of the last sum, of equal layers that are a bucket each."""
-    buckets, made, summed = setting.in_buckets
+    buckets, made, summed = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
     mesh, model = Mesh({"dp": setting.n}), Model(layers=buckets, hidden=64, heads=4, vocab=256, seq=32)
     each = model.layer_parameters()
     framework = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
@@ -145,7 +123,7 @@ def exposed(setting: DataSetting, use: str) -> float:
     return times.end[last] - max(times.end[number] for number in flat.after[last])
 
 
-def across_nodes(setting: DataSetting, ops: Iterable[Op], plan: Plan) -> float:
+def across_nodes(setting: DataRanks, ops: Iterable[Op], plan: Plan) -> float:
     """Bytes that leave a node: of a ring over several nodes what one rank sends, of ranks of one place in their nodes
     what each of them sends."""
     found = 0.0
@@ -156,21 +134,21 @@ def across_nodes(setting: DataSetting, ops: Iterable[Op], plan: Plan) -> float:
     return found
 
 
-def sent_across_nodes(setting: DataSetting, use: str) -> float:
+def sent_across_nodes(setting: DataRanks, use: str) -> float:
     return across_nodes(setting, *of_a_step(setting, use))
 
 
-def gathered_across_nodes(setting: DataSetting, use: str) -> float:
+def gathered_across_nodes(setting: DataRanks, use: str) -> float:
     """Of the weights, in one micro-batch."""
     ops, plan = of_a_step(setting, use)
     gathers = [op for op in ops if op.work.operation == "all_gather"]  # type: ignore[union-attr]
     return across_nodes(setting, gathers, plan) / setting.batches
 
 
-def state_bytes_per_parameter(setting: DataSetting, use: str) -> float:
+def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
     stage_ops, plan, _ = setting.lower_stages(use)
     (params,) = device_params(plan, [stage_ops])
-    return sum(resident_bytes(plan, params).values()) / setting.model.parameters
+    return sum(resident_bytes(plan, params).values()) / MODEL.parameters
 
 
 KNOBS: dict[str, tuple[Any, ...]] = {
@@ -186,25 +164,25 @@ KNOBS: dict[str, tuple[Any, ...]] = {
 """Values of options that laws speak of."""
 
 
-def settings(kind: type[Scheme]) -> Iterator[DataSetting]:
+def settings(kind: type[Scheme]) -> Iterator[DataRanks]:
     fields = kind.Options.model_fields
     for n in (1, 2, 3, 4, 7, 8, 16, 64):
-        yield DataSetting(n)
+        yield DataRanks(n, buckets=1 + n % 5, bucket_backward_s=1.0 + n % 3, bucket_reduce_s=0.25 * n)
     for batches, overlap in ((3, True), (1, False), (3, False)):
-        yield DataSetting(4, batches, overlap=overlap)
+        yield DataRanks(4, batches, overlap=overlap)
     if "replicate" in kind.names_axes:
         for n, replicas in ((1, 4), (2, 2), (4, 3), (8, 2)):
-            yield DataSetting(n, 1, replicas)
-            yield DataSetting(n, 3, replicas, overlap=n > 2)
+            yield DataRanks(n, 1, replicas)
+            yield DataRanks(n, 3, replicas, overlap=n > 2)
     groups = (1, 2, 4) if "hierarchical" in fields or kind.least_axes > 1 else (1,)
     for across in groups[1:]:
-        yield DataSetting(16, 2, 1, across)
+        yield DataRanks(16, 2, 1, across)
         if "hierarchical" in fields:
-            yield DataSetting(16, 2, 2, across, (("hierarchical", True),))
+            yield DataRanks(16, 2, 2, across, (("hierarchical", True),))
     for name, values in KNOBS.items():
         for value in values if name in fields else ():
             for across in groups:
-                yield DataSetting(8, 2, 1, across, ((name, value),))
+                yield DataRanks(8, 2, 1, across, ((name, value),))
 
 
 MEASURES = {

@@ -18,46 +18,21 @@ from simulator.ir.scheme import Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
+from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import rounds
 from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
 
 
 @dataclass(frozen=True)
-class ExpertSetting:
-    """A layer of `experts` experts over ep ranks, each of which has b sequences of s tokens (or of s of their tokens).
-
-    A token takes top_k x capacity places. over: the axis whose ranks they are: dp, cp or tp (sequence parallel). nodes:
-    that these ranks lie on. exchange, computing: seconds of one whole exchange of tokens, and of all that experts do
-    with them in one pass, where these are given.
-    """
-
-    ep: int = 1
-    b: int = 1
-    s: int = 16
-    h: int = 32
-    experts: int = 8
-    top_k: int = 2
-    capacity: float | None = None
-    over: str = "dp"
-    nodes: int = 1
-    exchange: float = 1.0
-    computing: float = 1.0
-
-    @property
-    def places(self) -> float:
-        return self.top_k * (self.capacity or 1)
+class ExpertLayer(ExpertSetting):
+    """A layer at a setting."""
 
     @property
     def model(self) -> Model:
-        moe = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": 16, "capacity": self.capacity}
+        moe = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": self.expert_ffn, "capacity": self.capacity}
         seq = self.s * (1 if self.over == "dp" else self.ep)
         return Model(layers=1, hidden=self.h, heads=8, vocab=64, seq=seq, moe=moe)
-
-    @property
-    def expert_parameters(self) -> int:
-        """Of one layer's routed experts."""
-        return self.experts * self.model.mlp_parameters(16)
 
     def layer(self, use: str) -> tuple[UnitRun, Mesh]:
         """The layer under the scheme `use`, and the mesh."""
@@ -75,12 +50,12 @@ def _lower_layer(setting: ExpertSetting, use: str) -> tuple[UnitRun, Mesh]:
     return unit_run, mesh
 
 
-def expert_parameters(setting: ExpertSetting, use: str) -> int:
+def expert_parameters(setting: ExpertLayer, use: str) -> int:
     unit_run, _ = setting.layer(use)
     return sum(param.size for param in unit_run.fragment.params if param.name.startswith(("wexpert", "bexpert")))
 
 
-def exchanged(setting: ExpertSetting, use: str) -> list[Dispatch]:
+def exchanged(setting: ExpertLayer, use: str) -> list[Dispatch]:
     """The exchanges of tokens, forward and backward, among ranks that lie on so many nodes."""
     unit_run, mesh = setting.layer(use)
     told = {"gpu": "h100-sxm", "gpus": setting.ep, "gpus_per_node": setting.ep // setting.nodes}
@@ -89,15 +64,15 @@ def exchanged(setting: ExpertSetting, use: str) -> list[Dispatch]:
     return [Dispatch.of(work, reach(cluster, mesh.ranks(work.axes))) for work in works if isinstance(work, Exchange)]
 
 
-def network_bytes(setting: ExpertSetting, use: str) -> float:
+def network_bytes(setting: ExpertLayer, use: str) -> float:
     return sum(one.out for one in exchanged(setting, use))
 
 
-def scale_up_bytes(setting: ExpertSetting, use: str) -> float:
+def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
     return sum(one.up for one in exchanged(setting, use))
 
 
-def round_trip(setting: ExpertSetting, use: str, phase: str) -> float:
+def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     """Seconds from the first token on its way to the experts until the last is back, by the given times."""
     unit_run, mesh = setting.layer(use)
     whole, _ = setting.layer("expert/all-to-all")
@@ -113,8 +88,8 @@ def round_trip(setting: ExpertSetting, use: str, phase: str) -> float:
             return 0.0
         if op.stream == "expert":
             assert isinstance(op.work, Collective)
-            return setting.exchange * op.work.nbytes / sent
-        return setting.computing * op.work.flops / flops if "expert" in op.name else 0.0
+            return setting.exchange_s * op.work.nbytes / sent
+        return setting.compute_s * op.work.flops / flops if "expert" in op.name else 0.0
 
     return span(issued, lasts)
 
@@ -135,20 +110,20 @@ def span(issued: Sequence[Op], lasts: Callable[[Op], float]) -> float:
     return max(ends.values())
 
 
-def _product(setting: ExpertSetting, use: str) -> Gemm:
+def _product(setting: ExpertLayer, use: str) -> Gemm:
     """The first product of the experts of a rank."""
     unit_run, _ = setting.layer(use)
     products = (op.work for op in unit_run.fragment.forward if op.name.startswith("expert.up"))
     return next(work for work in products if isinstance(work, Gemm))
 
 
-def rows_per_layer(setting: ExpertSetting, use: str) -> float:
+def rows_per_layer(setting: ExpertLayer, use: str) -> float:
     """Rows that the experts of a rank compute, in the mean over ranks."""
     product = _product(setting, use)
     return product.batch * product.m
 
 
-def padding(setting: ExpertSetting, use: str) -> float:
+def padding(setting: ExpertLayer, use: str) -> float:
     """Rows that the most laden rank computes for nothing, against all others, under even routing."""
     product = _product(setting, use)
     rows = product.batch * product.m
@@ -157,23 +132,23 @@ def padding(setting: ExpertSetting, use: str) -> float:
     return computed / rows - 1
 
 
-def sent_by_the_busiest(setting: ExpertSetting, use: str) -> float:
+def sent_by_the_busiest(setting: ExpertLayer, use: str) -> float:
     """What is sent in the time that the rank with most to send or receive takes."""
     unit_run, mesh = setting.layer(use)
     ops = [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) if op.stream == "expert"]
     return sent([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)
 
 
-def settings(kind: type[Scheme]) -> Iterator[ExpertSetting]:
+def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
     for ep in (1, 2, 4, 8):
         for b, s, h, top_k, capacity in ((1, 16, 32, 2, None), (2, 32, 64, 1, 1.25), (1, 8, 32, 6, 1.0)):
             for over in ("dp", "cp", "tp"):
-                yield ExpertSetting(ep, b, s, h, 8, top_k, capacity, over)
+                yield ExpertLayer(ep, b, s, h, 8, top_k, capacity, over)
     for ep, nodes in ((8, 1), (16, 2), (32, 4), (64, 8)):
-        yield ExpertSetting(ep, experts=256, top_k=8, nodes=nodes)
+        yield ExpertLayer(ep, experts=256, top_k=8, nodes=nodes)
     for exchange, computing in ((1.0, 0.25), (1.0, 1.0), (1.0, 3.0), (0.125, 8.0)):
-        yield ExpertSetting(4, exchange=exchange, computing=computing)
-        yield ExpertSetting(8, s=1024, h=512, exchange=exchange, computing=computing)
+        yield ExpertLayer(4, exchange_s=exchange, compute_s=computing)
+        yield ExpertLayer(8, s=1024, h=512, exchange_s=exchange, compute_s=computing)
 
 
 MEASURES = {

@@ -8,12 +8,12 @@ from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, make
-from tests.contract.of_tensor import LayerSetting, activations_per_layer, settings
+from tests.contract.of_tensor import LoweredLayer, activations_per_layer, settings
 
 __all__ = ["settings"]
 
 
-def recomputed_forward_share(setting: LayerSetting, scheme: str) -> float:
+def recomputed_forward_share(setting: LoweredLayer, scheme: str) -> float:
     """FLOPs of recomputation over FLOPs of the forward pass, of one layer."""
     fragment = setting.layer(scheme)[0].fragment
     flops = {"F": 0.0, "R": 0.0, "B": 0.0, "W": 0.0}
@@ -22,7 +22,7 @@ def recomputed_forward_share(setting: LayerSetting, scheme: str) -> float:
     return flops["R"] / flops["F"]
 
 
-def copied_per_layer(setting: LayerSetting, scheme: str) -> float:
+def copied_per_layer(setting: LoweredLayer, scheme: str) -> float:
     """Bytes between GPU and host in both passes of a middle stage of four layers, for each of them."""
     mesh = Mesh({"tp": 1})
     model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)

@@ -8,64 +8,28 @@ from dataclasses import dataclass
 from simulator.engine.longest_path import longest_path
 from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Unit
-from simulator.ir.ops import Collective, Fragment, Gemm, Op, TensorUse
+from simulator.ir.ops import Collective, Fragment, Op, TensorUse
 from simulator.ir.scheme import Scheme
 from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
+from simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting
 from tests.contract import of_tensor
 from tests.contract.measure import make, sent
-from tests.contract.of_tensor import LayerSetting
+from tests.contract.of_tensor import LoweredLayer
 
 
 @dataclass(frozen=True)
-class PairSetting:
-    """A product [rows, inner] x [inner, columns] of which each of p ranks has a part, and the collective beside it.
-
-    flops: of a rank [FLOP/s]. links: that a rank sends at [bytes/s]. In bf16; memory costs nothing.
-    """
-
-    p: int = 2
-    rows: int = 1024
-    inner: int = 64
-    columns: int = 512
-    flops: float = 1e9
-    links: float = 1e6
-    regather: bool = False
+class GemmPair(OverlapSetting):
+    """One GEMM and its collective at a setting."""
 
     @property
-    def work(self) -> Gemm:
-        return Gemm(self.rows, self.columns, self.inner)
-
-    @property
-    def product(self) -> float:
-        """Seconds of the whole product."""
-        return self.work.flops / self.flops
-
-    @property
-    def gathered(self) -> float:
-        """Seconds in which a rank sends as much as all rows of the input are."""
-        return 2 * self.rows * self.inner / self.links
-
-    @property
-    def scattered(self) -> float:
-        """The same of the output."""
-        return 2 * self.rows * self.columns / self.links
-
-    @property
-    def layer(self) -> LayerSetting:
+    def layer(self) -> LoweredLayer:
         """A layer on the same ranks; see `sent`."""
-        return LayerSetting(self.p, 1, 64, 128, 8, self.regather)
-
-    @property
-    def sent(self) -> float:
-        """Bytes that a rank sends in a layer, forward and backward, of whatever overlap."""
-        layer = self.layer
-        volume = 10 if self.regather else 8
-        return volume * (self.p - 1) / self.p * layer.b * layer.s * layer.h * 2
+        return LoweredLayer(self.p, 1, 64, 128, 8, self.regather)
 
     def pair(self, gathers: bool) -> Fragment:
         """All-gather and product, or product and reduce-scatter; on one rank the product alone."""
-        product = Op("product", work=self.work)
+        product = Op("product", work=self.gemm)
         if self.p == 1:
             return Fragment(forward=[product])
         operation, width = ("all_gather", self.inner) if gathers else ("reduce_scatter", self.columns)
@@ -76,43 +40,43 @@ class PairSetting:
         return Fragment(forward=ops, tensor_uses=[TensorUse("rows", nbytes, op, made=op is ops[0]) for op in ops])
 
 
-def seconds(ops: Sequence[Op], setting: PairSetting) -> float:
+def seconds(ops: Sequence[Op], setting: GemmPair) -> float:
     """From the first begin to the last end, every stream in issue order."""
     flat, mesh = FlatProgram(), Mesh({"tp": setting.p})
     for op, after in zip(ops, resolve_dependencies(ops, None, None)[0], strict=True):
         assert op.work is not None
-        lasts = sent([op], mesh) / setting.links + op.work.flops / setting.flops
+        lasts = sent([op], mesh) / setting.bytes_per_s + op.work.flops / setting.flop_per_s
         flat.add(op, lasts, 0.0, 0.0, after, 0)
     return longest_path(flat).span
 
 
-def overlapped(setting: PairSetting, use: str, gathers: bool, **options: object) -> list[Op]:
+def overlapped(setting: GemmPair, use: str, gathers: bool, **options: object) -> list[Op]:
     """The ops of a pair under a scheme."""
     scheme = make(use, Mesh({"tp": setting.p}), **options)
     return scheme.lower(Unit("unit", ()), lambda _: setting.pair(gathers)).forward
 
 
-def gather_seconds(setting: PairSetting, use: str) -> float:
+def gather_seconds(setting: GemmPair, use: str) -> float:
     return seconds(overlapped(setting, use, True), setting)
 
 
-def scatter_seconds(setting: PairSetting, use: str) -> float:
+def scatter_seconds(setting: GemmPair, use: str) -> float:
     return seconds(overlapped(setting, use, False), setting)
 
 
-def sent_per_layer(setting: PairSetting, use: str) -> float:
+def sent_per_layer(setting: GemmPair, use: str) -> float:
     """Over the tensor scheme that cuts activations."""
     layer = setting.layer
-    beside = LayerSetting(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
+    beside = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
     return of_tensor.sent_per_layer(beside, "tensor/megatron-sp")
 
 
-def settings(kind: type[Scheme]) -> Iterator[PairSetting]:
+def settings(kind: type[Scheme]) -> Iterator[GemmPair]:
     for p in (1, 2, 4, 8):
         for links in (1e5, 1e6, 1e7, 1e9):
             # One wave of the tiles of an H100, four, and twelve.
             for rows, columns, inner in ((1536, 2816, 64), (6144, 2816, 32), (12 * 1536, 2816, 128)):
-                yield PairSetting(p, rows, inner, columns, 1e11, links, regather=rows > 1536)
+                yield GemmPair(p, rows, inner, columns, 1e11, links, regather=rows > 1536)
 
 
 MEASURES = {

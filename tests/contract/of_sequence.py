@@ -8,34 +8,16 @@ from dataclasses import dataclass
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Attention, Op, UnitRun, slowest_rank
 from simulator.ir.scheme import Scheme
+from simulator.ir.settings import SequenceSetting
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.measure import make, remembered, sent
 
-HEADS = 24
-"""Of the layer; what the settings' ranks divide."""
-
 
 @dataclass(frozen=True)
-class SequenceSetting:
-    """A layer on cp ranks that share b sequences of s tokens; key and value heads are kv_heads of 24.
-
-    options: of the scheme, by name.
-    """
-
-    cp: int = 1
-    b: int = 1
-    s: int = 48
-    kv_heads: int = HEADS
-    h: int = 192
-    regather: bool = True
-    options: tuple[tuple[str, object], ...] = ()
-
-    @property
-    def kv_width(self) -> int:
-        """Of keys and values, in elements as h."""
-        return self.h * self.kv_heads // HEADS
+class SequenceLayer(SequenceSetting):
+    """A layer at a setting."""
 
     def layer(self, use: str) -> tuple[UnitRun, Mesh]:
         """The layer under the scheme `use`, and the mesh."""
@@ -43,24 +25,24 @@ class SequenceSetting:
 
     def lower_stages(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
-        model = Model(layers=1, hidden=self.h, heads=HEADS, kv_heads=self.kv_heads, vocab=64, seq=self.s)
+        model = Model(layers=1, hidden=self.h, heads=self.heads, kv_heads=self.kv_heads, vocab=64, seq=self.s)
         blocks = Architecture(model, self.b, self.s, 64, attention=attention)
         (unit_run,) = Lowering(mesh, schemes, self.regather).run(blocks.stage(range(1), False, False)).unit_runs
         return unit_run
 
 
 @remembered
-def _lower_layer(setting: SequenceSetting, use: str) -> tuple[UnitRun, Mesh]:
+def _lower_layer(setting: SequenceLayer, use: str) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({"cp": setting.cp})
     return setting.lower_stages(mesh, [make(use, mesh, ("cp",), **dict(setting.options))]), mesh
 
 
-def settings(kind: type[Scheme]) -> Iterator[SequenceSetting]:
+def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
     """Ranks that divide the heads, or are divided by those of keys."""
     for cp, kv_heads in ((1, 24), (2, 6), (3, 6), (4, 8), (6, 6), (8, 24), (12, 6)):
         for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
-                yield SequenceSetting(cp, b, s, kv_heads, h, regather)
+                yield SequenceLayer(cp, b, s, kv_heads, h, regather)
 
 
 def of_family(ops: Sequence[Op]) -> list[Op]:
@@ -68,17 +50,17 @@ def of_family(ops: Sequence[Op]) -> list[Op]:
     return [op for op in ops if op.stream.partition("-")[0] == "sequence"]
 
 
-def sent_forward(setting: SequenceSetting, use: str) -> float:
+def sent_forward(setting: SequenceLayer, use: str) -> float:
     unit_run, mesh = setting.layer(use)
     return sent(of_family(unit_run.fragment.forward), mesh)
 
 
-def sent_backward(setting: SequenceSetting, use: str) -> float:
+def sent_backward(setting: SequenceLayer, use: str) -> float:
     unit_run, mesh = setting.layer(use)
     return sent(of_family(unit_run.fragment.backward), mesh)
 
 
-def sent_per_layer(setting: SequenceSetting, use: str) -> float:
+def sent_per_layer(setting: SequenceLayer, use: str) -> float:
     return sent_forward(setting, use) + sent_backward(setting, use)
 
 
@@ -88,7 +70,7 @@ def efficiency(ops: Sequence[Op]) -> float:
     return sum(work.flops for work in works) / sum(slowest_rank(work).flops for work in works)
 
 
-def attention_efficiency(setting: SequenceSetting, use: str) -> float:
+def attention_efficiency(setting: SequenceLayer, use: str) -> float:
     unit_run, _ = setting.layer(use)
     there, back = (efficiency(ops) for ops in (unit_run.fragment.forward, unit_run.fragment.backward))
     assert abs(there - back) < 1e-12

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Op, UnitRun
 from simulator.ir.scheme import Scheme
+from simulator.ir.settings import LayerSetting
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
@@ -19,32 +20,15 @@ from tests.contract.measure import make, remembered, saved, sent
 
 
 @dataclass(frozen=True)
-class LayerSetting:
-    """A GPT layer (MHA, f = 4h, GELU, dropout, unfused attention) on t tensor ranks; b sequences of s tokens.
+class LoweredLayer(LayerSetting):
+    """A layer at a setting.
 
-    grid: of schemes of several axes the ranks along each, t in all.
+    attention: attention kernel.
+    more: further schemes, with options.
     """
 
-    t: int = 1
-    b: int = 1
-    s: int = 64
-    h: int = 128
-    a: int = 8
-    regather: bool = True
     attention: str = "unfused"
-    more: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = field(default=())
-    """Further schemes, with options."""
-    grid: tuple[int, ...] = ()
-
-    @property
-    def q(self) -> int:
-        """Ranks along each side of the square or cube."""
-        return self.grid[-1]
-
-    @property
-    def d(self) -> int:
-        """Squares on top of each other."""
-        return self.t // self.q**2
+    more: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = ()
 
     def layer(self, use: str | None) -> tuple[UnitRun, Mesh]:
         """The layers of a middle stage under the scheme `use`, and the mesh."""
@@ -77,33 +61,33 @@ def _products(ops: list[Op], mesh: Mesh) -> float:
     return sent([op for op, work in works if isinstance(work, Collective) and work.operation != "all_reduce"], mesh)
 
 
-def sent_by_products_forward(setting: LayerSetting, scheme: str) -> float:
+def sent_by_products_forward(setting: LoweredLayer, scheme: str) -> float:
     unit_run, mesh = setting.layer(scheme)
     return _products(unit_run.fragment.forward, mesh)
 
 
-def sent_by_products_backward(setting: LayerSetting, scheme: str) -> float:
+def sent_by_products_backward(setting: LoweredLayer, scheme: str) -> float:
     unit_run, mesh = setting.layer(scheme)
     return _products(unit_run.fragment.backward, mesh)
 
 
-def parameters_per_layer(setting: LayerSetting, scheme: str) -> float:
+def parameters_per_layer(setting: LoweredLayer, scheme: str) -> float:
     return sum(param.size for param in setting.layer(scheme)[0].fragment.params)
 
 
-def activations_per_layer(setting: LayerSetting, scheme: str) -> float:
+def activations_per_layer(setting: LoweredLayer, scheme: str) -> float:
     return saved(setting.layer(scheme)[0])
 
 
-def _with(setting: LayerSetting, name: str) -> LayerSetting:
-    return LayerSetting(**{**setting.__dict__, "more": ((name, ()),)})
+def _with(setting: LoweredLayer, name: str) -> LoweredLayer:
+    return LoweredLayer(**{**setting.__dict__, "more": ((name, ()),)})
 
 
-def activations_per_layer_selective(setting: LayerSetting, scheme: str) -> float:
+def activations_per_layer_selective(setting: LoweredLayer, scheme: str) -> float:
     return activations_per_layer(_with(setting, "memory/recompute-selective"), scheme)
 
 
-def activations_per_layer_full(setting: LayerSetting, scheme: str) -> float:
+def activations_per_layer_full(setting: LoweredLayer, scheme: str) -> float:
     return activations_per_layer(_with(setting, "memory/recompute-full"), scheme)
 
 
@@ -119,17 +103,17 @@ def grids(kind: type[Grid]) -> Iterator[tuple[int, ...]]:
                 yield sides
 
 
-def settings(kind: type[Scheme]) -> Iterator[LayerSetting]:
+def settings(kind: type[Scheme]) -> Iterator[LoweredLayer]:
     if issubclass(kind, Grid):
         for grid in grids(kind):
             for b, s, h, a in ((144, 1, 144, 12), (36 * grid[0], 2, 72, 36)):
                 for regather in (False, True):
-                    yield LayerSetting(prod(grid), b, s, h, a, regather, grid=grid)
+                    yield LoweredLayer(prod(grid), b, s, h, a, regather, grid=grid)
         return
     for t in (1, 2, 4, 8):
         for b, s, h, a in ((1, 64, 128, 8), (3, 32, 64, 16), (2, 16, 192, 8)):
             for regather in (False, True):
-                yield LayerSetting(t, b, s, h, a, regather)
+                yield LoweredLayer(t, b, s, h, a, regather)
 
 
 MEASURES = {

@@ -130,7 +130,8 @@ def check_laws(use: str, setting: Any) -> set[str]:
     kind = find_scheme(use)
     asked = set()
     forget()
-    for law in kind().closed_forms(setting):
+    options = kind.Options(**dict(getattr(setting, "options", ())))
+    for law in kind(options=options).closed_forms(setting):
         measures = asked_in(kind).MEASURES
         assert law.quantity in measures, f"nothing measures {law.quantity}"
         assert law.where, "a law says where it stands"

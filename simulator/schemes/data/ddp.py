@@ -16,19 +16,19 @@ References: Li et al. 2020, arXiv 2006.15704, section 3.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.data.shared.data_parallel import DataScheme
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
 class DDP(DataScheme):
     paper = Paper("arXiv:2006.15704", "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         yield ClosedForm(
             "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 2.2: one ring all-reduce of all gradients"
         )
         if n > 1:
-            b, made, summed = setting.in_buckets
+            b, made, summed = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
             visible = max(summed, b * summed - (b - 1) * made)
             yield ClosedForm("exposed", visible, "section 3.2.3: of equal buckets, the last one at least")
         yield ClosedForm(

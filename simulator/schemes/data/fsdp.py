@@ -25,6 +25,7 @@ from pydantic import Field
 
 from simulator.ir.ops import Param
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -57,16 +58,16 @@ class FSDP(ShardedScheme):
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         return () if not self.options.reshard and self.shards_at_rest("parameters", param) else None
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         f, r = setting.n, setting.replicas
         weights, grads = setting.weight_bytes, setting.grad_bytes
-        gathers = 2 if setting.option("reshard", True) else 1
+        gathers = 2 if self.options.reshard else 1
         moved = (f - 1) / f * (gathers * weights + grads) + 2 * (r - 1) / r * grads / f
         yield ClosedForm(
             "sent_per_step", setting.batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters"
         )
         if f > 1:
-            kept = 0 if setting.option("reshard", True) else 2
+            kept = 0 if self.options.reshard else 2
             yield ClosedForm(
                 "state_bytes_per_parameter", 16 / f + kept, "section 2: 4 + 4 + 8 bytes, sharded fp32 weights"
             )

@@ -25,7 +25,7 @@ from pydantic import Field
 from simulator.ir.modules import Stage
 from simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps
 from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
 class Horovod(DataScheme):
@@ -98,7 +98,7 @@ class Horovod(DataScheme):
         if fused:
             yield Op("unpack grads", "data", copy, [], "W", "last")
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         yield ClosedForm(
             "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 3: one ring all-reduce of all gradients"

@@ -21,7 +21,7 @@ from pydantic import Field
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, together
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, together
 
 
 class LocalSGD(DataScheme):
@@ -61,9 +61,9 @@ class LocalSGD(DataScheme):
                 fragment.forward.append(Op("average", "data", work, fragment.forward[-1:], "U", "period"))
         return fragment
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
-        n, h = setting.n, setting.option("period", self.period)
-        averaged = setting.weight_bytes / 2 * (12 if setting.option("average", "weights") != "weights" else 4)
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
+        n, h = setting.n, self.period
+        averaged = setting.weight_bytes / 2 * (12 if self.options.average != "weights" else 4)
         yield ClosedForm("sent_per_step", 2 * (n - 1) / n * averaged / h, "algorithm 1: one average in H steps")
         yield ClosedForm(
             "state_bytes_per_parameter", 2 + 4 + 12, "every worker has a model and an optimizer of its own"

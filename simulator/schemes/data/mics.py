@@ -21,6 +21,7 @@ from typing import Any
 from hardware.errors import PlanError
 from simulator.ir.ops import BYTES, Collective, Op, Param
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 
@@ -58,12 +59,12 @@ class MiCS(ShardedScheme):
         work = Collective("all_gather", elements * BYTES[self.framework.weights], inner)
         return Brought([parts, Op("gather parts", "data-within", work, [], parts.phase)])
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         p, k, r, a = setting.n, setting.n // setting.across, setting.replicas, setting.batches
         weights, grads = setting.weight_bytes, setting.grad_bytes
         moved = a * (p - 1) / p * (2 * weights + grads) + 2 * (r - 1) / r * grads / p
         yield ClosedForm("sent_per_step", moved, "sections 3.2 and 3.4: 2-hop gradient synchronisation")
-        share = (p - k) / p if setting.option("hierarchical", False) else (p - 1) / p
+        share = (p - k) / p if self.options.hierarchical else (p - 1) / p
         if setting.across > 1:
             yield ClosedForm(
                 "gathered_across_nodes", 2 * share * weights, "section 3.3: what leaves a node, both gathers"

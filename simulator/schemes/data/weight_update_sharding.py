@@ -19,7 +19,7 @@ from typing import Literal
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, together
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, together
 
 
 class WeightUpdateSharding(DataScheme):
@@ -52,8 +52,8 @@ class WeightUpdateSharding(DataScheme):
                 fragment.forward.append(Op("gather states", "data", states, [fragment.exit["parameters"]], "U"))
         return fragment
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
-        n, whole = setting.n, setting.option("keep_state", "sharded") == "gathered"
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
+        n, whole = setting.n, self.options.keep_state == "gathered"
         states = 12 / 2 * setting.weight_bytes if whole else 0
         moved = setting.grad_bytes + setting.weight_bytes + states
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 4: as many bytes as the all-reduce")

@@ -11,14 +11,14 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. Megatron-Cor
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.data.shared.data_parallel import DataScheme
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
 class Zero1(DataScheme):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     shards = ("optimizer",)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         yield ClosedForm("sent_per_step", (n - 1) / n * (setting.grad_bytes + setting.weight_bytes), "section 7.2.1")
         yield ClosedForm("state_bytes_per_parameter", 2 + 4 + 12 / n, "section 5.1 with fp32 gradients")

@@ -19,6 +19,7 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -26,7 +27,7 @@ class Zero2(ShardedScheme):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     shards = ("optimizer", "gradients")
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         moved = setting.batches * setting.grad_bytes + setting.weight_bytes
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.1, a reduction in every micro-batch")

@@ -26,6 +26,7 @@ from pydantic import Field
 
 from simulator.ir.ops import Param
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -53,9 +54,9 @@ class Zero3(ShardedScheme):
         # As many as are asked for while fewer than `most` are in flight.
         return sum(gathered - size < most for gathered, size in zip(accumulate(sizes[1:]), sizes[1:], strict=True))
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n, a = setting.n, setting.batches
-        small = setting.small(setting.option("persistence", self.options.persistence))
+        small = setting.small(self.options.persistence)
         cut = setting.weight_bytes - 2 * small
         moved = a * (2 * cut + setting.grad_bytes) + 2 * small
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.2; small parameters once a step")

@@ -29,6 +29,7 @@ from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
 from simulator.lowering.offload import IN, OUT, updated_on_host
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 
@@ -65,7 +66,7 @@ class ZeroInfinity(ShardedScheme):
         back = 0 if self.offloads("parameters") else BYTES[self.framework.weights]
         return updated_on_host(module, fragment, back, self.options.optimizer, there=True)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         moved = setting.batches * (2 * setting.weight_bytes + setting.grad_bytes)
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")

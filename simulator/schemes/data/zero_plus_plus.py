@@ -23,6 +23,7 @@ from pydantic import Field
 
 from simulator.ir.ops import BYTES, Collective, Memory, Op, Param
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
 
 SCALE = BYTES["fp32"]
@@ -89,12 +90,14 @@ class ZeroPlusPlus(ShardedScheme):
         """Bytes of quantised elements with the scales of their blocks."""
         return round(elements * BYTES[number]) + -(-elements // self.options.block) * SCALE
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n, across = setting.n, setting.across
-        qwz, hpz, qgz = (setting.option(name, True) for name in ("qwz", "hpz", "qgz"))
+        qwz, hpz, qgz = self.options.qwz, self.options.hpz, self.options.qgz
         ring, near = (n - 1) / n if across > 1 else 0, n // across
-        forward = sum(self.wire("int8", unit) for unit in setting.units) if qwz else setting.weight_bytes
-        exchanged = (across - 1) / across * near * sum(self.wire("int4", unit // near) for unit in setting.units)
+        forward = sum(self.wire("int8", unit) for unit in setting.unit_elements) if qwz else setting.weight_bytes
+        exchanged = (
+            (across - 1) / across * near * sum(self.wire("int4", unit // near) for unit in setting.unit_elements)
+        )
         gathers = ring * forward * (1 if hpz else 2)
         summed = exchanged if qgz else ring * setting.grad_bytes
         yield ClosedForm("sent_across_nodes", setting.batches * (gathers + summed), "table 1, with the scales")

@@ -19,14 +19,14 @@ axes: Liu et al. 2025, arXiv 2504.14960.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 
 
 class AllToAll(ExpertScheme):
     paper = Paper("arXiv:2006.16668", "GShard: Scaling Giant Models with Conditional Computation", 2020)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
-        p, slots = setting.ep, setting.b * setting.s * setting.places
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
+        p, slots = setting.ep, setting.b * setting.s * setting.slots_per_token
         yield ClosedForm(
             "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 3.2: dispatch and combine, twice"
         )

@@ -26,7 +26,7 @@ from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import COMPUTE, Fragment, Gemm, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite, instead, portions
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import Round, hurry, rounds
 
 
@@ -89,11 +89,13 @@ class Comet(ExpertScheme):
             found.append(replace(op, name=f"{op.name} {which}", work=work, after=[*(found[-1:] or after)]))
         return found
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "experts over all ranks")
         if setting.ep > 1:
-            rows, panels = (ceil(n / self.options.tile) for n in (setting.b * setting.s * setting.places, setting.h))
-            c, g = setting.exchange, setting.computing / 2
+            rows, panels = (
+                ceil(n / self.options.tile) for n in (setting.b * setting.s * setting.slots_per_token, setting.h)
+            )
+            c, g = setting.exchange_s, setting.compute_s / 2
             taken = max(g + c / rows, c) + max(g + c / panels, c)
             yield ClosedForm("forward_round", taken, "3.1: of two products, one with each exchange")
             yield ClosedForm("backward_round", taken, "3.1: likewise")

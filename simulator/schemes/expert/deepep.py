@@ -30,7 +30,7 @@ from hardware.errors import PlanError
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import Routed, exchanges
 
 
@@ -78,13 +78,13 @@ class DeepEP(ExpertScheme):
         op.work = Exchange(operation, tokens, *shape, work.axes, dtype, *knobs, work.pace)
         op.name = op.name.replace(work.operation, operation)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         n, p, k = setting.nodes, setting.ep, setting.top_k
         m = min(self.options.most, n)
         experts = setting.experts * m // n
         nodes = m * (1 - comb(experts - experts // m, k) / comb(experts, k))
         ranks = m * p // n * (1 - comb(experts - experts * n // (m * p), k) / comb(experts, k))
-        tokens = setting.b * setting.s * setting.places / k
+        tokens = setting.b * setting.s * setting.slots_per_token / k
         four = tokens * setting.h * (WIDTH["fp8"] + 3 * WIDTH["bf16"])
         yield ClosedForm("network_bytes", four * nodes * (1 - 1 / n), "3.2.2: once to each distinct node")
         yield ClosedForm("scale_up_bytes", four * ranks * (1 - n / p), "3.2.2: handed on to distinct ranks")

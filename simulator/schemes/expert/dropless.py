@@ -26,7 +26,7 @@ from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, exchanges
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, exchanges
 
 COUNT = 4
 """Bytes of a count of tokens, an integer of 32 bits."""
@@ -72,7 +72,7 @@ class Dropless(ExpertScheme):
                 op.after.append(counts)
                 return
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, k = setting.ep, setting.top_k
         slots = k * setting.b * setting.s
         tokens, counts = 4 * slots * setting.h * 2, COUNT * setting.experts

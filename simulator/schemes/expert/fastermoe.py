@@ -29,7 +29,7 @@ from simulator.ir.ops import BYTES, Collective, Fragment, Op
 from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import (
     Round,
     Routed,
@@ -112,18 +112,20 @@ class FasterMoE(ExpertScheme):
             between_groups(parts, size)
         return first[-1]
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p = setting.ep
-        slots = setting.b * setting.s * setting.places
+        slots = setting.b * setting.s * setting.slots_per_token
         yield ClosedForm(
             "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "4.2: steps send what one exchange does"
         )
         if p > self.options.group:
             yield ClosedForm(
-                "forward_round", in_turn(p // self.options.group, setting.exchange, setting.computing), "4.2: P/g steps"
+                "forward_round",
+                in_turn(p // self.options.group, setting.exchange_s, setting.compute_s),
+                "4.2: P/g steps",
             )
             yield ClosedForm(
                 "backward_round",
-                in_turn(p // self.options.group, setting.exchange, setting.computing),
+                in_turn(p // self.options.group, setting.exchange_s, setting.compute_s),
                 "4.2: P/g steps",
             )

@@ -30,7 +30,7 @@ from simulator.ir.modules import Module, Operator
 from simulator.ir.moe_operators import Permute, Unpermute
 from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 
 
 class GShard(ExpertScheme):
@@ -72,7 +72,7 @@ class GShard(ExpertScheme):
             )
             fragment.tensor_uses.append(replace(kept, op=fragment.backward[-1]))
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, c = setting.ep, setting.capacity or 2
         slots = c * setting.top_k * setting.b * setting.s
         yield ClosedForm(

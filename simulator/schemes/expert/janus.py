@@ -28,7 +28,7 @@ from pydantic import Field
 from simulator.ir.modules import Module, MoE, Operator, Unit
 from simulator.ir.ops import Collective, Fragment, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import Routed
 
 MOVING = "experts move"
@@ -88,10 +88,10 @@ class Janus(ExpertScheme):
         gathers = isinstance(work, Collective) and work.operation == "all_gather" and op.stream == self.family
         return gathers and {*work.axes} <= {*self.mesh.parts(self.axes[:1])}  # type: ignore[union-attr]
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
-        p, moe, slots = setting.ep, setting.model.moe, setting.b * setting.s * setting.places
-        n, w = max(1, p // self.options.machine), 3 if setting.model.gated else 2
-        ratio = 2 * slots / (n * moe.experts / p * w * moe.expert_ffn)
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
+        p, slots = setting.ep, setting.b * setting.s * setting.slots_per_token
+        n = max(1, p // self.options.machine)
+        ratio = 2 * slots / (n * setting.experts / p * 2 * setting.expert_ffn)
         elements = 2 * setting.expert_parameters if ratio > 1 else 4 * slots * setting.h
         yield ClosedForm(
             "expert_parameters", setting.expert_parameters / p, "experts stay with their owners, E/P a rank"

@@ -29,7 +29,7 @@ from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import least_capacity
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import in_parts, in_turn, rounds
 
 
@@ -85,14 +85,14 @@ class Tutel(ExpertScheme):
                 found.append(replace(op, work=step, after=found[-1:] or op.after))
         return found
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts a rank")
         if setting.ep > 1:
             yield ClosedForm(
                 "forward_round",
-                in_turn(self.options.degree, setting.exchange, setting.computing),
+                in_turn(self.options.degree, setting.exchange_s, setting.compute_s),
                 "3.2; PipeMoE, section IV",
             )
             yield ClosedForm(
-                "backward_round", in_turn(self.options.degree, setting.exchange, setting.computing), "3.2: likewise"
+                "backward_round", in_turn(self.options.degree, setting.exchange_s, setting.compute_s), "3.2: likewise"
             )

@@ -26,7 +26,16 @@ from hardware.errors import PlanError
 from simulator.ir.modules import Module, Stage, Update
 from simulator.ir.ops import BYTES, Fragment, StageOps
 from simulator.ir.registry import find_scheme
-from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, Scheme, SchemeOptions
+from simulator.ir.scheme import (
+    ClosedForm,
+    LowerModule,
+    LowerStage,
+    MemoryScheme,
+    Paper,
+    Scheme,
+    SchemeOptions,
+)
+from simulator.ir.settings import LayerSetting
 from simulator.lowering.offload import activations_away, updated_on_host
 from simulator.schemes.memory.shared.recompute import marked
 
@@ -77,7 +86,7 @@ class Offload(MemoryScheme):
             return updated_on_host(module, inner(module), BYTES[self.framework.weights], self.options.to)
         return inner(module)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         s, b, h, a = setting.s, setting.b, setting.h, setting.a
         yield ClosedForm(
             "copied_per_layer", 2 * s * b * h * (34 + 5 * a * s / h), "arXiv 2205.05198, equation 1, out and back"

@@ -18,6 +18,7 @@ from pydantic import Field
 from simulator.ir.modules import Module, Stage, Unit
 from simulator.ir.ops import Fragment, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from simulator.ir.settings import LayerSetting
 from simulator.schemes.memory.shared.recompute import marked, recompute
 
 
@@ -43,5 +44,5 @@ class RecomputeFull(MemoryScheme):
         }
         return recompute(module, inner, (lambda key: key.partition("@")[0] in results) if operators else None)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("recomputed_forward_share", 1.0, "section 5: one more forward pass")

@@ -27,6 +27,7 @@ from pydantic import Field
 from simulator.ir.modules import Module, Stage, Unit, add_marks
 from simulator.ir.ops import Fragment, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
+from simulator.ir.settings import LayerSetting
 from simulator.schemes.memory.shared.recompute import (
     AGAIN,
     DISCARDED,
@@ -73,7 +74,7 @@ class RecomputeSelective(MemoryScheme):
                     discard(fragment, [op for op in fragment.forward if op.tag in group])
         return fragment
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         if setting.t == 1 and self.options.modules == ("core_attn",):
             yield ClosedForm(
                 "activations_per_layer", 34 * setting.s * setting.b * setting.h, "section 5, without tensor parallelism"

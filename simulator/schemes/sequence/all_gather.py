@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 from simulator.ir.modules import Operator
 from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
+from simulator.ir.settings import SequenceSetting
 
 
 class AllGather(SequenceScheme):
@@ -25,7 +26,7 @@ class AllGather(SequenceScheme):
     def layouts(self, operator: Operator) -> str | None:
         return "s" if operator.has("s") else None
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
         volume = 3 if setting.regather else 2
         yield ClosedForm(

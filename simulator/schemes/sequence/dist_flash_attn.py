@@ -27,6 +27,7 @@ from hardware.errors import PlanError
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from simulator.ir.settings import SequenceSetting
 from simulator.schemes.sequence.shared.ring_attention import RingScheme, helped
 
 
@@ -49,7 +50,7 @@ class DistFlashAttn(RingScheme):
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         return helped(operator, inner, self.group, self.ranks)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, kv, h = setting.cp, setting.kv_width, setting.h
         n = setting.b * setting.s / p * 2
         forward = backward = Fraction(0)

@@ -24,6 +24,7 @@ from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.settings import SequenceSetting
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
@@ -55,7 +56,7 @@ class MegatronCP(RingScheme):
             rule = f"with comm a2a each of {parts} ranks has as many heads of its own, and no copies"
             raise PlanError("model.kv_heads", rule, "Use sequence/ulysses, or comm: p2p", job.model.kv_heads)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p = setting.cp
         hops = (p - 1) / p * setting.b * setting.s * setting.kv_width * 2
         if self.options.comm == "a2a":

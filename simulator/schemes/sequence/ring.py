@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.settings import SequenceSetting
 from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
@@ -40,7 +41,7 @@ class Ring(RingScheme):
     def order(self) -> str:
         return str(self.options.balance)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, s = setting.cp, setting.s
         hops = (p - 1) / p * setting.b * s * setting.kv_width * 2
         yield ClosedForm("sent_forward", 2 * hops, "keys and values, p-1 hops")

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from simulator.ir.modules import Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
+from simulator.ir.settings import SequenceSetting
 
 
 class Ulysses(SequenceScheme):
@@ -34,7 +35,7 @@ class Ulysses(SequenceScheme):
             return "a"
         return "s" if operator.has("s") else None
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
         copied = max(kv, kv * p // setting.kv_heads)
         volume = (2 * setting.h + 2 * copied) * n / p * (p - 1) / p * 2

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from simulator.ir.modules import Operator
 from simulator.ir.operators import Embedding, Linear
 from simulator.ir.scheme import ClosedForm, Paper, Rule
+from simulator.ir.settings import LayerSetting
 from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
 
 INNER = ("a", "f", "v")
@@ -43,7 +44,7 @@ class ThreeD(Grid):
             return Rule(self.along(i="b", j="b"))
         return Rule(self.along(i="b", l="b", j=across) if across in INNER else self.along(i="b", j="b", l=across))
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         q, b, s, h, a = setting.q, setting.b, setting.s, setting.h, setting.a
         operands, results = 7 * b * s * h + 12 * h * h, 9 * b * s * h
         once = (q - 1) / q**3 * (operands + results) * 2

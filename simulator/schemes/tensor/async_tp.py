@@ -28,7 +28,7 @@ from simulator.ir.ops import Memory, Op, TensorUse
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.lowering.rewrite import Rewrite, instead
-from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
+from simulator.schemes.tensor.shared.tensor_overlap import Overlap, OverlapSetting, Pair, shifts, total
 
 
 class AsyncTP(Overlap):
@@ -78,8 +78,8 @@ class AsyncTP(Overlap):
                 rule = f"GPUs pull from each other's memory in a domain of {domain}, and groups over {axis} leave it"
                 raise PlanError(f"plan.mesh.{axis}", rule, f"Make {axis} the innermost axis, or smaller", size)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
-        p, e, gathered, scattered = setting.p, setting.product / setting.p, setting.gathered, setting.scattered
+    def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
+        p, e, gathered, scattered = setting.p, setting.gemm_s / setting.p, setting.input_s, setting.output_s
         yield ClosedForm(
             "gather_seconds", (p - 1) * max(gathered / p, e) + e, "the loop of Wang et al. 2023, one direction"
         )

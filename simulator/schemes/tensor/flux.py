@@ -26,7 +26,7 @@ from pydantic import Field
 from simulator.ir.ops import Gemm
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.lowering.rewrite import Rewrite, instead
-from simulator.schemes.tensor.shared.tensor_overlap import Overlap, Pair, shifts, total
+from simulator.schemes.tensor.shared.tensor_overlap import Overlap, OverlapSetting, Pair, shifts, total
 
 TILE = (128, 256)
 """Rows and columns of an output tile: of the widest tiles of libraries on GPUs since Ampere."""
@@ -67,15 +67,15 @@ class Flux(Overlap):
         streamed = [before] if last < pair.work.nbytes else []
         rewrite.swap(op, [*streamed, behind, total(pair, [behind])])
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
-        p, n = setting.p, waves(Gemm(setting.rows, setting.columns, setting.inner), self.options.wave)
-        brought, sent = ((p - 1) / p * whole for whole in (setting.gathered, setting.scattered))
+    def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
+        p, n = setting.p, waves(setting.gemm, self.options.wave)
+        brought, sent = ((p - 1) / p * whole for whole in (setting.input_s, setting.output_s))
         yield ClosedForm(
-            "gather_seconds", max(setting.product, brought), "one kernel beside the copies that it waits for"
+            "gather_seconds", max(setting.gemm_s, brought), "one kernel beside the copies that it waits for"
         )
         yield ClosedForm(
             "scatter_seconds",
-            max(setting.product, (1 - 1 / n) * sent) + sent / n,
+            max(setting.gemm_s, (1 - 1 / n) * sent) + sent / n,
             "all but the last wave of tiles is sent beside the kernel",
         )
         yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from simulator.ir.modules import Operator
 from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
+from simulator.ir.settings import LayerSetting
 
 
 class Megatron(TensorScheme):
@@ -27,7 +28,7 @@ class Megatron(TensorScheme):
     def layouts(self, operator: Operator) -> str | None:
         return next((dim for dim in ("a", "f", "v") if operator.has(dim)), None)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a
         yield ClosedForm(
             "sent_per_layer", 8 * (t - 1) / t * b * s * h * 2, "section 3: four all-reduces of b s h elements"

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from simulator.ir.modules import Operator
 from simulator.ir.scheme import ClosedForm, Paper, TensorScheme
+from simulator.ir.settings import LayerSetting
 
 
 class MegatronSP(TensorScheme):
@@ -24,7 +25,7 @@ class MegatronSP(TensorScheme):
     def layouts(self, operator: Operator) -> str | None:
         return next((dim for dim in ("a", "f", "v", "s") if operator.has(dim)), None)
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a
         volume = 10 if setting.regather else 8
         yield ClosedForm("sent_per_layer", volume * (t - 1) / t * b * s * h * 2, "arXiv 2405.07719, table 2")

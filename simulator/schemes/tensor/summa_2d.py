@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
+from simulator.ir.settings import LayerSetting
 from simulator.schemes.tensor.shared.summa import Summa
 
 
@@ -26,7 +27,7 @@ class Summa2D(Summa):
     least_axes = most_axes = 2
     names = ("row", "col")
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         q, b, s, h, a = setting.q, setting.b, setting.s, setting.h, setting.a
         once = math.ceil(math.log2(q)) / q * (7 * b * s * h + 12 * h * h) * 2
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / q * 4

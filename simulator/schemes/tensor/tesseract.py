@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from simulator.ir.modules import Operator
 from simulator.ir.scheme import ClosedForm, Paper, Rule
+from simulator.ir.settings import LayerSetting
 from simulator.schemes.tensor.shared.summa import Summa
 
 
@@ -30,7 +31,7 @@ class Tesseract(Summa):
         rule = super().layouts(operator)
         return Rule({**self.along(depth="b"), **rule.divide})
 
-    def closed_forms(self, setting) -> Iterable[ClosedForm]:  # type: ignore[no-untyped-def]
+    def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         d, q, b, s, h, a = setting.d, setting.q, setting.b, setting.s, setting.h, setting.a
         once = math.ceil(math.log2(q)) / q * (7 * b * s * h / d + 12 * h * h) * 2
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / (d * q) * 4

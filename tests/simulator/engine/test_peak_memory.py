@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
 from simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
-from tests.contract.of_tensor import LayerSetting, activations_per_layer
+from tests.contract.of_tensor import LoweredLayer, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
 from tests.strategies import examples, jobs
 
@@ -276,7 +276,7 @@ SAVINGS = {
 @pytest.mark.parametrize("module", SAVINGS)
 def test_what_recomputing_a_module_saves(module: str, t: int) -> None:
     def kept(*more: Any) -> float:
-        return activations_per_layer(LayerSetting(t, B, S, H, A, more=more), "tensor/megatron-sp")
+        return activations_per_layer(LoweredLayer(t, B, S, H, A, more=more), "tensor/megatron-sp")
 
     less = kept() - kept(("memory/recompute-selective", (("modules", (module,)),)))
     assert less == pytest.approx(SAVINGS[module] * S * B * H / t)
@@ -304,7 +304,7 @@ def test_modern_layers_with_a_fused_kernel(gated: bool, kv_heads: int, t: int) -
 
 @given(t=st.sampled_from([1, 2, 4]), use=st.sampled_from(["tensor/megatron", "tensor/megatron-sp"]))
 def test_gathering_again_never_keeps_more(t: int, use: str) -> None:
-    again, kept = (activations_per_layer(LayerSetting(t, regather=regather), use) for regather in (True, False))
+    again, kept = (activations_per_layer(LoweredLayer(t, regather=regather), use) for regather in (True, False))
     if t > 1 and use.endswith("-sp"):
         assert kept - again == pytest.approx(2 * 2 * 64 * 128 * (1 - 1 / t))
     else:
@@ -313,7 +313,7 @@ def test_gathering_again_never_keeps_more(t: int, use: str) -> None:
 
 def test_a_residuals_gradient_lives_until_it_is_added() -> None:
     """While the MLP goes backward, the gradient that the residual hands past it stays: one b s h more."""
-    setting = LayerSetting(t=1, b=1, s=S, h=H, a=A, attention="flash")
+    setting = LoweredLayer(t=1, b=1, s=S, h=H, a=A, attention="flash")
     fragment = setting.layer(None)[0].fragment
     keys = {t.key for t in fragment.tensor_uses if t.op.name == "add dmiddle"}
     assert any(key.startswith("d:end@") for key in keys), keys
@@ -321,7 +321,7 @@ def test_a_residuals_gradient_lives_until_it_is_added() -> None:
 
 def test_scores_take_memory_on_their_way() -> None:
     """Unfused attention: the scores stand beside the softmax that is made of them."""
-    fragment = LayerSetting(t=1, b=1, s=S, h=H, a=A).layer(None)[0].fragment
+    fragment = LoweredLayer(t=1, b=1, s=S, h=H, a=A).layer(None)[0].fragment
     scores = 2 * A * S * S
     passing = [t for t in fragment.tensor_uses if t.key.startswith(("core.0", "d:core.")) and t.made]
     assert [t.nbytes for t in passing] == [scores] * 3

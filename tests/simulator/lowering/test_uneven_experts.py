@@ -17,7 +17,7 @@ from simulator import simulate
 from simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, slowest_rank
 from simulator.ir.routing import Routing, read_counts, read_routing
 from tests.contract.measure import sent
-from tests.contract.of_experts import ExpertSetting, sent_per_layer
+from tests.contract.of_experts import ExpertLayer, sent_per_layer
 from tests.contract.played import Played, play_job
 
 S, H, E, K, F = 64, 32, 8, 2, 24
@@ -274,7 +274,7 @@ def test_ranks_that_divide_experts_gather_the_tokens_of_the_most_laden() -> None
 @given(ep=st.sampled_from([2, 4, 8]), k=st.sampled_from([1, 2, 4]), c=st.sampled_from([0.5, 1.0, 1.25, 2.0, 4.0]))
 def test_padded_volume_is_linear_in_capacity_and_choices(ep: int, k: int, c: float) -> None:
     """E C h b (P-1)/P each time, whatever the routing; c k = 1 moves each token once, and one choice half of two."""
-    setting = ExpertSetting(ep=ep, top_k=k, capacity=c)
+    setting = ExpertLayer(ep=ep, top_k=k, capacity=c)
     once = setting.b * setting.s * setting.h * 2 * (ep - 1) / ep
     assert sent_per_layer(setting, "expert/gshard") == pytest.approx(4 * c * k * once)
     assert sent_per_layer(replace(setting, top_k=2 * k), "expert/gshard") == pytest.approx(8 * c * k * once)

@@ -20,7 +20,7 @@ from simulator.models.model import Model
 from simulator.report.trace import THREADS
 from simulator.schemes.sequence.shared.ring_attention import blocks
 from tests.contract.measure import forward_ops, listed, lowered_stage, make, saved, sent, waits_for
-from tests.contract.of_sequence import HEADS, MEASURES, SequenceSetting, efficiency, of_family
+from tests.contract.of_sequence import MEASURES, SequenceLayer, efficiency, of_family
 from tests.strategies import examples
 
 ORDERS = ("contiguous", "striped", "zigzag")
@@ -116,7 +116,7 @@ def under(*entries: Entry, regather: bool = False, attention: str = "flash", **m
     """A layer under sequence schemes, the outermost first, each over an axis of its own."""
     mesh = Mesh({f"x{i}": ranks for i, (_, ranks, _) in enumerate(entries)})
     schemes = [make(f"sequence/{name}", mesh, (f"x{i}",), **told) for i, (name, _, told) in enumerate(entries)]
-    shape = Model(**({"layers": 1, "hidden": 192, "heads": HEADS, "vocab": 64, "seq": 48} | model))
+    shape = Model(**({"layers": 1, "hidden": 192, "heads": 24, "vocab": 64, "seq": 48} | model))
     built = Architecture(shape, 1, shape.seq, 64, attention=attention)
     (unit_run,) = Lowering(mesh, schemes, regather).run(built.stage(range(1), False, False)).unit_runs
     return unit_run
@@ -232,7 +232,7 @@ def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str
     kind = find_scheme(use)
     for value in values:
         for cp, kv_heads, s in ((2, 6, 48), (3, 6, 48), (8, 24, 96)):
-            setting = SequenceSetting(cp, 2, s, kv_heads, regather=regather, options=((option, value),))
+            setting = SequenceLayer(cp, 2, s, kv_heads, regather=regather, options=((option, value),))
             for law in kind(options=kind.Options(**{option: value})).closed_forms(setting):
                 assert MEASURES[law.quantity](setting, use) == pytest.approx(law.value, rel=1e-12)
 
@@ -383,7 +383,7 @@ def test_transfers_hide_from_n_positions_on(rate: float, peers: float, kv_heads:
             for kind in (Attention, Collective)
         )
         n = 48 / 4
-        assert block / hop == pytest.approx(n / (factor * rate / peers * kv_heads / HEADS))
+        assert block / hop == pytest.approx(n / (factor * rate / peers * kv_heads / 24))
 
 
 def layer_of(order: str, kv_heads: int) -> UnitRun:

@@ -22,7 +22,7 @@ from simulator.ir.ops import Collective, Memory, Op
 from simulator.job.load import load_job
 from simulator.report.trace import write
 from tests.contract.measure import backward_ops, described
-from tests.contract.of_data import DataSetting, sent_across_nodes, sent_per_step, state_bytes_per_parameter
+from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.strategies import EVERY, examples, jobs
 
@@ -208,15 +208,15 @@ def test_one_group_is_full_sharding_and_groups_of_one_are_plain_copies(use: str)
     alone = play_job(job_of(use, {"replicas": 1, "dp": 4}, 2, replicate="replicas")).stages[0]
     assert described(full) == described(alone)  # type: ignore[arg-type]
     batch = 1 if use == "data/fsdp" else 3
-    copies = DataSetting(1, batch, 8)
-    assert sent_per_step(copies, use) == pytest.approx(sent_per_step(DataSetting(8, batch), "data/ddp"))
+    copies = DataRanks(1, batch, 8)
+    assert sent_per_step(copies, use) == pytest.approx(sent_per_step(DataRanks(8, batch), "data/ddp"))
     assert state_bytes_per_parameter(copies, use) == pytest.approx(18)
 
 
 @given(f=st.sampled_from([1, 2, 4, 8]), r=st.sampled_from([1, 2, 3, 8]), batch=st.integers(1, 4))
 def test_mics_sums_copies_once_a_step(f: int, r: int, batch: int) -> None:
     """With one micro-batch it sends what hybrid sharding does; with more, less by the sums of the copies."""
-    setting = DataSetting(f, batch, r)
+    setting = DataRanks(f, batch, r)
     between = 2 * (r - 1) / r * setting.grad_bytes / f
     hybrid, mics = sent_per_step(setting, "data/fsdp"), sent_per_step(setting, "data/mics")
     assert hybrid == pytest.approx(mics + (batch - 1) * between)
@@ -343,10 +343,12 @@ def test_the_table_of_zero(use: str, n: int) -> None:
 # ------------------------------------------------------------------------------------------------- ZeRO++
 
 
-def halved(setting: DataSetting, **told: bool) -> float:
+def halved(setting: DataRanks, **told: bool) -> float:
     """Bytes that leave a node, in units of the 16-bit weights, with hardly any scales."""
     every = {"qwz": False, "hpz": False, "qgz": False, **told, "block": 10**9}
-    return sent_across_nodes(replace(setting, told=tuple(every.items())), "data/zero-plus-plus") / setting.weight_bytes
+    return (
+        sent_across_nodes(replace(setting, options=tuple(every.items())), "data/zero-plus-plus") / setting.weight_bytes
+    )
 
 
 @pytest.mark.parametrize("across", [2, 8, 64])
@@ -355,7 +357,7 @@ def test_what_each_part_of_zero_plus_plus_saves(across: int) -> None:
 
     Gradients are in fp32 here, so without qgZ they are twice as large as in the paper.
     """
-    setting = DataSetting(8 * across, across=across)
+    setting = DataRanks(8 * across, across=across)
     ring, steps = 1 - 1 / (8 * across), 1 - 1 / across
     assert halved(setting) == pytest.approx(4 * ring)
     assert halved(setting, qwz=True) == pytest.approx((0.5 + 0.5 + 2) * ring, rel=1e-3)

@@ -26,7 +26,7 @@ from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, described, forward_ops, make, params_of, sent, waits_for
-from tests.contract.of_tensor import LayerSetting
+from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job
 
 AXES = {
@@ -389,7 +389,7 @@ def test_an_embedding_on_a_square_broadcasts_its_table_in_blocks() -> None:
 def test_gathered_weights_of_a_cube_live_until_their_last_use(regather: bool) -> None:
     """Kept from the forward to the backward pass, 12 h^2 / q^2 elements a layer; or gathered again for each product."""
     q, h = 2, 64
-    setting = LayerSetting(q**3, 8, 4, h, 4, regather, grid=(q, q, q))
+    setting = LoweredLayer(q**3, 8, 4, h, 4, regather, grid=(q, q, q))
     unit_run, _ = setting.layer("tensor/3d")
     fragment = unit_run.fragment
     events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)

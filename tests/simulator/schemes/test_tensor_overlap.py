@@ -26,7 +26,7 @@ from simulator.models.model import Model
 from simulator.schemes.tensor.flux import waves
 from simulator.schemes.tensor.shared.tensor_overlap import pairs
 from tests.contract.measure import listed, make, sent
-from tests.contract.of_overlap import PairSetting, gather_seconds, overlapped, scatter_seconds, seconds
+from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
 
 ASYNC, FLUX = "tensor/async-tp", "tensor/flux"
@@ -36,7 +36,7 @@ every = pytest.mark.parametrize("use", BOTH)
 either = pytest.mark.parametrize("gathers", [True, False])
 
 PAIRS = st.builds(
-    PairSetting,
+    GemmPair,
     st.sampled_from([1, 2, 3, 4, 8]),
     st.integers(1, 400).map(lambda n: 24 * n),
     st.integers(1, 64),
@@ -49,30 +49,30 @@ PAIRS = st.builds(
 # ------------------------------------------------------------------------------------------------ one pair
 
 
-def moved(setting: PairSetting, gathers: bool) -> float:
+def moved(setting: GemmPair, gathers: bool) -> float:
     """Seconds of the collective alone."""
-    return (setting.p - 1) / setting.p * (setting.gathered if gathers else setting.scattered)
+    return (setting.p - 1) / setting.p * (setting.input_s if gathers else setting.output_s)
 
 
 @either
 @given(setting=PAIRS)
-def test_async_tp_takes_the_longer_of_both_for_all_shards_but_one(gathers: bool, setting: PairSetting) -> None:
-    p, e = setting.p, setting.product / setting.p
-    c = (setting.gathered if gathers else setting.scattered) / p
+def test_async_tp_takes_the_longer_of_both_for_all_shards_but_one(gathers: bool, setting: GemmPair) -> None:
+    p, e = setting.p, setting.gemm_s / setting.p
+    c = (setting.input_s if gathers else setting.output_s) / p
     assert SECONDS[gathers](setting, ASYNC) == pytest.approx((p - 1) * max(c, e) + e)
 
 
 @either
 @given(setting=PAIRS, wave=st.sampled_from([1, 4, 132]))
-def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, setting: PairSetting, wave: int) -> None:
+def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, setting: GemmPair, wave: int) -> None:
     taken = seconds(overlapped(setting, FLUX, gathers, wave=wave), setting)
-    product, collective = setting.product, moved(setting, gathers)
+    product, collective = setting.gemm_s, moved(setting, gathers)
     assert max(product, collective) * (1 - 1e-9) <= taken <= (product + collective) * (1 + 1e-9)
     if gathers:
         assert taken == pytest.approx(max(product, collective))
     elif setting.p > 1:
         # Bytes of the last wave are whole ones.
-        n, rounding = waves(setting.work, wave), 2 / setting.links
+        n, rounding = waves(setting.gemm, wave), 2 / setting.bytes_per_s
         assert taken == pytest.approx(max(product, (1 - 1 / n) * collective) + collective / n, abs=rounding)
 
 
@@ -80,18 +80,18 @@ def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, set
 @either
 @given(setting=PAIRS)
 def test_without_transfers_a_pair_is_its_product_and_without_products_its_collective(
-    use: str, gathers: bool, setting: PairSetting
+    use: str, gathers: bool, setting: GemmPair
 ) -> None:
-    assert SECONDS[gathers](replace(setting, links=inf), use) == pytest.approx(setting.product)
+    assert SECONDS[gathers](replace(setting, bytes_per_s=inf), use) == pytest.approx(setting.gemm_s)
     assert SECONDS[gathers](replace(setting, flops=inf), use) == pytest.approx(moved(setting, gathers))
 
 
 @every
 @either
 @given(setting=PAIRS)
-def test_work_and_bytes_stay(use: str, gathers: bool, setting: PairSetting) -> None:
+def test_work_and_bytes_stay(use: str, gathers: bool, setting: GemmPair) -> None:
     ops, plain, mesh = overlapped(setting, use, gathers), setting.pair(gathers).forward, Mesh({"tp": setting.p})
-    assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.work.flops)
+    assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.gemm.flops)
     assert sent(ops, mesh) == pytest.approx(sent(plain, mesh))
     if setting.p == 1:
         assert listed(ops) == listed(plain)
@@ -99,10 +99,10 @@ def test_work_and_bytes_stay(use: str, gathers: bool, setting: PairSetting) -> N
 
 @either
 def test_one_wave_is_sent_when_all_is_computed(gathers: bool) -> None:
-    setting = PairSetting(4, 1536, 64, 2816, 1e11, 1e6)
-    assert waves(setting.work, 132) == 1
+    setting = GemmPair(4, 1536, 64, 2816, 1e11, 1e6)
+    assert waves(setting.gemm, 132) == 1
     taken = SECONDS[gathers](setting, FLUX)
-    serial = setting.product + moved(setting, gathers)
+    serial = setting.gemm_s + moved(setting, gathers)
     assert taken == pytest.approx(moved(setting, True) if gathers else serial)
 
 

@@ -20,7 +20,7 @@ from simulator.costs.costs import Costs
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Exchange, Op, slowest_rank
 from simulator.lowering.rewrite import parts
-from tests.contract.of_experts import ExpertSetting
+from tests.contract.of_experts import ExpertLayer
 from tests.contract.played import play_job
 
 V3 = Exchange("dispatch", 4096, 7168, 8, 256, ("ep",), "fp8")
@@ -98,14 +98,14 @@ def test_parts_and_paces_are_of_tokens() -> None:
 # --------------------------------------------------------------------------------------------------- the layer
 
 
-def exchanges(setting: ExpertSetting, use: str = "expert/deepep") -> list[Op]:
+def exchanges(setting: ExpertLayer, use: str = "expert/deepep") -> list[Op]:
     unit_run, _ = setting.layer(use)
     return [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) if op.stream == "expert"]
 
 
 def test_a_layer_has_four_exchanges_in_the_places_of_all_to_alls() -> None:
     """The gradient of a combination is a dispatch, that of a dispatch a combination."""
-    setting = ExpertSetting(8, b=2, s=32, h=64, top_k=2)
+    setting = ExpertLayer(8, b=2, s=32, h=64, top_k=2)
     found, plain = exchanges(setting), exchanges(setting, "expert/all-to-all")
     works = [op.work for op in found]
     told = [(op.phase, work.operation, work.dtype) for op, work in zip(found, works, strict=True) if work]  # type: ignore[union-attr]

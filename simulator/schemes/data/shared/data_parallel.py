@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -18,9 +19,49 @@ import numpy as np
 from simulator.ir.modules import Module, Operator, Stage, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps
 from simulator.ir.scheme import LowerModule, LowerStage, Scheme
+from simulator.ir.settings import OptionValues
 
 Of = Callable[[Param], tuple[tuple[str, ...], int]]
 """Over which axes something of a parameter meets, and its elements; over none where nothing does."""
+
+
+@dataclass(frozen=True)
+class DataSetting:
+    """Data-parallel ranks of a small model with bf16 weights and fp32 gradients.
+
+    n: ranks that share states, on `across` nodes of n / across.
+    batches: micro-batches of a step.
+    replicas: groups of n ranks that hold copies of each other's states.
+    options: of the scheme.
+    unit_elements: parameters of every unit: the embedding, the layers, the output layer with its norm.
+    parameter_elements: elements of every parameter tensor.
+    buckets: equal buckets of gradients in another model, where `bucket_backward_s` seconds of the backward pass fill
+        one and its all-reduce takes `bucket_reduce_s` seconds.
+    """
+
+    n: int = 4
+    batches: int = 1
+    replicas: int = 1
+    across: int = 1
+    options: OptionValues = ()
+    unit_elements: tuple[int, ...] = ()
+    parameter_elements: tuple[int, ...] = ()
+    buckets: int = 3
+    bucket_backward_s: float = 2.0
+    bucket_reduce_s: float = 1.0
+
+    @property
+    def grad_bytes(self) -> int:
+        return 4 * sum(self.unit_elements)
+
+    @property
+    def weight_bytes(self) -> int:
+        return 2 * sum(self.unit_elements)
+
+    def small(self, least: int) -> int:
+        """Elements of all parameters that have fewer than `least`."""
+        return sum(elements for elements in self.parameter_elements if elements < least)
+
 
 Make = Callable[[tuple[str, ...], int], Op]
 """What brings so many elements together over axes."""

@@ -9,7 +9,7 @@ also holds as many tokens as that one: its memory is what must suffice.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -26,6 +26,47 @@ TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
 """Where tokens set out for their experts."""
 
 Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class ExpertSetting:
+    """A layer of experts, of two matrices with biases each, on expert-parallel ranks.
+
+    ep: ranks that the experts are spread over.
+    b: sequences of a rank, of s tokens each.
+    h: hidden size.
+    experts: routed experts of the layer.
+    top_k: experts of a token.
+    capacity: capacity factor; None: no token is dropped.
+    over: the axis whose ranks hold the experts: dp, cp or tp (with sequence parallelism).
+    nodes: nodes that the ranks lie on.
+    exchange_s: seconds of one all-to-all of all tokens of a rank.
+    compute_s: seconds of all expert kernels of one pass.
+    expert_ffn: inner width of an expert.
+    """
+
+    ep: int = 1
+    b: int = 1
+    s: int = 16
+    h: int = 32
+    experts: int = 8
+    top_k: int = 2
+    capacity: float | None = None
+    over: str = "dp"
+    nodes: int = 1
+    exchange_s: float = 1.0
+    compute_s: float = 1.0
+    expert_ffn: int = 16
+
+    @property
+    def slots_per_token(self) -> float:
+        """Expert slots that a token takes: top_k times the capacity factor."""
+        return self.top_k * (self.capacity or 1)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all routed experts of the layer."""
+        return self.experts * (2 * self.h * self.expert_ffn + self.expert_ffn + self.h)
 
 
 class ExpertScheme(Scheme):

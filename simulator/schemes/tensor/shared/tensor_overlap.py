@@ -22,6 +22,52 @@ from simulator.ir.scheme import LowerModule, TensorScheme
 from simulator.lowering.rewrite import Rewrite, parts, sources
 
 
+@dataclass(frozen=True)
+class OverlapSetting:
+    """A GEMM [rows, inner] x [inner, columns] in bf16, of which each rank has a part, and its collective.
+
+    p: ranks.
+    flop_per_s: of one rank; memory traffic costs nothing.
+    bytes_per_s: at which one rank sends.
+    regather: the framework all-gathers inputs again in the backward pass.
+    residual_elements: b s h of a layer on the same ranks (see `sent`).
+    """
+
+    p: int = 2
+    rows: int = 1024
+    inner: int = 64
+    columns: int = 512
+    flop_per_s: float = 1e9
+    bytes_per_s: float = 1e6
+    regather: bool = False
+    residual_elements: int = 64 * 128
+
+    @property
+    def gemm(self) -> Gemm:
+        return Gemm(self.rows, self.columns, self.inner)
+
+    @property
+    def gemm_s(self) -> float:
+        """Seconds of the whole GEMM."""
+        return self.gemm.flops / self.flop_per_s
+
+    @property
+    def input_s(self) -> float:
+        """Seconds in which a rank sends as many bytes as all rows of the input have."""
+        return 2 * self.rows * self.inner / self.bytes_per_s
+
+    @property
+    def output_s(self) -> float:
+        """Seconds in which a rank sends as many bytes as all rows of the output have."""
+        return 2 * self.rows * self.columns / self.bytes_per_s
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a rank sends in a layer under Megatron sequence parallelism, forward and backward."""
+        volume = 10 if self.regather else 8
+        return volume * (self.p - 1) / self.p * self.residual_elements * 2
+
+
 class Overlap(TensorScheme, ABC):
     """Base of the schemes that stand beside a tensor scheme that cuts activations, whichever that is, and take over its
     pairs of communication and products. A scheme says what stands in for each: `gather`, `scatter`."""
