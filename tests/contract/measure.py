@@ -96,10 +96,10 @@ def params_of(stage_ops: StageOps) -> list[Param]:
 def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
     """Ops by what they do and when, and by the places of what they wait for."""
     ops = list(ops)
-    place = {id(op): i for i, op in enumerate(ops)}
+    place = {op: i for i, op in enumerate(ops)}
 
     def sources(op: Op) -> frozenset[int]:
-        return frozenset((place[id(op)],)) if id(op) in place else frozenset().union(*map(sources, op.after))
+        return frozenset((place[op],)) if op in place else frozenset().union(*map(sources, op.after))
 
     return [(*told(op), frozenset().union(*map(sources, op.after))) for op in ops]
 
@@ -131,14 +131,14 @@ def described(stage_ops: StageOps) -> tuple[Any, ...]:
     )
 
 
-def waits_for(op: Op) -> set[int]:
-    """Identities of all that `op` waits for, near and far."""
-    found: set[int] = set()
+def waits_for(op: Op) -> set[Op]:
+    """All ops that `op` waits for, directly or through others."""
+    found: set[Op] = set()
     left = list(op.after)
     while left:
         other = left.pop()
-        if id(other) not in found:
-            found.add(id(other))
+        if other not in found:
+            found.add(other)
             left += other.after
     return found
 

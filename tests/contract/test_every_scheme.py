@@ -16,7 +16,7 @@ from hardware.errors import PlanError
 from hardware.load import validated
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
-from simulator.ir.ops import COMPUTE, StageOps
+from simulator.ir.ops import COMPUTE, Op, StageOps
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import FAMILIES, Paper, Scheme
 from simulator.lowering.lower import Lowering
@@ -248,16 +248,16 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
             assert done[0] == "F" and [kind for kind in done[1:] if kind != "R"] in (["BW"], ["B", "W"])
     assert sum(units.values()) == sum(1 for action in counts if action.kind == "F")
     # All actions together run all ops of their stages, of every pass and layer.
-    ran = Counter(id(flat.ops[at]) for number in range(len(table.actions)) for at in played.ops(number))
-    wanted: Counter[int] = Counter()
+    ran = Counter(flat.ops[at] for number in range(len(table.actions)) for at in played.ops(number))
+    wanted: Counter[Op] = Counter()
     for number, action in enumerate(table.actions):
         task = played.task(number)
-        wanted.update(id(op) for op in ops_beside((*task.ahead, *task.behind)))
+        wanted.update(ops_beside((*task.ahead, *task.behind)))
         if action.kind == "F":
             stage_ops = played.stage_ops(action.stage, action.slice)
-            wanted.update(id(op) for op in (*forward_ops(stage_ops), *backward_ops(stage_ops)))
+            wanted.update((*forward_ops(stage_ops), *backward_ops(stage_ops)))
         elif action.kind in (*ACTIVATION_TRANSFERS, "O"):
-            wanted.update(id(op) for part in task.parts for op in part.block.ops)
+            wanted.update(op for part in task.parts for op in part.block.ops)
     assert ran == wanted
     # Each op has a time of its own, after all that it waits for.
     times = played.times

@@ -264,7 +264,7 @@ def test_kinds_of_layers_are_lowered_once_each(period: int, kinds: int) -> None:
     layers = [
         unit_run.fragment for stage_ops in played.stages for unit_run in stage_ops.unit_runs if unit_run.name == "layer"
     ]
-    assert len({id(fragment) for fragment in layers}) == kinds
+    assert len(set(layers)) == kinds
 
 
 # --------------------------------------------------------------------------------------------------- memory

@@ -277,13 +277,13 @@ def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
 
     def end(op: Op) -> float:
         """Of an op that was issued; of a mark, when all that it waits for has ended; what comes in is there."""
-        if id(op) not in ends:
-            ends[id(op)] = max((end(other) for other in op.after), default=0.0)
-        return ends[id(op)]
+        if op not in ends:
+            ends[op] = max((end(other) for other in op.after), default=0.0)
+        return ends[op]
 
     for op in ops:
         begin = max(free.get(op.stream, 0.0), max((end(other) for other in op.after), default=0.0))
-        free[op.stream] = ends[id(op)] = begin + seconds(op)
+        free[op.stream] = ends[op] = begin + seconds(op)
     return free[COMPUTE]
 
 
@@ -344,9 +344,9 @@ def test_what_arrives_is_awaited_and_has_a_free_buffer(name: str, backward: bool
     kernels = [op for op in ops if isinstance(op.work, Attention)]
     incoming = [op for op in ops if isinstance(op.work, Collective) and not op.name.startswith("return")]
     for i, kernel in enumerate(kernels[1:], 1):
-        assert id(incoming[i - 1]) in waits_for(kernel)
-        assert id(kernels[i]) not in waits_for(incoming[i - 1])
-        assert i < 2 or id(kernels[i - 2]) in waits_for(incoming[i - 1])
+        assert incoming[i - 1] in waits_for(kernel)
+        assert kernels[i] not in waits_for(incoming[i - 1])
+        assert i < 2 or kernels[i - 2] in waits_for(incoming[i - 1])
 
 
 def test_helpers_return_what_they_made_before_it_is_joined() -> None:
@@ -355,7 +355,7 @@ def test_helpers_return_what_they_made_before_it_is_joined() -> None:
     merges = [op for op in unit_run.fragment.forward if op.name.startswith("merge")]
     assert [op.work.by for op in returns if isinstance(op.work, Collective)] == [-1, -2]
     assert len(merges) == 4
-    assert all(id(op) in waits_for(merges[-1]) for op in (*returns, *merges[:-1]))
+    assert all(op in waits_for(merges[-1]) for op in (*returns, *merges[:-1]))
     # Backward gradients of keys and values return, too, in every step but the first.
     back = [op for op in unit_run.fragment.backward if op.name.startswith("return")]
     assert [op.work.by for op in back if isinstance(op.work, Collective)] == [-1, -2]
@@ -469,11 +469,11 @@ def test_ulysses_keeps_the_output_in_both_layouts() -> None:
 def test_a_ring_holds_two_chunks_of_keys_in_flight() -> None:
     """Of all that comes in one is computed with and one arrives; backward as many, and of gradients too."""
     fragment = layer("ring", 8).fragment
-    place = {id(op): i for i, op in enumerate([*fragment.forward, *fragment.backward])}
+    place = {op: i for i, op in enumerate([*fragment.forward, *fragment.backward])}
     spans: dict[str, list[int]] = {}
     for tensor_use in fragment.tensor_uses:
-        if id(tensor_use.op) in place:
-            spans.setdefault(tensor_use.key, []).append(place[id(tensor_use.op)])
+        if tensor_use.op in place:
+            spans.setdefault(tensor_use.key, []).append(place[tensor_use.op])
 
     def most(prefix: str) -> int:
         found = [(min(at), max(at)) for key, at in spans.items() if key.startswith(prefix)]

@@ -83,7 +83,7 @@ def test_without_transfers_a_pair_is_its_product_and_without_products_its_collec
     use: str, gathers: bool, setting: GemmPair
 ) -> None:
     assert SECONDS[gathers](replace(setting, bytes_per_s=inf), use) == pytest.approx(setting.gemm_s)
-    assert SECONDS[gathers](replace(setting, flops=inf), use) == pytest.approx(moved(setting, gathers))
+    assert SECONDS[gathers](replace(setting, flop_per_s=inf), use) == pytest.approx(moved(setting, gathers))
 
 
 @every

@@ -1,0 +1,82 @@
+"""Schemes keep no state: one scheme object may lower several stages at a time, in any order."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.ir.mesh import Mesh
+from simulator.ir.modules import Module, Stage
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.ops import Fragment, StageOps
+from simulator.ir.scheme import Inner, MemoryScheme, Scheme
+from simulator.lowering.lower import Lowering
+from simulator.models.blocks import Blocks
+from simulator.models.model import Model
+from tests.contract.composed import SCHEMES, axes_for
+from tests.contract.measure import described, make
+from tests.contract.test_every_scheme import MIXED
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "expert": {"routing": {"zipf": 1.0}},
+    "memory/recompute-selective": {"modules": ("core_attn", "moe_act", "layernorm")},
+}
+"""Options of a family or a scheme under which modules are marked."""
+
+
+def several(use: str) -> tuple[Mesh, Scheme]:
+    """A scheme on two ranks along each of its axes."""
+    options = OPTIONS.get(use, OPTIONS.get(use.partition("/")[0], {}))
+    if use.startswith("expert/"):
+        mesh = Mesh({"dp": 2}, {EXPERTS: {"edp": 1, "ep": 2}}, ["dp"])
+        return mesh, make(use, mesh, ("ep",), **options)
+    axes = axes_for(use, "x")
+    mesh = Mesh(dict.fromkeys(axes or ["x"], 2))
+    return mesh, make(use, mesh, axes, **options)
+
+
+def stage(layers: range) -> Stage:
+    model = Model(layers=4, hidden=64, heads=8, vocab=64, seq=16, dropout=0.1, tied=False, moe=MIXED)
+    return Blocks(model, 4, 16, 64, replicas=2).stage(layers, 0 in layers, 3 in layers)
+
+
+def lowered(scheme: Scheme, mesh: Mesh, layers: range) -> StageOps:
+    return Lowering(mesh, [scheme], True).run(stage(layers))
+
+
+@pytest.mark.parametrize("use", SCHEMES)
+def test_lowering_assigns_nothing_to_a_scheme(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, scheme = several(use)
+    before = dict(vars(scheme))
+
+    def refuse(self: Scheme, name: str, value: object) -> None:
+        raise AssertionError(f"{self.use} assigns {name} while it lowers")
+
+    monkeypatch.setattr(Scheme, "__setattr__", refuse)
+    lowered(scheme, mesh, range(4))
+    assert {name: value for name, value in vars(scheme).items() if name in before} == before
+
+
+@pytest.mark.parametrize("use", [use for use in SCHEMES if use.startswith(("expert/", "memory/", "data/"))])
+def test_interleaved_lowerings_with_one_scheme_do_not_touch_each_other(use: str) -> None:
+    mesh, scheme = several(use)
+    alone = lowered(scheme, mesh, range(2)), lowered(scheme, mesh, range(2, 4))
+    found: list[StageOps] = []
+
+    class Nested(MemoryScheme):
+        """Lowers another stage with the same scheme object in the middle of this one."""
+
+        def lower(self, module: Module, inner: Inner) -> Fragment:
+            if module.label == "moe" and not found:
+                found.append(lowered(scheme, mesh, range(2, 4)))
+            return inner(module)
+
+    outer = Lowering(mesh, [scheme, Nested((), mesh=mesh)], True).run(stage(range(2)))
+    assert [described(outer), described(*found)] == [described(one) for one in alone]
+
+
+def test_the_options_of_these_tests_make_a_difference() -> None:
+    """Uneven routing and recomputed modules are lowered otherwise than the defaults."""
+    for use in ("expert/all-to-all", "memory/recompute-selective"):
+        mesh, scheme = several(use)
+        plain = make(use, mesh, scheme.axes)
+        assert described(lowered(scheme, mesh, range(4))) != described(lowered(plain, mesh, range(4)))
