@@ -165,7 +165,7 @@ def _room(kind: str) -> Any:
 
 def _with_progress(measuring: Any) -> Any:
     def run(*given: Any, **options: Any) -> Any:
-        return measuring(*given, said=lambda line: typer.echo(line, err=True), **options)
+        return measuring(*given, progress=lambda line: typer.echo(line, err=True), **options)
 
     return run
 

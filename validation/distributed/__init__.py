@@ -1,1 +1,1 @@
-"""Whole training steps, and collectives alone, with real processes: the reference trainer over torch.distributed."""
+"""Training steps of the reference trainer, and single collectives, on several processes with torch.distributed."""

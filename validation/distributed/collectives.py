@@ -1,4 +1,4 @@
-"""Collectives and messages alone, over a list of sizes, with bytes counted as nccl-tests counts them."""
+"""Timing of single collectives and messages over a list of sizes; bytes are counted as nccl-tests counts them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ from validation.measurements.device import Device
 from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-"""send_recv: from rank 0 to the last one, back and forth; half of that is one message."""
+"""send_recv is a ping-pong between rank 0 and the last rank; half of it is one message."""
 
 SIZES = tuple(4**i for i in range(5, 14))
-"""Bytes of the largest buffer on one rank: 1 KiB to 64 MiB."""
+"""Default sizes [bytes of the largest buffer on one rank]: 1 KiB to 64 MiB."""
 
-CALLS = 5
-"""In a row as one sample, as nccl-tests does: ranks leave a barrier one after another, which takes as long as a small
-call."""
+CALLS_PER_SAMPLE = 5
+"""Calls per sample, as in nccl-tests: ranks leave a barrier at times that differ by about one small call."""
 
-
-WORK = 512
-"""Rows and columns of products between calls: some milliseconds on a core, as between the collectives of a layer."""
+GEMM_SIZE = 512
+"""Rows and columns of the GEMMs between calls: a few ms on a CPU core, as between the collectives of a layer."""
 
 
-def elements(nbytes: int, world: int) -> int:
-    """Numbers of 4 bytes in the largest buffer, rounded up to a multiple of the ranks."""
+def buffer_elements(nbytes: int, world: int) -> int:
+    """fp32 elements of the largest buffer, rounded up to a multiple of the number of ranks."""
     return -(-nbytes // (4 * world)) * world
 
 
-def work(operation: str, count: int, device: torch.device) -> Callable[[], Any]:
-    """What makes the operation happen once; `count` numbers in its largest buffer."""
+def make_call(operation: str, count: int, device: torch.device) -> Callable[[], Any]:
+    """A function that runs the collective once, with `count` fp32 elements in its largest buffer."""
     world, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.zeros(count, device=device)
     part = torch.zeros(count // world, device=device)
@@ -48,10 +46,10 @@ def work(operation: str, count: int, device: torch.device) -> Callable[[], Any]:
         return lambda: dist.all_to_all_single(other, whole)
     if operation == "broadcast":
         return lambda: dist.broadcast(whole, 0)
-    return lambda: _back_and_forth(whole, rank, world - 1)
+    return lambda: _ping_pong(whole, rank, world - 1)
 
 
-def _back_and_forth(whole: Tensor, rank: int, last: int) -> None:
+def _ping_pong(whole: Tensor, rank: int, last: int) -> None:
     if rank == 0:
         dist.send(whole, last)
         dist.recv(whole, last)
@@ -60,29 +58,29 @@ def _back_and_forth(whole: Tensor, rank: int, last: int) -> None:
         dist.send(whole, 0)
 
 
-def timed(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Samples of every operation and size of a task.
+def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
+    """Samples of every operation and size of a task [s per call].
 
-    Seconds of one of `CALLS` in a row, of the slowest rank; of a `busy` task those of one call after some work of each
-    rank's own, on average over the ranks: they come late, and wait for each other, as in a training step.
+    A sample is the slowest rank's mean over `CALLS_PER_SAMPLE` consecutive calls. In a `busy` task it is one call after
+    GEMMs on each rank, averaged over the ranks: as in a training step, ranks arrive at different times and wait.
     """
     busy, world = task["busy"], dist.get_world_size()
     for operation in task["operations"]:
         for nbytes in task["sizes"]:
-            once = work(operation, elements(nbytes, world), device.torch)
+            once = make_call(operation, buffer_elements(nbytes, world), device.torch)
             for _ in range(task["warmup"]):
                 once()
-            sample = _late if busy else _seconds
+            sample = _time_after_own_work if busy else _time_in_a_row
             seconds = torch.tensor([sample(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
             seconds = seconds.to(device.torch)
             dist.all_reduce(seconds, dist.ReduceOp.SUM if busy else dist.ReduceOp.MAX)
-            share = (0.5 if operation == "send_recv" else 1.0) / (world if busy else CALLS)
+            share = (0.5 if operation == "send_recv" else 1.0) / (world if busy else CALLS_PER_SAMPLE)
             yield {"operation": operation, "bytes": nbytes, "seconds": [share * one for one in seconds.tolist()]}
 
 
-def _late(once: Callable[[], Any], device: Device) -> float:
-    """Seconds of one call on this rank, from when it has done some work of its own."""
-    x = torch.ones(WORK, WORK, device=device.torch)
+def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
+    """Seconds of one call on this rank, after GEMMs of its own."""
+    x = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device.torch)
     device.sync()
     dist.barrier()
     for _ in range(3):
@@ -91,11 +89,11 @@ def _late(once: Callable[[], Any], device: Device) -> float:
     return device.seconds(once, warmup=0, repeat=1)[0]
 
 
-def _seconds(once: Callable[[], Any], device: Device) -> float:
-    """Seconds of `CALLS` calls on this rank, from a barrier on."""
+def _time_in_a_row(once: Callable[[], Any], device: Device) -> float:
+    """Seconds of `CALLS_PER_SAMPLE` consecutive calls on this rank after a barrier."""
 
     def calls() -> None:
-        for _ in range(CALLS):
+        for _ in range(CALLS_PER_SAMPLE):
             once()
 
     device.sync()

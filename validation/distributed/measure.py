@@ -1,8 +1,7 @@
-"""``measure distributed`` and ``measure collectives``: a forecast is written, then processes are started."""
+"""``meshcast measure distributed`` and ``measure collectives``: writes the forecast, then runs the processes."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +12,20 @@ from typing import Any
 from hardware.errors import PlanError, nearest
 from simulator.ir.ops import Collective, Transfer
 from simulator.plan.plan import Plan
-from simulator.report.metrics import Z90
-from validation.distributed import collectives, launch, serial, trainer
+from validation.distributed import collectives, launch, serial_check, trainer
 from validation.measurements.device import Device, versions
-from validation.measurements.forecasts import Forecaster, forecasters
+from validation.measurements.forecasts import Forecaster, forecasters, with_interval
 from validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
 
-Say = Callable[[str], None]
-"""Takes a line of progress."""
+Progress = Callable[[str], None]
+"""Takes one line of progress."""
 
 AXIS = "world"
-"""The only axis of the plan that collectives alone are forecast with."""
+"""The only mesh axis of the plan with which single collectives are forecast."""
 
 
-def aloud(line: str) -> None:
-    """Progress for people, beside the answer."""
+def print_progress(line: str) -> None:
+    """Prints progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -44,29 +42,31 @@ def measure(
     check: bool = True,
     trace: Path | None = None,
     command: str = "",
-    say: Say = aloud,
+    progress: Progress = print_progress,
 ) -> Measurement:
-    """Times whole training steps of `job` and watches their memory, one process a rank, and writes `out`.
+    """Measures time and peak memory of whole training steps with one process per rank, and writes `out`.
 
-    check: sharded training is first compared with serial training, where one device has the memory for that. trace:
-    where to write rank 0's Kineto trace of one more step. Under torchrun only rank 0 writes. Raises PlanError for a job
-    that the reference trainer does not run, and where a process fails; interrupted, it writes what it has.
+    steps, warmup: timed steps, and untimed ones before.
+    check: first compare with serial training, if one device has enough memory for it.
+    trace: file for rank 0's Kineto trace of one further step.
+    Raises PlanError for a job that the reference trainer does not support, and if a process fails. An interrupted
+    measurement is written as far as it got. Under torchrun only rank 0 writes.
     """
-    _counts(steps=(steps, 1), warmup=(warmup, 1))
-    own = forecasters(job, calibration)
-    plan = own[0].plan
+    _check_counts(steps=(steps, 1), warmup=(warmup, 1))
+    sources = forecasters(job, calibration)
+    plan = sources[0].plan
     trainer.check(plan)
     if trace is not None and not trace.resolve().parent.is_dir():
-        raise PlanError("--trace", "there is no such folder", "Name a file in a folder of yours", str(trace))
-    one = _device(device)
-    launch.check(plan.mesh.world, device)
-    machine = one.machine(plan.mesh.world)
-    notes, checked = [], check and serial.affordable(plan, machine.memory)
+        raise PlanError("--trace", "its folder does not exist", "Name a file in an existing folder", str(trace))
+    this_device = _device(device)
+    launch.check_world_size(plan.mesh.world, device)
+    machine = this_device.machine(plan.mesh.world)
+    notes, checked = [], check and serial_check.fits_serially(plan, machine.memory)
     if check and not checked:
-        notes.append("not compared with serial training: one device has not the memory for the whole model")
-    begun = Measurement(
+        notes.append("not compared with serial training: the whole model does not fit on one device")
+    blind = Measurement(
         kind="distributed",
-        title=f"{plan.job.model.name} on {plan.mesh.world} x {machine.name}, {_axes(plan)}",
+        title=f"{plan.job.model.name} on {plan.mesh.world} x {machine.name}, {_plan_label(plan)}",
         machine=machine,
         versions=versions(),
         command=command,
@@ -75,31 +75,32 @@ def measure(
         calibration=str(calibration) if calibration else None,
         forecast_written=utc_now(),
         notes=(*notes, *_remarks(device)),
-        rows=tuple(_rows(plan, own, device)),
+        rows=tuple(_rows(plan, sources, device)),
     )
     task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup, "check": checked}
     task["trace"] = str(trace.resolve()) if trace else None
 
-    def finished(found: list[dict[str, Any]]) -> Measurement:
-        peaks = next((one["peaks"] for one in found if "peaks" in one), ())
-        rows = _rows(plan, own, device, [one["step"] for one in found if "step" in one], peaks)
-        return begun.with_samples(rows, tuple(str(serial.Check(**one["check"])) for one in found if "check" in one))
+    def complete(messages: list[dict[str, Any]]) -> Measurement:
+        peaks = next((one["peaks"] for one in messages if "peaks" in one), ())
+        rows = _rows(plan, sources, device, [one["step"] for one in messages if "step" in one], peaks)
+        checks = [serial_check.SerialCheck(**one["check"]) for one in messages if "check" in one]
+        return blind.with_samples(rows, tuple(map(str, checks)))
 
-    return _through(begun, out, task, plan.mesh.world, finished, say)
+    return _run_and_write(blind, out, task, plan.mesh.world, complete, progress)
 
 
 def _rows(
     plan: Plan,
-    own: Sequence[Forecaster],
+    sources: Sequence[Forecaster],
     device: str,
     steps: Sequence[float] = (),
     peaks: Sequence[Mapping[str, Any]] = (),
 ) -> list[MeasurementRow]:
-    """The step's time, and the memory of every rank; a GPU's allocator tells what it reserves, too."""
-    batch, group = plan.job.batch, _axes(plan)
+    """Rows for the step time and for the peak memory of every rank, on a GPU allocated and reserved."""
+    batch, group = plan.job.batch, _plan_label(plan)
     shape = {**plan.mesh.named_axes, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
-    forecasts = {one.by: one.step for one in own}
+    forecasts = {one.by: one.step for one in sources}
     rows = [
         MeasurementRow(
             name="step", group=group, forecasts=forecasts, samples=tuple(steps), instrument=clock, shape=shape
@@ -114,7 +115,7 @@ def _rows(
                 name=f"rank {rank} peak {kind}",
                 group=group,
                 quantity="bytes",
-                forecasts={one.by: _memory(one, at, kind) for one in own},
+                forecasts={one.by: one.peak_memory(at, kind) for one in sources},
                 samples=(found[kind],) if found else (),
                 instrument=found.get("instrument", ""),
                 shape={"rank": rank, "pipeline device": at},
@@ -123,15 +124,8 @@ def _rows(
     return rows
 
 
-def _memory(own: Forecaster, at: int, kind: str) -> ForecastValue:
-    """Bytes at the peak of a pipeline device; a forecast of memory has no interval."""
-    share = own.plan.job.framework.memory.reserved_share if kind == "reserved" else 1.0
-    nbytes = own.report.play.peaks[at].total * share
-    return ForecastValue(value=nbytes, low=nbytes, high=nbytes)
-
-
-def _axes(plan: Plan) -> str:
-    """``pp 2 x tp 2``; axes of one are left out."""
+def _plan_label(plan: Plan) -> str:
+    """Degrees of the plan above 1: ``pp 2 x tp 2``."""
     return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.named_axes.items() if size > 1) or "one device"
 
 
@@ -149,133 +143,145 @@ def measure_collectives(
     calibration: Path | None = None,
     busy: bool = False,
     command: str = "",
-    say: Say = aloud,
+    progress: Progress = print_progress,
 ) -> Measurement:
-    """Times collectives among all ranks of `job`'s cluster, and writes `out`.
+    """Measures single collectives among all ranks of the job's cluster, and writes `out`.
 
-    sizes: bytes of the largest buffer on one rank, as nccl-tests counts them. busy: each after some work of the ranks'
-    own, see `collectives.timed`. Raises PlanError as `measure`.
+    sizes: bytes of the largest buffer on one rank, as nccl-tests counts them.
+    repeat, warmup: samples, and untimed calls before.
+    busy: ranks compute before each call, see `collectives.time_collectives`.
+    Raises PlanError as `measure` does.
     """
-    _counts(repeat=(repeat, 1), warmup=(warmup, 0), **{f"size {size}": (size, 1) for size in sizes})
+    _check_counts(repeat=(repeat, 1), warmup=(warmup, 0), **{f"size {size}": (size, 1) for size in sizes})
     for operation in operations:
         if operation not in collectives.OPERATIONS:
-            rule = "no such collective"
+            rule = "there is no collective of this name"
             raise PlanError("--operations", rule, nearest(operation, collectives.OPERATIONS), operation)
     world = forecasters(job, None)[0].plan.mesh.world
     if world < 2:
-        raise PlanError("cluster.gpus", "one rank has nobody to talk to", "Write 2 or more", world)
+        raise PlanError("cluster.gpus", "a collective needs at least two ranks", "Write 2 or more", world)
     entry = {"use": "data/ddp", "over": AXIS}
-    alone = {**job, "plan": {"mesh": {AXIS: world}, "schemes": [entry]}, "batch": {"global": world}}
-    own = forecasters(alone, calibration)
-    one = _device(device)
-    launch.check(world, device)
-    machine = one.machine(world)
-    begun = Measurement(
+    one_axis = {**job, "plan": {"mesh": {AXIS: world}, "schemes": [entry]}, "batch": {"global": world}}
+    sources = forecasters(one_axis, calibration)
+    this_device = _device(device)
+    launch.check_world_size(world, device)
+    machine = this_device.machine(world)
+    blind = Measurement(
         kind="collectives",
         title=f"collectives of {world} x {machine.name}",
         machine=machine,
         versions=versions(),
         command=command,
-        job=own[0].plan.job.to_dict(),
-        settings={"repeat": repeat, "warmup": warmup, "device": device, "calls": collectives.CALLS, "busy": busy},
+        job=sources[0].plan.job.to_dict(),
+        settings={
+            "repeat": repeat,
+            "warmup": warmup,
+            "device": device,
+            "calls": collectives.CALLS_PER_SAMPLE,
+            "busy": busy,
+        },
         calibration=str(calibration) if calibration else None,
         forecast_written=utc_now(),
         notes=_remarks(device),
-        rows=tuple(_row(own, operation, size, world, ()) for operation in operations for size in sizes),
+        rows=tuple(_row(sources, operation, size, world, ()) for operation in operations for size in sizes),
     )
     task: dict[str, Any] = {"what": "collectives", "device": device, "busy": busy}
     task |= {"operations": list(operations), "sizes": list(sizes)}
 
-    def finished(found: list[dict[str, Any]]) -> Measurement:
-        samples = {(one["operation"], one["bytes"]): one["seconds"] for one in found if "operation" in one}
+    def complete(messages: list[dict[str, Any]]) -> Measurement:
+        samples = {(one["operation"], one["bytes"]): one["seconds"] for one in messages if "operation" in one}
         pairs = [(operation, size) for operation in operations for size in sizes]
-        return begun.with_samples([_row(own, *pair, world, samples.get(pair, ())) for pair in pairs])
+        return blind.with_samples([_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs])
 
-    return _through(begun, out, task | {"repeat": repeat, "warmup": warmup}, world, finished, say)
+    return _run_and_write(blind, out, task | {"repeat": repeat, "warmup": warmup}, world, complete, progress)
 
 
-def _row(own: Sequence[Forecaster], operation: str, size: int, world: int, samples: Sequence[float]) -> MeasurementRow:
+def _row(
+    sources: Sequence[Forecaster], operation: str, size: int, world: int, samples: Sequence[float]
+) -> MeasurementRow:
     return MeasurementRow(
         name=f"{operation} {size}",
-        forecasts={one.by: _price(one, operation, size, world) for one in own},
+        forecasts={one.by: _forecast(one, operation, size, world) for one in sources},
         samples=tuple(samples),
-        instrument=f"{collectives.CALLS} calls in a row from a barrier, slowest rank",
+        instrument=f"{collectives.CALLS_PER_SAMPLE} calls in a row from a barrier, slowest rank",
         shape={"operation": operation, "bytes": size, "members": world},
     )
 
 
-def _price(own: Forecaster, operation: str, size: int, world: int) -> ForecastValue:
-    """Seconds of a collective; of a message until it is there."""
+def _forecast(source: Forecaster, operation: str, size: int, world: int) -> ForecastValue:
+    """Seconds of a collective, or of a message until its arrival."""
     if operation != "send_recv":
-        return own.estimate_works([Collective(operation, size, (AXIS,))])
-    one = own.costs.estimate(Transfer(size, AXIS, 0, world - 1))
-    total, reach = one.seconds + one.latency, math.exp(Z90 * one.spread)
-    return ForecastValue(value=total, low=total / reach, high=total * reach)
+        return source.estimate_works([Collective(operation, size, (AXIS,))])
+    one = source.costs.estimate(Transfer(size, AXIS, 0, world - 1))
+    return with_interval(one.seconds + one.latency, one.spread)
 
 
-# ---------------------------------------------------------------------------------------- the protocol
+# ---------------------------------------------------------------------------------------- running and writing
 
 
-def _through(
-    begun: Measurement,
+def _run_and_write(
+    blind: Measurement,
     out: Path,
     task: Mapping[str, Any],
     world: int,
-    finished: Callable[[list[dict[str, Any]]], Measurement],
-    say: Say,
+    complete: Callable[[list[dict[str, Any]]], Measurement],
+    progress: Progress,
 ) -> Measurement:
-    """Writes `begun`, does the task, writes what `finished` makes of what was told; of an interrupted task, too."""
-    speaks = launch.first()
-    if speaks:
-        begun.write(out)
-        say(f"forecast written to {out}; starting {world} processes")
-    found: list[dict[str, Any]] = []
+    """Writes the blind forecast, runs the task, and writes the complete measurement; also if the task is interrupted.
+
+    complete: makes the measurement from the task's messages.
+    """
+    writes = launch.is_rank_zero()
+    if writes:
+        blind.write(out)
+        progress(f"forecast written to {out}; starting {world} processes")
+    messages: list[dict[str, Any]] = []
     try:
-        with closing(launch.run(task, world)) as pieces:
-            for one in pieces:
-                found.append(one)
-                say(_line(one))
+        with closing(launch.run(task, world)) as arriving:
+            for message in arriving:
+                messages.append(message)
+                progress(_describe(message))
     except (KeyboardInterrupt, PlanError) as error:
-        if speaks and found:
+        if writes and messages:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"not finished: {error}"
-            done = finished(found)
+            done = complete(messages)
             done.model_copy(update={"notes": (*done.notes, why)}).write(out)
-            say(f"what was measured until then is in {out}")
+            progress(f"the samples measured so far are in {out}")
         raise
-    done = finished(found)
-    if speaks:
+    done = complete(messages)
+    if writes:
         done.write(out)
     return done
 
 
-def _line(told: Mapping[str, Any]) -> str:
-    """What was told, for people."""
-    if "check" in told:
-        return str(serial.Check(**told["check"]))
-    if "peaks" in told:
-        return "peak allocated: " + ", ".join(f"{one['allocated'] / 2**20:,.1f} MiB" for one in told["peaks"])
-    if "operation" in told:
-        middle = sorted(told["seconds"])[len(told["seconds"]) // 2]
-        return f"{told['operation']} {told['bytes']:,} bytes: {middle * 1e6:,.1f} us"
-    if "trace" in told:
-        return f"trace written to {told['trace']}"
-    name, seconds = next(iter(told.items()))
+def _describe(message: Mapping[str, Any]) -> str:
+    """A message of the worker as a line of progress."""
+    if "check" in message:
+        return str(serial_check.SerialCheck(**message["check"]))
+    if "peaks" in message:
+        return "peak allocated: " + ", ".join(f"{one['allocated'] / 2**20:,.1f} MiB" for one in message["peaks"])
+    if "operation" in message:
+        middle = sorted(message["seconds"])[len(message["seconds"]) // 2]
+        return f"{message['operation']} {message['bytes']:,} bytes: {middle * 1e6:,.1f} us"
+    if "trace" in message:
+        return f"trace written to {message['trace']}"
+    name, seconds = next(iter(message.items()))
     return f"{name}: {seconds * 1e3:,.1f} ms"
 
 
 def _device(kind: str) -> Device:
-    return Device.of(kind, int(os.environ.get("LOCAL_RANK", "0")) if kind == "cuda" and launch.joined() else 0)
+    return Device.of(kind, int(os.environ.get("LOCAL_RANK", "0")) if kind == "cuda" and launch.under_torchrun() else 0)
 
 
 def _remarks(device: str) -> tuple[str, ...]:
-    """What a reader should know about how the processes were started."""
-    if device == "cpu" and launch.joined() and "GLIBC_TUNABLES" not in os.environ:
-        return (f"started by hand: without GLIBC_TUNABLES={launch.FRUGAL} freed memory goes back to the system",)
+    """Notes on how the processes were started."""
+    if device == "cpu" and launch.under_torchrun() and "GLIBC_TUNABLES" not in os.environ:
+        return (f"started without GLIBC_TUNABLES={launch.MALLOC_TUNABLES}: freed memory returns to the kernel",)
     return ()
 
 
-def _counts(**given: tuple[int, int]) -> None:
-    """Raises PlanError for a count below what is needed."""
+def _check_counts(**given: tuple[int, int]) -> None:
+    """Raises PlanError for a count below its minimum."""
     for name, (value, least) in given.items():
         if value < least:
-            raise PlanError(f"--{name}", f"at least {least} is needed", f"Write {least} or more", value)
+            raise PlanError(f"--{name}", f"the minimum is {least}", f"Write {least} or more", value)

@@ -1,6 +1,6 @@
-"""One process of a distributed measurement: `run` does a task with all others and tells piece by piece what comes out.
+"""One process of a distributed measurement: runs a task together with the others and yields its results as messages.
 
-A task is plain data: what (``steps``, ``checks``, ``collectives``), on which device, and that task's own settings.
+A task is plain data: its kind under ``what`` (``steps``, ``checks``, ``collectives``), the device, further settings.
 """
 
 from __future__ import annotations
@@ -23,27 +23,24 @@ import torch.distributed as dist
 from hardware.errors import MeshcastError
 from simulator.forecast.planning import resolve_plan
 from simulator.job.load import load_job
-from validation.distributed import collectives, serial
-from validation.distributed.groups import stand
-from validation.distributed.memory import peaks
+from validation.distributed import collectives, serial_check
+from validation.distributed.peak_memory import measure_peaks
+from validation.distributed.process_groups import make_process_groups
 from validation.distributed.trainer import Trainer
 from validation.measurements.device import Device
 
-PATIENCE = timedelta(minutes=30)
-"""How long ranks wait for each other: for rank 0's serial step, too."""
+TIMEOUT = timedelta(minutes=30)
+"""Timeout of collectives; rank 0's serial step has to end within it."""
 
 
-SPAN = "ProfilerStep#0"
-"""The name of the step in a trace, as torch's own profiler gives it."""
+STEP_MARK = "ProfilerStep#0"
+"""Event that marks the step in a trace, named as torch's profiler schedule names it."""
 
 
 def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """This process's part; torchrun's environment says which rank it is. Rank 0 yields what is told, others nothing.
-
-    Raises what goes wrong.
-    """
+    """Runs this rank's part of a task; rank 0 yields the messages, other ranks nothing. Errors propagate."""
     device = Device.of(task["device"], int(os.environ.get("LOCAL_RANK", "0")) if task["device"] == "cuda" else 0)
-    dist.init_process_group(device.backend, timeout=PATIENCE, device_id=device.torch if device.kind == "cuda" else None)
+    dist.init_process_group(device.backend, timeout=TIMEOUT, device_id=device.torch if device.kind == "cuda" else None)
     try:
         for told in TASKS[task["what"]](task, device):
             if dist.get_rank() == 0:
@@ -56,60 +53,63 @@ def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def checks(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Of each of the `jobs`, whether it equals serial training."""
+    """Compares each of the task's `jobs` with serial training."""
     for job in task["jobs"]:
         plan = resolve_plan(load_job(job))
-        trainer = Trainer(plan, stand(plan, device))
-        yield {"check": vars(serial.compare(trainer))}
+        trainer = Trainer(plan, make_process_groups(plan, device))
+        yield {"check": vars(serial_check.compare_with_serial(trainer))}
 
 
 def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Steps of one `job`: compared with serial training if `check`, `warmup` ones, one whose memory is watched, `steps`
-    timed ones, one written to `trace`."""
+    """Steps of the task's `job`.
+
+    In this order: the comparison with serial training (if `check`), `warmup` steps, a step whose memory is watched,
+    `steps` timed steps, a step that is traced (if `trace` names a file).
+    """
     plan = resolve_plan(load_job(task["job"]))
-    trainer = Trainer(plan, stand(plan, device))
+    trainer = Trainer(plan, make_process_groups(plan, device))
     numbers = count(1)
     if task["check"]:
-        yield {"check": vars(serial.compare(trainer))}
+        yield {"check": vars(serial_check.compare_with_serial(trainer))}
     for _ in range(task["warmup"]):
-        yield {"warmup": _timed(trainer, next(numbers))}
-    yield {"peaks": peaks(trainer, next(numbers))}
+        yield {"warmup": _time_step(trainer, next(numbers))}
+    yield {"peaks": measure_peaks(trainer, next(numbers))}
     for _ in range(task["steps"]):
-        yield {"step": _timed(trainer, next(numbers))}
+        yield {"step": _time_step(trainer, next(numbers))}
     if task["trace"]:
-        _traced(trainer, next(numbers), Path(task["trace"]))
+        _trace_step(trainer, next(numbers), Path(task["trace"]))
         yield {"trace": task["trace"]}
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any], Device], Iterator[dict[str, Any]]]] = {
     "checks": checks,
     "steps": steps,
-    "collectives": collectives.timed,
+    "collectives": collectives.time_collectives,
 }
 
 
-def _timed(trainer: Trainer, number: int) -> float:
-    """Seconds of a step from a barrier to its end on the slowest rank. The tokens are there before it."""
-    device, given = trainer.place.device, trainer.given(number)
+def _time_step(trainer: Trainer, number: int) -> float:
+    """Seconds of a step from a barrier to its end on the slowest rank; making the tokens is not included."""
+    device, given = trainer.place.device, trainer.make_inputs(number)
     device.sync()
     dist.barrier()
     device.sync()  # NCCL's barrier is a kernel, too
     begin = time.perf_counter()
     trainer.step(given)
     device.sync()
-    return slowest(time.perf_counter() - begin, device)
+    return slowest_rank(time.perf_counter() - begin, device)
 
 
-def slowest(seconds: float, device: Device) -> float:
-    """The most of all ranks."""
+def slowest_rank(seconds: float, device: Device) -> float:
+    """Maximum over all ranks."""
     found = torch.tensor(seconds, dtype=torch.float64, device=device.torch)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)
 
 
-def _traced(trainer: Trainer, number: int, path: Path) -> None:
-    """Writes rank 0's Kineto trace of a step, which lies in the span `SPAN`, behind a barrier."""
-    given, device = trainer.given(number), trainer.place.device
+def _trace_step(trainer: Trainer, number: int, path: Path) -> None:
+    """Writes rank 0's Kineto trace of one step, marked as `STEP_MARK`; a barrier precedes it."""
+    given, device = trainer.make_inputs(number), trainer.place.device
     if dist.get_rank():
         dist.barrier()
         trainer.step(given)
@@ -119,7 +119,7 @@ def _traced(trainer: Trainer, number: int, path: Path) -> None:
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profile:
         dist.barrier()
-        with torch.profiler.record_function(SPAN):
+        with torch.profiler.record_function(STEP_MARK):
             trainer.step(given)
             device.sync()
     profile.export_chrome_trace(str(path))
@@ -129,8 +129,8 @@ def _traced(trainer: Trainer, number: int, path: Path) -> None:
 
 
 @contextmanager
-def _failing(folder: Path) -> Iterator[None]:
-    """Leaves an error for the launcher, as one line, in place of a traceback among those of all other ranks."""
+def _report_failure(folder: Path) -> Iterator[None]:
+    """Writes an error as a file for the launcher, instead of one traceback per rank."""
     try:
         yield
     except Exception as error:
@@ -146,11 +146,11 @@ def _failing(folder: Path) -> Iterator[None]:
             told["line"] = _line(error)
         (folder / f"error.{told['rank']}.json").write_text(json.dumps(told), "utf-8")
         sys.stderr.flush()
-        os._exit(1)  # other ranks are gone or wait for this one: nothing can be shut down in order
+        os._exit(1)  # other ranks may have failed or be waiting, so an orderly shutdown could hang
 
 
 def _line(error: BaseException) -> str:
-    """What went wrong at first, in a line: torch wraps errors, and hangs stacks of C++ on them."""
+    """The original error in one line: torch wraps errors and appends C++ stacks."""
     while error.__cause__ is not None:
         error = error.__cause__
     words = (str(error).strip().splitlines() or [""])[0]
@@ -158,10 +158,10 @@ def _line(error: BaseException) -> str:
 
 
 def main(folder: Path) -> None:
-    """Does the task that the launcher has put into `folder`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears it, and stops us
+    """Runs the task in the launcher's `folder`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it and stops its workers
     task = json.loads((folder / "task.json").read_text("utf-8"))
-    with _failing(folder), (folder / "told.jsonl").open("a", encoding="utf-8") as file:
+    with _report_failure(folder), (folder / "messages.jsonl").open("a", encoding="utf-8") as file:
         for told in run(task):
             file.write(json.dumps(told) + "\n")
             file.flush()
@@ -171,4 +171,4 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # all is told: threads of gloo's that still end must not meet an interpreter that is taken down
+    os._exit(0)  # gloo's threads may still be running and would crash the interpreter's shutdown

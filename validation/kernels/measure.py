@@ -29,7 +29,7 @@ INSTRUMENTS = {"cpu": "time.perf_counter", "cuda": "CUDA events"}
 
 PASSES = ("forward", "backward")
 
-Said = Callable[[str], None]
+Progress = Callable[[str], None]
 """Is told what is being measured."""
 
 
@@ -53,7 +53,7 @@ def measure(
     cold: bool = True,
     calibration: Path | None = None,
     command: str = "",
-    said: Said = lambda text: None,
+    progress: Progress = lambda text: None,
 ) -> Measurement:
     """Forecasts the modules of one rank of `job`, writes that to `out`, measures them, and writes the file again.
 
@@ -89,7 +89,7 @@ def measure(
     rows: list[MeasurementRow] = []
     try:
         for case, some in trials:
-            for row in _measured(case, some, on, more, said):
+            for row in _measured(case, some, on, more, progress):
                 rows.append(row)
     except KeyboardInterrupt:
         more.append("interrupted: rows without samples were not measured")
@@ -224,12 +224,12 @@ def _of_fp8(how: Manner, works: Sequence[Gemm], bench: Bench) -> list[float]:
 
 
 def _measured(
-    case: Case, trials: Sequence[Trial], device: Device, notes: list[str], said: Said
+    case: Case, trials: Sequence[Trial], device: Device, notes: list[str], progress: Progress
 ) -> Iterator[MeasurementRow]:
     """The rows of the trials with their samples; without any, and with a note, where PyTorch could not run them."""
     bench = Bench(case.plan, device)
     for trial in trials:
-        said(f"{trial.row.group}: {trial.row.name}")
+        progress(f"{trial.row.group}: {trial.row.name}")
         try:
             samples = trial.run(bench)
         except torch.OutOfMemoryError:

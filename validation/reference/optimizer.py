@@ -64,7 +64,7 @@ class Optimizer:
     def step(self) -> Tensor:
         """One step; returns the global gradient norm before clipping, a scalar on the device."""
         with torch.no_grad():
-            gradients = [_local_shard(gradient(param)) for param in self.params]
+            gradients = [local_shard(gradient(param)) for param in self.params]
             counted = [g for g, p in zip(gradients, self.params, strict=True) if getattr(p, "in_norm", True)]
             norm = global_norm(counted, self.groups, gradients[0].device)
             torch._foreach_mul_(gradients, clip_factor(norm))
@@ -74,7 +74,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Zeroes the gradients in place."""
-        torch._foreach_zero_([_local_shard(gradient(param)) for param in self.params])
+        torch._foreach_zero_([local_shard(gradient(param)) for param in self.params])
 
 
 class ZeroOptimizer:
@@ -192,6 +192,6 @@ def clip_factor(norm: Tensor) -> Tensor:
     return (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp(max=1.0)
 
 
-def _local_shard(one: Tensor) -> Tensor:
+def local_shard(one: Tensor) -> Tensor:
     """This rank's shard of a tensor that FSDP shards; otherwise the tensor itself."""
     return one.to_local() if hasattr(one, "to_local") else one  # type: ignore[no-any-return]

@@ -1,1 +1,1 @@
-"""Real pipeline stages, one device of the pipeline after another, and the step that their times put together."""
+"""Pipeline stages run one device after another on a single real device, and the step assembled from their times."""

@@ -1,32 +1,30 @@
-"""``meshcast measure stages``: what every device of a pipeline does, one after another on the one that is there."""
+"""``meshcast measure stages``: runs the pipeline devices of a job one after another on a single real device."""
 
 from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hardware.errors import PlanError, nearest
-from simulator.job.load import load_job
-from simulator.plan.plan import Plan
 from validation.kernels.modes import check_times
 from validation.measurements.device import Device, versions
-from validation.measurements.forecasts import Forecaster, forecasters
-from validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
+from validation.measurements.forecasts import forecasters
+from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 from validation.reference.model import check
-from validation.reference.orders import KINDS, action_orders
-from validation.stages.replay import Played, Replay
-from validation.stages.together import Turn, actions, price_of, step
+from validation.reference.orders import action_orders
+from validation.stages.action_forecasts import make_price
+from validation.stages.assembled_step import assemble_step
+from validation.stages.replay import DeviceReplay, PlayedOrder
+from validation.stages.variant import Variant, check_replicas, recompute_jobs
 
-RECOMPUTE = ("none", "selective", "full")
+Progress = Callable[[str], None]
+"""Takes one line of progress."""
 
-Said = Callable[[str], None]
-"""Is told what is being measured."""
+CLOCK = "time.perf_counter between synchronisations"
 
 
 def measure(
@@ -38,21 +36,22 @@ def measure(
     warmup: int = 1,
     calibration: Path | None = None,
     command: str = "",
-    said: Said = lambda text: None,
+    progress: Progress = lambda text: None,
 ) -> Measurement:
-    """Forecasts the actions, the memory and the step of `job`, writes that to `out`, measures, and writes it again.
+    """Measures time and memory of a job's pipeline actions, device by device, and writes `out`.
 
-    recompute: none, selective, full, each measured by itself; what the job says if none is given. repeat, warmup:
-    passes through the order of each device. An interrupt leaves in the file what was measured until then.
-    Raises PlanError for a job or a device that there is not.
+    recompute: choices out of none, selective and full, each measured by itself; empty: the job's own.
+    repeat, warmup: timed and untimed runs through the order of each device.
+    An interrupted measurement is written as far as it got.
+    Raises PlanError for a job that the reference trainer does not support, or a device that this machine does not have.
     """
     on = Device.of(device)
     check_times(warmup, repeat)
-    variants = [Variant(forecasters(one, calibration), name) for one, name in _jobs(job, recompute)]
+    variants = [Variant(forecasters(one, calibration), name) for one, name in recompute_jobs(job, recompute)]
     for variant in variants:
         check(variant.plan)
         action_orders(variant.plan)
-        _check_replicas(variant.plan)
+        check_replicas(variant.plan)
     planned = [list(variant.rows(on)) for variant in variants]
     machine = on.machine()
     measurement = Measurement(
@@ -72,12 +71,12 @@ def measure(
     notes: list[str] = []
     try:
         for variant, waiting in zip(variants, planned, strict=True):
-            found = Found(variant, on, warmup, repeat, said)
+            found = VariantSamples(variant, on, warmup, repeat, progress)
             try:
                 found.measure()
             finally:
                 notes += found.notes
-                rows += [found.filled(row) for row in waiting]
+                rows += [found.add_samples(row) for row in waiting]
     except KeyboardInterrupt:
         notes.append("interrupted: rows without samples were not measured")
         raise
@@ -89,123 +88,46 @@ def measure(
     return measurement
 
 
-def _jobs(job: Mapping[str, Any], recompute: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The job with each way to recompute in place of its own, and that way's name."""
-    long = load_job(job).to_dict()["plan"]
-    own = [one["use"] for one in long["schemes"] if one["use"].startswith("memory/")]
-    if not recompute:
-        yield job, own[0].removeprefix("memory/recompute-") if own else "none"
-    for name in recompute:
-        if name not in RECOMPUTE:
-            raise PlanError("--recompute", "there is nothing of this name", nearest(name, RECOMPUTE), name)
-        kept = [one for one in long["schemes"] if not one["use"].startswith("memory/")]
-        more = [] if name == "none" else [{"use": f"memory/recompute-{name}"}]
-        yield {**job, "plan": {**long, "schemes": [*kept, *more]}}, name
+class VariantSamples:
+    """Samples of one variant by the names of its rows, each with its instrument."""
 
-
-def _check_replicas(plan: Plan) -> None:
-    """One device is one replica: it holds no shards of others."""
-    for scheme in plan.family("data"):
-        if (size := plan.mesh.size(scheme.over)) > 1 and scheme.use != "data/ddp":
-            rule = f"one device does not show {scheme.use}, which divides states over replicas"
-            remedy = "Measure it with meshcast measure distributed, or one replica here: dp = 1"
-            raise PlanError(f"plan.{scheme.axes[0]}", rule, remedy, size)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A job with one way to recompute."""
-
-    forecasters: Sequence[Forecaster]
-    recompute: str
-
-    @property
-    def plan(self) -> Plan:
-        return self.forecasters[0].plan
-
-    @property
-    def group(self) -> str:
-        return f"recompute {self.recompute}"
-
-    def label(self, turn: Turn) -> str:
-        """The name of the row of an action."""
-        stage, kind = turn
-        more = f" stage {stage}" if self.plan.shape.v > 1 else ""
-        return f"device {self.device(stage)}{more} {kind}"
-
-    def device(self, stage: int) -> int:
-        return self.plan.device(stage)
-
-    def rows(self, on: Device) -> Iterator[MeasurementRow]:
-        """All rows, forecast and not measured yet."""
-        known = {one.by: actions(one) for one in self.forecasters}
-        turns = next(iter(known.values()))[0]
-        for turn in sorted(turns, key=lambda turn: (self.device(turn[0]), turn[0], KINDS.index(turn[1]))):
-            layers = len(self.plan.layers_of(turn[0]))
-            shape = {"stage": turn[0], "layers": layers}
-            yield self._row(self.label(turn), {by: found[turn] for by, (found, _) in known.items()}, shape)
-        for device in range(self.plan.shape.p):
-            updates = {by: found[device] for by, (_, found) in known.items()}
-            yield self._row(f"device {device} optimizer", updates, {})
-            for what in ("allocated", "reserved") if on.kind == "cuda" else ("allocated",):
-                found = {one.by: _memory(one, device, what) for one in self.forecasters}
-                yield self._row(f"device {device} peak {what}", found, {}, "bytes")
-        yield self._row("step (put together)", {one.by: one.step for one in self.forecasters}, {})
-
-    def _row(
-        self, name: str, found: dict[str, ForecastValue], shape: dict[str, Any], quantity: Any = "seconds"
-    ) -> MeasurementRow:
-        return MeasurementRow(name=name, group=self.group, quantity=quantity, forecasts=found, shape=shape)
-
-
-def _memory(forecaster: Forecaster, device: int, what: str) -> ForecastValue:
-    """Bytes at the peak; no interval is forecast for them."""
-    nbytes = forecaster.report.play.peaks[device].total
-    if what == "reserved":
-        nbytes *= forecaster.plan.job.framework.memory.reserved_share
-    return ForecastValue(value=nbytes, low=nbytes, high=nbytes)
-
-
-class Found:
-    """What is measured of a variant, by the names of its rows."""
-
-    def __init__(self, variant: Variant, on: Device, warmup: int, repeat: int, said: Said) -> None:
-        self.variant, self.on, self.said = variant, on, said
+    def __init__(self, variant: Variant, on: Device, warmup: int, repeat: int, progress: Progress) -> None:
+        self.variant, self.on, self.progress = variant, on, progress
         self.warmup, self.repeat = warmup, repeat
         self.samples: dict[str, tuple[list[float], str]] = {}
         self.notes: list[str] = []
 
-    def filled(self, row: MeasurementRow) -> MeasurementRow:
-        """The row with its samples, if there are any."""
+    def add_samples(self, row: MeasurementRow) -> MeasurementRow:
+        """The row with its samples, if it was measured."""
         samples, instrument = self.samples.get(row.name, ([], ""))
         return row.model_copy(update={"samples": tuple(samples), "instrument": instrument})
 
     def measure(self) -> None:
-        """Plays every device, then the step."""
-        passes: list[list[Played]] = []
+        """Runs every device, then assembles the step."""
+        passes: list[list[PlayedOrder]] = []
         for device in range(self.variant.plan.shape.p):
-            self.said(f"{self.variant.group}: device {device}")
+            self.progress(f"{self.variant.group}: device {device}")
             try:
                 passes.append(self._device(device))
             except torch.OutOfMemoryError:
-                self.notes.append(f"{self.variant.group}: device {device} does not fit, so no step is put together")
+                self.notes.append(f"{self.variant.group}: device {device} does not fit, so no step is assembled")
                 return
-            # The next device begins with empty memory, as it would by itself.
+            # The next device starts with empty memory.
             gc.collect()
             if self.on.kind == "cuda":
                 torch.cuda.empty_cache()
-        price = price_of(self.variant.forecasters[-1])
+        price = make_price(self.variant.forecasters[-1])
         steps = [self._step(price, list(some)) for some in zip(*passes, strict=True)]
-        self.samples["step (put together)"] = steps, f"{CLOCK}; what is sent: as forecast"
+        self.samples["step (put together)"] = steps, f"{CLOCK}; communication: as forecast"
 
-    def _device(self, device: int) -> list[Played]:
-        replay = Replay(self.variant.plan, device, self.on)
+    def _device(self, device: int) -> list[PlayedOrder]:
+        replay = DeviceReplay(self.variant.plan, device, self.on)
         for _ in range(self.warmup):
             replay.play()
         passes = [replay.play() for _ in range(self.repeat)]
-        for turn in passes[0].seconds:
-            seconds = [one for some in passes for one in some.seconds[turn]]
-            self.samples[self.variant.label(turn)] = seconds, CLOCK
+        for action in passes[0].seconds:
+            seconds = [one for some in passes for one in some.seconds[action]]
+            self.samples[self.variant.label(action)] = seconds, CLOCK
         self.samples[f"device {device} optimizer"] = [some.optimizer for some in passes], CLOCK
         with self.on.peak() as peak:
             replay.play()
@@ -214,10 +136,7 @@ class Found:
             self.samples[f"device {device} peak reserved"] = [float(peak.reserved)], peak.instrument
         return passes
 
-    def _step(self, price: Any, devices: list[Played]) -> float:
-        """A step of one pass of each device, every action at the median of its stage and kind."""
-        seconds = {turn: statistics.median(some) for one in devices for turn, some in one.seconds.items()}
-        return step(self.variant.plan, price, seconds, [one.optimizer for one in devices])
-
-
-CLOCK = "time.perf_counter between synchronisations"
+    def _step(self, price: Any, devices: list[PlayedOrder]) -> float:
+        """Seconds of a step assembled from one run of each device, each action at its median."""
+        seconds = {action: statistics.median(some) for one in devices for action, some in one.seconds.items()}
+        return assemble_step(self.variant.plan, price, seconds, [one.optimizer for one in devices])

@@ -1,8 +1,8 @@
-"""One device of a pipeline, played for real: its stages, its order of actions, its micro-batches in flight.
+"""One pipeline device run for real, without the others: its stages, its order of actions, its micro-batches in flight.
 
-What would come from other devices is made up, what would go to them is dropped, at the moments at which the simulator
-takes memory for it and gives it back. Where sends are hidden, a message that comes in is there one action ahead and one
-that goes out stays for one action more. What one stage of the device gives to the next is handed on.
+Messages from other devices are random tensors and messages to them are dropped, at the moments at which the simulator
+allocates and frees their memory: with overlapped sends a received message exists one action ahead and a sent one stays
+for one more action. Messages between stages of this device are passed on.
 """
 
 from __future__ import annotations
@@ -25,40 +25,43 @@ from validation.reference.optimizer import Optimizer
 from validation.reference.orders import action_orders
 from validation.reference.tensor_parallel import TensorGroup
 from validation.reference.tokens import make_tokens
-
-Turn = tuple[int, str]
-"""A virtual stage and a kind of action."""
+from validation.stages.action_forecasts import StageAction
 
 
 @dataclass
-class Played:
-    """One pass through a device's order.
+class PlayedOrder:
+    """One run through a device's order of actions.
 
-    seconds: of every action by its stage and kind, in their order. optimizer: seconds of the update. order: what was
-    done. held: the most passes of micro-batches through stages of which something was kept at once.
+    seconds: durations by stage and kind of action, in order [s].
+    optimizer: duration of the optimizer update [s].
+    order: the actions that ran.
+    held: largest number of (stage, micro-batch) pairs in flight at once.
     """
 
-    seconds: dict[Turn, list[float]] = field(default_factory=dict)
+    seconds: dict[StageAction, list[float]] = field(default_factory=dict)
     optimizer: float = 0.0
     order: list[Action] = field(default_factory=list)
     held: int = 0
 
 
 @dataclass
-class Flight:
-    """A micro-batch between its passes through a stage: what came in, and where its gradient goes in. The result itself
-    is not kept: it has been sent. left: between the gradients of inputs and those of weights, the work on the latter.
+class InFlight:
+    """A micro-batch in flight in one stage, between its forward and backward pass, or between B and W.
+
+    entered: input of the forward pass.
+    edge: graph edge where its output gradient enters; the output itself has been sent.
+    weight_gradients: between B and W, the deferred computation of weight gradients.
     """
 
-    entered: Tensor | None
+    received: Tensor | None
     edge: Any
-    left: Callable[[], None] | None = None
+    weight_gradients: Callable[[], None] | None = None
 
 
-class Replay:
-    """A device of the pipeline with its stages, their gradients and the optimizer's state.
+class DeviceReplay:
+    """A pipeline device with its stages, gradients and optimizer state.
 
-    Raises PlanError for what the reference trainer lacks.
+    Raises PlanError for a plan that the reference trainer does not support.
     """
 
     def __init__(self, plan: Plan, number: int, device: Device) -> None:
@@ -73,61 +76,62 @@ class Replay:
         params = list(dict.fromkeys(one for stage in self.stages.values() for one in stage.parameters()))
         self.optimizer = Optimizer(params, plan)
         self.deferred = DeferredWeightGradients(params if any(action.kind == "W" for action in self.order) else [])
-        self.hidden = plan.job.framework.overlap.pp
+        self.overlaps_sends = plan.job.framework.overlap.pp
         self.last = plan.shape.stages - 1
-        self.flights: dict[tuple[int, int], Flight] = {}
-        self.handed: dict[tuple[int, bool, int], Tensor] = {}
+        self.in_flight: dict[tuple[int, int], InFlight] = {}
+        self.passed_on: dict[tuple[int, bool, int], Tensor] = {}
 
-    def play(self) -> Played:
-        """Once through the order and the update, each action by itself between two moments at which the device is done
-        with all before."""
-        told = Played()
-        coming: Tensor | None = self._incoming(self.order[0])
+    def play(self) -> PlayedOrder:
+        """Runs the order and the optimizer update once; the device is synchronised before and after each action."""
+        played = PlayedOrder()
+        next_received: Tensor | None = self._receive(self.order[0])
         sent: Tensor | None = None
         for at, action in enumerate(self.order):
-            entered, coming = coming, None
-            if entered is None:
-                entered = self.handed.pop((action.stage, action.kind == "F", action.microbatch), None)
-            ahead = self.order[at + 1] if at + 1 < len(self.order) else None
-            if self.hidden and ahead:
-                coming = self._incoming(ahead)
+            received, next_received = next_received, None
+            if received is None:
+                received = self.passed_on.pop((action.stage, action.kind == "F", action.microbatch), None)
+            following = self.order[at + 1] if at + 1 < len(self.order) else None
+            if self.overlaps_sends and following:
+                next_received = self._receive(following)
             self.device.sync()
             begin = time.perf_counter()
-            left = self._done(action, entered)
+            output = self._run_action(action, received)
             self.device.sync()
-            told.seconds.setdefault((action.stage, action.kind), []).append(time.perf_counter() - begin)
-            told.order.append(action)
-            told.held = max(told.held, len(self.flights))
-            near = self._near(action)
-            if near in self.stages and left is not None:
-                self.handed[near, action.kind == "F", action.microbatch] = left
-            sent = left if self.hidden and near not in self.stages else None
-            entered = left = None
-            if not self.hidden and ahead:
-                coming = self._incoming(ahead)
+            played.seconds.setdefault((action.stage, action.kind), []).append(time.perf_counter() - begin)
+            played.order.append(action)
+            played.held = max(played.held, len(self.in_flight))
+            target = self._neighbour(action)
+            if target in self.stages and output is not None:
+                self.passed_on[target, action.kind == "F", action.microbatch] = output
+            sent = output if self.overlaps_sends and target not in self.stages else None
+            received = output = None
+            if not self.overlaps_sends and following:
+                next_received = self._receive(following)
         del sent
         begin = time.perf_counter()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.device.sync()
-        told.optimizer = time.perf_counter() - begin
-        return told
+        played.optimizer = time.perf_counter() - begin
+        return played
 
     # ------------------------------------------------------------------------------------------ actions
 
-    def _near(self, action: Action, back: bool = False) -> int:
-        """The stage to which an action gives something, or (back) from which it takes something."""
+    def _neighbour(self, action: Action, back: bool = False) -> int:
+        """Stage that receives an action's output, or with `back` the stage that sends its input."""
         return action.stage + (1 if (action.kind == "F") is not back else -1)
 
-    def _incoming(self, action: Action) -> Tensor | None:
-        """What an action waits for: tokens, the stage before's result, or the gradient of one's own. None where nothing
-        comes in, or a stage of this device has handed it on."""
-        if action.kind == "W" or self._near(action, back=True) in self.stages:
+    def _receive(self, action: Action) -> Tensor | None:
+        """Input of an action: tokens, an activation, or the gradient of the stage's output.
+
+        None if the action has no input, or a stage of this device passes it on.
+        """
+        if action.kind == "W" or self._neighbour(action, back=True) in self.stages:
             return None
         if action.kind == "F" and action.stage == 0:
             return make_tokens(self.plan, 0, action.microbatch, 0)[0].to(self.device.torch)
         if action.kind != "F" and action.stage == self.last:
-            # The loss of a step is the mean over its micro-batches.
+            # The gradient of the mean loss over the micro-batches.
             return torch.tensor(1.0 / self.plan.shape.m, device=self.device.torch)
         batch, model = self.plan.job.batch, self.plan.job.model
         assert batch.sequence is not None
@@ -136,36 +140,35 @@ class Replay:
         made = torch.randn(batch.micro, positions, model.hidden, dtype=dtype, device=self.device.torch)
         return made if action.kind == "F" else made.mul_(1e-3)
 
-    def _done(self, action: Action, entered: Tensor | None) -> Tensor | None:
-        """Does an action with what came in. Hands back what goes on to another stage."""
+    def _run_action(self, action: Action, received: Tensor | None) -> Tensor | None:
+        """Runs an action on its input; returns its message for another stage."""
         if action.kind == "W":
-            left = self.flights.pop((action.stage, action.microbatch)).left
-            assert left is not None
-            left()
+            compute = self.in_flight.pop((action.stage, action.microbatch)).weight_gradients
+            assert compute is not None
+            compute()
             return None
-        assert entered is not None
-        return self._forward(action, entered) if action.kind == "F" else self._backward(action, entered)
+        assert received is not None
+        return self._forward(action, received) if action.kind == "F" else self._backward(action, received)
 
-    def _forward(self, action: Action, entered: Tensor) -> Tensor:
-        """Hands back what goes on to the next stage."""
+    def _forward(self, action: Action, received: Tensor) -> Tensor:
+        """Returns the output for the next stage."""
         stage = self.stages[action.stage]
-        if entered.is_floating_point():
-            entered.requires_grad_()
+        if received.is_floating_point():
+            received.requires_grad_()
         if action.stage == self.last:
             targets = make_tokens(self.plan, 0, action.microbatch, 0)[1].to(self.device.torch)
-            left = stage(entered, targets)
+            output = stage(received, targets)
         else:
-            left = stage(entered)
-        self.flights[action.stage, action.microbatch] = Flight(entered, get_gradient_edge(left))
-        return left.detach()  # type: ignore[no-any-return]
+            output = stage(received)
+        self.in_flight[action.stage, action.microbatch] = InFlight(received, get_gradient_edge(output))
+        return output.detach()  # type: ignore[no-any-return]
 
     def _backward(self, action: Action, gradient: Tensor) -> Tensor | None:
-        """Hands back the gradient that goes on to the stage before. Where the gradients of weights have an action of
-        their own, the flight keeps what these need."""
-        flight = self.flights.pop((action.stage, action.microbatch))
-        assert flight.entered is not None
+        """Returns the gradient for the previous stage. A B action leaves its weight gradients in flight for W."""
+        flight = self.in_flight.pop((action.stage, action.microbatch))
+        assert flight.received is not None
         with self.deferred.defer(action.kind == "B"):
             torch.autograd.backward([flight.edge], [gradient])
         if action.kind == "B":
-            self.flights[action.stage, action.microbatch] = Flight(None, None, self.deferred.take_work())
-        return flight.entered.grad
+            self.in_flight[action.stage, action.microbatch] = InFlight(None, None, self.deferred.take_work())
+        return flight.received.grad

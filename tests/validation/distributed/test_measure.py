@@ -24,7 +24,7 @@ from validation.measurements.measurement import Measurement, read, to_json
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from validation.distributed.worker import SPAN  # noqa: E402
+from validation.distributed.worker import STEP_MARK  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,7 +39,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Pat
 
     folder, lines = tmp_path_factory.mktemp("measured"), []
     found = measure(
-        job(pp=2), "cpu", folder / "steps.json", 3, 1, trace=folder / "trace.json", command="typed", say=lines.append
+        job(pp=2),
+        "cpu",
+        folder / "steps.json",
+        3,
+        1,
+        trace=folder / "trace.json",
+        command="typed",
+        progress=lines.append,
     )
     return found, folder, lines
 
@@ -77,7 +84,7 @@ def test_a_trace_and_progress(measured: tuple[Measurement, Path, list[str]]) -> 
     _, folder, lines = measured
     events = json.loads((folder / "trace.json").read_text("utf-8"))["traceEvents"]
     names = [str(event.get("name")) for event in events]
-    assert names.count(SPAN) == 1 and "aten::addmm" in names
+    assert names.count(STEP_MARK) == 1 and "aten::addmm" in names
     assert lines[0].startswith("forecast written") and sum(line.startswith("step: ") for line in lines) == 3
 
 
@@ -95,7 +102,7 @@ def test_the_forecast_is_written_before_anything_runs(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(launch, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measure(job(tp=2), "cpu", out, say=quiet)
+        measure(job(tp=2), "cpu", out, progress=quiet)
     kept = read(out)
     assert kept.rows[0].samples == (0.25,) and kept.notes[-1] == "interrupted" and kept.measured
 
@@ -106,7 +113,7 @@ def test_both_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(launch, "run", lambda task, world: (one for one in ()))
     (tmp_path / "own").mkdir()
-    found = measure(job(tp=2), "cpu", tmp_path / "steps.json", calibration=tmp_path / "own", say=quiet)
+    found = measure(job(tp=2), "cpu", tmp_path / "steps.json", calibration=tmp_path / "own", progress=quiet)
     assert all(set(row.forecasts) == {"catalog", "calibration"} for row in found.rows)
     assert found.calibration == str(tmp_path / "own")
 
@@ -116,7 +123,7 @@ def test_collectives(tmp_path: Path) -> None:
     from validation.distributed.measure import measure_collectives
 
     sizes = (1000, 65536)
-    found = measure_collectives(job(), "cpu", tmp_path / "all.json", sizes, repeat=3, warmup=1, say=quiet)
+    found = measure_collectives(job(), "cpu", tmp_path / "all.json", sizes, repeat=3, warmup=1, progress=quiet)
     assert (tmp_path / "all.json").read_text("utf-8") == to_json(found)
     assert [row.name for row in found.rows] == [f"{name} {size}" for name in OPERATIONS for size in sizes]
     for row in found.rows:
@@ -125,10 +132,10 @@ def test_collectives(tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_the_largest_buffer() -> None:
-    from validation.distributed.collectives import elements
+    from validation.distributed.collectives import buffer_elements
 
-    assert elements(1024, 4) == 256
-    assert elements(1000, 3) * 4 >= 1000 and elements(1000, 3) % 3 == 0
+    assert buffer_elements(1024, 4) == 256
+    assert buffer_elements(1000, 3) * 4 >= 1000 and buffer_elements(1000, 3) % 3 == 0
 
 
 # ------------------------------------------------------------------------------------ what goes wrong
@@ -166,7 +173,7 @@ def test_the_cause_of_an_error_is_told_in_a_line() -> None:
         ("  exitcode  : -9 (pid: 7)\n", "killed by signal 9"),
         ("Traceback\nImportError: no such name\n exitcode : 1", "did not start: ImportError: no such name"),
         ("RuntimeError: the port is taken\n", "the port is taken"),
-        ("", "nothing was said"),
+        ("", "they printed nothing"),
     ],
 )
 def test_processes_that_leave_no_word(tmp_path: Path, log: str, words: str) -> None:
@@ -209,7 +216,7 @@ def test_refusals(tmp_path: Path) -> None:
         measure(job(), "cpu", out, steps=0)
     with pytest.raises(PlanError, match="Did you mean 'all_reduce'"):
         measure_collectives(job(), "cpu", out, operations=["allreduce"])
-    with pytest.raises(PlanError, match="nobody to talk to"):
+    with pytest.raises(PlanError, match="at least two ranks"):
         measure_collectives(job(1), "cpu", out)
     with pytest.raises(PlanError, match="--trace"):
         measure(job(), "cpu", out, trace=tmp_path / "nowhere" / "trace.json")
@@ -242,9 +249,9 @@ def test_a_world_of_another_size_is_refused_under_torchrun(monkeypatch: pytest.M
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert launch.joined() and not launch.first()
+    assert launch.under_torchrun() and not launch.is_rank_zero()
     with pytest.raises(PlanError, match="Start 4 processes"):
-        launch.check(4, "cpu")
+        launch.check_world_size(4, "cpu")
 
 
 def test_gpus_are_counted_before_processes_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -252,9 +259,9 @@ def test_gpus_are_counted_before_processes_start(monkeypatch: pytest.MonkeyPatch
     from validation.distributed.measure import measure
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    launch.check(2, "cuda")
+    launch.check_world_size(2, "cuda")
     with pytest.raises(PlanError, match="this machine has 2 GPUs"):
-        launch.check(4, "cuda")
+        launch.check_world_size(4, "cuda")
     assert "GLIBC_TUNABLES" not in set(launch.environment("cuda")) - set(os.environ)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(PlanError, match="torch finds no CUDA device"):

@@ -23,14 +23,14 @@ def ranks() -> Iterator[Any]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from validation.distributed.groups import stand
+    from validation.distributed.process_groups import make_process_groups
     from validation.measurements.device import Device
 
     def become(plan: Plan, rank: int) -> Any:
         if dist.is_initialized():
             dist.destroy_process_group()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.mesh.world)
-        return stand(plan, Device.of("cpu"))
+        return make_process_groups(plan, Device.of("cpu"))
 
     yield become
     if dist.is_initialized():
@@ -41,7 +41,7 @@ def test_a_shared_table_on_one_rank_has_no_group(ranks: Any) -> None:
     plan = resolve_plan(load_job(job(4, pp=4, schedule="zb-v", model={**GPT, "layers": 8})))
     for rank in range(4):
         place = ranks(plan, rank)
-        assert place.ends is None and place.last == 0
+        assert place.embedding_group is None and place.last == 0
 
 
 def test_groups_are_those_of_the_mesh(ranks: Any) -> None:
@@ -62,10 +62,10 @@ def test_a_shared_table_is_summed_between_the_ends_of_each_pipeline(ranks: Any) 
 
     plan = resolve_plan(load_job(job(8, pp=4, tp=2)))
     for rank, pair in {0: [0, 6], 1: [1, 7], 6: [0, 6], 7: [1, 7]}.items():
-        assert dist.get_process_group_ranks(ranks(plan, rank).ends) == pair
-    assert ranks(plan, 2).ends is None
+        assert dist.get_process_group_ranks(ranks(plan, rank).embedding_group) == pair
+    assert ranks(plan, 2).embedding_group is None
     untied = resolve_plan(load_job(job(8, pp=4, tp=2, model={**GPT, "tied": False})))
-    assert ranks(untied, 0).ends is None
+    assert ranks(untied, 0).embedding_group is None
 
 
 def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, int]]:
@@ -84,15 +84,15 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     def weights(stage: Any, k: int, *given: Any, **told: Any) -> None:
         found.append((stage.stage_index, "W", k))
 
-    monkeypatch.setattr(pipeline.Lean, "forward_one_chunk", forward)
-    monkeypatch.setattr(pipeline.Lean, "backward_one_chunk", backward)
-    monkeypatch.setattr(pipeline.Lean, "backward_weight_one_chunk", weights)
+    monkeypatch.setattr(pipeline.LeanPipelineStage, "forward_one_chunk", forward)
+    monkeypatch.setattr(pipeline.LeanPipelineStage, "backward_one_chunk", backward)
+    monkeypatch.setattr(pipeline.LeanPipelineStage, "backward_weight_one_chunk", weights)
     for name in ("set_local_fwd_input", "get_local_bwd_output", "set_local_bwd_input"):
-        monkeypatch.setattr(pipeline.Lean, name, lambda *given: None)
+        monkeypatch.setattr(pipeline.LeanPipelineStage, name, lambda *given: None)
     for name in ("get_fwd_recv_ops", "get_bwd_recv_ops", "get_fwd_send_ops", "get_bwd_send_ops"):
-        monkeypatch.setattr(pipeline.Lean, name, lambda stage, k: [])
+        monkeypatch.setattr(pipeline.LeanPipelineStage, name, lambda stage, k: [])
     mine = [i for i in range(plan.shape.stages) if plan.device(i) == place.pipeline.rank]
-    passes = pipeline.Pipeline(plan, dict.fromkeys(mine, torch.nn.Identity()), place)
+    passes = pipeline.PipelinePasses(plan, dict.fromkeys(mine, torch.nn.Identity()), place)
     for name in ("_initialize_stage", "_initialize_stages"):
         if hasattr(passes.schedule, name):
             monkeypatch.setattr(passes.schedule, name, lambda *given, **told: None)
@@ -133,16 +133,16 @@ def test_refusals() -> None:
 
     formats = {"compute": "bf16", "gradients": "fp32"}
     for given, words in (
-        ({**job(dp=2, zero=0), "precision": formats}, "DDP sums gradients in the format of the weights, bf16"),
-        ({**job(dp=2, fsdp=True), "precision": {**formats, "gradients": "bf16"}}, "format of the weights that it cuts"),
+        ({**job(dp=2, zero=0), "precision": formats}, "DDP reduces gradients in the format of the weights, bf16"),
+        ({**job(dp=2, fsdp=True), "precision": {**formats, "gradients": "bf16"}}, "format of the sharded weights"),
         (job(4, pp=2, dp=2, fsdp=True), "once a step"),
-        (job(4, pp=2, dp=2, zero=0, schedule="zb-h1"), "DDP waits for gradients of weights"),
+        (job(4, pp=2, dp=2, zero=0, schedule="zb-h1"), "DDP waits for weight gradients"),
         (job(4, pp=2, dp=2, zero=0, schedule="hanayo"), "two stages of one device share it"),
-        (job(1, schedule="gpipe"), "one micro-batch after another"),
-        (job(2, pp=2, schedule="dualpipe"), "no chain"),
-        (job(2, pp=2, schedule="dualpipe-v"), "no two passes at once"),
+        (job(1, schedule="gpipe"), "one after another through the whole model"),
+        (job(2, pp=2, schedule="dualpipe"), "do not form one chain"),
+        (job(2, pp=2, schedule="dualpipe-v"), "cannot overlap a forward and a backward pass"),
         (job(2, pp=2, schedule="seq1f1b"), "slices"),
-        (job(4, pp=4, schedule="bpipe"), "no action of this kind"),
+        (job(4, pp=4, schedule="bpipe"), "cannot run actions of this kind"),
     ):
         with pytest.raises(PlanError, match=words):
             check(resolve_plan(load_job(given)))
@@ -160,7 +160,7 @@ def test_several_axes_of_one_family_are_refused() -> None:
 def test_a_mesh_of_another_size_is_refused(ranks: Any) -> None:
     place = ranks(resolve_plan(load_job(job(tp=2))), 0)
     assert place.tensor.size == 2 and place.pipeline.group is None
-    from validation.distributed.groups import stand
+    from validation.distributed.process_groups import make_process_groups
 
     with pytest.raises(PlanError, match="Start 4 processes"):
-        stand(resolve_plan(load_job(job(4, tp=2, pp=2))), place.device)
+        make_process_groups(resolve_plan(load_job(job(4, tp=2, pp=2))), place.device)

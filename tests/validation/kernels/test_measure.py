@@ -108,13 +108,13 @@ def test_backward_passes_follow_a_forward_pass_of_their_own(cpu: Device) -> None
 def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) -> None:
     out, seen = tmp_path / "kernels.json", []
 
-    def said(text: str) -> None:
+    def progress(text: str) -> None:
         if not seen:
             before = read(out)
             assert before.measured is None and not any(row.samples for row in before.rows)
             seen.append([(row.name, row.forecasts) for row in before.rows])
 
-    measured = measure(job("experts"), "cpu", out, repeat=2, warmup=1, cold=False, said=said)
+    measured = measure(job("experts"), "cpu", out, repeat=2, warmup=1, cold=False, progress=progress)
     assert measured.measured
     assert [(row.name, row.forecasts) for row in read(out).rows] == seen[0]
     names = [row.name for row in measured.rows]
@@ -138,15 +138,15 @@ def test_degrees_and_formats_are_groups(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
-    out, said = tmp_path / "kernels.json", []
+    out, progress = tmp_path / "kernels.json", []
 
     def stop(text: str) -> None:
-        said.append(text)
-        if len(said) == 4:
+        progress.append(text)
+        if len(progress) == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(job(), "cpu", out, repeat=1, warmup=0, cold=False, said=stop)
+        measure(job(), "cpu", out, repeat=1, warmup=0, cold=False, progress=stop)
     found = read(out)
     assert [bool(row.samples) for row in found.rows[:5]] == [True, True, True, False, False]
     assert found.notes == ("interrupted: rows without samples were not measured",)

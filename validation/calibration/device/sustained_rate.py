@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
 """Of the llama family, by kind of device."""
 
 PRODUCTS = ("gemm", "attention")
-INITIAL_STD = 0.05
+SPREAD = 0.05
 """Between steps of different models on one machine: as of `simulator/costs/calibration/steps.yaml`."""
 
 
@@ -44,7 +44,9 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
     with TemporaryDirectory() as name:
         place = Path(name)
         trace = place / "trace.json"
-        found = measure(job, kind, place / "step.json", 15, 4, out, check=False, trace=trace, say=lambda line: None)
+        found = measure(
+            job, kind, place / "step.json", 15, 4, out, check=False, trace=trace, progress=lambda line: None
+        )
         seen = compare_step(kineto.read(trace), Forecaster("calibration", job, out).report)
     products = [line for line in seen.lines if line.kind in PRODUCTS]
     real = sum(line.real for line in products)
@@ -59,7 +61,7 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
 def _entry(value: float, what: str, source: str) -> dict[str, Any]:
     return {
         "value": float(f"{value:.4g}"),
-        "spread": INITIAL_STD,
+        "spread": SPREAD,
         "rows": 1,
         "meaning": f"{what} against the same kernel alone",
         "source": source,

@@ -14,7 +14,8 @@ from simulator.ir.ops import Collective, Transfer, Work
 from simulator.job.load import load_job
 from validation.measurements.forecasts import forecasters
 from validation.pipelines.cases import Case, replay
-from validation.stages.together import actions, price_of, step
+from validation.stages.action_forecasts import forecast_actions, make_price
+from validation.stages.assembled_step import assemble_step
 
 MODEL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout": 0}
 
@@ -41,7 +42,7 @@ def test_closed_form_of_equal_stages(schedule: str, p: int, m: int) -> None:
     plan = resolve_plan(load_job(job(m, pp=p, schedule=schedule)))
     forward, backward, update = 0.3, 0.7, 0.25
     seconds = {(stage, kind): time for stage in range(p) for kind, time in (("F", forward), ("BW", backward))}
-    found = step(plan, price(), seconds, [update] * p)
+    found = assemble_step(plan, price(), seconds, [update] * p)
     assert found == pytest.approx((m + p - 1) * (forward + backward) + update)
 
 
@@ -60,13 +61,13 @@ def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, 
     told = {"t_f": [shape.v * one for one in forward], "t_b": [shape.v * one for one in backward]}
     schedule = "interleaved-1f1b" if shape.v > 1 else plan.get("schedule", "1f1b")
     wanted = replay(Case(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **told)).makespan
-    assert step(of, price(hop), seconds, [0.0] * shape.p) == pytest.approx(wanted)
+    assert assemble_step(of, price(hop), seconds, [0.0] * shape.p) == pytest.approx(wanted)
 
 
 def test_what_is_sent_within_a_stage_is_forecast_besides() -> None:
     plan = resolve_plan(load_job(job(1, tp=2, sequence_parallel=False)))
     seconds = {(0, "F"): 1.0, (0, "BW"): 2.0}
-    alone, joined = (step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))
+    alone, joined = (assemble_step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))
     assert alone == pytest.approx(3.5)
     # Forward the embedding, two a layer, three of the loss; backward two a layer and the output layer's, behind weight
     # gradients that hide nothing; and the norm of all gradients.
@@ -76,10 +77,10 @@ def test_what_is_sent_within_a_stage_is_forecast_besides() -> None:
 def test_with_forecast_times_the_step_is_the_forecast() -> None:
     """The times of actions are read off the program that they are put into again."""
     (forecaster,) = forecasters(job(4, pp=2), None)
-    found, updates = actions(forecaster)
+    found, updates = forecast_actions(forecaster)
     seconds = {turn: value.value for turn, value in found.items()}
-    again = step(forecaster.plan, price_of(forecaster), seconds, [one.value for one in updates])
-    _, program = build_program(forecaster.plan, price_of(forecaster))
+    again = assemble_step(forecaster.plan, make_price(forecaster), seconds, [one.value for one in updates])
+    _, program = build_program(forecaster.plan, make_price(forecaster))
     program.host = 0.0
     # The host is in the times of actions; on its own it would run ahead of them.
     assert again >= play(program).span

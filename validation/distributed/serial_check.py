@@ -1,4 +1,4 @@
-"""The check that a plan trains the model as one process does: same loss, gradients, norm, and weights after a step."""
+"""Checks that sharded training equals serial training: loss, gradients, gradient norm, and weights after one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simulator.plan.plan import Plan
-from validation.distributed.data_parallel import scheme_of
+from validation.distributed.data_parallel import data_scheme_of
 from validation.distributed.trainer import Trainer
 from validation.reference import model
 from validation.reference.optimizer import LEARNING_RATE, Optimizer, gradient
@@ -19,23 +19,26 @@ from validation.reference.tensor_parallel import TensorGroup
 from validation.reference.tokens import make_tokens
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
-"""Largest relative difference by number format, from the finest on: some thousand roundings in another order."""
+"""Largest relative difference by number format, finest first: some thousand roundings in another order."""
 
-STEP = 1e-2
-"""Largest mean difference of the weights after one step, in learning rates. Adam's first step is the gradient's sign:
-where a gradient is nothing but rounding, weights part by up to two; a shard that went astray makes the mean about 1."""
+WEIGHT_TOLERANCE = 1e-2
+"""Largest mean difference of the weights after one step, in learning rates. Adam's first step is the sign of the
+gradient, so weights whose gradients are rounding noise may differ by 2; a misplaced shard makes the mean about 1."""
 
-SHARE = 0.25
-"""Of a device's memory that the whole model may take in one process."""
+MEMORY_SHARE = 0.25
+"""Share of a device's memory that the serial model may take."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """Differences between the sharded and the serial step, the largest of all ranks.
+class SerialCheck:
+    """Differences between a sharded and a serial step, the maximum over all ranks.
 
-    format: the coarser of the weights' and the gradients'. loss, norm: relative. gradient: the largest, relative to
-    the largest entry of its tensor, whose name is `worst`. weights: mean after the step in learning rates; None below
-    32 bits, whose rounding is more.
+    format: the coarser of the formats of weights and gradients.
+    loss: relative difference.
+    gradient: largest difference over the largest entry of the same tensor.
+    worst: name of that tensor.
+    norm: relative difference.
+    weights: mean difference after the step, in learning rates; None for formats below 32 bits, which round more.
     """
 
     format: str
@@ -48,7 +51,10 @@ class Check:
     @property
     def equal(self) -> bool:
         tolerance = TOLERANCE[self.format]
-        return all(one <= tolerance for one in (self.loss, self.gradient, self.norm)) and (self.weights or 0.0) <= STEP
+        return (
+            all(one <= tolerance for one in (self.loss, self.gradient, self.norm))
+            and (self.weights or 0.0) <= WEIGHT_TOLERANCE
+        )
 
     def __str__(self) -> str:
         words = "equals" if self.equal else "DIFFERS FROM"
@@ -60,21 +66,22 @@ class Check:
         )
 
 
-def affordable(plan: Plan, memory: int | None) -> bool:
-    """Whether one process can train the whole model in its share of `memory` [bytes]: weights, gradients, main weights
-    and moments of at most 4 bytes each."""
-    return memory is None or plan.job.model.parameters * 5 * 4 <= SHARE * memory
+def fits_serially(plan: Plan, memory: int | None) -> bool:
+    """Whether one process can train the whole model in `MEMORY_SHARE` of a device's `memory` [bytes].
+
+    Weights, gradients, main weights and two moments count 4 bytes each.
+    """
+    return memory is None or plan.job.model.parameters * 5 * 4 <= MEMORY_SHARE * memory
 
 
-def compare(trainer: Trainer) -> Check:
-    """Trains the first step sharded and, on rank 0, serial, and compares; all ranks call it and get the same answer.
+def compare_with_serial(trainer: Trainer) -> SerialCheck:
+    """Runs the first step sharded and, on rank 0, serial, and compares them. Collective over all ranks.
 
-    Tokens are made from their place in the batch, so the serial step has those of all replicas. The trainer is one step
-    further behind it.
+    The serial step trains on the tokens of all replicas. The trainer has made one step afterwards.
     """
     plan = trainer.plan
-    loss = trainer.gradients(trainer.given(0))
-    serial = _Serial(trainer) if dist.get_rank() == 0 else None
+    loss = trainer.accumulate_gradients(trainer.make_inputs(0))
+    serial = _SerialTrainer(trainer) if dist.get_rank() == 0 else None
     pairs = _pairs(trainer, serial, gradients=True)
     largest, worst = max((_relative(have, want, whole), name) for name, have, want, whole in pairs)
     norm = float(trainer.optimizer.step())
@@ -82,21 +89,21 @@ def compare(trainer: Trainer) -> Check:
     serial_norm = serial.norm() if serial else 0.0
     weights = None
     if _format(plan) == "fp32":
-        apart = [((have - want).abs().sum(), want.numel()) for _, have, want, _ in _pairs(trainer, serial, False)]
-        weights = float(sum(one for one, _ in apart)) / sum(count for _, count in apart) / LEARNING_RATE
+        differences = [((have - want).abs().sum(), want.numel()) for _, have, want, _ in _pairs(trainer, serial, False)]
+        weights = float(sum(one for one, _ in differences)) / sum(count for _, count in differences) / LEARNING_RATE
     own = loss.item() / trainer.place.data.size / trainer.place.tensor.size if loss is not None else 0.0
     mean = torch.tensor(own, dtype=torch.float64, device=trainer.place.device.torch)
     dist.all_reduce(mean)
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (largest, worst, weights, serial.loss if serial else 0.0, serial_norm))
-    (*_, true_loss, true_norm), (largest, worst) = told[0], max(one[:2] for one in told)
-    return Check(
+    results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(results, (largest, worst, weights, serial.loss if serial else 0.0, serial_norm))
+    (*_, true_loss, true_norm), (largest, worst) = results[0], max(one[:2] for one in results)
+    return SerialCheck(
         format=_format(plan),
         loss=abs(float(mean) / true_loss - 1),
         gradient=largest,
         worst=worst,
         norm=abs(norm / true_norm - 1),
-        weights=None if weights is None else max(one[2] for one in told),
+        weights=None if weights is None else max(one[2] for one in results),
     )
 
 
@@ -105,8 +112,8 @@ def _format(plan: Plan) -> str:
     return max(framework.weights, framework.gradients, key=list(TOLERANCE).index)
 
 
-class _Serial:
-    """The whole model and batch in one process, with its gradients and its loss."""
+class _SerialTrainer:
+    """The whole model in one process, after the passes of the whole batch."""
 
     def __init__(self, trainer: Trainer) -> None:
         plan, device = trainer.plan, trainer.place.device.torch
@@ -121,14 +128,16 @@ class _Serial:
                 self.loss += loss.item()
 
     def norm(self) -> float:
-        """Of all gradients; the weights are a step further behind it."""
+        """Gradient norm; makes the optimizer step."""
         return float(self.optimizer.step())
 
 
-def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """Name, this rank's gradient (or weight), what it should be, and the whole of that, of each of its parameters.
+def _pairs(
+    trainer: Trainer, serial: _SerialTrainer | None, gradients: bool
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """For each parameter of this rank: name, its gradient (or weight), the expected shard, and the expected whole.
 
-    The serial ones come from rank 0, one after another.
+    The expected values are broadcast from rank 0 one after another.
     """
     theirs = dict(serial.stage.named_parameters()) if serial else {}
     shapes: list[Any] = [[(name, tuple(param.shape)) for name, param in theirs.items()]]
@@ -141,26 +150,30 @@ def _pairs(trainer: Trainer, serial: _Serial | None, gradients: bool) -> Iterato
             whole = torch.empty(shape, device=trainer.place.device.torch)
         dist.broadcast(whole, 0)
         if name in mine:
-            have = _joined(gradient(mine[name]), trainer) if gradients else _full(mine[name].detach()).float()
+            have = (
+                _reduce_over_replicas(gradient(mine[name]), trainer)
+                if gradients
+                else _unshard(mine[name].detach()).float()
+            )
             yield name, have, mine[name].sharding.shard_of(whole), whole
 
 
-def _joined(one: Any, trainer: Trainer) -> Tensor:
-    """A gradient as the optimizer sees it, whole over the replicas: ZeRO-1 joins them only as it steps."""
-    found = _full(one).float()
-    if scheme_of(trainer.plan) == "data/zero-1":
+def _reduce_over_replicas(one: Any, trainer: Trainer) -> Tensor:
+    """A gradient averaged over the replicas: ZeRO-1 itself reduces gradients only in its step."""
+    found = _unshard(one).float()
+    if data_scheme_of(trainer.plan) == "data/zero-1":
         found = found.clone()
         dist.all_reduce(found, group=trainer.place.data.group)
         found /= trainer.place.data.size
     return found
 
 
-def _full(one: Any) -> Tensor:
-    """A tensor that FSDP cuts, put together."""
+def _unshard(one: Any) -> Tensor:
+    """The whole of a tensor that FSDP may shard."""
     found: Tensor = one.full_tensor() if hasattr(one, "full_tensor") else one
     return found
 
 
 def _relative(have: Tensor, want: Tensor, whole: Tensor) -> float:
-    """The largest difference against the largest entry of the whole; of a whole of zeros, the difference itself."""
+    """Largest difference over the largest entry of the whole tensor; over 1 if that is zero."""
     return float((have - want).abs().max()) / (float(whole.abs().max()) or 1.0)

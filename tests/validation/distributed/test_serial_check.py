@@ -51,10 +51,10 @@ BITS = ("bf16", "v-half, 16 bits")
 def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
     """The check of each job, by its name."""
     from validation.distributed import launch
-    from validation.distributed.serial import Check
+    from validation.distributed.serial_check import SerialCheck
 
     task = {"what": "checks", "device": "cpu", "jobs": list(jobs.values())}
-    return {name: Check(**told["check"]) for name, told in zip(jobs, launch.run(task, world), strict=True)}
+    return {name: SerialCheck(**told["check"]) for name, told in zip(jobs, launch.run(task, world), strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +77,11 @@ def test_16_bit_formats_have_wider_tolerances(checks: dict[str, Any], name: str)
 
 @pytest.mark.parametrize("field", ["loss", "gradient", "norm", "weights"])
 def test_any_difference_is_told(field: str) -> None:
-    from validation.distributed.serial import Check
+    from validation.distributed.serial_check import SerialCheck
 
-    good = Check(format="fp32", loss=0.0, gradient=1e-6, worst="head.weight", norm=0.0, weights=0.0)
+    good = SerialCheck(format="fp32", loss=0.0, gradient=1e-6, worst="head.weight", norm=0.0, weights=0.0)
     assert good.equal and "equals" in str(good)
-    bad = Check(**{**vars(good), field: 0.5})
+    bad = SerialCheck(**{**vars(good), field: 0.5})
     assert not bad.equal and "DIFFERS" in str(bad)
 
 
@@ -92,19 +92,19 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
     import torch.distributed as dist
 
     from simulator.job.load import load_job
-    from validation.distributed.groups import stand
-    from validation.distributed.serial import compare
+    from validation.distributed.process_groups import make_process_groups
+    from validation.distributed.serial_check import compare_with_serial
     from validation.distributed.trainer import Trainer
     from validation.measurements.device import Device
 
     plan = resolve_plan(load_job(job(1)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        trainer = Trainer(plan, stand(plan, Device.of("cpu")))
+        trainer = Trainer(plan, make_process_groups(plan, Device.of("cpu")))
         passes = trainer.passes
         if wrong:
             trainer.passes = lambda *given: passes(*(torch.cat([one.chunk(2)[0]] * 2) for one in given))
-        found = compare(trainer)
+        found = compare_with_serial(trainer)
         assert found.equal is not wrong and (found.gradient > 0.1) is wrong
     finally:
         dist.destroy_process_group()
@@ -112,8 +112,8 @@ def test_a_sharded_step_that_goes_wrong_is_found(wrong: bool) -> None:
 
 def test_a_model_that_one_device_cannot_hold_is_not_compared() -> None:
     from simulator.job.load import load_job
-    from validation.distributed.serial import affordable
+    from validation.distributed.serial_check import fits_serially
 
     plan = resolve_plan(load_job(job()))
-    assert affordable(plan, 2**30) and affordable(plan, None)
-    assert not affordable(plan, 20 * plan.job.model.parameters)
+    assert fits_serially(plan, 2**30) and fits_serially(plan, None)
+    assert not fits_serially(plan, 20 * plan.job.model.parameters)

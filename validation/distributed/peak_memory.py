@@ -1,0 +1,66 @@
+"""Peak memory of every rank in a training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+
+from validation.distributed.trainer import Trainer
+from validation.reference.optimizer import gradient
+
+COLLECTIVES = ("allreduce", "all_gather_single", "reduce_scatter_single", "_allgather_base", "_reduce_scatter_base")
+"""Collectives of process groups whose buffers gloo's threads may free, by their newer and older names."""
+
+PAUSE = 1e-3
+"""Time in which gloo's thread releases a buffer after its collective [s]."""
+
+
+def measure_peaks(trainer: Trainer, number: int) -> list[dict[str, Any]]:
+    """Peak memory of each rank in an untimed step (`validation.measurements.device.MemoryPeak` as plain data)."""
+    given = trainer.make_inputs(number)
+    # Tensors are counted by their Python objects, which autograd's gradients have only once they are accessed.
+    held = [gradient(param) for param in trainer.parameters().values()]
+    dist.barrier()
+    with (
+        _hold_gloo_buffers() if trainer.place.device.backend == "gloo" else nullcontext(),
+        trainer.place.device.peak() as peak,
+    ):
+        trainer.step(given)
+    del held
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, asdict(peak))
+    return found
+
+
+@contextmanager
+def _hold_gloo_buffers() -> Iterator[None]:
+    """Makes the calling thread free the buffers of gloo's collectives inside the block.
+
+    gloo's threads release a buffer shortly after the call has returned. If the caller has dropped it by then, it is
+    freed in a thread that torch's profiler does not watch, and would count as allocated ever after.
+    """
+    before = {name: method for name, method in vars(dist.ProcessGroup).items() if name in COLLECTIVES}
+    for name, method in before.items():
+        setattr(dist.ProcessGroup, name, _wait_and_pause(method))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(dist.ProcessGroup, name, method)
+
+
+def _wait_and_pause(method: Any) -> Callable[..., Any]:
+    """The collective, followed by a wait for it and a pause during which its buffers stay referenced."""
+
+    def call(group: Any, *args: Any, **options: Any) -> Any:
+        work = method.__get__(group)(*args, **options)
+        work.wait()
+        time.sleep(PAUSE)
+        return work
+
+    return call

@@ -1,0 +1,55 @@
+"""Forecasts of single pipeline actions: what one device does without any other."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.costs.costs import Costs
+from simulator.engine.task_time import task_seconds
+from simulator.forecast.simulate import build_program
+from simulator.ir.ops import Collective, Work
+from simulator.plan.plan import Plan
+from simulator.program.block import FREE, SUMS, Price
+from simulator.program.categories import COMPUTING
+from simulator.program.program import Program
+from simulator.program.task import Task
+from validation.measurements.forecasts import Forecaster, with_interval
+from validation.measurements.measurement import ForecastValue
+
+StageAction = tuple[int, str]
+"""A virtual stage and a kind of action (F, BW, B or W)."""
+
+
+def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Price:
+    """Price function of a whole step.
+
+    without_collectives: collectives within a stage take no time.
+    """
+    plan = forecaster.plan
+    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.effective_rates, calibration=forecaster.calibration)
+
+    def price(work: Work) -> tuple[float, float, float]:
+        if without_collectives and isinstance(work, Collective):
+            return FREE
+        return costs.estimate(work)
+
+    return price
+
+
+def forecast_actions(forecaster: Forecaster) -> tuple[dict[StageAction, ForecastValue], list[ForecastValue]]:
+    """Seconds of each stage's actions without communication, and of each device's optimizer update."""
+    plan = forecaster.plan
+    _, program = build_program(plan, make_price(forecaster, without_collectives=True))
+    tasks = {(slot.stage, slot.kind): task for slot, task in zip(program.timetable.slots, program.tasks, strict=True)}
+    actions = {action: _forecast_task(task, program, plan) for action, task in tasks.items()}
+    return actions, [_forecast_task(task, program, plan) for task in program.updates]
+
+
+def _forecast_task(task: Task, program: Program, plan: Plan) -> ForecastValue:
+    """Seconds of a task that starts on an idle device, with an interval like that of a step."""
+    sums = task.sums[: len(COMPUTING)]
+    busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
+    framework = plan.job.framework
+    terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
+    sigma = math.hypot(framework.spread, framework.spread_experts if plan.job.model.moe else 0.0, *terms)
+    return with_interval(task_seconds(task, program.host), sigma)
