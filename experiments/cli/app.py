@@ -149,10 +149,10 @@ def predict(
         report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
         draw(report, files)
         if trace is not None:
-            from simulator.report.trace import write
+            from simulator.report.trace import write_trace
 
             try:
-                write(report, trace)
+                write_trace(report, trace)
             except OSError as error:
                 raise unwritable(trace, error.strerror or str(error), "--trace") from None
         if as_json:

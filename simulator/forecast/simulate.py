@@ -25,7 +25,7 @@ from simulator.program.build import build
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.timetable import timetable
 from simulator.report.forecast import Forecast
-from simulator.report.report import Report
+from simulator.report.report import Forecast, Report
 from simulator.scheduling.no_flush import peak_weight_versions
 from simulator.scheduling.schedule import ScheduleItem
 
@@ -68,7 +68,7 @@ def simulate(
     assumed += (CONTENTION,) if engine == "shared" else ()
     forecast = play_forecast(plan, stages, program, assumed, engine, skip, uses)
     if plan.schedule.reorders_at_run_time:
-        forecast = replace(forecast, anew=lambda orders: build_program(plan, prices, shared, orders)[1])
+        forecast = replace(forecast, rebuild=lambda orders: build_program(plan, prices, shared, orders)[1])
     if plan.period == 1:
         return Report(forecast)
     usual = build_program(plan, prices, shared, periodic=False)[1]

@@ -1,1 +1,1 @@
-"""What came out: figures, breakdown, memory, trace, and the pages of the schemes."""
+"""The report of a forecast: figures, breakdown, JSON answer, trace; and the generated pages of figures and schemes."""

@@ -27,7 +27,7 @@ class Forecast:
     """Memory that is held through the whole step on every device, by category [bytes]."""
     assumed: Sequence[str]
     """Assumptions of the forecast, a sentence each."""
-    anew: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
+    rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """Builds the program of the same step for other orders; only of schedules that decide at run time."""
 
     @cached_property

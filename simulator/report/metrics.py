@@ -19,10 +19,10 @@ from simulator.report.breakdown import Breakdown, breakdown
 from simulator.report.forecast import Forecast
 
 SKEW = 0.1
-"""Real runs have slow tails: the interval reaches a tenth less far down and a tenth farther up than a symmetric one.
+"""Skew of the 90 % interval: in log(time) it reaches (1 - SKEW) Z90 sigma down and (1 + SKEW) Z90 sigma up.
 
-Measured over predicted of 600 published dense runs lies between 0.91 and 1.14 for nine of ten: ln 1.14 is 1.4 times
--ln 0.91; for a known framework on a new cluster 0.88 and 1.17, 1.2 times.
+Real runs have slow tails. Nine of ten of 600 published dense runs lie between 0.91 and 1.14 times the forecast: ln 1.14
+is 1.4 times -ln 0.91; for a known framework on a new cluster it is 0.88 and 1.17, and 1.2 times.
 """
 
 T = TypeVar("T", float, np.ndarray, Breakdown)
@@ -44,7 +44,7 @@ class Metrics:
         self.job = play.plan.job
 
     def _mean(self, of: Callable[[Forecast], T]) -> T:
-        """Mean of a quantity over the steps of a period."""
+        """Mean of a quantity over the steps of a period, one of which is `play`."""
         share = 1 / self.play.plan.period
         return of(self.play) if self.usual is None else share * of(self.play) + (1 - share) * of(self.usual)
 
@@ -75,7 +75,7 @@ class Metrics:
 
     @cached_property
     def device(self) -> int:
-        """The slowest rank class, which the breakdown describes: the pipeline device that computes longest."""
+        """The pipeline device that computes longest, which the breakdown describes."""
         program = self.play.program
         work = self.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
         return max(range(program.devices), key=lambda d: (round(work[d], 9), -d))
@@ -93,7 +93,7 @@ class Metrics:
         return {**parts, HOST: parts[HOST] + self.job.framework.step_overhead_s}
 
     @cached_property
-    def spread(self) -> float:
+    def sigma(self) -> float:
         """Standard deviation of log(measured / predicted) of the step.
 
         Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time; errors of
@@ -113,7 +113,7 @@ class Metrics:
     @property
     def interval_90(self) -> tuple[float, float]:
         """Interval that should hold nine of ten measured steps [s]."""
-        reach = Z90 * self.spread
+        reach = Z90 * self.sigma
         return self.step_time * math.exp(-reach * (1 - SKEW)), self.step_time * math.exp(reach * (1 + SKEW))
 
     # -------------------------------------------------------------------------------- throughput
@@ -130,6 +130,7 @@ class Metrics:
         return self.tokens / self.step_time / self.job.cluster.gpus
 
     def _utilisation(self, flops_per_step: float) -> float:
+        """FLOPs of a step on all GPUs over what they could do in its duration; GPUs of several kinds by their mean."""
         framework = self.job.framework
         number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
         peaks = [peak(cluster.gpu, number) for cluster in self.play.plan.clusters]
@@ -137,15 +138,17 @@ class Metrics:
 
     @cached_property
     def mfu(self) -> dict[str, float]:
-        """Model FLOPs at the step's rate over dense peak, that of the linear layers' number format; palm counts full
-        attention, causal half of it. Frozen weights need no gradients."""
+        """Model FLOPs utilization: FLOPs of the model per second over dense peak in the linear layers' number format.
+
+        "palm" counts attention in full, "causal" half of it. Frozen weights need no FLOPs for their gradients.
+        """
         model, seq = self.job.model, self.job.batch.sequence or self.job.model.seq
         needed = {name: flops.flops_with_adapters(name, model, seq, self.job.adapters) for name in ("palm", "causal")}
         return {name: self._utilisation(per_token * self.tokens) for name, per_token in needed.items()}
 
     @cached_property
     def hfu(self) -> float:
-        """FLOPs that the GPUs executed, recomputation included, over dense peak."""
+        """Hardware FLOPs utilization: executed FLOPs per second, recomputation included, over the same peak."""
         program = self.play.program
         executed = float(self.sums[..., SUMS.index("flops")].sum())
         return self._utilisation(executed * self.job.cluster.gpus / program.devices)

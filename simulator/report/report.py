@@ -33,11 +33,11 @@ KEYS = (
     *("id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"),
     *("hidden_s", "mfu", "hfu", "memory.capacity_gib", "memory", "limits", "assumed", "warnings", "run"),
 )
-"""Order of the JSON answer, which other people's scripts rely on. Keys that are not named here follow behind."""
+"""Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
 
 
 class Report(Metrics):
-    """The forecast of one job. `to_dict` is the answer of ``predict --json``; `play` has every op with its times."""
+    """The forecast of one job: its metrics, sentences about it, and the answer of ``predict --json`` (`to_dict`)."""
 
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
@@ -45,47 +45,47 @@ class Report(Metrics):
 
     @cached_property
     def steps(self) -> list[Unfolded]:
-        """The steps of all ranks under the job's noise, one by one; none without noise."""
+        """Steps played rank by rank under the job's `noise`; empty without it."""
         noise, play = self.job.noise, self.play
         if noise is None:
             return []
         pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed)
-        return [self._unlike(play, pace, step) for step in range(noise.steps)]
+        return [self._play_ranks(play, pace, step) for step in range(noise.steps)]
 
-    def _unlike(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
-        """A step under noise; where devices decide at run time, by the paces of their slowest ranks."""
+    def _play_ranks(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
+        """A step with its own kernel times on every rank; a schedule that decides at run time sees the slowest ones."""
         program, plan, flat = play.program, play.plan, play.step.flat
-        if play.anew is not None:
+        if play.rebuild is not None:
             lasts = stretch_passes(program, plan.mesh, plan.pipeline_axis, pace, step)
             hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
-            told = program.timetable.orders
-            program = play.anew(reorder_at_run_time(plan.schedule, plan.shape, told, lasts, hop).orders)
+            orders = program.timetable.orders
+            program = play.rebuild(reorder_at_run_time(plan.schedule, plan.shape, orders, lasts, hop).orders)
             flat = flatten(program)
         return unfold(program, plan.mesh, plan.pipeline_axis, pace, step, flat)
 
     @property
     def step_times(self) -> list[float]:
-        """Seconds of every step under the job's noise."""
+        """Durations of the steps under the job's `noise` [s]."""
         return [step.span + self.job.framework.step_overhead_s for step in self.steps]
 
     # --------------------------------------------------------------------------------------- words
 
     @property
     def costs(self) -> dict[str, float]:
-        """Seconds of the step that are no matrix work, by what they were spent on."""
-        parts = self.breakdown.parts
+        """Parts of the step other than GEMMs and attention [s], by their names in `limits`."""
+        parts = self.parts
         costs = {
             "the pipeline bubble": parts["bubble"],
             "the optimizer": parts["optimizer"],
             "memory-bound kernels": parts["memory_bound"],
             "idling": parts["idle"],
-            "the host": parts["host"] + self.job.framework.step_overhead_s,
+            "the host": parts["host"],
         }
         return costs | {f"exposed {name} communication": parts[axis] for axis, name in COMMUNICATION.items()}
 
     @property
     def limits(self) -> str:
-        """What limits the plan, in one sentence."""
+        """The lack of memory or the largest cost of the step, in one sentence."""
         if not self.fits:
             worst = max(range(len(self.play.peaks)), key=lambda d: self.excess[d])
             by = self.play.peaks[worst].by
@@ -102,7 +102,7 @@ class Report(Metrics):
 
     @property
     def warnings(self) -> list[str]:
-        """What a careful reader should know about this plan."""
+        """Unusual properties of the plan, a sentence each."""
         found = []
         cluster, mesh, plan = self.job.cluster, self.play.plan.mesh, self.play.plan
         for scheme in plan.family("tensor"):
@@ -116,7 +116,7 @@ class Report(Metrics):
 
     @property
     def assumed(self) -> list[str]:
-        """What the forecast takes for granted."""
+        """Assumptions of the forecast, a sentence each."""
         framework = self.job.framework
         return [
             f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
@@ -132,7 +132,7 @@ class Report(Metrics):
 
     @property
     def _slices(self) -> str:
-        """The lengths of the slices of a sequence, in words."""
+        """Lengths of the slices of a sequence, equal neighbours as one term: "3 x 2048, 1024"."""
         runs = [(length, len(list(run))) for length, run in groupby(self.play.plan.slice_lengths)]
         return ", ".join(f"{count} x {length}" if count > 1 else str(length) for length, count in runs)
 
@@ -168,25 +168,25 @@ class Report(Metrics):
         ]
 
     def _published(self) -> dict[str, Any]:
-        """The published figure of this run, and ours."""
-        told, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
-        assert told is not None
-        per_token = flops.flops_with_adapters(told.flops, model, seq, self.job.adapters)
-        return told.compare(
+        """The published figure of this run, and the forecast of the same figure."""
+        published, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
+        assert published is not None
+        per_token = flops.flops_with_adapters(published.flops, model, seq, self.job.adapters)
+        return published.compare(
             {
                 "step_time_s": self.step_time,
                 "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
                 "tflops_per_gpu": per_token * self.tokens_per_s_per_gpu / 1e12,
-                "mfu": self.mfu[told.flops],
+                "mfu": self.mfu[published.flops],
             }
         )
 
     def _noise(self) -> dict[str, Any]:
-        """Steps rank by rank: how long they take, and the rank that computes longest, by its number."""
+        """Statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""
         busy = np.mean([step.busy for step in self.steps], axis=0)
         mesh, pipeline = self.play.plan.mesh, self.play.plan.mesh.parts(self.play.plan.pipeline_axis)
         order = list(mesh.axes)
-        # Devices of the pipeline come first in the arrays, wherever their axis stands in the mesh.
+        # The arrays have the pipeline axis first, wherever it is in the mesh.
         at = order.index(pipeline[0]) if self.play.plan.pipeline_axis else 0
         ranks = np.moveaxis(busy, 0, at) if self.play.plan.pipeline_axis else busy
         times = np.array(self.step_times)
@@ -203,8 +203,8 @@ class Report(Metrics):
 
 @cache
 def _position(path: str) -> int:
-    """Position in the answer of what stands at a path."""
-    found = (place for place, key in enumerate(KEYS) if path == key or path.startswith(f"{key}."))
+    """Rank of a path in the order of `KEYS`."""
+    found = (number for number, key in enumerate(KEYS) if path == key or path.startswith(f"{key}."))
     return next(found, len(KEYS))
 
 

@@ -1,7 +1,7 @@
-"""All schemes as one page for people: idea, paper, options, what is modelled and the laws that are tested.
+"""The page of all schemes: idea, paper, options, what is modelled, and the closed forms that are tested.
 
-``python -m simulator.report.scheme_page docs/schemes.md`` writes it (``make docs-schemes``). Everything on it stands in the
-schemes' own files: docstrings, options with the sentences below them, and the `ClosedForm` calls as they are written.
+``python -m simulator.report.scheme_page docs/schemes.md`` writes it (``make docs-schemes``). It is made from the files
+of the schemes alone: their docstrings, options with the sentences below them, and `ClosedForm` calls.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ HEAD = """# Schemes
 
 Made by `make docs-schemes` from the files in `simulator/schemes/`; do not edit it. A plan names a scheme as
 `family/name`, says which axes of the mesh it is `over`, and gives its options as further keys of the same entry
-([the job file](job.md)). The *laws* of a scheme are closed forms that its lowered program must obey exactly when costs
-are ideal; `tests/contract` asks them of every file at many settings. Formulas are written as in the file, with the
-letters of its paper: the docstring above them says what they are.
+([the job file](job.md)). The *closed forms* of a scheme are formulas of its paper that its lowered program must
+reproduce exactly under ideal costs; `tests/contract` checks them in many settings. Formulas use the symbols of the
+paper, which the text above them defines.
 """
 
 TITLES = {
@@ -43,7 +43,7 @@ def page() -> str:
     names = scheme_names()
     parts = [HEAD, "| scheme | paper | idea |\n| --- | --- | --- |"]
     parts[-1] += "".join(
-        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {idea(use)} |" for use in names
+        f"\n| [{use}](#{anchor(use)}) | {_link(find_scheme(use).paper)} | {_cell(idea(use))} |" for use in names
     )
     for family in FAMILIES:
         parts.append(f"\n## {TITLES[family]}\n")
@@ -57,32 +57,32 @@ def anchor(use: str) -> str:
 
 
 def idea(use: str) -> str:
-    """The first sentence of a scheme's docstring."""
+    """First sentence of a scheme's docstring."""
     first = " ".join(docstring(use).partition("\n\n")[0].split())
-    return first.partition(". ")[0].rstrip(".").replace("|", "\\|")
+    return first.partition(". ")[0].rstrip(".")
 
 
 def docstring(use: str) -> str:
-    """What a scheme's file says about it."""
+    """Docstring of a scheme's file."""
     return ast.get_docstring(tree(use)) or ""
 
 
 def tree(use: str) -> ast.Module:
-    """A scheme's file, parsed."""
+    """Syntax tree of a scheme's file."""
     return ast.parse(Path(inspect.getfile(find_scheme(use))).read_text("utf-8"))
 
 
 def closed_forms(use: str) -> Iterator[tuple[str, str, str]]:
-    """Quantity, place and formula of every law as the file writes them; one that holds in several cases comes again."""
-    meant = _Meant(tree(use))
-    for node in ast.walk(meant.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Law":
+    """Quantity, reference and formula of every `ClosedForm` in a scheme's file; one for several cases is repeated."""
+    inline = _InlineNames(tree(use))
+    for node in ast.walk(inline.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ClosedForm":
             quantity, formula, where = (*node.args, *(k.value for k in node.keywords))
-            yield *(ast.literal_eval(part) for part in (quantity, where)), ast.unparse(meant.visit(formula))
+            yield *(ast.literal_eval(part) for part in (quantity, where)), ast.unparse(inline.visit(formula))
 
 
-class _Meant(ast.NodeTransformer):
-    """Puts what was worked out before in the place of its name; letters of the setting stay."""
+class _InlineNames(ast.NodeTransformer):
+    """Replaces a local name by the expression assigned to it; symbols of the setting stay."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
@@ -104,16 +104,16 @@ def _scheme(use: str) -> str:
     idea_first, _, rest = docstring(use).partition("\n\n")
     modelled, _, _ = rest.partition("References:")
     parts = [f"### {use}\n", " ".join(idea_first.split()), "", _paper(kind.paper), "", _body(modelled)]
-    if told := list(_options(kind)):
-        parts += ["| option | default | what it says |\n| --- | --- | --- |", *told, ""]
+    if options := list(_options(kind)):
+        parts += ["| option | default | what it says |\n| --- | --- | --- |", *options, ""]
     if found := dict.fromkeys(closed_forms(use)):
-        parts += ["| law | formula | where |\n| --- | --- | --- |"]
+        parts += ["| closed form | formula | where |\n| --- | --- | --- |"]
         parts += [f"| {quantity} | `{_cell(formula)}` | {_cell(where)} |" for quantity, where, formula in found]
     return "\n".join([*parts, ""])
 
 
 def _body(text: str) -> str:
-    """Paragraphs as they are; indented ones are drawings."""
+    """Paragraphs of a docstring in Markdown; an indented one is a drawing and becomes a block of text."""
     made = []
     for paragraph in text.strip("\n").split("\n\n"):
         if paragraph.strip():
@@ -123,14 +123,14 @@ def _body(text: str) -> str:
 
 
 def _options(kind: type[Scheme]) -> Iterator[str]:
-    """A row for each option of a scheme."""
-    said = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
+    """A table row for every option of a scheme."""
+    sentences = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
     for name, field in kind.Options.model_fields.items():
-        yield f"| `{name}` | {_default(field)} | {_cell(said.get(name, ''))} |"
+        yield f"| `{name}` | {_default(field)} | {_cell(sentences.get(name, ''))} |"
 
 
 def _sentences(base: type) -> Iterator[tuple[str, str]]:
-    """The fields of a class with the sentences below them."""
+    """Fields of a class, each with the sentence below it."""
     if base.__module__.partition(".")[0] != "simulator":
         return
     file = ast.parse(Path(inspect.getfile(base)).read_text("utf-8"))

@@ -1,9 +1,9 @@
-"""The played step as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
+"""Chrome trace of a played step, for ui.perfetto.dev and chrome://tracing.
 
-A process is a device of the pipeline, a thread one of its streams, a slice an op. Arrows join what one device sends to
-the op of another that waits for it, counters show the memory by category. Format: "Trace Event Format", JSON object
-form. Times are written in microseconds [us], all rounded to one grid, so that what follows each other in the step does
-so in the file; the same forecast always gives the same bytes.
+A process is a pipeline device, a thread one of its streams, a slice an op. Arrows lead from a send to the op on the
+other device that waits for it; counters show memory by category. Format: "Trace Event Format", JSON object form. Times
+are in microseconds [us], rounded to one grid, so that consecutive ops stay consecutive in the file; equal forecasts
+give equal bytes.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ THREADS = (
     "pipeline",
     "memory",
 )
-"""The threads of every process from top to bottom; all but the first two are streams. Families may have more."""
+"""Threads of every process from top to bottom. All but the first two are streams; a family may have more of them."""
 
 SPOKEN = {"memory": "copy"}
-"""What a thread is called, where that is not its stream's name: counters show the memory itself."""
+"""Name of a thread where it differs from its stream: "memory" would be taken for the counter of the memory."""
 
 STRIDE = 100
-"""Thread ids of a process begin at its id times this: no two threads have one id, none that of its process."""
+"""Thread ids of a process start at its id times this, so they are unique and differ from ids of processes."""
 
 SAMPLES = 2000
-"""Most samples of the memory of one device."""
+"""Maximum number of memory samples of one device."""
 
 LEVEL = 6
-"""Of the compression: Python's own default takes longer and saves next to nothing."""
+"""Level of compression: Python's default takes longer and saves next to nothing."""
 
 UPDATE = "O"
-"""The action of an update."""
+"""Name of the optimizer's action."""
 
 
-def write(report: Report, path: str | Path) -> None:
-    """Writes the trace of a forecast, compressed where the name ends in .gz.
+def write_trace(report: Report, path: str | Path) -> None:
+    """Writes the trace of a forecast, compressed if `path` ends in .gz.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if the file cannot be written.
     """
     with ExitStack() as opened:
         file: Any = opened.enter_context(open(path, "wb"))
         if str(path).lower().endswith(".gz"):
-            # Neither the time nor the file's name: the bytes depend on the forecast alone.
+            # No time and no file name in the header: the bytes depend on the forecast alone.
             file = opened.enter_context(gzip.GzipFile("", "wb", LEVEL, file, mtime=0))
         trace = _Trace(report)
         file.write(f'{{"displayTimeUnit":"ms","otherData":{_json(trace.about())},"traceEvents":[\n'.encode())
@@ -84,17 +84,17 @@ def write(report: Report, path: str | Path) -> None:
 
 
 class _Trace:
-    """The events of one forecast, each as a line of JSON."""
+    """Events of one forecast, each a line of JSON."""
 
     def __init__(self, report: Report) -> None:
         self.report, self.play = report, report.play
         self.program, self.flat = report.play.program, report.play.step.flat
-        # Ticks per microsecond: nanoseconds, and for steps below a second finer, a billionth of the step at most.
+        # Ticks per microsecond: 1000, and more for steps below a second, so that a tick is at most 1e-9 of the step.
         self.scale = 10 ** max(3, math.ceil(3 - math.log10(report.play.step.span or 1.0)))
         times = report.play.step.times
         self.begin, self.end = self.ticks(times.begin), self.ticks(times.end)
         turns = [turn for order in self.program.timetable.orders for turn in order]
-        # A pair has one name, for both of its actions.
+        # Both actions of an overlapped pair have the name of the pair.
         played = [str(turn) for turn in turns for _ in range(2 if isinstance(turn, OverlappedPasses) else 1)]
         self.actions = [*played, *[UPDATE] * self.program.devices]
         self.owner = self._owners()
@@ -103,19 +103,19 @@ class _Trace:
             if any(self.flat.ops[number].work is not None for number in queue):
                 self.streams[device].append(stream)
         streams = {stream for found in self.streams.values() for stream in found}
-        self.threads = sorted({*THREADS, *streams}, key=lambda name: (_place(name), name))
-        self._said: dict[Op, tuple[str, str]] = {}
+        self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
+        self._texts: dict[Op, tuple[str, str]] = {}
 
     def ticks(self, seconds: Any) -> np.ndarray:
-        """Moments [s] on the grid."""
+        """Moments [s] in ticks."""
         return np.rint(np.asarray(seconds, float) * (1e6 * self.scale)).astype(np.int64)
 
     def us(self, ticks: np.ndarray) -> list[float]:
-        """Ticks as microseconds; they have at most 15 figures, so the shortest decimal is the exact one."""
+        """Ticks in microseconds; with at most 15 digits the shortest decimal is exact."""
         return (ticks / self.scale).tolist()
 
     def _owners(self) -> np.ndarray:
-        """The action of every op, by its place in `actions`; of a pair the first."""
+        """Index in `actions` of every op's action; of a pair that of its first action."""
         owner = np.empty(len(self.flat.ops), int)
         for action in range(len(self.program.timetable.slot)):
             own = slice(self.flat.first[action], self.flat.behind[action] + self._sends(action))
@@ -125,19 +125,19 @@ class _Trace:
         return owner
 
     def _sends(self, action: int) -> int:
-        """How many sends stand behind the ops of an action."""
+        """Number of sends after the ops of an action."""
         slot = self.program.timetable.slot[action]
         return sum(send is not None for send in (self.program.sends[slot], *self.program.others.get(slot, ())))
 
     def _follows(self, action: int) -> bool:
-        """Whether an action is played with the one before."""
+        """Whether an action is overlapped with the one before it."""
         table = self.program.timetable
         return table.slots[table.slot[action]].follows
 
     # ------------------------------------------------------------------------------------------ parts
 
     def about(self) -> dict[str, Any]:
-        """What was forecast, and with which version."""
+        """Metadata of the trace: job, result and version."""
         report = self.report
         return {
             "id": report.job.id,
@@ -148,7 +148,7 @@ class _Trace:
         }
 
     def events(self) -> Iterator[list[str]]:
-        """All events, in batches: a slice stands ahead of the arrow that begins or ends at it."""
+        """All events in batches; a slice comes before the arrows that start or end at it."""
         for device in range(self.program.devices):
             yield self.names(device)
             yield self.action_slices(device)
@@ -160,17 +160,19 @@ class _Trace:
             yield self.counters(device)
 
     def names(self, device: int) -> list[str]:
-        """What a process and its threads are called, and their order."""
+        """Names and order of a process and its threads."""
         mesh, axis = self.play.plan.mesh, self.play.plan.pipeline_axis
         lines = [
-            _named("process_name", device, 0, {"name": f"device {device} ({ranks(mesh, axis, device)})"}),
-            _named("process_sort_index", device, 0, {"sort_index": device}),
+            _metadata_event(
+                "process_name", device, 0, {"name": f"device {device} ({describe_ranks(mesh, axis, device)})"}
+            ),
+            _metadata_event("process_sort_index", device, 0, {"sort_index": device}),
         ]
         for place, name in enumerate(self.threads):
             if name in (ACTIONS, *self.streams[device]) or (name == HOST and self._has_host):
                 tid = self.tid(device, name)
-                lines.append(_named("thread_name", device, tid, {"name": SPOKEN.get(name, name)}))
-                lines.append(_named("thread_sort_index", device, tid, {"sort_index": place}))
+                lines.append(_metadata_event("thread_name", device, tid, {"name": SPOKEN.get(name, name)}))
+                lines.append(_metadata_event("thread_sort_index", device, tid, {"sort_index": place}))
         return lines
 
     @property
@@ -178,11 +180,11 @@ class _Trace:
         return self.program.host > 0 or self.report.job.framework.step_overhead_s > 0
 
     def tid(self, device: int, thread: str) -> int:
-        """The id of a thread, which no other thread of any process has."""
+        """Unique id of a thread over all processes."""
         return device * STRIDE + 1 + self.threads.index(thread)
 
     def slices(self, device: int, stream: str) -> list[str]:
-        """Every op of a stream; marks, which do nothing, are left out."""
+        """Slices of a stream, one for every op that has work."""
         ops, actions, flat = self.flat.ops, self.actions, self.flat
         numbers = np.array([n for n in flat.queues[device, stream] if ops[n].work is not None], int)
         begin, end = self.begin[numbers], self.end[numbers]
@@ -190,29 +192,29 @@ class _Trace:
         where = f'"pid":{device},"tid":{self.tid(device, stream)},"ts":'
         lines = []
         for number, ts, dur, action in rows:
-            head, tail = self._words(ops[number], flat.latency[number])
+            head, tail = self._op_json(ops[number], flat.latency[number])
             lines.append(f'{head}{where}{ts},"dur":{dur},"args":{{"action":"{actions[action]}"{tail}')
         return lines
 
-    def _words(self, op: Op, latency: float) -> tuple[str, str]:
-        """What stands in front of an op's times, and behind its action; the same for all turns of one op."""
-        if op not in self._said:
+    def _op_json(self, op: Op, latency: float) -> tuple[str, str]:
+        """JSON of an op before its times and after its action, which all executions of the op share."""
+        if op not in self._texts:
             assert op.work is not None
-            # A message belongs to no phase; its action says which way it goes.
-            told: dict[str, Any] = {} if isinstance(op.work, Transfer) else {"phase": op.phase}
-            told |= _told(op.work)
+            # A send has no phase of its own: its action says whether it is forward or backward.
+            args: dict[str, Any] = {} if isinstance(op.work, Transfer) else {"phase": op.phase}
+            args |= _describe_work(op.work)
             if latency:
-                told["latency_us"] = float(f"{latency * 1e6:.6g}")
+                args["latency_us"] = float(f"{latency * 1e6:.6g}")
             head = f'{{"ph":"X","name":{_json(op.name)},"cat":"{kind_of(op)}",'
-            self._said[op] = head, f",{_json(told)[1:]}}}"
-        return self._said[op]
+            self._texts[op] = head, f",{_json(args)[1:]}}}"
+        return self._texts[op]
 
     def action_slices(self, device: int) -> list[str]:
-        """Every action of a device, from its first kernel to its last."""
+        """Slices of the actions of a device, each from its first kernel to its last."""
         table = self.program.timetable
         queue = np.array([n for n in self.flat.queues[device, COMPUTE] if self.flat.ops[n].work is not None], int)
         owner = self.owner[queue]
-        # Kernels stand in the order of the actions, so those of one action are neighbours.
+        # The queue is in the order of the actions, so kernels of one action are neighbours.
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         last = np.append(first[1:], len(queue)) - 1 if len(queue) else first
         begin, end = self.begin[queue[first]], self.end[queue[last]]
@@ -224,12 +226,12 @@ class _Trace:
                 args = {"stage": stage, "kind": kind, "microbatch": microbatch}
                 args |= {"slice": part} if table.shape.slices > 1 else {}
                 args |= {"beside": str(table.actions[action + 1])} if table.slots[table.slot[action]].partner else {}
-            lines.append(_slice(self.actions[action], "action", device, self.tid(device, ACTIONS), ts, dur, args))
+            lines.append(_slice_event(self.actions[action], "action", device, self.tid(device, ACTIONS), ts, dur, args))
         return lines
 
     def host_slices(self, device: int) -> list[str]:
-        """The host of a device: it issues the ops of one action after another and waits for none; and its constant
-        time behind the step."""
+        """Slices of the host of a device: launching the ops of one action after another, then the framework's constant
+        time after the step."""
         lines = []
         issue = np.asarray(self.flat.issue)
         own = np.flatnonzero((np.asarray(self.flat.device) == device) & (issue > 0))
@@ -239,24 +241,24 @@ class _Trace:
             rows = zip(self.us(clock[:-1]), self.us(np.diff(clock)), np.diff([*first, len(own)]).tolist(), strict=True)
             for (ts, dur, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
                 name = self.actions[action]
-                told = {"action": name, "ops": count}
-                lines.append(_slice(f"issue {name}", HOST, device, self.tid(device, HOST), ts, dur, told))
+                args = {"action": name, "ops": count}
+                lines.append(_slice_event(f"issue {name}", HOST, device, self.tid(device, HOST), ts, dur, args))
         if self.report.job.framework.step_overhead_s:
             done = max(int(self.end.max(initial=0)), int(self.ticks(self.play.step.span)))
             overhead = self.report.job.framework.step_overhead_s
             ends = np.array([done, int(self.ticks(self.play.step.span + overhead))])
             (ts, _), (dur,) = self.us(ends), self.us(np.diff(ends))
-            lines.append(_slice("host: data, logging", HOST, device, self.tid(device, HOST), ts, dur, {}))
+            lines.append(_slice_event("host: data, logging", HOST, device, self.tid(device, HOST), ts, dur, {}))
         return lines
 
     def arrows(self) -> list[str]:
-        """From every send to the first op of the receiving action that waits for it."""
+        """Arrows from every send to the first op of the receiving action that waits for it."""
         flat = self.flat
         receivers = {send: receiver for send, _, receiver in flat.sent}
         reader: dict[int, int] = {}
         for number, after in enumerate(flat.after):
             for other in after:
-                # A stage without layers hands on what comes: there it is its own send that waits, or nothing.
+                # A stage without layers passes its input on: the op that waits is its own send, or there is none.
                 if receivers.get(other) == flat.device[number]:
                     reader.setdefault(other, number)
         lines: list[str] = []
@@ -272,22 +274,25 @@ class _Trace:
         return lines
 
     def counters(self, device: int) -> list[str]:
-        """The memory of a device [GiB] by category, thinned: of a stretch of time its peak and its end."""
+        """Counter samples of the memory of a device [GiB] by category, at most `SAMPLES`, none of the peaks lost."""
         moments, held = self.play.memory(device)
-        chosen = thinned(moments, held.sum(axis=1), SAMPLES)
+        chosen = thin_samples(moments, held.sum(axis=1), SAMPLES)
         shown = [i for i in range(len(CATEGORIES)) if held[:, i].any()]
         names = [CATEGORIES[i] for i in shown]
         rows = zip(self.us(self.ticks(moments[chosen])), (held[chosen][:, shown] / GIB).tolist(), strict=True)
         lines = []
         for ts, values in rows:
-            # Rounding must not leave a hair of what was given back.
+            # Rounding errors must not show as negative memory.
             args = ",".join(f'"{name}":{max(value, 0.0):.9g}' for name, value in zip(names, values, strict=True))
             lines.append(f'{{"ph":"C","name":"memory [GiB]","pid":{device},"tid":0,"ts":{ts},"args":{{{args}}}}}')
         return lines
 
 
-def thinned(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` of some ordered samples: of every stretch of equal time the largest and the last."""
+def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
+    """Indices of at most `most` samples: the first, and in every bin of equal length the largest and the last.
+
+    moments: times of the samples, ascending [s]. total: their values.
+    """
     if len(moments) <= most:
         return np.arange(len(moments))
     bins = most // 2 - 1
@@ -299,10 +304,10 @@ def thinned(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
     return np.unique([0, *largest, *last])
 
 
-def ranks(mesh: Mesh, axis: str, position: int) -> str:
-    """The ranks at one position of an axis, in words: a device of the pipeline stands for all of them.
+def describe_ranks(mesh: Mesh, axis: str, position: int) -> str:
+    """The ranks at one position of an axis in words; one pipeline device stands for all of them.
 
-    >>> ranks(Mesh({"pp": 2, "tp": 4}), "pp", 1), ranks(Mesh({"dp": 16, "pp": 2, "tp": 2}), "pp", 0)
+    >>> describe_ranks(Mesh({"pp": 2, "tp": 4}), "pp", 1), describe_ranks(Mesh({"dp": 16, "pp": 2, "tp": 2}), "pp", 0)
     ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 32 ranks')
     """
     stride = mesh.stride(axis) if axis in mesh.axes else 1
@@ -314,33 +319,33 @@ def ranks(mesh: Mesh, axis: str, position: int) -> str:
     return f"ranks {', '.join(map(str, found[:4]))}{', ...' if len(found) > 4 else ''}: {len(found)} ranks"
 
 
-def _told(work: Work) -> dict[str, Any]:
-    """A piece of work by its fields, with its bytes and FLOPs."""
-    told: dict[str, Any] = {"work": type(work).__name__.lower()}
-    told |= {field.name: value for field in fields(work) if (value := getattr(work, field.name)) is not None}
+def _describe_work(work: Work) -> dict[str, Any]:
+    """Kind and fields of an op's work, with its bytes and FLOPs."""
+    args: dict[str, Any] = {"work": type(work).__name__.lower()}
+    args |= {field.name: value for field in fields(work) if (value := getattr(work, field.name)) is not None}
     if hasattr(work, "bytes"):
-        told["bytes"] = int(work.bytes)
+        args["bytes"] = int(work.bytes)
     if work.flops:
-        told["FLOPs"] = int(work.flops)
-    return told
+        args["FLOPs"] = int(work.flops)
+    return args
 
 
-def _place(thread: str) -> int:
-    """Where a thread stands among `THREADS`: a further stream of a family with the first one of it."""
+def _position(thread: str) -> int:
+    """Position of a thread in `THREADS`; a further stream of a family has that of its first one."""
     return THREADS.index(thread if thread in THREADS else thread.partition("-")[0])
 
 
-def _slice(name: str, category: str, device: int, tid: int, ts: float, dur: float, args: dict[str, Any]) -> str:
+def _slice_event(name: str, category: str, device: int, tid: int, ts: float, dur: float, args: dict[str, Any]) -> str:
     return (
         f'{{"ph":"X","name":{_json(name)},"cat":"{category}","pid":{device},"tid":{tid},'
         f'"ts":{ts},"dur":{dur},"args":{_json(args)}}}'
     )
 
 
-def _named(what: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+def _metadata_event(what: str, pid: int, tid: int, args: dict[str, Any]) -> str:
     return f'{{"ph":"M","name":"{what}","pid":{pid},"tid":{tid},"args":{_json(args)}}}'
 
 
 def _json(value: Any) -> str:
-    """Compact JSON. A model that was given as an object stands there in words."""
+    """Compact JSON; an object that JSON does not know, as a model in a job, is written as text."""
     return json.dumps(value, separators=(",", ":"), default=str)

@@ -67,7 +67,7 @@ def check_reports(told: dict[str, Any]) -> None:
     for report in found[1:]:
         assert report.step_time == pytest.approx(found[0].step_time, rel=1e-9)
         assert report.device == found[0].device
-        assert report.spread == pytest.approx(found[0].spread, rel=1e-6)
+        assert report.sigma == pytest.approx(found[0].sigma, rel=1e-6)
 
 
 def play_by_engines(told: dict[str, Any], price: Price, ways: Sequence[tuple[Engine, bool]] = WAYS) -> list[Forecast]:

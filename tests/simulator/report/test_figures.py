@@ -90,7 +90,7 @@ def test_an_added_figure_is_a_column_of_sweeps_and_a_value_of_heatmaps(added: Fi
     file.write_text(json.dumps(SWEEP), "utf-8")
     out = tmp_path / "rows.parquet"
     result = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--workers", "1"])
-    assert result.exit_code == 0 and re.search(r"GiB +bubble %$", result.stdout, re.MULTILINE)
+    assert result.exit_code == 0 and re.search(r"GiB +bubble %", result.stdout)
     rows = pq.read_table(out).to_pylist()
     assert str(pq.read_schema(out).field(added.name).type) == "double"
     values = {(row["plan.tp"], row["plan.pp"]): row[added.name] for row in rows}

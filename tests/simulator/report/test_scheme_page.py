@@ -44,7 +44,7 @@ def test_it_shows_paper_options_and_laws_of_every_scheme(use: str) -> None:
         (said,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", told, re.MULTILINE)
         assert said, f"{use} does not say what its option {option} is"
     found = list(closed_forms(use))
-    assert inspect.getsource(kind).count("Law(") == len(found)
+    assert inspect.getsource(kind).count("ClosedForm(") == len(found)
     for quantity, where, formula in found:
         assert quantity in told and " ".join(where.split()).replace("|", "\\|") in told and formula
 

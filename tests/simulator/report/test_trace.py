@@ -22,7 +22,7 @@ from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import FAMILIES
 from simulator.program.categories import KINDS
 from simulator.report.report import Report
-from simulator.report.trace import THREADS, ranks, thinned, write
+from simulator.report.trace import THREADS, describe_ranks, thin_samples, write_trace
 
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 BASE = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}}
@@ -94,7 +94,7 @@ def report(name: str) -> Report:
 def trace(name: str, folder: Path) -> dict[str, Any]:
     """The trace as a viewer gets it, its times as they are written."""
     path = folder / f"{name}.json"
-    write(report(name), path)
+    write_trace(report(name), path)
     return json.loads(path.read_text("utf-8"), parse_float=Decimal)
 
 
@@ -172,7 +172,7 @@ def test_threads_stand_in_one_order(folder: Path) -> None:
     ],
 )
 def test_a_process_says_which_ranks_it_stands_for(axes: dict[str, int], axis: str, position: int, words: str) -> None:
-    assert ranks(Mesh(axes), axis, position) == words
+    assert describe_ranks(Mesh(axes), axis, position) == words
 
 
 def test_it_says_what_was_forecast(folder: Path) -> None:
@@ -317,11 +317,11 @@ def test_counters_peak_where_the_report_does(name: str, folder: Path) -> None:
 def test_thinning_keeps_peaks_and_both_ends() -> None:
     moments = np.sort(np.random.default_rng(1).uniform(0, 1, 50_000))
     total = np.random.default_rng(2).uniform(0, 1, 50_000)
-    kept = thinned(moments, total, 2000)
+    kept = thin_samples(moments, total, 2000)
     assert len(kept) <= 2000 and (np.diff(kept) > 0).all()
     assert total[kept].max() == total.max() and kept[0] == 0 and kept[-1] == len(moments) - 1
-    assert len(thinned(moments[:5], total[:5], 2000)) == 5
-    assert len(thinned(np.zeros(5000), total[:5000], 2000)) <= 3
+    assert len(thin_samples(moments[:5], total[:5], 2000)) == 5
+    assert len(thin_samples(np.zeros(5000), total[:5000], 2000)) <= 3
 
 
 # --------------------------------------------------------------------------------------------- files
@@ -330,9 +330,9 @@ def test_thinning_keeps_peaks_and_both_ends() -> None:
 @every_job
 def test_compressed_and_plain_hold_the_same_bytes(name: str, folder: Path) -> None:
     plain, first, second = (folder / f"{name}{end}" for end in ("-a.json", "-b.json.gz", "-c.JSON.GZ"))
-    write(report(name), plain)
-    write(report(name), first)
-    write(simulate(JOBS[name]), second)
+    write_trace(report(name), plain)
+    write_trace(report(name), first)
+    write_trace(simulate(JOBS[name]), second)
     assert gzip.decompress(first.read_bytes()) == plain.read_bytes()
     assert first.read_bytes() == second.read_bytes()
     assert len(first.read_bytes()) < len(plain.read_bytes()) / 3

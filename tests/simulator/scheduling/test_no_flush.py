@@ -353,7 +353,7 @@ def check_steps(told: dict[str, Any]) -> None:
         assert parts == pytest.approx(first.breakdown.parts, rel=0, abs=2e-9 * step)
         assert report.first_steps(4) == pytest.approx(first.first_steps(4), rel=1e-8)
         assert report.device == first.device
-        assert report.spread == pytest.approx(first.spread, rel=1e-6)
+        assert report.sigma == pytest.approx(first.sigma, rel=1e-6)
 
 
 def test_a_long_run_is_skipped_and_stays_the_same() -> None:
@@ -419,7 +419,7 @@ def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
     rest = sum(parts[name] for name in ("bubble", "optimizer", "host", "idle"))
     total = sum(parts["compute"].values()) + sum(parts["exposed"].values()) + rest
     assert total == pytest.approx(answered["step_time_s"], rel=1e-9)
-    trace.write(report, tmp_path / "run.json.gz")
+    trace.write_trace(report, tmp_path / "run.json.gz")
     with gzip.open(tmp_path / "run.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert min(event["dur"] for event in events if event["ph"] == "X") >= 0

@@ -20,7 +20,7 @@ from simulator.forecast.resident_memory import resident_bytes
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Collective, Memory, Op
 from simulator.job.load import load_job
-from simulator.report.trace import write
+from simulator.report.trace import write_trace
 from tests.contract.measure import backward_ops, described
 from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
 from tests.contract.played import FREE, Ideal, Played, play_job
@@ -473,7 +473,7 @@ def test_free_links_leave_the_computing(use: str) -> None:
 def test_a_trace_shows_every_stream_that_moves_something(tmp_path: Path) -> None:
     """Copies of groups have a thread of their own behind the family's first; news of weights are no slices."""
     job = job_of("data/fsdp", {"replicate": 2, "shard": 4}, replicate="replicate", prefetch=3)
-    write(simulate(job), tmp_path / "trace.json")
+    write_trace(simulate(job), tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     threads = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
     assert {"data", "data-replicas"} <= set(threads)
