@@ -13,7 +13,7 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes clean help
+.PHONY: demo test test-all lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +28,10 @@ demo: $(BASE) ## forecast two well-known runs, sweep and scale, compare with pub
 	$(BIN)/meshcast validate published --plot out/published/
 
 test: $(DEV) ## run the tests (WORKERS=2 processes)
-	$(BIN)/python -m pytest -n $(WORKERS) -q
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+
+test-all: $(DEV) ## the same with slow tests and three times as many drawn examples
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --hypothesis-profile=all -m "not gpu and not network"
 
 lint: $(DEV) ## check style, formatting and types
 	$(BIN)/ruff check .
