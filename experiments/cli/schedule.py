@@ -1,4 +1,4 @@
-"""``meshcast list schedule`` and ``meshcast export schedule``: orders of pipelines to look at, and for torch."""
+"""``meshcast list schedule`` and ``meshcast export schedule``: orders as a table, and as a CSV file for torch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import typer
 from experiments.cli.console import answering, check_place, emit, unwritable
 from hardware.errors import PlanError, nearest
 
-KINDS = ("schedule",)
-"""What can be exported."""
+EXPORTS = ("schedule",)
+"""Kinds of things that `meshcast export` writes."""
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="schedule: its name, or a CSV file of torch's.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="schedule: its name, or a CSV file written by torch.")
+]
 Devices = Annotated[int | None, typer.Option("--p", metavar="N", min=1, help="schedule: devices of the pipeline.")]
 Microbatches = Annotated[int | None, typer.Option("--m", metavar="N", min=1, help="schedule: micro-batches.")]
 Chunks = Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="schedule: chunks a device.")]
 
 
 def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None, as_json: bool) -> None:
-    """The rank-by-step table of one schedule."""
-    from experiments.pages import schedules as orders
+    """Prints the table of devices and slots of one schedule."""
+    from experiments.pages import schedules as pages
     from experiments.pages.forecast import show
 
     if name is None:
-        raise PlanError("NAME", "a schedule has a name", "Write meshcast list schedule 1f1b --p 4 --m 8")
-    run = orders.played(name, p, m, v)
+        raise PlanError("NAME", "the name of a schedule is missing", "Write meshcast list schedule 1f1b --p 4 --m 8")
+    run = pages.play_in_slots(name, p, m, v)
     if as_json:
-        emit(orders.answer(name, run))
+        emit(pages.answer(name, run))
     else:
-        show(orders.page(name, run))
+        show(pages.page(name, run))
 
 
 def export(
@@ -41,17 +43,19 @@ def export(
     v: Chunks = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file; printed if not given.")] = None,
 ) -> None:
-    """Write what other programs read: the order of a schedule as a CSV of torch.distributed.pipelining."""
+    """Write a file for another program: the order of a schedule as a CSV of torch.distributed.pipelining."""
     with answering():
-        if kind not in KINDS:
-            raise PlanError("KIND", "nothing of this name is exported", nearest(kind, KINDS), kind)
+        if kind not in EXPORTS:
+            raise PlanError("KIND", "there is no export of this kind", nearest(kind, EXPORTS), kind)
         if name is None:
-            raise PlanError("NAME", "a schedule has a name", "Write meshcast export schedule 1f1b --p 4 --m 8")
+            raise PlanError(
+                "NAME", "the name of a schedule is missing", "Write meshcast export schedule 1f1b --p 4 --m 8"
+            )
         if out is not None:
             check_place(out, "--out")
-        from experiments.pages.schedules import exported
+        from experiments.pages.schedules import export_csv
 
-        text = exported(name, p, m, v)
+        text = export_csv(name, p, m, v)
         if out is None:
             typer.echo(text, nl=False)
             return

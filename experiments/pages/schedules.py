@@ -1,4 +1,4 @@
-"""Orders of pipelines for a person: the rank-by-step table in a terminal, and the file for torch."""
+"""Pages of pipeline orders: the table of devices and slots in a terminal, and the CSV file for torch."""
 
 from __future__ import annotations
 
@@ -15,57 +15,62 @@ from simulator.bridges.torch_schedule import read_csv, write_csv
 from simulator.ir.registry import find_scheme
 from simulator.program.timetable import Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
-from validation.pipelines.cases import Case, Replay, replay
+from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red"}
-"""By kind of action; moves are grey."""
+"""By kind of action; activation transfers are grey."""
 
-WIDE = 100
-"""Columns of a page; a longer table goes on below."""
+PAGE_COLUMNS = 100
+"""Columns of characters of a page; a wider table continues below."""
 
 
-def played(name: str, p: int | None, m: int | None, v: int | None) -> Replay:
-    """A schedule played in slots: each of a chunk's F, B and W takes one, both backward passes at once two.
+def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
+    """A schedule played in slots: F, B and W of a chunk take one slot each, a whole backward pass two.
 
-    name: of a schedule, or a CSV file, which says p, m and v itself.
+    name: of a schedule, or of a CSV file, which fixes p, m and v. p: devices. m: micro-batches. v: chunks a device.
     """
-    told: dict[str, Any] = {"schedule": name, "p": p, "m": m}
+    case: dict[str, Any] = {"schedule": name, "p": p, "m": m}
     if name.endswith(".csv"):
         found = read_csv(name)
-        told = {"schedule": "from-file", "path": name, "p": len(found.rows), "m": found.microbatches}
-        for option, wanted, given in (("--p", told["p"], p), ("--m", told["m"], m), ("--v", found.chunks, v)):
+        case = {"schedule": "from-file", "path": name, "p": len(found.rows), "m": found.microbatches}
+        for option, wanted, given in (("--p", case["p"], p), ("--m", case["m"], m), ("--v", found.chunks, v)):
             if given not in (None, wanted):
-                raise PlanError(option, f"{name} says that it is {wanted}", "Leave it out", given)
+                raise PlanError(option, f"{name} is for {wanted}", "Leave it out", given)
     elif p is None or m is None:
         option = "--p" if p is None else "--m"
-        rule = "a schedule exists for so many devices and micro-batches"
+        rule = "a schedule is for a number of devices and of micro-batches"
         raise PlanError(option, rule, f"Write meshcast list schedule {name} --p 4 --m 8")
-    return replay(Case(**told, v=v or 1, t_f=1.0, t_b=1.0, t_w=1.0))
+    return replay(ScheduleCase(**case, v=v or 1, t_f=1.0, t_b=1.0, t_w=1.0))
 
 
-def exported(name: str, p: int | None, m: int | None, v: int | None) -> str:
-    """The file of a schedule for torch.
+def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
+    """The text of torch's CSV file of a schedule.
 
-    Raises PlanError for what torch's file cannot say: several ways through the devices, a graph of stages, slices,
-    updates without a flush.
+    Raises PlanError for schedules that torch's format does not have: two directions, a graph of stages, slices,
+    activation transfers, no flush.
     """
-    table = played(name, p, m, v).table
+    table = play_in_slots(name, p, m, v).table
     kind = None if name.endswith(".csv") else find_scheme(f"pipeline/{name}")
     if kind is not None and issubclass(kind, Schedule) and not kind.flush:
-        raise PlanError("schedule", "torch runs the pipe empty at every step", "Export a schedule with a flush", name)
+        raise PlanError(
+            "schedule",
+            "torch's schedules have a flush at the end of every step",
+            "Export a schedule with a flush",
+            name,
+        )
     parts = [tuple(others) for others in table.before]
     if parts != [(stage - 1,) if stage else () for stage in range(table.shape.stages)]:
-        rule = "in torch's file stages are one chain, from the first to the last"
-        raise PlanError("schedule", rule, "Export a schedule with one way through the devices", name)
+        rule = "in torch's format the stages are one chain, from the first to the last"
+        raise PlanError("schedule", rule, "Export a schedule with one chain of stages", name)
     return write_csv(table.orders, name)
 
 
 # ------------------------------------------------------------------------------------------- the table
 
 
-def rows(run: Replay) -> list[list[dict[str, Any]]]:
-    """What every device does when, in slots."""
-    unit = _slot(run)
+def rows(run: ScheduleReplay) -> list[list[dict[str, Any]]]:
+    """Every action with its begin and end in slots, by device."""
+    unit = _slot_time(run)
     return [
         [
             {"action": str(action), "begin": begin / unit, "end": end / unit}
@@ -75,28 +80,28 @@ def rows(run: Replay) -> list[list[dict[str, Any]]]:
     ]
 
 
-def _slot(run: Replay) -> float:
-    """How long the shortest pass lasts."""
+def _slot_time(run: ScheduleReplay) -> float:
+    """Duration of the shortest pass."""
     begins, ends = (list(chain.from_iterable(times)) for times in (run.begin, run.end))
-    lasts = (end - begin for begin, end in zip(begins, ends, strict=True))
-    return min((seconds for seconds in lasts if seconds > 0), default=1.0)
+    durations = (end - begin for begin, end in zip(begins, ends, strict=True))
+    return min((seconds for seconds in durations if seconds > 0), default=1.0)
 
 
-def answer(name: str, run: Replay) -> dict[str, Any]:
-    """The table for programs."""
+def answer(name: str, run: ScheduleReplay) -> dict[str, Any]:
+    """The table as JSON."""
     shape = run.table.shape
-    head = {"schedule": name, "p": shape.p, "m": shape.m, "v": shape.v, "slots": run.makespan / _slot(run)}
+    head = {"schedule": name, "p": shape.p, "m": shape.m, "v": shape.v, "slots": run.makespan / _slot_time(run)}
     return {**head, "in_flight_b": run.in_flight("B"), "rows": rows(run)}
 
 
-def page(name: str, run: Replay) -> RenderableType:
-    """The table for a person: a row a device, a column a slot, in as many pieces as do not fit beside each other."""
-    shape, unit = run.table.shape, _slot(run)
+def page(name: str, run: ScheduleReplay) -> RenderableType:
+    """The table in a terminal: a row a device, a column a slot, continued below where it is too wide."""
+    shape, unit = run.table.shape, _slot_time(run)
     lanes = [lane for device in range(shape.p) for lane in _lanes(run, device, unit)]
     steps = max((at + length for _, cells in lanes for at, (length, _, _) in cells.items()), default=0)
     width = 1 + max([len(str(steps)), *(-(-len(text) // length) for _, c in lanes for length, text, _ in c.values())])
     head = max(len(title) for title, _ in lanes) + 2
-    fit = max(1, (WIDE - head) // width)
+    fit = max(1, (PAGE_COLUMNS - head) // width)
     title = f"{Path(name).name}: {shape.p} devices, {shape.m} micro-batches, {shape.stages} stages"
     lines = [Text(title, style="bold")]
     for start in range(0, steps, fit):
@@ -113,26 +118,26 @@ def page(name: str, run: Replay) -> RenderableType:
 
 
 Cells = dict[int, tuple[int, str, str]]
-"""By the slot in which something begins: how many slots it takes, its text, its style."""
+"""By first slot: number of slots, text, style."""
 
 
-def _lanes(run: Replay, device: int, unit: float) -> list[tuple[str, Cells]]:
-    """The passes of a device, and what it moves, if anything."""
+def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cells]]:
+    """The rows of a device: its passes, and its activation transfers if there are any."""
     table = run.table
     several = table.stage_device.count(device) > 1
-    passes, moves = dict[int, tuple[int, str, str]](), defaultdict[int, list[str]](list)
+    passes, transfers = dict[int, tuple[int, str, str]](), defaultdict[int, list[str]](list)
     actions = actions_of(table.orders[device])
     for number, (action, begin, end) in enumerate(zip(actions, run.begin[device], run.end[device], strict=True)):
         at, length = round(begin / unit), max(1, round((end - begin) / unit))
         if action.kind in ACTIVATION_TRANSFERS:
-            moves[at].append(str(action))
+            transfers[at].append(str(action))
         elif _slot_of(table, device, number).follows:
-            passes[at] = (length, f"{passes[at][1]}+{_spelt(action, several)}", "cyan")
+            passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", "cyan")
         else:
-            passes[at] = (length, _spelt(action, several), COLOURS[action.kind])
+            passes[at] = (length, _label(action, several), COLOURS[action.kind])
     found = [(f"device {device}", passes)]
-    if moves:
-        found.append(("  moves", {at: (1, " ".join(words), "bright_black") for at, words in moves.items()}))
+    if transfers:
+        found.append(("  moves", {at: (1, " ".join(words), "bright_black") for at, words in transfers.items()}))
     return found
 
 
@@ -140,13 +145,13 @@ def _slot_of(table: Timetable, device: int, number: int) -> Any:
     return table.slots[table.slot[table.starts[device] + number]]
 
 
-def _spelt(action: Action, several: bool) -> str:
-    """An action, without its stage where its device has only one."""
+def _label(action: Action, several: bool) -> str:
+    """Text of an action, without the stage if the device has only one."""
     return str(action) if several else str(action).removeprefix(str(action.stage))
 
 
 def _line(title: str, cells: Cells, start: int, stop: int, width: int) -> Text:
-    """A row of the table, from one slot up to another: idle slots are empty, long passes go on in dots."""
+    """The slots from `start` to `stop` of a row: idle slots are empty, passes of several slots continue in dots."""
     line = Text(title, no_wrap=True)
     at = start
     for begin, (length, text, style) in sorted(cells.items()):
@@ -154,8 +159,8 @@ def _line(title: str, cells: Cells, start: int, stop: int, width: int) -> Text:
         if first >= last:
             continue
         line.append(" " * (width * (first - at)))
-        said = text if begin >= start else ""
-        line.append(f"{said:·<{width * (last - first) - 1}}" if length > 1 else said.ljust(width - 1), style=style)
+        shown = text if begin >= start else ""
+        line.append(f"{shown:·<{width * (last - first) - 1}}" if length > 1 else shown.ljust(width - 1), style=style)
         line.append(" ")
         at = last
     return line

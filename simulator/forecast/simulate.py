@@ -25,7 +25,7 @@ from simulator.program.build import build
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.timetable import timetable
 from simulator.report.forecast import Forecast
-from simulator.report.report import Forecast, Report
+from simulator.report.report import Report
 from simulator.scheduling.no_flush import peak_weight_versions
 from simulator.scheduling.schedule import ScheduleItem
 

@@ -1,4 +1,4 @@
-"""Where the laws of pipelines are asked: schedules of any shape, at given times."""
+"""Settings at which closed forms of pipeline schedules are checked, and how their quantities are measured."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedu
 from tests.contract.measure import remembered
 from tests.strategies import SHARE
 from validation.pipelines import cases as pipeline
-from validation.pipelines.cases import Case, Replay, replay
+from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
 
 
 def settings(kind: type[Scheme]) -> Iterator[PipelineSetting]:
-    """Shapes that the schedule exists for; the time triples take turns. Of more than sixty shapes `make test` asks
-    every third."""
+    """Shapes that the schedule exists for, with the triples of `TIMES` in turn; of more than sixty shapes `make test`
+    checks every third."""
     assert issubclass(kind, Schedule)
     found = list(_settings(kind))
     yield from found[:: SHARE if len(found) > 60 else 1]
 
 
 def _settings(kind: type[Schedule]) -> Iterator[PipelineSetting]:
-    turn = 0
+    count = 0
     for p in range(1, 9):
         for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
             for v in (1, 2, 3, 4):
                 shape = PipelineShape(p, m, v * kind.directions)
                 if exists(kind, shape):
-                    turn += 1
-                    yield PipelineSetting(shape, *TIMES[turn % len(TIMES)])
+                    count += 1
+                    yield PipelineSetting(shape, *TIMES[count % len(TIMES)])
 
 
 @cache
 def shapes(kind: type[Schedule]) -> list[PipelineShape]:
-    """All that the schedule exists for, up to 8 devices, 24 micro-batches and 4 chunks."""
+    """All shapes that the schedule exists for, up to 8 devices, 24 micro-batches and 4 chunks."""
     every = (PipelineShape(p, m, v) for p in range(1, 9) for m in range(1, 25) for v in range(1, 5))
     return [shape for shape in every if exists(kind, shape)]
 
 
 def exists(kind: type[Schedule], shape: PipelineShape) -> bool:
-    """Whether the schedule does; of several ways, each has chunks of its own."""
+    """Whether the schedule exists for a shape; each direction has chunks of its own."""
     if shape.v % kind.directions:
         return False
     try:
@@ -55,19 +55,19 @@ def exists(kind: type[Schedule], shape: PipelineShape) -> bool:
 
 
 @remembered
-def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> Replay:
+def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> ScheduleReplay:
     return replay(_case(setting, use, hop))
 
 
-def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> Case:
+def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> ScheduleCase:
     shape = setting.shape
     name = use.partition("/")[2]
     times = {"t_f": setting.t_f, "t_b": setting.t_b, "t_w": setting.t_w}
-    return Case(schedule=name, p=shape.p, m=shape.m, v=shape.v // ways_of(use), hop=hop, **times)
+    return ScheduleCase(schedule=name, p=shape.p, m=shape.m, v=shape.v // directions_of(use), hop=hop, **times)
 
 
-def ways_of(use: str) -> int:
-    """Ways of a schedule through its devices."""
+def directions_of(use: str) -> int:
+    """Directions of a schedule through its devices."""
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
     return kind.directions
@@ -78,18 +78,18 @@ def bubble(setting: PipelineSetting, use: str) -> float:
 
 
 def bubble_span(setting: PipelineSetting, use: str) -> float:
-    """The same of the longest span of a device, from its first start to its last end."""
+    """The bubble of the longest span of a device, from its first begin to its last end."""
     return max(_replay(setting, use).spans) - setting.shape.m * setting.t_total
 
 
 def max_idle(setting: PipelineSetting, use: str) -> float:
-    """The longest that a device is idle between the first start and the last end: pairs may be busy for less."""
+    """The longest idle time of a device between the first begin and the last end of all devices."""
     played = _replay(setting, use)
     return played.makespan - min(played.busy)
 
 
 def most_in_flight_b(setting: PipelineSetting, use: str) -> int:
-    """What the fullest device holds."""
+    """Peak over all devices."""
     return max(in_flight_b(setting, use))
 
 
@@ -106,12 +106,12 @@ def in_flight_b(setting: PipelineSetting, use: str) -> list[int]:
 
 
 def period(setting: PipelineSetting, use: str) -> float | None:
-    """Time between two updates, without a flush."""
+    """Time between two updates of a schedule without a flush [s]."""
     return pipeline.period(_case(setting, use))
 
 
 def weight_versions(setting: PipelineSetting, use: str) -> list[int] | None:
-    return pipeline.versions(_case(setting, use))
+    return pipeline.count_weight_versions(_case(setting, use))
 
 
 def bubble_per_hop(setting: PipelineSetting, use: str) -> float:

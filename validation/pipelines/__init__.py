@@ -1,1 +1,1 @@
-"""Schedules beside closed forms and beside the shortest schedule there can be."""
+"""Schedules against closed forms and against the shortest possible schedule."""

@@ -1,9 +1,9 @@
-"""Schedules against closed forms: an order played with given times, by the same engine that plays whole jobs.
+"""Schedules played with given times of passes, by the engine that plays whole jobs: `meshcast validate pipeline`.
 
-Conventions (Qi et al. 2023, arXiv 2401.10241; Narayanan et al. 2021, arXiv 2104.04473): t_f, t_b, t_w are the
-times of one micro-batch through the layers of one device, a chunk costs 1/v of them, a slice its share; a backward pass
-that is not in two parts takes t_b + t_w at once. A hop is a latency between two devices that does not block the sender.
-No optimizer, no gradient reduction.
+Conventions (Qi et al. 2023, arXiv 2401.10241; Narayanan et al. 2021, arXiv 2104.04473): t_f, t_b and t_w are times of
+one micro-batch through all layers of one device; a chunk takes 1/v of them, a slice its share; a whole backward pass
+takes t_b + t_w. A hop is a latency between two devices that does not block the sender. There is no optimizer and no
+gradient reduction.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from simulator.scheduling.no_flush import (
     max_cycle_updates,
     peak_weight_versions,
 )
-from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, PipelineShape, Schedule, actions_of
+from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind, PipelineShape, Schedule, actions_of
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
 
 MAX_CHUNKS = 1_000_000
-"""Most forward passes of chunks in a case: some ten seconds."""
+"""Most forward passes of chunks in a case; so many take some ten seconds."""
 
-DOUBLED = 4
-"""How often a run without a flush is doubled at most, to find its pace."""
+MAX_DOUBLINGS = 4
+"""Most times that a run without a flush is doubled in search of its steady state."""
 
 EXAMPLES: list[dict[str, Any]] = [
     {"schedule": "gpipe", "p": 4, "m": 8, "t_f": 1, "t_b": 1, "t_w": 1},
@@ -54,10 +54,10 @@ EXAMPLES: list[dict[str, Any]] = [
     {"schedule": "1f1b", "p": 4, "m": 8, "t_f": 1, "t_b": 1, "t_w": 1, "hop": 0.25},
     {"schedule": "interleaved-1f1b", "p": 2, "m": 4, "v": 2, "t_f": 2, "t_b": 2, "t_w": 2},
 ]
-"""What is shown when no file of cases is given."""
+"""Cases that are played if no file is given."""
 
 
-class Case(BaseModel):
+class ScheduleCase(BaseModel):
     """One line of the input. Times are numbers, or lists with one entry a device or a virtual stage."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -71,52 +71,56 @@ class Case(BaseModel):
     t_w: PerStage = 0.0
     hop: Seconds = 0.0
     t_pair: Seconds | None = None
-    """A forward and a backward pass played together; their sum where it is not given."""
+    """Time of overlapped passes; by default the sum of both."""
     t_r: Seconds = 0.0
     order: bool = False
     slices: int | list[float] | None = None
     waves: int | None = None
     memory_limit: float | None = None
     path: str | None = None
-    """The file of an order that stands in one."""
+    """CSV file of an order, for `from-file`."""
 
 
 @dataclass(frozen=True)
-class Lasting:
-    """Work that lasts as long as it says."""
+class FixedDuration:
+    """Work of a given duration [s]."""
 
     seconds: float
 
     flops = 0.0
 
 
-KNOBS = ("slices", "waves", "memory_limit", "path")
+SCHEDULE_OPTIONS = ("slices", "waves", "memory_limit", "path")
 """Keys of a case that are options of some schedules."""
 
 
 @dataclass(frozen=True)
-class Replay:
-    """A schedule played with given times: begin and end of every action, device by device."""
+class ScheduleReplay:
+    """A schedule that was played with given times.
+
+    begin: of every action, by device [s].
+    end: of every action, by device [s].
+    busy: busy time of every device [s].
+    """
 
     table: Timetable
     begin: list[list[float]]
     end: list[list[float]]
     busy: list[float]
-    """Busy time of every device."""
 
     @property
     def makespan(self) -> float:
-        """First start to last end of a pass."""
+        """From the begin of the first pass to the end of the last [s]."""
         begins, ends = zip(*map(self._reach, range(self.table.shape.p)), strict=True)
         return max(ends) - min(begins)
 
     @property
     def spans(self) -> list[float]:
-        """Per device, first start to last end of its own passes."""
+        """By device, from the begin of its first pass to the end of its last [s]."""
         return [end - begin for begin, end in map(self._reach, range(self.table.shape.p))]
 
     def _reach(self, device: int) -> tuple[float, float]:
-        """When the first pass of a device begins, and the last one ends."""
+        """Begin of the first pass of a device, and end of its last [s]."""
         passes = [
             i
             for i, action in enumerate(actions_of(self.table.orders[device]))
@@ -124,8 +128,8 @@ class Replay:
         ]
         return min(self.begin[device][i] for i in passes), max(self.end[device][i] for i in passes)
 
-    def completed(self, device: int) -> list[float]:
-        """When a device has the gradients of each micro-batch complete."""
+    def gradient_times(self, device: int) -> list[float]:
+        """By micro-batch, when its weight gradients are complete on a device [s]."""
         found = [0.0] * self.table.shape.m
         for action, end in zip(actions_of(self.table.orders[device]), self.end[device], strict=True):
             if action.kind in ("BW", "W"):
@@ -133,38 +137,38 @@ class Replay:
         return found
 
     def in_flight(self, until: str) -> list[int]:
-        """Per device, the peak number of chunk activations held from the start of F to the end of `until` (B or W).
+        """By device, the peak number of chunk activations held from the begin of F to the end of `until` (B or W).
 
-        What is moved lies on both devices from the begin of the move to its end.
+        Activations in transfer are held by both devices until the transfer has ended.
         """
-        takes, ends = ("F", "K", "L"), {"B": ("B", "BW", "E", "G"), "W": ("W", "BW", "E", "G")}[until]
+        allocating = ("F", ActionKind.KEEP, ActionKind.LOAD)
+        freeing = (until, "BW", ActionKind.EVICT, ActionKind.GIVE_BACK)
         peaks = []
         for order, begins, finished in zip(self.table.orders, self.begin, self.end, strict=True):
             events = []
             for action, begin, end in zip(actions_of(order), begins, finished, strict=True):
-                if action.kind in takes:
+                if action.kind in allocating:
                     events.append((begin, 1))
-                elif action.kind in ends:
+                elif action.kind in freeing:
                     events.append((end, -1))
-            held = top = 0
-            # A device does one thing at a time, so at equal times the release belongs to the earlier action.
+            held = peak = 0
+            # A device runs one action at a time, so at equal times the release belongs to the earlier action.
             for _, change in sorted(events):
                 held += change
-                top = max(top, held)
-            peaks.append(top)
+                peak = max(peak, held)
+            peaks.append(peak)
         return peaks
 
 
-def replay(case: Case) -> Replay:
+def replay(case: ScheduleCase) -> ScheduleReplay:
     """Plays one case.
 
-    Raises PlanError or ScheduleError where the schedule does not exist for its shape.
+    Raises PlanError or ScheduleError if the schedule does not exist for the shape of the case.
     """
     schedule = _schedule(case)
-    if (
-        chunks := case.p * case.m * schedule.chunks_per_device() // schedule.directions * len(schedule.slices)
-    ) > MAX_CHUNKS:
-        rule = f"p x m x v is at most {MAX_CHUNKS:,}, times the slices, for each chunk is played"
+    chunks = case.p * case.m * schedule.chunks_per_device() // schedule.directions * len(schedule.slices)
+    if chunks > MAX_CHUNKS:
+        rule = f"p x m x v x slices is at most {MAX_CHUNKS:,}: every chunk is played"
         raise PlanError("case", rule, "Use fewer micro-batches", chunks)
     shape = PipelineShape(case.p, case.m, schedule.chunks_per_device(), len(schedule.slices))
     schedule.check(shape)
@@ -173,73 +177,74 @@ def replay(case: Case) -> Replay:
     def price(work: Any) -> tuple[float, float, float]:
         return (0.0, 0.0, case.hop) if isinstance(work, Transfer) else (work.seconds, 0.0, 0.0)
 
-    lasting = None
+    durations = None
     if schedule.needs_durations:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
-        lasting = pass_durations(whole, [price] * shape.stages, "pp")
-    table = timetable(schedule, shape, lasting)
+        durations = pass_durations(whole, [price] * shape.stages, "pp")
+    table = timetable(schedule, shape, durations)
     program = build(table, stages, price)
-    program.tasks = [_together(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]
+    program.tasks = [_merge_overlapped(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]
     flat = flatten(program)
     times = longest_path(flat)
     begin, end = np.zeros((2, len(flat.first)))
     for action, (first, behind) in enumerate(zip(flat.first, flat.behind, strict=True)):
         follows = table.slots[table.slot[action]].follows
-        # A pass begins with the first op that takes time; a move when both devices are ready for it.
+        # A pass begins with its first op that takes time; a transfer when both devices are ready.
         timed = next((n for n in range(first, behind) if flat.seconds[n]), first)
         own = behind - 1 if table.actions[action].kind in ACTIVATION_TRANSFERS else timed
         begin[action] = begin[action - 1] if follows else times.begin[own]
         end[action] = end[action - 1] if follows else times.end[behind - 1]
-    for action, move in enumerate(table.actions):
-        if move.kind == "E":  # nothing is kept before it comes
+    for action, transfer in enumerate(table.actions):
+        if transfer.kind == ActionKind.EVICT:  # the other device holds nothing before the transfer begins
             operators = (n for n in range(flat.first[action], flat.behind[action]) if flat.ops[n].work is not None)
             begin[table.need[action]] = times.begin[next(operators)]
     rows = [slice(*bounds) for bounds in pairwise(table.starts)]
     busy = np.bincount(flat.device, weights=flat.seconds, minlength=shape.p).tolist()
-    return Replay(table, [begin[row].tolist() for row in rows], [end[row].tolist() for row in rows], busy)
+    return ScheduleReplay(table, [begin[row].tolist() for row in rows], [end[row].tolist() for row in rows], busy)
 
 
-def _schedule(case: Case) -> Schedule:
-    """The schedule of a case. Raises PlanError for a knob that it does not have."""
+def _schedule(case: ScheduleCase) -> Schedule:
+    """The schedule of a case. Raises PlanError for an option that the schedule does not have."""
     kind = find_scheme(f"pipeline/{case.schedule}", "schedule")
     assert issubclass(kind, Schedule)
     known = kind.Options.model_fields
-    told = {key: value for key in KNOBS if (value := getattr(case, key)) is not None}
-    for key, value in told.items():
+    given = {key: value for key in SCHEDULE_OPTIONS if (value := getattr(case, key)) is not None}
+    for key, value in given.items():
         if key not in known:
-            raise PlanError(key, f"{case.schedule} has nothing of the kind", "Leave it out", value)
+            raise PlanError(key, f"{case.schedule} has no such option", "Leave it out", value)
     if case.v != 1 or known["chunks"].default == 1:
-        told["chunks"] = case.v
-    return kind(("pp",), validated(kind.Options, told, "case", PlanError), Mesh({"pp": case.p}))
+        given["chunks"] = case.v
+    return kind(("pp",), validated(kind.Options, given, "case", PlanError), Mesh({"pp": case.p}))
 
 
-def period(case: Case) -> float | None:
-    """Of a schedule without a flush, the time between two updates of a device once the pipe is full [s].
+def period(case: ScheduleCase) -> float | None:
+    """Of a schedule without a flush, the time between two updates of a device in steady state [s].
 
-    Updates take no time here, so micro-batches tell the pace, of which ever more are played until all devices repeat
-    themselves. Where two are of nearly one pace that may take longer than `DOUBLED` times; the slower one tells then.
-    Raises PlanError for a pipe that takes too many micro-batches to be steady.
+    Updates take no time here, so the period is read from micro-batches. The run is doubled until all devices repeat
+    themselves; if they do not after `MAX_DOUBLINGS`, as with two devices of nearly equal speed, the slowest is read.
+    Raises PlanError for a pipeline that takes too many micro-batches to reach its steady state.
     """
     schedule = _schedule(case)
     if schedule.flush:
         return None
     shape = PipelineShape(case.p, case.m, schedule.chunks_per_device(), len(schedule.slices))
-    most, back, least = max_cycle_updates(shape, 1), cooldown_updates(shape, 1), extend_to_steady_state(shape, 1).m
+    longest, cooldown = max_cycle_updates(shape, 1), cooldown_updates(shape, 1)
+    least = extend_to_steady_state(shape, 1).m
     if case.p * least * case.v > MAX_CHUNKS:
-        rule = f"a pipe of {case.p:,} devices is steady after {least:,} micro-batches, which are played up to p x m x v"
-        raise PlanError("p", f"{rule} = {MAX_CHUNKS:,}", "Use fewer devices", case.p)
-    for double in range(DOUBLED + 1):
+        rule = f"{case.p:,} devices are in steady state after {least:,} micro-batches, and at most p x m x v"
+        raise PlanError("p", f"{rule} = {MAX_CHUNKS:,} chunks are played", "Use fewer devices", case.p)
+    for double in range(MAX_DOUBLINGS + 1):
         run = replay(case.model_copy(update={"m": least << double}))
-        moments = np.array([run.completed(device)[:-back] for device in range(case.p)])
-        count = cycle(moments, most)
+        moments = np.array([run.gradient_times(device)[:-cooldown] for device in range(case.p)])
+        count = cycle(moments, longest)
         if count or run.table.shape.m * 2 * case.p * case.v > MAX_CHUNKS:
             break
-    count = count or most
+    count = count or longest
     return float((moments[:, -1] - moments[:, -1 - count]).max()) / count * schedule.microbatches_per_update(shape)
 
 
-def versions(case: Case) -> list[int] | None:
-    """Of a schedule without a flush, the most versions of its weights that every device holds at once."""
+def count_weight_versions(case: ScheduleCase) -> list[int] | None:
+    """Of a schedule without a flush, the peak number of weight versions on every device."""
     schedule = _schedule(case)
     if schedule.flush:
         return None
@@ -252,9 +257,9 @@ def versions(case: Case) -> list[int] | None:
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
     """The answer to one case: its figures, or ``refused`` with the reason."""
     try:
-        told = validated(Case, dict(case), where, PlanError)
-        run = replay(told)
-        endless = {"period": period(told), "weight_versions": versions(told)}
+        checked = validated(ScheduleCase, dict(case), where, PlanError)
+        run = replay(checked)
+        without_flush = {"period": period(checked), "weight_versions": count_weight_versions(checked)}
     except MeshcastError as error:
         return {"status": "refused", "reason": str(error)}
     span, busy = max(run.spans), math.fsum(run.busy) / len(run.busy)
@@ -266,9 +271,9 @@ def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
         "bubble_rate_span": 1 - busy / span if span else 0.0,
         "in_flight_b": run.in_flight("B"),
         "in_flight_w": run.in_flight("W"),
-        **endless,
+        **without_flush,
     }
-    if told.order:
+    if checked.order:
         found["order"] = [[str(action) for action in order] for order in run.table.orders]
     return found
 
@@ -278,39 +283,44 @@ def answers(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [answer(case, f"case {number}") for number, case in enumerate(cases, 1)]
 
 
-def _time(case: Case, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
-    """The time of one virtual stage."""
+def _time(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
+    """The time `name` (t_f, t_b, t_w or t_r) of one virtual stage."""
     given = getattr(case, name)
     parts = shape.stages // schedule.directions
     if isinstance(given, list):
         if len(given) not in (shape.p, parts):
-            rule = f"a list holds one time a device ({shape.p}) or a virtual stage ({parts})"
+            rule = f"a list has one time a device ({shape.p}) or a virtual stage ({parts})"
             raise PlanError(name, rule, "Correct its length", given)
         given = given[schedule.model_part(shape, stage) if len(given) == parts else schedule.device(shape, stage)]
     return float(given) * shape.p / parts
 
 
-def _stage(case: Case, schedule: Schedule, shape: PipelineShape, stage: int, slices: Sequence[float]) -> list[StageOps]:
-    """A stage of one op for every part of a pass, by slice."""
+def _stage(
+    case: ScheduleCase, schedule: Schedule, shape: PipelineShape, stage: int, slices: Sequence[float]
+) -> list[StageOps]:
+    """The ops of a stage, by slice: one op for each kind of pass."""
     times = [_time(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r")]
-    return [_chain(f"{stage}", *(share * time for time in times)) for share in slices]
+    return [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
 
 
-def _chain(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> StageOps:
+def _stage_ops(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> StageOps:
     entry, gradient = Op("in"), Op("gradient in", phase="B")
-    forward = Op(f"F{name}", work=Lasting(t_f), after=[entry])  # type: ignore[arg-type]
-    again = Op(f"R{name}", work=Lasting(t_r), after=[gradient], phase="R")  # type: ignore[arg-type]
-    inputs = Op(f"B{name}", work=Lasting(t_b), after=[gradient], phase="B")  # type: ignore[arg-type]
-    weights = Op(f"W{name}", work=Lasting(t_w), phase="W")  # type: ignore[arg-type]
-    # The result of a pass at once is there when all of it is done; apart, the weights' part is of another pass.
+    forward = Op(f"F{name}", work=FixedDuration(t_f), after=[entry])  # type: ignore[arg-type]
+    again = Op(f"R{name}", work=FixedDuration(t_r), after=[gradient], phase="R")  # type: ignore[arg-type]
+    inputs = Op(f"B{name}", work=FixedDuration(t_b), after=[gradient], phase="B")  # type: ignore[arg-type]
+    weights = Op(f"W{name}", work=FixedDuration(t_w), phase="W")  # type: ignore[arg-type]
+    # A whole backward pass sends its result when both halves are done; a split one does not wait for W.
     given = Op("given", after=[inputs, weights], phase="B")
     backward = [again, inputs, weights]
     fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": given})
     return StageOps([UnitRun(f"stage {name}", fragment, 1, "in", "out")])
 
 
-def _together(task: Task, seconds: float | None, chunks: int) -> Task:
-    """Of a pair one op that lasts as long as is told, or as both; what comes out of both is there at its end."""
+def _merge_overlapped(task: Task, seconds: float | None, chunks: int) -> Task:
+    """Replaces overlapped passes by one op of the given time, or of the sum of both; all outputs are there at its end.
+
+    seconds: of a device's layers. chunks: of a device; a task is of one of them.
+    """
     if task.ports == 1:
         return task
     (part,) = task.parts

@@ -1,6 +1,6 @@
-"""The shortest that a pipeline can take, whatever the order: what schedules are held against in small cases.
+"""The shortest time of a pipeline over all orders, as a bound for schedules of a few devices and micro-batches.
 
-Solved exactly by CP-SAT, which comes with ``pip install 'meshcast[search]'``.
+Solved exactly by CP-SAT of OR-Tools, which ``pip install 'meshcast[search]'`` installs.
 """
 
 from __future__ import annotations
@@ -17,40 +17,45 @@ from ortools.sat.python import cp_model
 from hardware.errors import PlanError
 from simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
-FINEST = 1_000_000
-"""Most steps that a unit of time is cut into, for the solver counts in whole numbers."""
+MAX_STEPS_PER_UNIT = 1_000_000
+"""Most integer steps of a unit of time; the solver has integer times."""
 
 
 @dataclass(frozen=True)
-class Best:
-    """The shortest time of all orders is at least `bound`, and one takes `found`."""
+class ShortestTime:
+    """Answer of the solver, in the unit of the durations.
+
+    bound: no order is shorter.
+    found: time of the best order found.
+    """
 
     bound: float
     found: float
 
     @property
-    def proven(self) -> bool:
+    def is_optimal(self) -> bool:
         return self.bound == self.found
 
 
-def best(
+def solve_shortest(
     schedule: Schedule,
     shape: PipelineShape,
     durations: PassDurations,
     limit: int | None = None,
     span: bool = False,
     effort: float = 10.0,
-) -> Best:
-    """The shortest time for the passes F, B and W of all stages, on the devices where `schedule` places these.
+) -> ShortestTime:
+    """The shortest time of the passes F, B and W of all stages, on the devices on which `schedule` places the stages.
 
-    What B makes is there at its end, so no backward pass at once is faster. limit: stages' activations that a device
-    may hold, each from the begin of F to the end of W. span: the longest time of a device from its first begin to its
-    last end, in place of the time from the first begin of all to the last end. effort: of the solver, about seconds,
-    but the same on every machine.
+    Backward passes are split, so no order of whole ones is shorter.
 
-    Raises PlanError for durations that are no multiples of a 1 / `FINEST`.
+    limit: chunks whose activations a device may hold, each from the begin of F to the end of W.
+    span: minimise the longest span (first begin to last end on a device) in place of the makespan.
+    effort: deterministic time of CP-SAT, about seconds, the same on every machine.
+
+    Raises PlanError for durations that are no multiples of 1/n for an n up to `MAX_STEPS_PER_UNIT`.
     """
-    steps, (forward, backward, weights, (hop, *_)) = _whole(
+    steps, (forward, backward, weights, (hop, *_)) = _integer_times(
         durations.forward, durations.input_gradients, durations.weight_gradients, (durations.hop,)
     )
     lasts = {"F": forward, "B": backward, "W": weights}
@@ -65,7 +70,7 @@ def best(
                 on[schedule.device(shape, stage)].append((kind, stage, k))
     end = {key: var + lasts[key[0]][key[1]] for key, var in begin.items()}
 
-    def far(one: int, other: int) -> int:
+    def hop_between(one: int, other: int) -> int:
         return hop * (schedule.device(shape, one) != schedule.device(shape, other))
 
     for stage in range(shape.stages):
@@ -74,9 +79,9 @@ def best(
             model.add(begin["B", stage, k] >= end["F", stage, k])
             model.add(begin["W", stage, k] >= end["B", stage, k])
             for other in schedule.predecessors(shape, stage):
-                model.add(begin["F", stage, k] >= end["F", other, k] + far(stage, other))
-                model.add(begin["B", other, k] >= end["B", stage, k] + far(stage, other))
-        # Micro-batches are alike, so whichever passes come first may as well be those of the first of them.
+                model.add(begin["F", stage, k] >= end["F", other, k] + hop_between(stage, other))
+                model.add(begin["B", other, k] >= end["B", stage, k] + hop_between(stage, other))
+        # Micro-batches are interchangeable: their order is fixed to break the symmetry.
         for kind in lasts:
             for k, later in pairwise(some):
                 model.add(begin[kind, stage, later] >= end[kind, stage, k])
@@ -85,9 +90,9 @@ def best(
         intervals = [model.new_fixed_size_interval_var(begin[key], lasts[key[0]][key[1]], str(key)) for key in own]
         model.add_no_overlap(intervals)
         if limit is not None:
-            taken = [(begin[key], 1) for key in own if key[0] == "F"]
-            freed = [(end[key], -1) for key in own if key[0] == "W"]
-            times, changes = zip(*taken, *freed, strict=True)
+            allocations = [(begin[key], 1) for key in own if key[0] == "F"]
+            releases = [(end[key], -1) for key in own if key[0] == "W"]
+            times, changes = zip(*allocations, *releases, strict=True)
             model.add_reservoir_constraint(times, changes, 0, limit)
         first = model.new_int_var(0, horizon, "first") if span else 0
         for key in own:
@@ -99,13 +104,20 @@ def best(
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model)
     assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
-    return Best(solver.best_objective_bound / steps, solver.objective_value / steps)
+    return ShortestTime(solver.best_objective_bound / steps, solver.objective_value / steps)
 
 
-def _whole(*times: Sequence[float]) -> tuple[int, list[list[int]]]:
-    """Times in whole steps, and how many steps a unit has."""
-    exact = [[Fraction(time).limit_denominator(FINEST) for time in row] for row in times]
+def _integer_times(*times: Sequence[float]) -> tuple[int, list[list[int]]]:
+    """Steps of a unit of time, and the times in steps."""
+    exact = [[Fraction(time).limit_denominator(MAX_STEPS_PER_UNIT) for time in row] for row in times]
     steps = lcm(*(time.denominator for row in exact for time in row))
-    if steps > FINEST or any(tuple(map(float, row)) != tuple(own) for row, own in zip(exact, times, strict=True)):
-        raise PlanError("durations", f"a unit of time has at most {FINEST:,} steps", "Round the durations", times)
+    if steps > MAX_STEPS_PER_UNIT or any(
+        tuple(map(float, row)) != tuple(own) for row, own in zip(exact, times, strict=True)
+    ):
+        raise PlanError(
+            "durations",
+            f"durations are multiples of 1/n for an n of at most {MAX_STEPS_PER_UNIT:,}",
+            "Round the durations",
+            times,
+        )
     return steps, [[int(time * steps) for time in row] for row in exact]

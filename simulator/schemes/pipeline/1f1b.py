@@ -1,13 +1,14 @@
-"""1F1B with flush: one forward, one backward, as soon as the pipe is full.
+"""1F1B (PipeDream-Flush, DAPPLE): after the warm-up one forward and one backward pass in turn, with a flush at the end.
 
-Device i runs p-1-i forwards, then alternates one forward and one backward, then drains. The bubble is GPipe's; at most
-p - i micro-batches are in memory on device i. Without a pipeline (p = 1) it is plain gradient accumulation.
+Device i runs p-1-i forward passes (warm-up), then one forward and one backward pass in turn (steady state), then the
+backward passes that are left (cool-down). The bubble is GPipe's, but device i holds at most p - i micro-batches.
+Without a pipeline (p = 1) it is gradient accumulation.
 
     device 0   F0 F1 F2 .. .. B0 F3 .. B1 .. .. B2 .. .. B3
     device 1   .. F0 F1 .. B0 F2 B1 F3 .. B2 .. .. B3
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
-bubble (p-1)(t_f + t_B) [s], min(m, p - i) micro-batches in flight.
+bubble (p-1)(t_f + t_B) [s], min(m, p - i) micro-batches in flight on device i.
 
 References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al. 2021 (DAPPLE), arXiv 2007.01045.
 """
@@ -31,7 +32,7 @@ class OneFOneB(Schedule):
         yield ClosedForm("bubble", (p - 1) * setting.t_total, "arXiv 2104.04473, section 2.2")
         yield ClosedForm("in_flight_b", [min(m, p - i) for i in range(p)], "arXiv 2104.04473, section 2.2")
         if m % p == 0 and p > 1:
-            # In-order 1F1B pays a round trip in every group of p micro-batches: it does not tolerate slow hops.
+            # Every group of p micro-batches waits for one round trip between neighbours: slow hops are not hidden.
             yield ClosedForm(
                 "bubble_per_hop", 2 * (p - 1) * m // p + 2 * p - 4, "replay of the order with a constant latency a hop"
             )

@@ -1,15 +1,16 @@
-"""BPipe: 1F1B whose first devices lend activations to the last ones, so that all hold like many.
+"""BPipe: 1F1B whose first devices keep activations on the last ones, so that memory is balanced between devices.
 
-In 1F1B device x holds p - x micro-batches and its partner p-1-x only x + 1. Here each device of the first half evicts
-every micro-batch to its partner, a few forward passes after its own, and loads it back while the one before is in its
-backward pass. No device holds more than K = ceil((p+2)/2): one more than the mean, for what is on its way lies on both.
+In 1F1B device x holds p - x micro-batches and its partner p-1-x only x + 1. Each device of the first half evicts
+micro-batches to its partner, a few forward passes after their own, and loads each back during the backward pass of the
+micro-batch before. No device holds more than K = ceil((p+2)/2) micro-batches: one more than the mean, since activations
+in transfer take memory on both devices.
 
-    p = 4, K = 3 (E: goes to device 3, L: comes back; K and G: the same on device 3, so much ahead of its passes)
+    p = 4, K = 3 (E: evicted to device 3, L: loaded back; on device 3 K: kept, G: given back)
     device 0   F0 F1 E1 F2 E2 F3 L1 B0 E3 F4 L2 B1 E4 F5 L3 B2 E5 F6 L4 B3 ..
     device 3   K1 K2 F0 B0 F1 B1 F2 G1 B2 K3 F3 G2 B3 K4 F4 G3 B4 K5 F5 G4 ..
 
-Where links are fast enough to move a micro-batch's activations during a pass, the bubble is 1F1B's,
-(p-1)(t_f + t_B) [s]. What it gains is room: for a larger micro-batch, or for less recomputation.
+Where a link moves a micro-batch's activations within a pass, the bubble is 1F1B's, (p-1)(t_f + t_B) [s]. The memory
+that is saved allows a larger micro-batch or less recomputation.
 
 References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.html; re-evaluated in arXiv 2401.02088.
 """
@@ -49,23 +50,25 @@ class BPipe(Schedule):
         p, m = setting.shape.p, setting.shape.m
         yield ClosedForm("bubble", (p - 1) * setting.t_total, "as 1F1B's")
         yield ClosedForm(
-            "most_in_flight_b", min(m, p, _bound(p)), "section 3.2: balanced between a device and its partner"
+            "most_in_flight_b",
+            min(m, p, _peak_microbatches(p)),
+            "section 3.2: balanced between a device and its partner",
         )
 
 
-def _bound(p: int) -> int:
-    """Micro-batches that a device holds at the most: ceil((p + 2) / 2)."""
+def _peak_microbatches(p: int) -> int:
+    """K: most micro-batches that a device holds, ceil((p + 2) / 2)."""
     return p // 2 + 1 + p % 2
 
 
 def _transfers(shape: PipelineShape, x: int) -> Iterable[ActivationTransfer]:
-    """The moves of a device of the first half, none where 1F1B stays within the bound.
+    """The transfers of a device of the first half; none if 1F1B holds at most K micro-batches there.
 
-    While F(n) runs, n-K+2 leaves: the device then holds K-3 that were made since, F(n), the one whose backward pass is
-    next and the one that leaves. While B(k) runs, k+1 comes.
+    Micro-batch n-K+2 leaves during F(n): the device then holds that one, the K-3 after it, n itself, and the one whose
+    backward pass is next. Micro-batch k+1 comes back during B(k).
     """
-    most = _bound(shape.p)
+    most = _peak_microbatches(shape.p)
     if min(shape.m, shape.p - x) > most:
         for k in range(1, shape.m - most + 2):
-            out, back = Action(x, "F", k + most - 2), Action(x, "BW", k - 1)
-            yield ActivationTransfer(Action(x, "F", k), shape.p - 1 - x, out, back)
+            evict_during, load_during = Action(x, "F", k + most - 2), Action(x, "BW", k - 1)
+            yield ActivationTransfer(Action(x, "F", k), shape.p - 1 - x, evict_during, load_during)

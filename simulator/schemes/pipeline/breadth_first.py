@@ -1,14 +1,14 @@
-"""Breadth-first: a chunk runs all micro-batches before the next chunk does, so its weights are needed at one stretch.
+"""Breadth-First: every chunk runs all micro-batches before the next chunk does, so its weights are used at a stretch.
 
-Chunks go round-robin as in interleaved 1F1B, and the bubble is as small. All micro-batches stay in memory; but with
-sharded data parallelism the weights of a chunk are gathered once a pass, its gradients are reduced while other chunks
-run, and a message is needed only some micro-batches later.
+Chunks go round-robin as in interleaved 1F1B, and the bubble is as small. All micro-batches stay in memory. In return,
+with fully sharded data parallelism the weights of a chunk are all-gathered once a pass and its gradients are
+reduce-scattered while other chunks run, and a message between stages has several micro-batches of time.
 
     p = 2, v = 2, m = 3 (upper case: chunk 0, lower case: chunk 1)
     device 0   F0 F1 F2 f0 f1 f2 .. .. b0 b1 b2 B0 B1 B2
     device 1   .. F0 F1 F2 f0 f1 f2 b0 b1 b2 B0 B1 B2
 
-bubble (p-1)(t_f + t_B)/v [s] where m >= p, m v chunks in flight.
+bubble (p-1)(t_f + t_B)/v [s] for m >= p, m v chunks in flight.
 
 References: Lamy-Poirier 2022, arXiv 2211.05953, section 3.
 """
@@ -23,7 +23,7 @@ class BreadthFirst(Schedule):
     paper = Paper("arXiv:2211.05953", "Breadth-First Pipeline Parallelism", 2022)
 
     def check(self, shape: PipelineShape) -> None:
-        """Any number of chunks will do; one of them is GPipe with backward passes in the order of forward passes."""
+        """Any number of chunks is valid; with one it is GPipe."""
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         stages = range(device, shape.stages, shape.p)

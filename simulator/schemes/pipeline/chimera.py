@@ -1,8 +1,8 @@
-"""Chimera: two pipelines in opposite directions through the same devices, each filling the other's bubbles.
+"""Chimera: two pipelines in opposite directions through the same devices; each fills bubbles of the other.
 
-Every device holds two stages, one of each way, so there are two copies of the weights, whose gradients are summed
-before the update. Half of the micro-batches go down, from device 0 to the last, half go up. What each device does is
-read off a grid of unit slots in which the two ways never collide; groups of p micro-batches follow one another.
+Every device holds one stage of each direction, so there are two copies of the weights, whose gradients are all-reduced
+before the update. Half of the micro-batches go down, from device 0 to the last, half go up. Orders are read off a grid
+of unit slots in which the two directions never collide; groups of p micro-batches follow one another.
 
     p = 4, m = 4 (upper case: down, lower case: up)
     device 0   F0 .. F1 f0 b0 f1 b1 B0 .. B1
@@ -10,8 +10,8 @@ read off a grid of unit slots in which the two ways never collide; groups of p m
     device 2   .. f0 F0 f1 F1 B0 b0 B1 b1
     device 3   f0 .. f1 F0 B0 F1 B1 b0 .. b1
 
-bubble (p-2) t_B + (m/p - 1)(p-2)(t_B - t_f) [s] for t_B = t_b + t_w >= t_f; from p/2 + 1 (ends) to p (middle)
-micro-batches in flight. Needs p even and m a multiple of p.
+bubble (p-2) t_B + (m/p - 1)(p-2)(t_B - t_f) [s] for t_B = t_b + t_w >= t_f; from p/2 + 1 (first and last device) to p
+(middle) micro-batches in flight. Needs an even p and m a multiple of p.
 
 References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
 """
@@ -40,21 +40,21 @@ class Chimera(Bidirectional):
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         p, half = shape.p, shape.p // 2
         slots = {}
-        # A stage of the way down and one of the way up, by how far they are from where their way begins.
-        for stage, place in ((device, device), (2 * p - 1 - device, p - 1 - device)):
-            for turn, k in enumerate(self.microbatches(shape, stage)):
-                group, number = divmod(turn, half)
+        # The stage of each direction on this device, and its position in that direction.
+        for stage, position in ((device, device), (2 * p - 1 - device, p - 1 - device)):
+            for index, k in enumerate(self.microbatches(shape, stage)):
+                group, number = divmod(index, half)
                 begin = 2 * p * group + 2 * number
-                slots[begin + place] = Action(stage, "F", k)
-                slots[begin + 2 * p - 1 - place] = Action(stage, "BW", k)
-        return [slots[at] for at in sorted(slots)]
+                slots[begin + position] = Action(stage, "F", k)
+                slots[begin + 2 * p - 1 - position] = Action(stage, "BW", k)
+        return [slots[slot] for slot in sorted(slots)]
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, groups = setting.shape.p, setting.shape.m // setting.shape.p
         backward = setting.t_b + setting.t_w
         if backward >= setting.t_f:
             bubble = (p - 2) * (backward + (groups - 1) * (backward - setting.t_f))
-            yield ClosedForm("bubble", bubble, "section 3; of the junctions between groups, replay of the order")
+            yield ClosedForm("bubble", bubble, "section 3; between groups, replay of the order")
         yield ClosedForm(
             "in_flight_b", [p // 2 + 1 + min(i, p - 1 - i) for i in range(p)], "section 3, table 2; replay of the order"
         )

@@ -1,14 +1,14 @@
-"""DualPipe: two ways through the devices, and forward passes of one played together with backward passes of the other.
+"""DualPipe (DeepSeek-V3): forward passes of one direction through the devices overlap backward passes of the other.
 
-Every device holds a stage of each way, as in Chimera. A forward and a backward pass that need nothing of each other run
-as one pair, in which the communication of experts of one is hidden behind the computation of the other. What is left
-of the bubble is filled with gradients of weights, which are put off at the begin and at the end.
+Every device holds a stage of each direction, as in Chimera. A forward and a backward pass that do not depend on each
+other run as a pair, in which the token dispatch and combine of one are hidden by the computation of the other.
+Gradients of weights, split off in warm-up and cool-down, fill part of the bubble that is left.
 
-    p = 4, m = 8 (upper case: first way, lower case: second; D, d: both gradients at once)
+    p = 4, m = 8 (upper case: first direction, lower case: second; D, d: whole backward pass; {..}: a pair)
     device 0   F0 F1 F2 f0 b0 w0 f1 {F3+d1} {f2+D0} d2 {f3+D1} d3 B2 W2 B3 W3
     device 1   F0 f0 F1 f1 F2 d0 {f2+D0} {F3+d1} {f3+D1} d2 D2 b3 B3 w3 W3
 
-A device idles for at most (p/2 - 1)(t_pair + t_b - 2 t_w) [s] where t_f = t_b = t_w; t_pair, the time of a pair, lies
+idle at most (p/2 - 1)(t_pair + t_b - 2 t_w) [s] on a device for t_f = t_b = t_w; t_pair, the time of a pair, lies
 between t_b + t_w and t_f + t_b + t_w. p + 1 micro-batches in flight. Needs p and m even, m >= 2 p.
 
 References: DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, figure 5 and table 2.
@@ -44,5 +44,5 @@ class DualPipe(Bidirectional):
         yield ClosedForm("in_flight_b", [p + 1] * p, "table 2")
         yield ClosedForm("in_flight_w", [p + 1] * p, "table 2")
         if setting.t_f == setting.t_b == setting.t_w:
-            # A pair that hides nothing lasts as long as its passes.
+            # Under ideal costs a pair takes the sum of its passes.
             yield ClosedForm("max_idle", (p // 2 - 1) * (setting.t_total + setting.t_b - 2 * setting.t_w), "table 2")

@@ -1,14 +1,14 @@
-"""DualPipe-V: DualPipe cut in half, one way along a V, so that no weights are held twice.
+"""DualPipe-V: DualPipe on half of the devices, with its two directions joined to a V, so that weights are held once.
 
-The model is cut into 2 p stages, the first p on devices 0 to p-1 and the others back from p-1 to 0. A device's chunk on
-the way out takes the place of DualPipe's first way, that on the way back of its second: forward passes of one are
-played together with backward passes of the other.
+The model has 2 p stages: the first p go down the devices, the others up again. A device's stage on the way down takes
+the role of DualPipe's first direction, its stage on the way up that of the second: forward passes of one overlap with
+backward passes of the other.
 
-    p = 2, m = 4 (upper case: way out, lower case: way back; D, d: both gradients at once)
+    p = 2, m = 4 (upper case: down, lower case: up; D, d: whole backward pass; {..}: a pair)
     device 0   F0 F1 F2 f0 b0 w0 f1 {F3+d1} {f2+D0} d2 {f3+D1} d3 B2 W2 B3 W3
     device 1   F0 f0 F1 f1 F2 d0 {f2+D0} {F3+d1} {f3+D1} d2 D2 b3 B3 w3 W3
 
-A device idles for at most (p-1)(t_pair + t_b - 2 t_w) [s] where t_f = t_b = t_w, all of one chunk; 2 p + 1 chunks in
+idle at most (p-1)(t_pair + t_b - 2 t_w) [s] on a device for t_f = t_b = t_w, times of one chunk; 2 p + 1 chunks in
 flight. Needs m >= 2 p.
 
 References: DeepSeek-AI, https://github.com/deepseek-ai/DualPipe, "Cut-in-half" by Sea AI Lab; arXiv 2412.19437.
@@ -33,8 +33,8 @@ class DualPipeV(VShape):
             raise PlanError("micro-batches per replica", rule, remedy, shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
-        out, back = ((stage, shape.microbatches) for stage in (device, 2 * shape.p - 1 - device))
-        return eight_step_order(out, back, device, shape.p)
+        down, up = ((stage, shape.microbatches) for stage in (device, 2 * shape.p - 1 - device))
+        return eight_step_order(down, up, device, shape.p)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p = setting.shape.p

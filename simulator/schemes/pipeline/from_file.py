@@ -1,14 +1,14 @@
-"""An order that stands in a file, as torch's pipeline schedules write theirs: read, checked and played like any other.
+"""torch.distributed.pipelining: the order of a CSV file as torch writes it, checked and played like any other schedule.
 
-The file is a CSV with one row a rank and one cell a step, `2F0` being the forward pass of micro-batch 0 through stage
-2 (B: a backward pass at once; I and W: the gradients of inputs and those of weights; empty: idle). It says which device
-has which stage, and for how many devices and micro-batches it is. Idle cells say nothing: when a pass begins follows
-from what it waits for.
+The file has one row a rank and one cell a step; `2F0` is the forward pass of micro-batch 0 through stage 2 (B: whole
+backward pass; I, W: gradients of inputs, of weights; an empty cell: idle). It fixes which rank has which stage and the
+numbers of ranks and micro-batches. Idle cells are ignored: a pass begins as soon as its inputs have arrived.
 
     0F0,0F1,,,0B0,0B1
     ,1F0,1B0,1F1,1B1
 
-References: `_dump_csv` of torch.distributed.pipelining, https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
+References: `_dump_csv` of torch.distributed.pipelining,
+https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
 """
 
 from functools import cached_property
@@ -26,7 +26,7 @@ class FromFile(Schedule):
 
     class Options(Schedule.Options):
         path: str
-        """Of the CSV file, which says how many chunks a device has."""
+        """The CSV file; it fixes the chunks of a device."""
 
     @cached_property
     def torch_schedule(self) -> TorchSchedule:
@@ -54,4 +54,4 @@ class FromFile(Schedule):
                 raise PlanError(name, rule, f"{name} = {wanted} would work, or another file", given)
         if self.options.chunks not in (1, found.chunks):
             rule = f"{found.where} has {found.chunks} stages a rank"
-            raise PlanError("plan.chunks", rule, "Leave chunks out: the file says it", self.options.chunks)
+            raise PlanError("plan.chunks", rule, "Leave chunks out: the file fixes it", self.options.chunks)

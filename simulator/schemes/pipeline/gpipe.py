@@ -1,8 +1,7 @@
-"""GPipe: all forwards, then all backwards.
+"""GPipe: all forward passes, then all backward passes.
 
-Each device runs the forward passes of all m micro-batches, then their backward passes. Trivial and tolerant of slow
-links, for a message is needed only one micro-batch later; all m micro-batches stay in memory. Backward passes go in the
-order of the forward passes, as torch runs them; the paper's figure has them the other way round, which takes as long.
+All m micro-batches stay in memory. Slow links cost little: a message has the time of one micro-batch. Backward passes
+go in the order of the forward passes, as torch runs them; the paper's figure has the reverse order, of equal time.
 
     device 0   F0 F1 F2 F3 .. .. .. .. .. .. B0 B1 B2 B3
     device 1   .. F0 F1 F2 F3 .. .. .. .. B0 B1 B2 B3
@@ -32,4 +31,4 @@ class GPipe(Schedule):
         shape = setting.shape
         yield ClosedForm("bubble", (shape.p - 1) * setting.t_total, "section 2.3")
         yield ClosedForm("in_flight_b", [shape.m] * shape.p, "section 2.3")
-        yield ClosedForm("bubble_per_hop", 2 * (shape.p - 1), "one hop per stage and direction, in fill and drain")
+        yield ClosedForm("bubble_per_hop", 2 * (shape.p - 1), "one hop a stage, in warm-up and in cool-down")

@@ -1,21 +1,20 @@
-"""GraphPipe: branches of a model are lines of stages beside each other, and a further line joins them.
+"""GraphPipe: a graph of stages instead of one chain; the branches of a model run at the same time and join in a trunk.
 
-A pipeline of one line runs the branches of a model (towers, each with its own input) one after another, though none
-needs what another makes. Here every branch has stages of its own, and all of them run at once; the first stage of the
-trunk takes what each gives, and hands each its share of the gradient. Every stage runs 1F1B as if the pipeline were as
-deep as the longest way through the graph: stage x runs k_x - 1 forwards ahead, where k_x is 1 at the last stage and at
-any other one more than the most of those that follow.
+A chain of stages runs the branches of a model (towers, each with its own input) one after another, though they do not
+depend on each other. Here every branch has stages of its own. The first stage of the trunk takes the outputs of all
+branches and sends each its gradient. Every stage runs 1F1B as if the pipeline were as deep as the longest path through
+the graph: stage x has k_x - 1 warm-up passes, where k_x is 1 on the last stage, else one more than the largest of its
+successors.
 
-    p = 3, two branches of one stage (device 0 and 1), a trunk of one stage
+    p = 3, two branches of one stage (devices 0 and 1), a trunk of one stage
     device 0   F0 F1 .. B0 F2 B1 F3 B2 .. B3
     device 1   F0 F1 .. B0 F2 B1 F3 B2 .. B3
     device 2   .. F0 B0 F1 B1 F2 B2 F3 B3
 
-Each branch has d = (p - trunk) / branches of the p stages: first those of one branch, then those of the next, the
-trunk's last.
+Each branch has d = (p - trunk) / branches of the p stages, branch by branch; the stages of the trunk come last.
 
-bubble (d + trunk - 1)(t_f + t_B) [s], where a chain of all stages has (p - 1)(t_f + t_B); min(m, k_x) micro-batches in
-flight. With one branch it is 1F1B.
+bubble (d + trunk - 1)(t_f + t_B) [s], against (p - 1)(t_f + t_B) for a chain; min(m, k_x) micro-batches in flight. With
+one branch it is 1F1B.
 
 References: Jeon et al. 2024, arXiv 2406.17145.
 """
@@ -38,47 +37,47 @@ class GraphPipe(Schedule):
 
     class Options(Schedule.Options):
         branches: int = Field(default=2, ge=1, strict=True)
-        """Lines that are joined, as many as the model has towers."""
+        """Branches of stages, one for each tower of the model."""
         trunk: int = Field(default=1, ge=1, strict=True)
-        """Stages behind the join."""
+        """Stages after the join of the branches."""
 
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         branches, trunk = self.options.branches, self.options.trunk
         left = shape.p - trunk
         if left < branches or left % branches:
-            rule = f"{self.use} has branches ({branches}) of equally many stages, at least one, and a trunk of {trunk}"
+            rule = f"{self.use} has {branches} branches of one number of stages, at least 1, and a trunk of {trunk}"
             remedy = f"pp = {max(1, round(left / branches)) * branches + trunk} would work"
             if d := (shape.p - 1) // branches:
                 remedy += f", or trunk: {shape.p - d * branches}"
             raise PlanError("the pipeline's axis", rule, remedy, shape.p)
 
-    def depth(self, shape: PipelineShape) -> int:
+    def branch_stages(self, shape: PipelineShape) -> int:
         """Stages of a branch."""
         return (shape.p - self.options.trunk) // self.options.branches
 
     def predecessors(self, shape: PipelineShape, stage: int) -> tuple[int, ...]:
-        d, joins = self.depth(shape), shape.p - self.options.trunk
+        d, joins = self.branch_stages(shape), shape.p - self.options.trunk
         if stage == joins:
             return tuple(range(d - 1, joins, d))
         return (stage - 1,) if stage > joins or stage % d else ()
 
-    def held(self, shape: PipelineShape, stage: int) -> int:
-        """k_x: the stages from one to the last, both counted."""
-        d, joins = self.depth(shape), shape.p - self.options.trunk
+    def path_length(self, shape: PipelineShape, stage: int) -> int:
+        """k_x: the stages on the path from one to the last, both included."""
+        d, joins = self.branch_stages(shape), shape.p - self.options.trunk
         return shape.p - stage if stage >= joins else d - stage % d + self.options.trunk
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = [Action(device, "F", k) for k in shape.microbatches]
         backward = [Action(device, "BW", k) for k in shape.microbatches]
-        return one_forward_one_backward(forward, backward, self.held(shape, device) - 1)
+        return one_forward_one_backward(forward, backward, self.path_length(shape, device) - 1)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        shape, depth = setting.shape, self.held(setting.shape, 0)
-        yield ClosedForm("bubble", (depth - 1) * setting.t_total, "1F1B as deep as the longest way")
-        yield ClosedForm("in_flight_b", [min(shape.m, self.held(shape, x)) for x in range(shape.p)], "k_x")
+        shape, depth = setting.shape, self.path_length(setting.shape, 0)
+        yield ClosedForm("bubble", (depth - 1) * setting.t_total, "1F1B as deep as the longest path")
+        yield ClosedForm("in_flight_b", [min(shape.m, self.path_length(shape, x)) for x in range(shape.p)], "k_x")
         if shape.m % depth == 0:
             hops = 2 * (depth - 1) * shape.m // depth + 2 * depth - 4
             yield ClosedForm(
-                "bubble_per_hop", hops, "replay of the order with a constant latency a hop: as 1F1B so deep"
+                "bubble_per_hop", hops, "replay of the order with a constant latency a hop: 1F1B of that depth"
             )

@@ -1,15 +1,15 @@
-"""Hanayo: stages go down the devices and up again in waves, so Chimera's bubble shrinks without weights held twice.
+"""Hanayo: stages go down the devices and up again in waves; Chimera's small bubble with one copy of the weights.
 
-Each wave is two chunks a device, one down and one up; where a wave turns round no message is needed. The order is
-made in slots of one pass: a free device takes the backward pass of the earliest micro-batch that is ready, else the
-forward pass of the deepest stage.
+Each wave is two chunks a device, one down and one up; where a wave turns round no message is needed. Orders come from
+greedy list scheduling in unit slots: a free device takes the ready backward pass of the earliest micro-batch, else the
+ready forward pass of the deepest stage.
 
     one wave, p = 2, m = 4 (upper case: down, lower case: up)
     device 0   F0 F1 F2 f0 b0 f1 b1 B0 F3 B1 .. f2 b2 f3 b3 B2 .. B3
     device 1   .. F0 f0 F1 f1 b0 B0 b1 B1 F2 f2 F3 f3 b2 B2 b3 B3
 
-For w waves: bubble (p-1) t_B/w [s] where m = p and t_B >= t_f, (p-1)(t_f + t_B)/(2 w) where m is a multiple of p and
-t_f = t_B; 2 w p chunks in flight where m >= 2 p.
+For w waves: bubble (p-1) t_B/w [s] for m = p and t_B >= t_f, (p-1)(t_f + t_B)/(2 w) for m a multiple of p and t_f =
+t_B; 2 w p chunks in flight for m >= 2 p.
 
 References: Liu et al. 2023, arXiv 2308.15762, section 3.
 """
@@ -38,9 +38,9 @@ class Hanayo(Schedule):
 
     class Options(SchemeOptions):
         chunks: int = Field(default=2, ge=1, strict=True)
-        """Virtual stages a device, two a wave, where waves are not told."""
+        """Virtual stages a device, two a wave; in place of `waves`."""
         waves: int | None = Field(default=None, ge=1, strict=True)
-        """Times down the devices and up again."""
+        """Times that the stages go down the devices and up again."""
 
     def chunks_per_device(self) -> int:
         waves: int | None = self.options.waves
@@ -50,16 +50,16 @@ class Hanayo(Schedule):
         return v_shape_device(shape, stage)
 
     def check(self, shape: PipelineShape) -> None:
-        told = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
-        if shape.v % 2 or told != shape.v:
-            raise PlanError("plan.chunks", f"{self.use} has two chunks a device and wave", "Set waves alone", told)
+        given = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
+        if shape.v % 2 or given != shape.v:
+            raise PlanError("plan.chunks", f"{self.use} has two chunks a device and wave", "Set waves alone", given)
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
-        def rank(action: Action) -> tuple[bool, int, int]:
-            ahead = action.kind == "F"
-            return ahead, -action.stage if ahead else 0, action.microbatch
+        def priority(action: Action) -> tuple[bool, int, int]:
+            is_forward = action.kind == "F"
+            return is_forward, -action.stage if is_forward else 0, action.microbatch
 
-        return schedule_greedily(self, shape, pass_dependencies(self, shape, split_backward=False), rank)
+        return schedule_greedily(self, shape, pass_dependencies(self, shape, split_backward=False), priority)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v, t_f = setting.shape.p, setting.shape.m, setting.shape.v, setting.t_f

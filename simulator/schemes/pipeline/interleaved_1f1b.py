@@ -1,13 +1,14 @@
-"""Interleaved 1F1B: each device holds v chunks, so the pipe fills v times faster.
+"""Interleaved 1F1B (Megatron-LM): each device holds v chunks of the model, so the bubble is v times smaller.
 
-Chunk c of device i is stage c p + i. Micro-batches go through in groups of p: all of a group through chunk 0,
-then through chunk 1, and so on; backward the same with the chunks reversed. The bubble shrinks by v, messages
-grow by v, and the first device keeps up to p (1 + (p-1)/(p v)) micro-batches.
+Chunk c of device i is stage c p + i. Micro-batches go through in groups of p: all of a group through chunk 0, then
+through chunk 1, and so on; backward the same with the chunks in reverse order. Warm-up and cool-down are in chunks;
+there are v times as many messages, and the first device holds up to p (1 + (p-1)/(p v)) micro-batches.
 
     p = 2, v = 2, m = 4 (upper case: chunk 0, lower case: chunk 1)
     device 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 b2 b3 B2 B3
 
-bubble (p-1)(t_f + t_B)/v [s]; min(m v, 2 (p-1-i) + (v-1) p + 1) chunks in flight. Needs v >= 2 and m a multiple of p.
+bubble (p-1)(t_f + t_B)/v [s]; min(m v, 2 (p-1-i) + (v-1) p + 1) chunks in flight on device i. Needs v >= 2 and m a
+multiple of p.
 
 References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 """

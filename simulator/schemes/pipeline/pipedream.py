@@ -1,18 +1,18 @@
-"""PipeDream: 1F1B that never drains; every micro-batch updates the weights, old ones stay for those on their way.
+"""PipeDream: 1F1B without a flush; every micro-batch updates the weights, and those in flight keep older versions.
 
-The pipe is filled once, then every device does one forward and one backward pass in turn for ever. Behind each backward
-pass it updates its own weights, and micro-batches that are on their way keep the version that they met going forward
-(weight stashing): p - i versions on device i, as many as there are micro-batches in flight.
+The pipeline fills once, then every device runs one forward and one backward pass in turn without end. After each
+backward pass a device updates its own weights. A micro-batch in flight keeps the version of its forward pass (weight
+stashing): device i holds p - i versions, one for each micro-batch in flight.
 
     device 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 ...
     device 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 ...
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 ...
 
 time between two updates max over devices of (t_f + t_B) [s], without hops; p - i micro-batches in flight and p - i
-versions of the weights on device i; the optimizer's state stands there once.
+versions of the weights on device i; the optimizer's states are held once.
 
 References: Harlap et al. 2018, arXiv 1806.03377; Narayanan et al. 2019, doi:10.1145/3341301.3359646, whose sections the
-laws name.
+closed forms name.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class PipeDream(Schedule):
         return 1
 
     def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
-        """The newest when it comes by forward: by then all have been through that came before those in flight."""
+        """The newest at its forward pass: the updates of all earlier micro-batches but those in flight are in it."""
         return max(0, microbatch - (shape.p - 1 - device))
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

@@ -1,16 +1,16 @@
-"""PipeDream-2BW: 1F1B that never drains; m micro-batches make one update, so two versions of the weights are enough.
+"""PipeDream-2BW: 1F1B without a flush; m micro-batches make one update, so two versions of the weights are enough.
 
-Gradients of the m micro-batches of a batch are added up, and a device updates its weights when the last of them has
-been through. Those of the next batch are on their way by then: a batch meets the weights of the update before the last,
+The gradients of the m micro-batches of a batch are accumulated, and a device updates its weights after the last of
+them. By then micro-batches of the next batch are in flight: a batch uses the weights of the update before the last,
 W(t+1) = W(t) - lr g(W(t-1)), and a device holds these and the newest.
 
     m = 3
-    device 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 ...     updates behind B2, B5, ...
+    device 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 ...     updates after B2, B5, ...
     device 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 ...
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 ...
 
 time between two updates m max over devices of (t_f + t_B) [s], without hops; p - i micro-batches in flight on device i,
-two versions of the weights. Needs m >= p, or more than two would be on their way.
+two versions of the weights. Needs m >= p: fewer would have more than two versions in flight.
 
 References: Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
 """
@@ -39,7 +39,7 @@ class PipeDream2BW(Schedule):
         return one_forward_one_backward(forward, backward, shape.p - 1 - device)
 
     def weight_version(self, shape: PipelineShape, device: int, microbatch: int) -> int:
-        """All of a batch meet one version: the newest that is there on all devices as its first comes in."""
+        """One version for a whole batch: the newest that all devices have when its first micro-batch enters."""
         return max(0, microbatch // shape.m - 1)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

@@ -1,17 +1,17 @@
 """Seq1F1B: 1F1B over slices of sequences instead of whole micro-batches.
 
-Device i runs p-1-i+s-1 forward passes of slices, then alternates one forward and one backward, then drains. Backward,
-the slices of a micro-batch come in reverse, for a slice needs what the later ones add to the gradients of its keys and
-values. Bubble and memory shrink, for what fills the pipe is a slice.
+Device i runs p-1-i+s-1 forward passes of slices, then one forward and one backward pass in turn, then the backward
+passes that are left. The backward passes of a micro-batch go from its last slice to its first, since later slices
+contribute to the gradients of a slice's keys and values. Bubble and memory shrink: the warm-up is in slices.
 
     p = 2, m = 2, s = 2: slices a b
     device 0   F0a F0b F1a ... B0b F1b B0a ... B1b ... B1a
     device 1   ... F0a F0b B0b F1a B0a F1b B1b B1a
 
-bubble (p-1)(t_f + t_B)/s [s], min(m s, p - i + s - 1) slices in flight, where slices last equally long.
+bubble (p-1)(t_f + t_B)/s [s], min(m s, p - i + s - 1) slices in flight on device i, for slices of equal time.
 
-With equal lengths late slices take longer, for attention grows with what lies before; balanced ones last equally long,
-as forecast.
+Of slices of equal length the late ones take longer, since attention grows with the tokens before; `balanced` chooses
+lengths of equal forecast time.
 
 References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3.
 """
@@ -45,9 +45,9 @@ class Seq1F1B(SlicedSchedule):
 
     class Options(SlicedSchedule.Options):
         slices: SliceCount | SliceLengths = 4
-        """How many, of equal lengths, or their lengths."""
+        """Number of slices of equal length, or their lengths."""
         balanced: bool = False
-        """Of so many slices the lengths that last equally long."""
+        """Whether the lengths of the slices are chosen to take equally long."""
 
     @property
     def slices(self) -> tuple[float, ...]:
@@ -56,11 +56,11 @@ class Seq1F1B(SlicedSchedule):
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)
         if self.options.balanced and not isinstance(self.options.slices, int):
-            rule = f"{self.use} finds the lengths of balanced slices itself"
-            raise PlanError("slices", rule, "Say how many, or leave out balanced", list(self.options.slices))
+            rule = f"{self.use} chooses the lengths of balanced slices itself"
+            raise PlanError("slices", rule, "Give their number, or leave out balanced", list(self.options.slices))
 
-    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, lasts: SliceDuration) -> tuple[int, ...]:
-        return choose_balanced_slices(sequence, step, lasts, min(self.options.slices, sequence // step))
+    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, seconds: SliceDuration) -> tuple[int, ...]:
+        return choose_balanced_slices(sequence, step, seconds, min(self.options.slices, sequence // step))
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward, s = forward_slices(shape, device), shape.slices

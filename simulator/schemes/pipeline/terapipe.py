@@ -1,8 +1,8 @@
 """TeraPipe: GPipe over slices of sequences, which follow each other through the stages.
 
-A sequence of one micro-batch keeps several stages busy at once: a slice goes on as soon as it is through, and the
-next one, which attends to it, follows. All forward passes come first, then the backward passes of the slices, the last
-one first. It is made for long sequences in few micro-batches through many stages.
+One micro-batch keeps several stages busy: a slice moves to the next stage when it is done, and the next slice, which
+attends to it, follows. All forward passes come first, then the backward passes from the last slice to the first. It is
+for long sequences, few micro-batches and many stages.
 
     p = 3, m = 1, slices a b c
     device 0   Fa Fb Fc .. .. .. .. Bc Bb Ba
@@ -11,8 +11,8 @@ one first. It is made for long sequences in few micro-batches through many stage
 
 m sum(t) + (p-1) max(t) [s] a step for slices of t = t_f + t_B; m s slices in flight.
 
-Attention makes equal slices slower towards the end: ``auto`` cuts sequences so that the step is shortest, by the
-paper's dynamic programme over forecast times of slices.
+Attention makes late slices of equal length slower: ``auto`` chooses the lengths for the shortest step, by the paper's
+dynamic programme over forecast times of slices.
 
 References: Li et al. 2021, arXiv 2102.07988, sections 3.2 and 3.3.
 """
@@ -40,14 +40,14 @@ class TeraPipe(SlicedSchedule):
 
     class Options(SlicedSchedule.Options):
         slices: SliceCount | SliceLengths | Literal["auto"] = 4
-        """How many, of equal lengths, their lengths, or auto: as many as are best."""
+        """Number of slices of equal length, their lengths, or auto: the number and lengths of the shortest step."""
 
     @property
     def slices(self) -> tuple[float, ...]:
         return () if self.options.slices == "auto" else super().slices
 
-    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, lasts: SliceDuration) -> tuple[int, ...]:
-        return choose_fastest_slices(sequence, step, lasts, shape.m, shape.p - 1)
+    def choose_slices(self, shape: PipelineShape, sequence: int, step: int, seconds: SliceDuration) -> tuple[int, ...]:
+        return choose_fastest_slices(sequence, step, seconds, shape.m, shape.p - 1)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         forward = forward_slices(shape, device)
@@ -57,4 +57,4 @@ class TeraPipe(SlicedSchedule):
         p, m = setting.shape.p, setting.shape.m
         yield ClosedForm("bubble", (p - 1) * max(self.slices) * setting.t_total, "section 3.3, equation 5")
         yield ClosedForm("in_flight_b", [m * len(self.slices)] * p, "all forward passes come first")
-        yield ClosedForm("bubble_per_hop", 2 * (p - 1), "one hop per stage and direction, in fill and drain")
+        yield ClosedForm("bubble_per_hop", 2 * (p - 1), "one hop a stage, in warm-up and in cool-down")

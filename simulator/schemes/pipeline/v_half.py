@@ -1,9 +1,9 @@
-"""V-Half: half of 1F1B's activations and half of its bubble, from a block of passes that is repeated in a V.
+"""V-Half: half of 1F1B's activation memory and half of its bubble, from a building block repeated along a V of stages.
 
-Memory is how long chunks live: the block says in which slots one micro-batch passes, and every micro-batch follows in
-the same way. Passes on the way from the first device to the last take every second slot, those on the way back every
-slot: what a device holds long of one chunk it holds short of the other. W's fill free slots; then passes from later on
-fill what idles at both ends, with no more held.
+Memory is the time that chunks live. The building block fixes the slots of one micro-batch's passes, and every
+micro-batch repeats it. Forward passes take every second slot on the way down and every slot on the way up, backward
+passes the other way round: a device that holds one of its chunks for long holds the other one briefly. W's fill free
+slots; then later passes fill the idle slots of warm-up and cool-down at no higher peak.
 
     p = 4, slots of the first micro-batch (upper case: down, lower case: up)
     device 0   F . . . . . . . . . f . . . b . . . . . . . . . . B
@@ -25,9 +25,9 @@ class VHalf(VShape):
     paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
 
     def block(self, shape: PipelineShape) -> list[tuple[int, int]]:
-        """For each stage, the slots in which the first micro-batch's F and B begin."""
+        """For each stage, the slots of F and B of the first micro-batch."""
         p = shape.p
-        # With an even p passes would fall on one slot: the backward pass begins three slots later.
+        # With an even p two passes would fall on one slot: backward passes begin three slots later.
         late = 0 if p % 2 else 3
         down = [(2 * i, 6 * p - 2 - i + late) for i in range(p)]
         up = [(3 * p - 2 - i, 3 * p - 1 + 2 * i + late) for i in reversed(range(p))]

@@ -1,15 +1,15 @@
-"""ZB-H1: 1F1B whose gradients of weights wait until the pipe would idle; two thirds of the bubble go.
+"""Zero Bubble (ZB-H1): 1F1B with split backward passes; weight gradients fill two thirds of the bubble.
 
-A backward pass is two: B makes the gradients of inputs, for which the stage before waits, and W those of weights, for
-which nothing waits. Device i keeps i W's back, so every device holds p micro-batches, as many as the first one of 1F1B.
+A backward pass is split: B computes gradients of inputs, for which the previous stage waits, W gradients of weights,
+for which no stage waits. Device i delays i W's, so every device holds p micro-batches, as 1F1B's first device.
 
     p = 3, m = 4
     device 0   F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 B3 W3
     device 1   .. F0 F1 .. B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
     device 2   .. .. F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
-bubble (p-1)(t_f + t_b - t_w) [s] where t_w <= t_f, t_b and m >= p; min(m, p - i) micro-batches wait for their B, and
-min(m, p) for their W.
+bubble (p-1)(t_f + t_b - t_w) [s] for t_w <= t_f, t_b and m >= p; on device i min(m, p - i) micro-batches are held until
+B, min(m, p) until W.
 
 References: Qi et al. 2024, arXiv 2401.10241, section 2.
 """
@@ -27,9 +27,9 @@ class ZBH1(Schedule):
         m, ahead = shape.m, min(shape.m, shape.p - 1 - device)
         order = [Action(device, "F", k) for k in range(ahead)]
         for k in range(m + device):
-            # What is left of a kind: the forward passes run out first, then the B's.
-            turn = [("F", ahead + k), ("B", k), ("W", k - device)]
-            order += [Action(device, kind, i) for kind, i in turn if 0 <= i < m]
+            # Passes beyond the last micro-batch drop out: first forward passes, then B's.
+            candidates = [("F", ahead + k), ("B", k), ("W", k - device)]
+            order += [Action(device, kind, i) for kind, i in candidates if 0 <= i < m]
         return order
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

@@ -1,16 +1,16 @@
-"""ZB-H2: twice as many forward passes at the start, and W's where the pipe would idle: no bubble, for twice the memory.
+"""Zero Bubble (ZB-H2): split backward passes and a longer warm-up; no device idles in between, for twice the memory.
 
-A backward pass is two: B makes the gradients of inputs, for which the stage before waits, and W those of weights, for
-which nothing waits. Device i begins with 2 (p - i) - 1 forward passes and keeps 2 i W's back. Devices begin and end one
-after another, and none idles in between: the next step may follow at once where the optimizer is no barrier.
+A backward pass is split: B computes gradients of inputs, for which the previous stage waits, W gradients of weights,
+for which no stage waits. Device i begins with 2 (p - i) - 1 forward passes and delays 2 i W's. Devices begin and end
+one after another: the next step can follow without a bubble if the optimizer does not synchronise the devices.
 
     p = 3, m = 5
     device 0   F0 F1 F2 F3 F4 B0 W0 B1 W1 B2 W2 B3 W3 B4 W4
     device 1   .. F0 F1 F2 B0 F3 B1 F4 B2 W0 B3 W1 B4 W2 W3 W4
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 W1 W2 W3 W4
 
-bubble of the longest span (p-1)(t_f + t_b - 2 t_w) [s] where t_w <= t_f, t_b and m >= 2 p - 1; from the first start to
-the last end (p-1) max(t_f, t_f + t_b - 2 t_w). 2 (p - i) - 1 micro-batches wait for their B, 2 p - 1 for their W.
+bubble of the longest span (p-1)(t_f + t_b - 2 t_w) [s] for t_w <= t_f, t_b and m >= 2 p - 1; from the first begin to
+the last end (p-1) max(t_f, t_f + t_b - 2 t_w). 2 (p - i) - 1 micro-batches are held until B, 2 p - 1 until W.
 
 References: Qi et al. 2024, arXiv 2401.10241, section 2.
 """
@@ -28,9 +28,9 @@ class ZBH2(Schedule):
         m, ahead = shape.m, min(shape.m, 2 * (shape.p - device) - 1)
         order = [Action(device, "F", k) for k in range(ahead)]
         for k in range(m + 2 * device):
-            # What is left of a kind: the forward passes run out first, then the B's.
-            turn = [("B", k), ("W", k - 2 * device), ("F", ahead + k)]
-            order += [Action(device, kind, i) for kind, i in turn if 0 <= i < m]
+            # Passes beyond the last micro-batch drop out: first forward passes, then B's.
+            candidates = [("B", k), ("W", k - 2 * device), ("F", ahead + k)]
+            order += [Action(device, kind, i) for kind, i in candidates if 0 <= i < m]
         return order
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from experiments.pages.schedules import page, played
+from experiments.pages.schedules import page, play_in_slots
 from tests.experiments.cli.test_app import answer, run
 
 TABLE = """\
@@ -52,7 +52,7 @@ def test_a_long_table_goes_on_below() -> None:
 
 
 def test_every_kind_has_its_colour() -> None:
-    run_ = played("zb-h1", 2, 3, None)
+    run_ = play_in_slots("zb-h1", 2, 3, None)
     console = Console(file=None, record=True, width=120, force_terminal=True, quiet=True)
     console.print(page("zb-h1", run_))
     styles: dict[str, set[str]] = {}
@@ -98,16 +98,16 @@ def test_an_order_that_stands_still_is_shown_where_it_does(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("list", "schedule"), "NAME: a schedule has a name"),
-        (("list", "schedule", "1f1b"), "--p: a schedule exists for so many devices"),
+        (("list", "schedule"), "NAME: the name of a schedule is missing"),
+        (("list", "schedule", "1f1b"), "--p: a schedule is for a number of devices"),
         (("list", "schedule", "1f1b", "--p", 4), "--m: a schedule exists"),
         (("list", "schedule", "1f2b", "--p", 4, "--m", 8), "Did you mean 'pipeline/1f1b'"),
         (("list", "schedule", "1f1b", "--p", 4, "--m", 8, "--v", 2), "has one chunk a device"),
         (("list", "schedule", "none.csv"), "none.csv: it cannot be read"),
         (("list", "gpus", "h100-sxm"), "NAME is 'h100-sxm': gpus are listed as a whole"),
         (("list", "gpus", "--p", 4), "--p is 4"),
-        (("export", "job"), "nothing of this name is exported. Valid: schedule"),
-        (("export", "schedule", "bpipe", "--p", 4, "--m", 8), "no word for an action"),
+        (("export", "job"), "there is no export of this kind. Valid: schedule"),
+        (("export", "schedule", "bpipe", "--p", 4, "--m", 8), "does not have an action"),
         (("export", "schedule", "1f1b", "--p", 2, "--m", 2, "--out", "/nowhere/order.csv"), "--out"),
     ],
 )
@@ -122,4 +122,4 @@ def test_a_file_says_its_own_shape(tmp_path: Path) -> None:
     run("export", "schedule", "gpipe", "--p", 2, "--m", 2, "--out", file)
     assert run("list", "schedule", file, "--p", 2, "--m", 2).exit_code == 0
     wrong = run("list", "schedule", file, "--m", 3)
-    assert wrong.exit_code == 2 and "--m is 3" in wrong.stderr and "says that it is 2" in wrong.stderr
+    assert wrong.exit_code == 2 and "--m is 3" in wrong.stderr and "is for 2" in wrong.stderr

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.pages.schedules import exported
+from experiments.pages.schedules import export_csv
 from hardware.errors import PlanError, ScheduleError
 from simulator import load_job, simulate
 from simulator.bridges.torch_schedule import parse_csv, read_csv, write_csv
@@ -60,7 +60,7 @@ def test_what_is_written_is_read_again(rows: list[list[ScheduleItem | None]]) ->
         ("0F0,(0B0;0F1)OVERLAP_F_B\r\n", ["row 1 cell 2", "a forward pass and then a backward pass"]),
         ("(0F0;0B0)OVERLAP_B_F\r\n", ["row 1 cell 1"]),
         ("0F-1\r\n", ["row 1 cell 1"]),
-        ("\r\n,,\r\n", ["holds no actions", "_dump_csv"]),
+        ("\r\n,,\r\n", ["has no actions", "_dump_csv"]),
     ],
 )
 def test_what_is_no_action_is_refused_with_its_place(text: str, words: list[str]) -> None:
@@ -76,7 +76,7 @@ def test_what_is_no_action_is_refused_with_its_place(text: str, words: list[str]
     [
         ("0F0,0B0\r\n0F1,1F0\r\n", "orders.csv row 2 cell 1 is '0F1': stage 0 is on rank 0 already"),
         ("0F0,0B0\r\n2F0,2B0\r\n", "numbered from 0"),
-        ("0F0,0B0,1F0,1B0\r\n2F0,2B0\r\n", "every rank has like many"),
+        ("0F0,0B0,1F0,1B0\r\n2F0,2B0\r\n", "every rank has the same number of them"),
         ("999999999F0\r\n", "numbered from 0"),
     ],
 )
@@ -97,15 +97,15 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("bpipe", "no word for an action"),
-        ("seq1f1b", "no word for an action"),
+        ("bpipe", "does not have an action"),
+        ("seq1f1b", "does not have an action"),
         ("chimera", "one chain"),
-        ("pipedream", "empty at every step"),
+        ("pipedream", "a flush at the end of every step"),
     ],
 )
 def test_what_torch_has_no_word_for_is_not_exported(name: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        exported(name, 4, 8, None)
+        export_csv(name, 4, 8, None)
 
 
 # ------------------------------------------------------------------------------------ an order from a file
@@ -124,12 +124,12 @@ def test_an_order_from_a_file_is_played_as_the_schedule_itself(
     name: str, p: int, m: int, v: int | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "schedule.csv"
-    path.write_bytes(exported(name, p, m, v).encode())
+    path.write_bytes(export_csv(name, p, m, v).encode())
     common = {"p": p, "m": m, "t_f": 1, "t_b": 1.25, "t_w": 0.75, "order": True}
     own = answer({"schedule": name, **common, **({"v": v} if v else {})})
     assert own["status"] == "played"
     assert answer({"schedule": "from-file", "path": str(path), **common}) == own
-    assert exported(str(path), None, None, None) == path.read_bytes().decode()
+    assert export_csv(str(path), None, None, None) == path.read_bytes().decode()
 
 
 def job(path: str, **plan: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def job(path: str, **plan: Any) -> dict[str, Any]:
 
 def test_a_job_takes_its_order_from_a_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
-    (tmp_path / "orders" / "1f1b.csv").write_text(exported("1f1b", 4, 8, None))
+    (tmp_path / "orders" / "1f1b.csv").write_text(export_csv("1f1b", 4, 8, None))
     told = load_job(job("orders/1f1b.csv"), base=tmp_path)
     plain = job("") | {"plan": {"pp": 4}}
     found = simulate(told).to_dict()
@@ -164,7 +164,7 @@ def test_a_job_takes_its_order_from_a_file_beside_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_does_not_fit_the_plan_is_refused(told: dict[str, Any], words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "s.csv").write_text(exported("1f1b", 4, 8, None))
+    (tmp_path / "s.csv").write_text(export_csv("1f1b", 4, 8, None))
     with pytest.raises(PlanError) as refused:
         simulate(load_job(job("s.csv", **told), base=tmp_path))
     for word in words:
@@ -182,7 +182,7 @@ def test_an_order_that_stands_still_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     with pytest.raises(ScheduleError, match="stands still") as refused:
-        exported(str(path), None, None, None)
+        export_csv(str(path), None, None, None)
     assert "0F0 >0BW0< 0F1 0BW1" in str(refused.value) and ">1F1<" in str(refused.value)
 
 
@@ -252,7 +252,7 @@ def test_what_we_write_is_what_torch_writes(name: str, p: int, m: int, v: int, t
     theirs = of_torch(name, p, m, v, tmp_path / "theirs.csv")
     found = parse_csv(theirs)
     assert write_csv(found.rows) == theirs, "read and written again, torch's own file is the same to the byte"
-    assert write_csv(found.orders) == exported(name, p, m, v if name == "interleaved-1f1b" else None)
+    assert write_csv(found.orders) == export_csv(name, p, m, v if name == "interleaved-1f1b" else None)
 
 
 @pytest.mark.torch
@@ -264,7 +264,7 @@ def test_torch_reads_what_we_write(name: str, p: int, m: int, v: int, tmp_path: 
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     file = tmp_path / "ours.csv"
-    file.write_bytes(exported(name, p, m, v).encode())
+    file.write_bytes(export_csv(name, p, m, v).encode())
     theirs = _PipelineScheduleRuntime(stages(p, v), m, loss_fn=lambda *_: None)
     theirs._load_csv(str(file), format="compute_only")
     theirs._dump_csv(str(tmp_path / "again.csv"), format="compute_only")

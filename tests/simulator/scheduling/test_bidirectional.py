@@ -31,7 +31,7 @@ from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShap
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
 from tests.strategies import PRICES, SECONDS, TWO_WAYS, examples, jobs
-from validation.pipelines.cases import Case, Replay, replay
+from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 
 def made(use: str, chunks: int | None = None) -> Schedule:
@@ -114,7 +114,7 @@ def test_a_shape_that_does_not_exist_is_refused(use: str, shape: PipelineShape, 
 # ------------------------------------------------------------------------------------------ closed forms
 
 
-def max_idle(run: Replay) -> float:
+def max_idle(run: ScheduleReplay) -> float:
     """Devices own different numbers of pairs, so they are not equally busy."""
     return run.makespan - min(run.busy)
 
@@ -122,7 +122,7 @@ def max_idle(run: Replay) -> float:
 @given(half=st.integers(1, 8), groups=st.integers(1, 4), tf=SECONDS, tb=SECONDS, tw=SECONDS)
 def test_the_bubble_of_chimera(half: int, groups: int, tf: float, tb: float, tw: float) -> None:
     p, m = 2 * half, 2 * half * groups
-    run = replay(Case(schedule="chimera", p=p, m=m, t_f=tf, t_b=tb, t_w=tw))
+    run = replay(ScheduleCase(schedule="chimera", p=p, m=m, t_f=tf, t_b=tb, t_w=tw))
     down = [half + 1 + device for device in range(half)]
     assert run.in_flight("B") == [*down, *reversed(down)]
     assume(tb + tw >= tf)
@@ -135,7 +135,7 @@ def test_the_bubble_of_chimera(half: int, groups: int, tf: float, tb: float, tw:
 def test_the_bubble_of_dualpipe(half: int, more: int, time: float, hidden: float) -> None:
     """For equal F, B and W, a pair lasting from as long as a whole backward pass to as long as both."""
     p, pair = 2 * half, (3 - hidden) * time
-    run = replay(Case(schedule="dualpipe", p=p, m=2 * p + 2 * more, t_f=time, t_b=time, t_w=time, t_pair=pair))
+    run = replay(ScheduleCase(schedule="dualpipe", p=p, m=2 * p + 2 * more, t_f=time, t_b=time, t_w=time, t_pair=pair))
     assert max_idle(run) == pytest.approx((half - 1) * (pair + 2 * time - 3 * time))
     assert run.in_flight("B") == run.in_flight("W") == [p + 1] * p
 
@@ -146,7 +146,7 @@ def test_the_bubble_of_dualpipe_v(p: int, more: int, time: float, hidden: float)
     """The same on half of the devices; times are of one chunk here."""
     pair = (3 - hidden) * time
     device = {"t_f": 2 * time, "t_b": 2 * time, "t_w": 2 * time, "t_pair": 2 * pair}
-    run = replay(Case(schedule="dualpipe-v", p=p, m=2 * p + more, **device))  # type: ignore[arg-type]
+    run = replay(ScheduleCase(schedule="dualpipe-v", p=p, m=2 * p + more, **device))  # type: ignore[arg-type]
     assert max_idle(run) == pytest.approx((p - 1) * (pair + 2 * time - 3 * time))
     assert run.in_flight("B") == run.in_flight("W") == [2 * p + 1] * p
 
@@ -154,7 +154,7 @@ def test_the_bubble_of_dualpipe_v(p: int, more: int, time: float, hidden: float)
 @pytest.mark.parametrize("turns", [2, 3, 4])
 @pytest.mark.parametrize(("p", "pair", "idle"), [(4, 12, 10), (8, 12, 30), (4, 9, 7), (8, 9, 21)])
 def test_dualpipe_with_unequal_times_idles_less(p: int, pair: float, idle: float, turns: int) -> None:
-    run = replay(Case(schedule="dualpipe", p=p, m=turns * p, t_f=4, t_b=5, t_w=3, t_pair=pair))
+    run = replay(ScheduleCase(schedule="dualpipe", p=p, m=turns * p, t_f=4, t_b=5, t_w=3, t_pair=pair))
     assert max_idle(run) == pytest.approx(idle)
     assert idle < (p / 2 - 1) * (pair + 8 - 9)
 

@@ -309,15 +309,15 @@ WHOLE = st.integers(1, 6)
 
 
 def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> None:
-    best = pytest.importorskip(
+    solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).best
+    ).solve_shortest
     shape = PipelineShape(2, 4)
     times = equal_durations(shape, 1, 1, 1)
-    shortest = best(schedule("1f1b"), shape, times)
-    assert shortest.proven and shortest.found == 13
-    assert best(schedule("1f1b"), shape, times, limit=2, span=True).found == 13
-    assert best(schedule("1f1b"), shape, times, limit=4, span=True).found == 12
+    shortest = solve_shortest(schedule("1f1b"), shape, times)
+    assert shortest.is_optimal and shortest.found == 13
+    assert solve_shortest(schedule("1f1b"), shape, times, limit=2, span=True).found == 13
+    assert solve_shortest(schedule("1f1b"), shape, times, limit=4, span=True).found == 12
     assert {
         name: max(played(schedule(name), shape, times).free_at) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
     } == {
@@ -334,49 +334,49 @@ def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> Non
 def test_no_order_is_shorter_than_the_shortest(
     name: str, data: st.DataObject, p: int, m: int, tf: int, tb: int, tw: int, hop: int
 ) -> None:
-    best = pytest.importorskip(
+    solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).best
+    ).solve_shortest
     shape, one = PipelineShape(p, m), schedule(name)
     times = equal_durations(shape, tf, tb, tw, hop)
     play = played(one, shape, times)
-    assert max(play.free_at) >= best(one, shape, times).bound
-    assert max(play.spans) >= best(one, shape, times, span=True).bound
+    assert max(play.free_at) >= solve_shortest(one, shape, times).bound
+    assert max(play.spans) >= solve_shortest(one, shape, times, span=True).bound
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_zb_auto_is_the_shortest_where_stages_are_alike(seed: int) -> None:
-    best = pytest.importorskip(
+    solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).best
+    ).solve_shortest
     drawn = random.Random(seed)
     shape = PipelineShape(drawn.randint(2, 4), drawn.randint(2, 4))
     limit = shape.p * drawn.randint(1, 2)
     times = equal_durations(shape, *(drawn.randint(1, 8) for _ in range(3)), hop=drawn.randint(0, 2), kept=1.0)
     one = schedule("zb-auto", memory_limit=limit)
-    shortest = best(one, shape, times, limit, span=True)
-    assert shortest.proven and max(played(one, shape, times).spans) == pytest.approx(shortest.found)
+    shortest = solve_shortest(one, shape, times, limit, span=True)
+    assert shortest.is_optimal and max(played(one, shape, times).spans) == pytest.approx(shortest.found)
 
 
 @given(data=st.data(), p=FEW, m=FEW, rounds=st.integers(1, 2))
 @examples(25)
 def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, m: int, rounds: int) -> None:
-    best = pytest.importorskip(
+    solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).best
+    ).solve_shortest
     rows = [tuple(data.draw(st.lists(WHOLE, min_size=p, max_size=p))) for _ in range(3)]
     shape, limit = PipelineShape(p, m), rounds * p
     times = PassDurations(rows[0], rows[1], rows[2], (0.0,) * p, data.draw(st.integers(0, 2)), (1.0,) * p)
     one = schedule("zb-auto", memory_limit=limit)
-    shortest = best(one, shape, times, limit, span=True)
+    shortest = solve_shortest(one, shape, times, limit, span=True)
     assert shortest.bound <= max(played(one, shape, times).spans) <= shortest.found * 7 / 6
 
 
 def test_the_oracle_says_what_it_cannot_count() -> None:
-    best = pytest.importorskip(
+    solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).best
+    ).solve_shortest
     shape = PipelineShape(2, 2)
-    assert best(schedule("1f1b"), shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25
+    assert solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25
     with pytest.raises(PlanError, match="Round the durations"):
-        best(schedule("1f1b"), shape, equal_durations(shape, 1e-7, 1, 1))
+        solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 1e-7, 1, 1))

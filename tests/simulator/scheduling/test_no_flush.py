@@ -34,7 +34,7 @@ from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actio
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
 from tests.strategies import PRICES, SECONDS, examples, jobs, shapes
-from validation.pipelines.cases import Case, answer, period, replay, versions
+from validation.pipelines.cases import ScheduleCase, answer, count_weight_versions, period, replay
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
 both = pytest.mark.parametrize("use", USES)
@@ -174,11 +174,11 @@ def test_a_batch_from_an_empty_to_an_empty_pipe_is_that_of_1f1b(use: str) -> Non
 def test_versions_do_not_depend_on_how_much_is_asked() -> None:
     for p in (1, 2, 5, 8):
         for m in (1, 3, 8, 100):
-            case = Case(schedule="pipedream", p=p, m=m, t_f=1.0, t_b=1.0)
-            assert versions(case) == [p - i for i in range(p)]
+            case = ScheduleCase(schedule="pipedream", p=p, m=m, t_f=1.0, t_b=1.0)
+            assert count_weight_versions(case) == [p - i for i in range(p)]
             assert period(case) == 2
             if m >= p:
-                assert versions(case.model_copy(update={"schedule": "pipedream-2bw"})) == [2] * p
+                assert count_weight_versions(case.model_copy(update={"schedule": "pipedream-2bw"})) == [2] * p
 
 
 def test_two_versions_are_too_few_for_less_than_a_pipe_of_micro_batches() -> None:
@@ -435,4 +435,4 @@ def test_replays_end() -> None:
     """A pipe that is too wide to be played until it is steady is refused, not waited for."""
     found = answer({"schedule": "pipedream", "p": 1024, "m": 8, "t_f": 1, "t_b": 1})
     assert found["status"] == "refused" and "steady" in found["reason"]
-    assert replay(Case(schedule="1f1b", p=64, m=8, t_f=1.0, t_b=1.0)).makespan == 71 * 2
+    assert replay(ScheduleCase(schedule="1f1b", p=64, m=8, t_f=1.0, t_b=1.0)).makespan == 71 * 2

@@ -19,7 +19,7 @@ from hardware.units import GIB
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from tests.validation.distributed.jobs import job
-from validation.measurements.measurement import Measurement, read, text
+from validation.measurements.measurement import Measurement, read, to_json
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -53,7 +53,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Pat
 
 def test_a_file_with_all_rows(measured: tuple[Measurement, Path, list[str]]) -> None:
     found, folder, _ = measured
-    assert (folder / "steps.json").read_text("utf-8") == text(found)
+    assert (folder / "steps.json").read_text("utf-8") == to_json(found)
     assert found.kind == "distributed" and found.machine.device == "cpu" and found.machine.count == 2
     assert found.command == "typed" and found.measured and found.measured >= found.forecast_written
     step, *peaks = found.rows

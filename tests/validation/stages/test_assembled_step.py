@@ -13,7 +13,7 @@ from simulator.forecast.simulate import build_program
 from simulator.ir.ops import Collective, Transfer, Work
 from simulator.job.load import load_job
 from validation.measurements.forecasts import forecasters
-from validation.pipelines.cases import Case, replay
+from validation.pipelines.cases import ScheduleCase, replay
 from validation.stages.action_forecasts import forecast_actions, make_price
 from validation.stages.assembled_step import assemble_step
 
@@ -60,7 +60,7 @@ def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, 
     # A chunk's time there is told as that of all chunks of a device.
     told = {"t_f": [shape.v * one for one in forward], "t_b": [shape.v * one for one in backward]}
     schedule = "interleaved-1f1b" if shape.v > 1 else plan.get("schedule", "1f1b")
-    wanted = replay(Case(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **told)).makespan
+    wanted = replay(ScheduleCase(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **told)).makespan
     assert assemble_step(of, price(hop), seconds, [0.0] * shape.p) == pytest.approx(wanted)
 
 

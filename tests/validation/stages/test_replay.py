@@ -19,7 +19,7 @@ from hardware.errors import PlanError  # noqa: E402
 from simulator.job.load import load_job  # noqa: E402
 from validation.measurements.device import Device, MemoryPeak, live_tensor_bytes  # noqa: E402  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
-from validation.pipelines.cases import Case, replay  # noqa: E402
+from validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
 from validation.reference.model import build_stage  # noqa: E402
 from validation.reference.optimizer import gradient  # noqa: E402
 from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
@@ -77,7 +77,7 @@ def cpu() -> Device:
 
 def in_flight(schedule: str, p: int, v: int = 1) -> list[int]:
     """Of four micro-batches on each device, until the gradients of their weights are made."""
-    return replay(Case(schedule=schedule, p=p, m=4, v=v, t_f=1, t_b=1, t_w=1)).in_flight("W")
+    return replay(ScheduleCase(schedule=schedule, p=p, m=4, v=v, t_f=1, t_b=1, t_w=1)).in_flight("W")
 
 
 @pytest.mark.parametrize(
