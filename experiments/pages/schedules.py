@@ -137,7 +137,7 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
             passes[at] = (length, _label(action, several), COLOURS[action.kind])
     found = [(f"device {device}", passes)]
     if transfers:
-        found.append(("  moves", {at: (1, " ".join(words), "bright_black") for at, words in transfers.items()}))
+        found.append(("  transfers", {at: (1, " ".join(words), "bright_black") for at, words in transfers.items()}))
     return found
 
 

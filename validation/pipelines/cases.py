@@ -324,7 +324,7 @@ def _merge_overlapped(task: Task, seconds: float | None, chunks: int) -> Task:
     if task.ports == 1:
         return task
     (part,) = task.parts
-    lasts = sum(part.seconds) if seconds is None else seconds / chunks
+    duration = sum(part.seconds) if seconds is None else seconds / chunks
     port = Port((0,), (0,), through=False)
     block = Block([Op("pair")], [()], (port, port), [])
-    return replace(task, parts=(PricedBlock(BlockPrices(block, (lasts,), (0.0,), (0.0,)), 1),), marks=[()])
+    return replace(task, parts=(PricedBlock(BlockPrices(block, (duration,), (0.0,), (0.0,)), 1),), marks=[()])

@@ -58,17 +58,17 @@ def solve_shortest(
     steps, (forward, backward, weights, (hop, *_)) = _integer_times(
         durations.forward, durations.input_gradients, durations.weight_gradients, (durations.hop,)
     )
-    lasts = {"F": forward, "B": backward, "W": weights}
-    horizon = shape.m * (sum(map(sum, lasts.values())) + 2 * shape.stages * hop)
+    steps_of = {"F": forward, "B": backward, "W": weights}
+    horizon = shape.m * (sum(map(sum, steps_of.values())) + 2 * shape.stages * hop)
     model = cp_model.CpModel()
     begin: dict[tuple[str, int, int], Any] = {}
     on: list[list[tuple[str, int, int]]] = [[] for _ in range(shape.p)]
     for stage in range(shape.stages):
-        for kind in lasts:
+        for kind in steps_of:
             for k in schedule.microbatches(shape, stage):
                 begin[kind, stage, k] = model.new_int_var(0, horizon, f"{stage}{kind}{k}")
                 on[schedule.device(shape, stage)].append((kind, stage, k))
-    end = {key: var + lasts[key[0]][key[1]] for key, var in begin.items()}
+    end = {key: var + steps_of[key[0]][key[1]] for key, var in begin.items()}
 
     def hop_between(one: int, other: int) -> int:
         return hop * (schedule.device(shape, one) != schedule.device(shape, other))
@@ -82,12 +82,12 @@ def solve_shortest(
                 model.add(begin["F", stage, k] >= end["F", other, k] + hop_between(stage, other))
                 model.add(begin["B", other, k] >= end["B", stage, k] + hop_between(stage, other))
         # Micro-batches are interchangeable: their order is fixed to break the symmetry.
-        for kind in lasts:
+        for kind in steps_of:
             for k, later in pairwise(some):
                 model.add(begin[kind, stage, later] >= end[kind, stage, k])
     total = model.new_int_var(0, horizon, "total")
     for own in on:
-        intervals = [model.new_fixed_size_interval_var(begin[key], lasts[key[0]][key[1]], str(key)) for key in own]
+        intervals = [model.new_fixed_size_interval_var(begin[key], steps_of[key[0]][key[1]], str(key)) for key in own]
         model.add_no_overlap(intervals)
         if limit is not None:
             allocations = [(begin[key], 1) for key in own if key[0] == "F"]

@@ -39,7 +39,7 @@ class PipeDream(Schedule):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
-        yield ClosedForm("period", setting.t_total, "section 3.2: one micro-batch an update, the pipe stays full")
+        yield ClosedForm("period", setting.t_total, "section 3.2: one micro-batch an update, the pipeline stays full")
         yield ClosedForm(
             "weight_versions", [p - i for i in range(p)], "section 3.3: one for each micro-batch in flight"
         )

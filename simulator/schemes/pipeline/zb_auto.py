@@ -39,7 +39,7 @@ class ZBAuto(Schedule):
         # Orders that count whole activations come first: of two equally short ones they hold less.
         kept = dict.fromkeys((one, durations.kept_for_weights or (KEPT_FOR_WEIGHTS,) * shape.p))
         tried = product(kept, product((True, False), repeat=3))
-        runs = [_Search(self, shape, durations, limit, share).run(*choices) for share, choices in tried]
+        runs = [_Search(self, shape, durations, limit, share).search(*choices) for share, choices in tried]
         # To nine digits: orders that differ by rounding alone are equally short.
         return min(runs, key=lambda run: [float(f"{max(of):.9g}") for of in (run.spans, run.free_at)]).orders
 
@@ -55,7 +55,7 @@ class ZBAuto(Schedule):
 class _Search(MemoryBoundedSchedule):
     """The order that one combination of ALLOW, PRIO and GREEDY gives."""
 
-    def run(self, allow: bool, prio: bool, greedy: bool) -> Self:
+    def search(self, allow: bool, prio: bool, greedy: bool) -> Self:
         devices, self.m, self.idle = range(self.shape.p), self.shape.m, [0.0] * self.shape.p
         self.allow, self.prio, self.greedy = allow, prio, greedy
         for j in devices:

@@ -34,11 +34,11 @@ def test_several_stages_are_told_apart_and_pairs_stand_together() -> None:
     assert "0F3+7BW5" in run("list", "schedule", "dualpipe", "--p", 4, "--m", 8).stdout
 
 
-def test_moves_have_a_row_of_their_own() -> None:
+def test_activation_transfers_have_a_row_of_their_own() -> None:
     lines = run("list", "schedule", "bpipe", "--p", 4, "--m", 8).stdout.splitlines()
-    moves = [line.split() for line in lines if line.startswith("  moves")]
-    assert moves[0][:4] == ["moves", "0E1", "0E2", "0L1"]
-    assert moves[1][:4] == ["moves", "0K1", "0K2", "0G1"]
+    transfers = [line.split() for line in lines if line.startswith("  transfers")]
+    assert transfers[0][:4] == ["transfers", "0E1", "0E2", "0L1"]
+    assert transfers[1][:4] == ["transfers", "0K1", "0K2", "0G1"]
 
 
 def test_a_long_table_goes_on_below() -> None:
@@ -100,7 +100,7 @@ def test_an_order_that_stands_still_is_shown_where_it_does(tmp_path: Path) -> No
     [
         (("list", "schedule"), "NAME: the name of a schedule is missing"),
         (("list", "schedule", "1f1b"), "--p: a schedule is for a number of devices"),
-        (("list", "schedule", "1f1b", "--p", 4), "--m: a schedule exists"),
+        (("list", "schedule", "1f1b", "--p", 4), "--m: a schedule is for"),
         (("list", "schedule", "1f2b", "--p", 4, "--m", 8), "Did you mean 'pipeline/1f1b'"),
         (("list", "schedule", "1f1b", "--p", 4, "--m", 8, "--v", 2), "has one chunk a device"),
         (("list", "schedule", "none.csv"), "none.csv: it cannot be read"),
