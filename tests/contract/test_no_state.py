@@ -8,7 +8,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Stage
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Fragment, StageOps
-from simulator.ir.scheme import Inner, MemoryScheme, Scheme
+from simulator.ir.scheme import LowerModule, MemoryScheme, Scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.blocks import Blocks
 from simulator.models.model import Model
@@ -65,7 +65,7 @@ def test_interleaved_lowerings_with_one_scheme_do_not_touch_each_other(use: str)
     class Nested(MemoryScheme):
         """Lowers another stage with the same scheme object in the middle of this one."""
 
-        def lower(self, module: Module, inner: Inner) -> Fragment:
+        def lower(self, module: Module, inner: LowerModule) -> Fragment:
             if module.label == "moe" and not found:
                 found.append(lowered(scheme, mesh, range(2, 4)))
             return inner(module)
