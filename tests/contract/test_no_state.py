@@ -10,7 +10,7 @@ from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import Fragment, StageOps
 from simulator.ir.scheme import LowerModule, MemoryScheme, Scheme
 from simulator.lowering.lower import Lowering
-from simulator.models.blocks import Blocks
+from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.composed import SCHEMES, axes_for
 from tests.contract.measure import described, make
@@ -36,7 +36,7 @@ def several(use: str) -> tuple[Mesh, Scheme]:
 
 def stage(layers: range) -> Stage:
     model = Model(layers=4, hidden=64, heads=8, vocab=64, seq=16, dropout=0.1, tied=False, moe=MIXED)
-    return Blocks(model, 4, 16, 64, replicas=2).stage(layers, 0 in layers, 3 in layers)
+    return Architecture(model, 4, 16, 64, replicas=2).stage(layers, 0 in layers, 3 in layers)
 
 
 def lowered(scheme: Scheme, mesh: Mesh, layers: range) -> StageOps:
