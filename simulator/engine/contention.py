@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import simpy
 
 from simulator.costs.estimate import ALONE, TIERS, Use, Uses
-from simulator.engine.fair_share import fair
+from simulator.engine.fair_share import fair_rates
 from simulator.engine.longest_path import OpTimes
 from simulator.engine.simpy_engine import play as play_on
 from simulator.ir.ops import Communication, Op
@@ -143,7 +143,7 @@ class Traffic:
             return [1.0]
         key = tuple((one.op, one.device) for one in met)
         if key not in self._shares:
-            self._shares[key] = fair([one.links for one in met])
+            self._shares[key] = fair_rates([one.links for one in met])
         return self._shares[key]
 
     # -------------------------------------------------------------------------------- multiprocessors

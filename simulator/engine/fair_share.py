@@ -26,7 +26,7 @@ ROUNDS = 1000
 step, elsewhere a few rounds find them."""
 
 
-def fair(flows: Sequence[Mapping[Place, float]]) -> list[float]:
+def fair_rates(flows: Sequence[Mapping[Place, float]]) -> list[float]:
     """The rate of each flow, above 0 and at most 1. Shares are above 0 and at most 1."""
     users: dict[Place, list[Mapping[Place, float]]] = {}
     for flow in flows:

@@ -166,7 +166,7 @@ class Coordinates:
             self._own[key] = make()
         return self._own[key]
 
-    def _kept(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
+    def _cached_result(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
         """What is made once for a block at its prices, and stays with it."""
         results = part.prices.results
         key = (self.key, what)
@@ -176,11 +176,11 @@ class Coordinates:
 
     def table(self, part: PricedBlock) -> Table:
         """The matrices of one copy of a part."""
-        return self._kept(part, "table", lambda: self._sweep(part, ()))
+        return self._cached_result(part, "table", lambda: self._sweep(part, ()))
 
-    def _held(self, part: PricedBlock, marks: Marks) -> Table:
+    def _hold_columns(self, part: PricedBlock, marks: Marks) -> Table:
         """The same with a column for each of `marks`: a time before which the ops at its places must not begin."""
-        table = self._kept(part, marks, lambda: self._sweep(part, marks))
+        table = self._cached_result(part, marks, lambda: self._sweep(part, marks))
         return Table(table.begin[:, self.size :], table.out[:, self.size :])
 
     def _powers(self, part: PricedBlock) -> Orbit:
@@ -204,7 +204,7 @@ class Coordinates:
 
     def power(self, part: PricedBlock) -> np.ndarray:
         """The matrix of all copies of a part."""
-        return self._kept(part, ("power", part.count), lambda: self._powers(part).last)
+        return self._cached_result(part, ("power", part.count), lambda: self._powers(part).last)
 
     def _ready(self, part: PricedBlock, marks: Marks) -> np.ndarray:
         """When the ops at the places of each of `marks` have ended [copies, marks, coordinates]."""
@@ -222,10 +222,12 @@ class Coordinates:
 
         return self._once(part, "ready", rows)
 
-    def _pushed(self, part: PricedBlock, marks: Marks) -> np.ndarray:
+    def _push(self, part: PricedBlock, marks: Marks) -> np.ndarray:
         """What holding back the ops at the places of `marks` in each copy does to the state behind the last copy
         [copies, coordinates, marks]."""
-        return self._once(part, "pushed", lambda: product(self._powers(part).before[::-1], self._held(part, marks).out))
+        return self._once(
+            part, "pushed", lambda: product(self._powers(part).before[::-1], self._hold_columns(part, marks).out)
+        )
 
     def _sweep(self, part: PricedBlock, marks: Marks) -> Table:
         block = part.block
@@ -289,7 +291,7 @@ class Coordinates:
                 ready.append((i, product(self._ready(part, marks), state)))
             state = product(self.power(part), state)
             for stream, times in holding.items() if marks else ():
-                pushed = self._pushed(part, marks) + self._of_copies(task, i, times)[..., 0][:, None]
+                pushed = self._push(part, marks) + self._of_copies(task, i, times)[..., 0][:, None]
                 np.maximum(state[:, stream], pushed.max(axis=(0, 2)), out=state[:, stream])
         for stream in holding:
             state[stream, stream] += sum(side.ends[-1] for side in task.ahead if self.at[side.stream] == stream)
@@ -353,7 +355,7 @@ class Coordinates:
         for i, part in enumerate(task.parts):
             table = self.table(part)
             if holding and task.marks[i]:
-                held = self._held(part, task.marks[i])
+                held = self._hold_columns(part, task.marks[i])
                 times = reduce(np.maximum, [self._of_copies(task, i, one) for by in holding for one in by.values()])
                 states = np.concatenate([state[None], product(held.out, times)])
                 for now, after in pairwise(states):

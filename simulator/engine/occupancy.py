@@ -42,7 +42,7 @@ def measure(spans: Spans) -> float:
     return float((reached[-1] - begin[0]) - np.maximum(begin[1:] - reached[:-1], 0.0).sum())
 
 
-def occupied_in(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Spans]:
+def op_occupancy(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Spans]:
     """When each axis ran on `device`, from the times of all ops."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for (owner, _), queue in flat.queues.items():
@@ -58,7 +58,7 @@ def occupied_in(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Spa
     return found
 
 
-def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
+def task_occupancy(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
     """The same from the states before every action, without working out all ops.
 
     Actions of one task that find the same state, up to a shift, run alike: each such situation is worked out once, and
@@ -100,7 +100,7 @@ def occupied_by(program: Program, coordinates: Coordinates, play: Play, device: 
             if send is not None and device in (send.work.source, send.work.target):
                 begin = np.array([play.apart[table.extra[action][turn]] for action in actions])
                 found["pp"].append((begin, begin + send.seconds + send.latency))
-    for axis, spans in occupied_in(play.tail_ops, play.tail, device).items():
+    for axis, spans in op_occupancy(play.tail_ops, play.tail, device).items():
         found[axis] += spans
     return found
 
@@ -128,11 +128,11 @@ def _situations(
             # Where the host that is least ahead does not matter, none does.
             latest = host[left].max()
             covers, matters = _covers(task, coordinates, given[:, column], float(latest), levels)
-            alike = host[left] >= (latest - INSTANT if matters else NEVER)
-            times = shift[left[alike]]
+            similar = host[left] >= (latest - INSTANT if matters else NEVER)
+            times = shift[left[similar]]
             for axis, begin, end in covers:
                 found[axis].append((begin[:, None] + times, end[:, None] + times))
-            left = left[~alike]
+            left = left[~similar]
 
 
 Covers = list[tuple[str, np.ndarray, np.ndarray]]
@@ -168,7 +168,9 @@ def _covers(
             copy, now = _copy(part, coordinates, state, levels), state[0]
             once = copy.steady is None or (not matters and copy.steady < took)
             times, later = (1, 0.0) if once else (left, copy.steady or 0.0)
-            covers += [(axis, *_repeated(begin + now, end + now, times, later)) for axis, begin, end in copy.covers]
+            covers += [
+                (axis, *_repeat_intervals(begin + now, end + now, times, later)) for axis, begin, end in copy.covers
+            ]
             state = copy.after + now + (times - 1) * later
             if coordinates.host is not None:
                 state[coordinates.host] = NEVER
@@ -209,7 +211,7 @@ def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels
     return known
 
 
-def _repeated(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> tuple[np.ndarray, np.ndarray]:
+def _repeat_intervals(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> tuple[np.ndarray, np.ndarray]:
     """Intervals again and again, each time so much later."""
     if times == 1:
         return begin, end
@@ -228,11 +230,11 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
     for axis in (COMPUTE, *EXPOSED):
         rows = rows + part.block.by_axis.get(axis, [])
         if axis in levels and rows:
-            joined = _joined(begin[:, rows].T, end[:, rows].T)
+            joined = _merge_intervals(begin[:, rows].T, end[:, rows].T)
             # The last copy stands for those that follow it.
             steps = np.arange(1, walked.repeats + 1) * walked.shift
             both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
-            starts, ends = _joined(*both)
+            starts, ends = _merge_intervals(*both)
             yield axis, starts[:, 0], ends[:, 0]
     if coordinates.host is not None and walked.states[0, coordinates.host, 0] > NEVER:
         yield from _host_waits(walked, coordinates, end)
@@ -276,7 +278,7 @@ def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return chosen, which
 
 
-def _joined(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _merge_intervals(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The union of intervals in each column, as few intervals; columns with fewer repeat their last one."""
     order = np.argsort(begin, axis=0)
     columns = np.arange(begin.shape[1])

@@ -12,7 +12,7 @@ import numpy as np
 from simulator.costs.estimate import Uses
 from simulator.engine.longest_path import OpTimes, longest_path
 from simulator.engine.maxplus import Coordinates
-from simulator.engine.occupancy import Spans, occupied_by, occupied_in
+from simulator.engine.occupancy import Spans, op_occupancy, task_occupancy
 from simulator.engine.steady_state import Window
 from simulator.engine.task_player import Play
 from simulator.engine.task_player import play as play_by_matrices
@@ -62,7 +62,7 @@ class PlayedStep(ABC):
         """When an update that is an action has ended [s]; other actions come behind it."""
 
     @abstractmethod
-    def occupied(self, device: int) -> dict[str, Spans]:
+    def occupancy(self, device: int) -> dict[str, Spans]:
         """When something ran on a device, for its breakdown."""
 
 
@@ -89,8 +89,8 @@ class ByOps(PlayedStep):
     def done(self, update: int) -> float:
         return self._times.end[self.flat.behind[update] - 1]
 
-    def occupied(self, device: int) -> dict[str, Spans]:
-        return occupied_in(self.flat, self._times, device)
+    def occupancy(self, device: int) -> dict[str, Spans]:
+        return op_occupancy(self.flat, self._times, device)
 
 
 class Shared(ByOps):
@@ -140,8 +140,8 @@ class ByMatrices(PlayedStep):
     def done(self, update: int) -> float:
         return self.play.entry[update + 1]
 
-    def occupied(self, device: int) -> dict[str, Spans]:
-        return occupied_by(self.program, self.coordinates, self.play, device)
+    def occupancy(self, device: int) -> dict[str, Spans]:
+        return task_occupancy(self.program, self.coordinates, self.play, device)
 
 
 def play(program: Program, engine: Engine = "matrices", skip: bool = True, uses: Sequence[Uses] = ()) -> PlayedStep:

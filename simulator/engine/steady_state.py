@@ -40,7 +40,7 @@ class Window:
         slots = np.concatenate([program.timetable.slot_array[row.start : row.stop] for row in self.rows])
         return program.sums_of(np.bincount(slots, minlength=len(program.tasks)))
 
-    def occupied(self, device: int, spans: Spans) -> Spans:
+    def occupancy(self, device: int, spans: Spans) -> Spans:
         """What of the intervals of a device lies in the window, in time since its begin: shortened, as if the window
         were one step."""
         begin, end = self.begin[device], self.end[device]

@@ -85,7 +85,7 @@ class _Player:
             if task not in matrices:
                 matrices[task] = coordinates.matrix(task)
         self.matrices = [matrices[task] for task in program.tasks]
-        used = {task: self._used(task) for task in dict.fromkeys(program.tasks)}
+        used = {task: self._used_streams(task) for task in dict.fromkeys(program.tasks)}
         self.used = [used[task] for task in program.tasks]
         self.computes = [0 in streams for streams in self.used]
         follow = [s for s in coordinates.inside if self._follows_everywhere(s)]
@@ -123,7 +123,7 @@ class _Player:
         self.bound: set[int] = set()
         """Actions that waited for the host."""
 
-    def _used(self, task: Task) -> list[int]:
+    def _used_streams(self, task: Task) -> list[int]:
         inside = set[str]().union(*(part.block.streams for part in task.parts))
         return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
 
@@ -200,7 +200,7 @@ class _Player:
             self.advance(table.sequence)
         else:
             skipped = self._in_rounds(rounds)
-        return self._finished(skipped)
+        return self._finish_times(skipped)
 
     def advance(self, actions: Sequence[int]) -> None:
         """Plays `actions`, in an order in which each comes after what it needs."""
@@ -388,7 +388,7 @@ class _Player:
         for i, state in enumerate(self.state):
             state += move[5 * devices + i * size : 5 * devices + (i + 1) * size]
 
-    def _finished(self, skipped: int) -> Play:
+    def _finish_times(self, skipped: int) -> Play:
         program, axes = self.program, self.axes
         streams = len(axes.streams)
         ends, begins = [], []

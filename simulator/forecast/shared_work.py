@@ -53,21 +53,21 @@ class SharedWork:
     ) -> Timetable:
         """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval
-        return _cached(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
+        return _get_or_make(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
         cluster, rates = cluster or plan.job.cluster, plan.job.framework.effective_rates
         same = cluster, tuple(rates.items())
-        kernels: dict[Work, Estimate] = _cached(self._kernels, same, dict)
-        return _cached(
+        kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
+        return _get_or_make(
             self._costs,
             (same, tuple(plan.mesh.axes.items())),
             lambda: Costs(cluster, plan.mesh, rates, kernels=kernels, calibration=self.calibration),
         )
 
 
-def _cached(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+def _get_or_make(cache: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     if key not in cache:
         if len(cache) >= MOST_KEPT:
             cache.clear()

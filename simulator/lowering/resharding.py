@@ -110,7 +110,7 @@ class Resharding:
         for name in made_here:
             if any(operator not in inside for operator in scope.readers[name]) or not scope.readers[name]:
                 out.grad_entry[name] = Op(f"d{name} in", phase="B")
-                given[name].append((self._wanted(name), out.grad_entry[name]))
+                given[name].append((self._required_gradient_layout(name), out.grad_entry[name]))
 
         for child, frag in zip(reversed(self.module.children), reversed(fragments), strict=True):
             for tensor in child.outputs:
@@ -121,21 +121,21 @@ class Resharding:
                 waiting[tensor.name] -= 1
                 if tensor.name not in frag.grad_exit:
                     continue
-                given[tensor.name].append((self._left(child, tensor), frag.grad_exit[tensor.name]))
+                given[tensor.name].append((self._gradient_layout(child, tensor), frag.grad_exit[tensor.name]))
                 if waiting[tensor.name] == 0:
                     given[tensor.name] = [self._collect(tensor, given[tensor.name], ops)]
                     if tensor.name not in made_here:
                         out.grad_exit[tensor.name] = given[tensor.name][0][1]
             out.backward += ops
 
-    def _left(self, child: Module, tensor: Tensor) -> Layout:
+    def _gradient_layout(self, child: Module, tensor: Tensor) -> Layout:
         """How the gradient of an input leaves a child, in the producer's dims; a nest has moved it already."""
         if not isinstance(child, Operator) or tensor.name not in self.scope.producer:
-            return self._wanted(tensor.name)
+            return self._required_gradient_layout(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
         return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, self.scope.division(child)).items()}
 
-    def _wanted(self, name: str) -> Layout:
+    def _required_gradient_layout(self, name: str) -> Layout:
         """How the gradient of a tensor must arrive at its producer."""
         if name not in self.scope.producer:
             return {}
@@ -146,7 +146,7 @@ class Resharding:
         """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
         scope = self.scope
         tensor = scope.producer[reader.name][0] if reader.name in scope.producer else reader
-        wanted = self._wanted(tensor.name)
+        wanted = self._required_gradient_layout(tensor.name)
         groups: dict[tuple[tuple[str, str], ...], list[Op]] = defaultdict(list)
         for layout, op in parts:
             groups[tuple(sorted(layout.items()))].append(op)
@@ -170,7 +170,7 @@ class Resharding:
             moved.append(op)
         return wanted, self._sum(tensor, wanted, moved, ops)
 
-    def _passed(self, tensor: Tensor, total: Op) -> None:
+    def _extend_residual_gradient(self, tensor: Tensor, total: Op) -> None:
         """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
         for operator in self.scope.readers[tensor.name]:
             if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.pass_through]:
@@ -186,5 +186,5 @@ class Resharding:
         total = self.scope.op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
         ops.append(total)
         self.fragment.tensor_uses.append(self.scope.tensor_use(tensor, layout, total, made=True, prefix="d:"))
-        self._passed(tensor, total)
+        self._extend_residual_gradient(tensor, total)
         return total

@@ -61,7 +61,7 @@ def resolve(
         plan.schedule.check(plan.shape)
         plan = replace(plan, layers=tuple(_layers(plan, layer_costs, known)))
         check_divisible(plan, known)
-        return _sliced(plan, slice_seconds)
+        return _slice_sequences(plan, slice_seconds)
 
 
 def _mesh(job: Job) -> Mesh:
@@ -134,7 +134,7 @@ def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) 
     return layers_of_graph(plan.job.plan.partition, plan.job.model, before, plan.schedule.use, costs)
 
 
-def _sliced(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
+def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
     """The plan with sequences sliced as its schedule asks.
 
     Raises PlanError where the schedule's shares are not whole numbers of tokens of this sequence.

@@ -311,7 +311,7 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
         where[i][place] = len(issued)
         issued.append((i, place))
         at[i] += 1
-    moved = [_moved(parts[i].block, where[i]) for i in (0, 1)]
+    moved = [_place_block(parts[i].block, where[i]) for i in (0, 1)]
     block = Block(
         [parts[i].block.ops[place] for i, place in issued],
         [tuple(sorted(where[i][j] for j in parts[i].block.after[place])) for i, place in issued],
@@ -332,7 +332,7 @@ def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int
     return max(free.get(part.block.ops[place].stream, 0.0), *ready, 0.0)
 
 
-def _moved(block: Block, where: dict[int, int]) -> Block:
+def _place_block(block: Block, where: dict[int, int]) -> Block:
     """The ports and events of a block whose ops stand elsewhere."""
 
     def places(some: tuple[int, ...]) -> tuple[int, ...]:

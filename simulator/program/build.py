@@ -86,7 +86,7 @@ class _Builder:
         self.timetable, self.stages, self.prices, self.axis = timetable, stages, prices, axis
         self.updates = updates
         # Devices whose prices are equal share their tasks.
-        self.alike = [prices.index(price) for price in prices]
+        self.price_groups = [prices.index(price) for price in prices]
         self.again = any(slot.kind == "R" for slot in timetable.slots)
         self._tasks: dict[Hashable, Task] = {}
         self._parts: dict[int, dict[tuple[Fragment, str], PricedBlock]] = defaultdict(dict)
@@ -147,7 +147,7 @@ class _Builder:
         """The update of a device between two of its passes, with all its streams for itself: it begins when what runs
         on them is done, and they go on when it is. What is exchanged with other devices goes as it comes: nobody waits.
         """
-        fragment, price = self.updates[device], self.alike[device]
+        fragment, price = self.updates[device], self.price_groups[device]
         own = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
         streams = {COMPUTE} | {op.stream for op in fragment.forward}
         for stage_ops in own:
@@ -175,7 +175,7 @@ class _Builder:
         stage_ops = self.in_series(slot.stage, slot.slice)
         completes = slot.kind in ("BW", "W") and slot.last
         first = slot.first and slot.kind == "F"
-        price = self.alike[self.timetable.device(slot.stage)]
+        price = self.price_groups[self.timetable.device(slot.stage)]
         key = (stage_ops, slot.kind, price, bool(stage_ops.ahead) and first, bool(stage_ops.behind) and completes)
         if key not in self._tasks:
             plain = self._tasks.get((*key[:3], False, False))
@@ -221,7 +221,7 @@ class _Builder:
             raise ScheduleError("pipeline", rule, "Use more micro-batches")
         made = Task((), one.ahead + other.ahead, one.behind + other.behind, one.comes + other.comes)
         made.goes = one.goes + other.goes
-        (first, _), (second, _) = both = self._joined(one), self._joined(other)
+        (first, _), (second, _) = both = self._concatenate(one), self._concatenate(other)
         if (key := (first, second)) not in self._together:
             self._together[key] = interleave(first, second)
         part, where = self._together[key]
@@ -236,7 +236,7 @@ class _Builder:
         made.parts, made.numbers, made.marks = (part,), [0], [tuple(marks[at] for at in range(len(marks)))]
         return made
 
-    def _joined(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
+    def _concatenate(self, task: Task) -> tuple[PricedBlock, list[list[Where]]]:
         key = task.parts
         if key not in self._whole:
             self._whole[key] = concatenate(task.parts)

@@ -127,7 +127,7 @@ def flatten(program: Program) -> FlatProgram:
 
     Raises PlanError for a step of more than `MAX_OPS` ops.
     """
-    count = sum(turns * sum(times for _, times in task.counted()) for task, turns in program.turns())
+    count = sum(turns * sum(times for _, times in task.count_ops()) for task, turns in program.turns())
     if count > MAX_OPS:
         rule = f"a step is shown op by op up to {MAX_OPS:,} ops, this one has {count:,}"
         raise PlanError("batch.global", rule, "Draw or trace a step with fewer micro-batches")

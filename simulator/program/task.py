@@ -72,7 +72,7 @@ class Task:
             found[KINDS.index(kind_of(side.ops[0]))] += sums
         return found
 
-    def counted(self) -> Iterator[tuple[Op, int]]:
+    def count_ops(self) -> Iterator[tuple[Op, int]]:
         """Every op, with how often it runs in one action."""
         for part in self.parts:
             yield from ((op, part.count) for op in part.block.ops)

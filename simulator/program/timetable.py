@@ -171,7 +171,7 @@ def timetable(
     """
     schedule.check(shape)
     stated = schedule.orders(shape, durations) if orders is None else orders
-    return _Maker(schedule, shape, [list(order) for order in stated], every).made()
+    return _Maker(schedule, shape, [list(order) for order in stated], every).build()
 
 
 class _Maker:
@@ -228,7 +228,7 @@ class _Maker:
                     at += 2 if isinstance(turn, OverlappedPasses) else 1
         return found[:-1]
 
-    def made(self) -> Timetable:
+    def build(self) -> Timetable:
         need, also, extra, sources = self._needs()
         self._need_moves(need, also, sources)
         slots, slot = self._slots()

@@ -59,7 +59,7 @@ class Forecast:
         """`SUMS` over the ops of a step, on every device."""
         return self.step.sums_in(self.window) / (self.window.steps if self.window else 1.0)
 
-    def occupied(self, device: int) -> Occupied:
+    def occupancy(self, device: int) -> Occupied:
         """Busy intervals of a device in a step, by axis; without a flush the mean over the window's steps."""
-        found, cut = self.step.occupied(device), self.window
-        return {axis: cut.occupied(device, spans) for axis, spans in found.items()} if cut else found
+        found, cut = self.step.occupancy(device), self.window
+        return {axis: cut.occupancy(device, spans) for axis, spans in found.items()} if cut else found

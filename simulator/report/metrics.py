@@ -84,7 +84,7 @@ class Metrics:
     def breakdown(self) -> Breakdown:
         """Account of `seconds` on the slowest device."""
         device = self.device
-        return self._mean(lambda one: breakdown(one.program, one.seconds, one.occupied(device), device, one.sums))
+        return self._mean(lambda one: breakdown(one.program, one.seconds, one.occupancy(device), device, one.sums))
 
     @cached_property
     def parts(self) -> dict[str, float]:

@@ -29,7 +29,7 @@ LAUNCH = (0.0, 2e-6, 1e-4, 5e-3)
 def accounts(found: Forecast) -> Iterator[Breakdown]:
     """The breakdown of every device."""
     for device in range(found.program.devices):
-        yield breakdown(found.program, found.step.span, found.step.occupied(device), device)
+        yield breakdown(found.program, found.step.span, found.step.occupancy(device), device)
 
 
 def check_alike(ways: list[Forecast]) -> None:

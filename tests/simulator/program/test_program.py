@@ -343,7 +343,7 @@ def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
     for price in (Ideal(links=1e6, latency=3e-5), FREE):
         played = play_job(told, price)
         for device in range(played.plan.shape.p):
-            account = breakdown(played.program, played.step.span, played.step.occupied(device), device)
+            account = breakdown(played.program, played.step.span, played.step.occupancy(device), device)
             assert account.step == played.times.span
             assert sum(account.parts.values()) == pytest.approx(account.step, rel=1e-9)
             assert min(account.parts.values()) >= -1e-12 * account.step

@@ -402,7 +402,7 @@ def test_pairs_hide_the_messages_of_experts(use: str, links: float) -> None:
     assert paired.times.span < 0.98 * apart
     program = paired.program
     for device in range(2):
-        account = breakdown(program, paired.times.span, paired.step.occupied(device), device)
+        account = breakdown(program, paired.times.span, paired.step.occupancy(device), device)
         assert account.hidden["ep"] > 0.2 * min(account.parts["ep"] + account.hidden["ep"], account.parts["gemm"])
     # No faster than what one stream has to do.
     compute = max(program.sums[device, :4, 0].sum() for device in range(2))
@@ -433,7 +433,7 @@ def deepseek(use: str) -> Report:
 def exposed(report: Report) -> float:
     """Messages of experts beside which nothing is computed, on a device in the middle of the pipeline [s]."""
     play = report.play
-    return breakdown(play.program, play.step.span, play.step.occupied(8), 8).parts["ep"]
+    return breakdown(play.program, play.step.span, play.step.occupancy(8), 8).parts["ep"]
 
 
 def test_deepseek_v3_hides_messages_of_experts_in_pairs() -> None:

@@ -291,7 +291,7 @@ def test_varuna_makes_nothing_again_on_its_last_stage() -> None:
     _, program = build_program(plan, PAID)
     again = dict.fromkeys(range(4), 0)
     for task, turns, slot in zip(program.tasks, program.timetable.turns, program.timetable.slots, strict=True):
-        again[slot.stage] += turns * sum(count for op, count in task.counted() if op.phase == "R")
+        again[slot.stage] += turns * sum(count for op, count in task.count_ops() if op.phase == "R")
     assert again[3] == 0 < again[1] == again[2]
 
 

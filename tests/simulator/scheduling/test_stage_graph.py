@@ -205,7 +205,7 @@ def test_all_engines_agree_on_any_graph(
     for step in steps[1:]:
         assert step.span == pytest.approx(steps[0].span, rel=1e-9)
         for device in range(p):
-            one, other = (breakdown(program, each.span, each.occupied(device), device) for each in (step, steps[0]))
+            one, other = (breakdown(program, each.span, each.occupancy(device), device) for each in (step, steps[0]))
             assert one.parts == pytest.approx(other.parts, rel=0, abs=1e-9 * step.span)
         assert step.times.begin == pytest.approx(steps[0].times.begin, rel=1e-9, abs=1e-9)
     # Every edge carries a message of its giver's size forward, and one back, of each micro-batch.
@@ -414,5 +414,5 @@ def test_the_shipped_model_runs_on_a_graph() -> None:
     assert found.plan.layers == (8, 8, 8, 8, 4, 4)
     assert [found.peaks[i].by for i in (0, 1)] == [found.peaks[i].by for i in (2, 3)]
     # A layer of a tower does half the work of one of the trunk, so all but the ends are like busy.
-    busy = [breakdown(found.program, found.step.span, found.step.occupied(i), i).parts["gemm"] for i in range(5)]
+    busy = [breakdown(found.program, found.step.span, found.step.occupancy(i), i).parts["gemm"] for i in range(5)]
     assert busy == pytest.approx([busy[0]] * 5, rel=0.2)
