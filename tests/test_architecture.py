@@ -1,4 +1,6 @@
-"""The structure of the project: rooms and the direction of imports, sizes of files, names that speak the field's language."""
+"""The structure of the project: rooms and the direction of imports, sizes of files, names that speak the field's
+language.
+"""
 
 from __future__ import annotations
 

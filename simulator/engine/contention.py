@@ -1,19 +1,20 @@
-"""Plays a program whose ops share links and multiprocessors, on SimPy.
+"""Plays a program on SimPy with contention for links and streaming multiprocessors (SMs).
 
-Ops run at a rate: 1 alone, less beside others.
+Every op has a rate: 1 alone, less where it shares something.
 
-- Communication waits for its latency, then its bytes move, at the fair share (`simulator.engine.fair_share`) of the links of
-  its device, in both directions; a message takes those out of its sender and those into its receiver. A device stands
-  for all ranks of a stage: each has links of its own, and the groups of one stage communicate at the same time.
-- While communication runs, from launch to end, it keeps multiprocessors from kernels. A kernel takes
+- Communication waits for its latency; then its bytes move at the max-min fair share of the device's links
+  (`simulator.engine.fair_share`), in both directions. A message uses the outgoing links of its sender and the incoming
+  ones of its receiver. A device stands for all ranks of a stage: each rank has links of its own, and the groups of one
+  stage communicate at the same time.
+- From launch to end, communication keeps SMs from kernels. A kernel that needs all SMs (GEMM, attention) then takes
 
       seconds (1 + c),   c = kept / (all - kept)
 
-  beside it if it needs them all (GEMMs, attention), and its seconds if it waits for memory.
+  and a memory-bound kernel its seconds.
 
-When an op comes or goes, only those are timed anew that share something with it, directly or through others: an op that
-never meets another takes its seconds alone. Rates are at most 1, so no step is shorter than without sharing; but faster
-links may make one longer, where what comes sooner stands in another's way.
+When an op begins or ends, only ops that share something with it, directly or through others, get new rates. Rates are
+at most 1, so no step is shorter than without contention; faster links may make one longer, where an earlier op gets in
+the way of another.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ LEAST = 0.01
 
 
 def play(flat: FlatProgram, uses: Sequence[Uses]) -> OpTimes:
-    """The times of all ops. uses: on every device.
+    """The times of all ops. uses: what an op occupies beside its stream, for every device.
 
-    Raises ScheduleError when some wait for each other for ever.
+    Raises ScheduleError for a deadlock.
     """
     return play_on(flat, lambda env: Traffic(env, flat, uses).run)
 
 
 class Running:
-    """An op that may be slowed: seconds alone that were `left` to run at `since`, and the timer that will end it."""
+    """An op that may be slowed: `left` seconds of work at rate 1, counted at the time `since`, and the timer of its
+    end.
+    """
 
     __slots__ = ("device", "done", "left", "links", "number", "op", "rate", "since", "timer")
 
@@ -65,8 +68,9 @@ class Running:
 class Traffic:
     """All ops that run at one moment, by their numbers.
 
-    flows: at every place, bytes that move. kernels: on every device, those that need multiprocessors. kept: on every
-    device, the share of these that communication keeps from them.
+    flows: moving bytes at every place.
+    kernels: on every device, those that need SMs.
+    kept: on every device, the share of the SMs that communication keeps from kernels.
     """
 
     def __init__(self, env: simpy.Environment, flat: FlatProgram, uses: Sequence[Uses]) -> None:
@@ -79,7 +83,7 @@ class Traffic:
         self._shares: dict[tuple[tuple[Op, int], ...], list[float]] = {}
 
     def run(self, number: int) -> simpy.Event:
-        """Begins an op: the event happens at its end."""
+        """Starts an op: the event happens at its end."""
         device, seconds = self.flat.device[number], self.flat.seconds[number]
         use, links = self._use(number, device)
         if not links and not use.multiprocessors:
@@ -113,7 +117,7 @@ class Traffic:
     # ------------------------------------------------------------------------------------------ links
 
     def _move(self, one: Running) -> None:
-        """After the latency bytes move."""
+        """The latency is over: bytes move."""
         if not one.left:
             self._end(one)
             return
@@ -122,7 +126,7 @@ class Traffic:
         self._share([one])
 
     def _share(self, flows: Iterable[Running]) -> None:
-        """Gives these flows, and all that share links with them directly or through others, their fair rates."""
+        """Gives these flows their fair rates, and all that share links with them directly or through others."""
         seen = set[int]()
         for first in flows:
             if first.number in seen:
@@ -149,7 +153,7 @@ class Traffic:
     # -------------------------------------------------------------------------------- multiprocessors
 
     def _given(self, device: int) -> float:
-        """The share of the multiprocessors that communication leaves to kernels."""
+        """The share of the SMs that communication leaves to kernels."""
         return max(LEAST, 1.0 - sum(self.kept[device].values()))
 
     def _pace_kernels(self, device: int) -> None:
@@ -159,7 +163,7 @@ class Traffic:
     # ------------------------------------------------------------------------------------------- time
 
     def _pace(self, one: Running, rate: float) -> None:
-        """Lets an op go on at another rate."""
+        """Changes the rate of an op."""
         if rate == one.rate:
             return
         now = self.env.now
@@ -169,7 +173,7 @@ class Traffic:
         timer.callbacks.append(lambda _: self._end(one) if one.timer is timer else None)
 
     def _end(self, one: Running) -> None:
-        """An op is done: others may go on faster."""
+        """Ends an op: others may go faster."""
         one.done.succeed()
         self.kernels[one.device].pop(one.number, None)
         near: dict[int, Running] = {}

@@ -1,13 +1,13 @@
-"""Fair shares: at which rates flows go on that use the same links.
+"""Fair shares: the rates of flows that use the same links.
 
-A flow is a bag of (link, share of its capacity that the flow takes at full rate). Every link is shared evenly, in its
-own units: none of its flows gets less than another unless it asks for less, because another link or its own rate holds
-it back. So each flow that is slowed has a bottleneck, a full link of which no other flow takes more. On one link, or
-where flows take alike shares of all theirs, that is the max-min fair allocation; in general it is the *bottleneck max
-fairness* of Bonald and Roberts, arXiv 1410.0782: what links do that serve their flows in turn.
+A flow has a share of the capacity of each of its links that it takes at full rate. Every link is shared evenly, in its
+own units: no flow gets less than another unless it asks for less, because another link or its own rate holds it back.
+So each slowed flow has a bottleneck: a full link of which no other flow takes more. On one link, or where flows take
+equal shares of all theirs, this is the max-min fair allocation; in general it is the *bottleneck max fairness* of
+Bonald and Roberts, arXiv 1410.0782, which links reach that serve their flows in turn.
 
     rate of flow i   = min(1, min over its links l of level_l / share_il)
-    level of link l: the sum over its flows of min(what they ask for, level_l) is its capacity, 1
+    level of link l: the sum over its flows of min(demand, level_l) is its capacity, 1
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def fair_rates(flows: Sequence[Mapping[Place, float]]) -> list[float]:
 
 
 def _rate(flow: Mapping[Place, float], levels: Mapping[Place, float], but: Place | None = None) -> float:
-    """What the links of a flow, one left out, let through."""
+    """The rate that the links of a flow allow, one of them left out."""
     return min([1.0, *(levels[link] / share for link, share in flow.items() if link != but)])
 
 
 def _level(asked: Sequence[float]) -> float:
-    """The most that one flow gets of a link when others ask for so much; endless while all get what they ask for."""
+    """The most that one flow gets of a link at the demands of the others; infinite while all demands are met."""
     left, waiting = 1.0, len(asked)
     for one in sorted(asked):
         if one * waiting > left * (1 + EXACT):

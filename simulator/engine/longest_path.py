@@ -1,7 +1,7 @@
-"""The longest-path sweep: the times of all ops in one pass, where nothing is shared.
+"""Longest path: the times of all ops in one pass, where nothing is shared.
 
-An op begins when its stream is free, the host has issued it, and all that it waits for has happened. In an order in
-which each op comes after those, that is one maximum an op.
+An op begins when its stream is free, the host has launched it and all its dependencies have ended. Ops are in an order
+in which each comes behind its dependencies, so this is one maximum per op.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from simulator.program.flatten import FlatProgram
 
 @dataclass(frozen=True)
 class OpTimes:
-    """Begin and end of every instance of a flat program; for those that waited for the host, when they could have begun
-    without it [s]."""
+    """Begin and end of every instance of a flat program [s].
+
+    unissued: for ops that waited for the host, when they could have begun without it [s].
+    """
 
     begin: list[float]
     end: list[float]
@@ -30,7 +32,7 @@ class OpTimes:
 def longest_path(
     flat: FlatProgram, free: Mapping[tuple[int, str], float] | None = None, host: Sequence[float] = ()
 ) -> OpTimes:
-    """The times of all ops. free, host: when each stream and each device's host begin; zero if not given."""
+    """The times of all ops. free, host: when each stream and each host become free [s]; 0 by default."""
     count = len(flat.ops)
     begin, end, seen = [0.0] * count, [0.0] * count, [0.0] * count
     streams = {key: i for i, key in enumerate(flat.queues)}

@@ -1,12 +1,14 @@
-"""Blocks and tasks as (max,+) matrices: from when streams get free and input arrives to when they are free again.
+"""Blocks and tasks as (max,+) matrices: from the times at which streams become free and input arrives to the same
+behind.
 
-Where nothing is shared, an op begins at the latest of several times, each a time at which something became free plus
-a fixed sum: a row of a matrix over (max, +). A block's matrix comes from one sweep with a row instead of a number for
-each time; blocks in a row are products, equal ones powers. So a task is one small matrix, however many layers it has,
-and stays exact where its streams overlap with those of its neighbours.
+Without contention an op begins at the latest of several times, each a time at which something became free plus a fixed
+sum: a row of a matrix over (max, +). The matrix of a block comes from one longest-path pass with a row in place of
+every number; consecutive blocks are products, equal ones powers. So a task is one small matrix, however many layers it
+has, and stays exact where its streams overlap with those of its neighbours.
 
-Coordinates: every stream, computation first; the host, if it takes time; what comes in (as a result: what goes out),
-for each of two passes where some are played together.
+Coordinates: every stream, compute first; the host, if launches take time; the input (as a result: the output), for each
+of two overlapped passes.
+
 Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters 2 and 3.
 """
 
@@ -44,14 +46,18 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def ahead(late: np.ndarray, usual: np.ndarray) -> float:
-    """How far one coordinate must be ahead of another for its paths never to be the longer ones."""
+    """How far one coordinate must be ahead of another so that its paths are never the longer ones."""
     real = late > NEVER
     return float(np.max(late[real] - usual[real], initial=NEVER))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A block at its prices, in columns of coordinates. begin: a row for every op; out: a row for every coordinate."""
+    """The matrices of a block at its prices, in columns of coordinates.
+
+    begin: a row for the begin of every op.
+    out: a row for every coordinate behind the block.
+    """
 
     begin: np.ndarray
     out: np.ndarray
@@ -66,7 +72,7 @@ class Table:
         return own, own & (finite.sum(axis=0) > 1), rates, self.out[~own][:, ~own]
 
     def orbit(self, state: np.ndarray, count: int) -> Orbit:
-        """What becomes of `state` (coordinates x columns) in so many copies.
+        """The states of so many copies from `state` (coordinates x columns) on.
 
         Once all that moves in a column has moved by one amount, every further copy moves it by the same. A coordinate
         that depends on itself alone may move less, as long as nothing waits for it.
@@ -94,8 +100,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Orbit:
-    """The states before and after `count` copies of a block: those in `states` [states, coordinates, columns], then
-    each by `moves` later than the one before."""
+    """The states before and behind `count` copies of a block.
+
+    states: the first ones [states, coordinates, columns]; each later one is `moves` after the one before.
+    """
 
     states: np.ndarray
     moves: np.ndarray
@@ -103,11 +111,11 @@ class Orbit:
 
     @property
     def repeats(self) -> int:
-        """Copies whose state is that of the last known one, but later."""
+        """Copies whose state is that of the last known one, shifted."""
         return self.count + 1 - len(self.states)
 
     def of(self, count: int) -> Orbit:
-        """The same of another number of copies: any, or fewer where nothing repeats."""
+        """The orbit of another number of copies: any, or fewer where nothing repeats."""
         return Orbit(self.states[: count + 1], self.moves, count)
 
     @property
@@ -124,10 +132,11 @@ class Orbit:
 
 
 class Walked(NamedTuple):
-    """When the ops of a part, or beside it, begin.
+    """Begins of the ops of a part, or of side ops.
 
-    begin: [copies, ops, columns], for a side [ops, columns]; the last of the copies stands for `repeats` further ones,
-    each `shift` [columns] later than the one before. states: what the copies find [copies, coordinates, columns].
+    begin: [copies, ops, columns], for side ops [ops, columns].
+    states: before the copies [copies, coordinates, columns].
+    repeats, shift: the last copy stands for `repeats` further ones, each `shift` [columns] later than the one before.
     """
 
     item: PricedBlock | PricedSideOps
@@ -138,7 +147,7 @@ class Walked(NamedTuple):
 
 
 class Coordinates:
-    """The coordinates of a program's matrices, and the matrices; those of blocks are kept with the blocks."""
+    """The coordinates of a program's matrices, and the matrices; those of blocks are kept with the block's prices."""
 
     def __init__(self, program: Program) -> None:
         tasks = dict.fromkeys(program.tasks)
@@ -160,14 +169,14 @@ class Coordinates:
         self.key = tuple(self.streams), self.launch, self.size
 
     def _once(self, part: PricedBlock, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """What is large, and made once for all copies of a part in this program."""
+        """A large result, made once for all copies of a part in this program."""
         key = part.prices, part.count, what
         if key not in self._own:
             self._own[key] = make()
         return self._own[key]
 
     def _cached_result(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
-        """What is made once for a block at its prices, and stays with it."""
+        """A result for a block at its prices, made once and kept with the prices."""
         results = part.prices.results
         key = (self.key, what)
         if key not in results:
@@ -194,7 +203,7 @@ class Coordinates:
         return known.of(part.count)
 
     def _orbit(self, part: PricedBlock, state: np.ndarray) -> Orbit:
-        """What becomes of `state` in all copies of a part."""
+        """The orbit of `state` over all copies of a part."""
         powers = self._powers(part)
         moves = powers.moves[:, (state > NEVER).any(axis=1)]
         if not powers.repeats or (moves == moves[:, :1]).all():
@@ -207,7 +216,7 @@ class Coordinates:
         return self._cached_result(part, ("power", part.count), lambda: self._powers(part).last)
 
     def _ready(self, part: PricedBlock, marks: Marks) -> np.ndarray:
-        """When the ops at the places of each of `marks` have ended [copies, marks, coordinates]."""
+        """Ends of the ops at the places of each of `marks` [copies, marks, coordinates]."""
 
         def rows() -> np.ndarray:
             rows = np.full((len(marks), self.size), NEVER)
@@ -223,8 +232,10 @@ class Coordinates:
         return self._once(part, "ready", rows)
 
     def _push(self, part: PricedBlock, marks: Marks) -> np.ndarray:
-        """What holding back the ops at the places of `marks` in each copy does to the state behind the last copy
-        [copies, coordinates, marks]."""
+        """The effect of holding back the ops at the places of `marks` in each copy on the state behind the last copy.
+
+        Returns [copies, coordinates, marks].
+        """
         return self._once(
             part, "pushed", lambda: product(self._powers(part).before[::-1], self._hold_columns(part, marks).out)
         )
@@ -262,12 +273,12 @@ class Coordinates:
     # ------------------------------------------------------------------------------------------- tasks
 
     def patient(self, task: Task) -> bool:
-        """Whether what comes in never matters if it comes before the computation is free."""
+        """Whether the input never matters if it arrives before the compute stream is free."""
         begins = [self.table(part).begin for part in task.parts[:1]]
         return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
 
     def issue(self, part: PricedBlock) -> float:
-        """How long the host takes to issue one copy of a part."""
+        """Time of the host to launch one copy of a part [s]."""
         return 0.0 if self.host is None else float(self.table(part).out[self.host, self.host])
 
     def host_matters(self, part: PricedBlock, state: np.ndarray, host: float) -> bool:

@@ -1,4 +1,4 @@
-"""When something ran on a device, by axis: what the breakdown and the plots are made of."""
+"""When something ran on a device, by axis: the source of the breakdown and of the plots."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def op_occupancy(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Sp
 
 
 def task_occupancy(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
-    """The same from the states before every action, without working out all ops.
+    """The same from the states before every action, without computing the times of all ops.
 
-    Actions of one task that find the same state, up to a shift, run alike: each such situation is worked out once, and
-    what it covers is joined before it is repeated. Axes inside the tasks come with all that is covered before them.
+    Actions of one task that find the same state, up to a shift, run alike: each such situation is computed once, and
+    its intervals are merged before they are repeated.
     """
     table, found = program.timetable, defaultdict[str, Spans](list)
     groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[int]]] = {}
@@ -142,7 +142,7 @@ Covers = list[tuple[str, np.ndarray, np.ndarray]]
 def _covers(
     task: Task, coordinates: Coordinates, state: np.ndarray, host: float, levels: list[str]
 ) -> tuple[Covers, bool]:
-    """What is covered when a task finds `state`, its host at `host`; and whether the host matters."""
+    """The intervals of a task that finds `state`, its host at `host`; and whether the host matters."""
     covers: Covers = []
     if task.ahead:
         # Ops ahead hold back others, each copy in its own way.
@@ -180,9 +180,10 @@ def _covers(
 
 
 class Copy(NamedTuple):
-    """One copy of a part that finds some state, in time since the computation is free.
+    """One copy of a part that finds some state, in time since the compute stream is free.
 
-    after: the state behind it. steady: how much later that is, where it is the same state.
+    after: the state behind it.
+    steady: how much later that is, where it is the same state.
     """
 
     covers: Covers
@@ -191,7 +192,7 @@ class Copy(NamedTuple):
 
 
 def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
-    """Worked out once for equal states, and kept with the part: for the rounded state, whoever asks first."""
+    """Computed once for equal states, up to rounding, and kept with the prices of the part."""
     state = np.round(state - state[0], 13)
     copies = part.prices.results.setdefault("copies", {})
     assert isinstance(copies, dict)
@@ -212,7 +213,7 @@ def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels
 
 
 def _repeat_intervals(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> tuple[np.ndarray, np.ndarray]:
-    """Intervals again and again, each time so much later."""
+    """Intervals repeated `times` times, each `later` than the time before."""
     if times == 1:
         return begin, end
     if len(begin) == 1 and end[0] - begin[0] >= later - INSTANT:
@@ -222,7 +223,7 @@ def _repeat_intervals(begin: np.ndarray, end: np.ndarray, times: int, later: flo
 
 
 def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """What a part covers, up to each of `levels`, and how long it waits for the host."""
+    """The intervals of a part, up to each of `levels`, and its waits for the host."""
     part, begin = walked.item, walked.begin[..., 0]
     assert isinstance(part, PricedBlock)
     end = begin + part.lasting
@@ -243,7 +244,7 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
 def _host_waits(
     walked: Walked, coordinates: Coordinates, end: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """From when ops that begin as they are issued could have begun without the host."""
+    """From when ops that begin at their launch could have begun without the host."""
     part, begin, states = walked.item, walked.begin[..., 0], walked.states[..., 0]
     assert isinstance(part, PricedBlock) and coordinates.host is not None
     block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
@@ -266,7 +267,7 @@ def _host_waits(
 
 
 def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which columns differ, by one of each kind; and for every column, its kind."""
+    """One column of each kind; and for every column its kind."""
     if states.shape[1] == 1:
         return np.zeros(1, int), np.zeros(1, int)
     varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > INSTANT]
@@ -279,7 +280,7 @@ def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _merge_intervals(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The union of intervals in each column, as few intervals; columns with fewer repeat their last one."""
+    """The union of intervals in each column; columns with fewer intervals repeat their last one."""
     order = np.argsort(begin, axis=0)
     columns = np.arange(begin.shape[1])
     begin, reached = begin[order, columns], end[order, columns]

@@ -18,7 +18,7 @@ from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
 class Peak:
     """The largest sum of all categories on one device, and its parts at that moment [bytes].
 
-    left: what was not given back by the end of the step.
+    left: what was not freed by the end of the step.
     """
 
     total: float
@@ -27,7 +27,7 @@ class Peak:
 
 
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
-    """The peak of every device; `static` holds what lives through the whole step, by category [bytes]."""
+    """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
     table = program.timetable
     # What runs beside the parts takes no memory of its own.
     known = {parts: task.memory for parts, task in {task.parts: task for task in program.tasks}.items()}
@@ -52,10 +52,10 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
 
 
 def in_flight(program: Program, device: int) -> np.ndarray:
-    """Bytes of buffers in flight beside every action of a device.
+    """Bytes of communication buffers beside every action of a device.
 
-    Where a device goes on while it sends, what it has sent lives through its next action, and what it is about to
-    receive through the one before. What moves to another device lives through the next action that computes.
+    Where sends overlap, a sent buffer lives through the next action, and a receive buffer through the action before.
+    Evicted activations live through the next action that computes.
     """
     table = program.timetable
     slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
@@ -76,10 +76,10 @@ def in_flight(program: Program, device: int) -> np.ndarray:
 def over_time(
     program: Program, flat: FlatProgram, times: OpTimes, device: int, static: dict[str, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The memory of a device through the step: moments [s], and from each on the bytes of every category
-    [moments, categories]. It peaks where `peaks` says.
+    """The memory of a device through the step: moments [s], and from each on the bytes of every category.
 
-    Memory follows the issue order, so a moment is never before that of an op issued earlier.
+    Returns arrays [moments] and [moments, categories]. Memory follows the issue order, so a moment is never before that
+    of an op issued earlier; the peak is that of `peaks`.
     """
     table = program.timetable
     actions = range(table.starts[device], table.starts[device + 1])

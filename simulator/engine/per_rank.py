@@ -1,8 +1,8 @@
-"""A step rank by rank, where ranks are not alike: each runs its kernels at a pace of its own.
+"""A step rank by rank, with jitter and stragglers: every rank runs its kernels at a pace of its own.
 
-A device of the pipeline stands for all ranks of its stage. Here each of its ops has one time for every rank: an array
-over the axes of the mesh that lie inside a stage. What ranks do together, a collective over some of these axes, begins
-for all when the last has come; messages of the pipeline go from a rank to the one at the same place of another stage.
+A pipeline device stands for all ranks of its stage. Here each of its ops has one time for every rank: an array over the
+mesh axes inside a stage. A collective over some of these axes begins for its group when the last rank has come;
+pipeline messages go from a rank to the rank at the same place of another stage.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, ac
 class Pace:
     """How the paces of ranks are drawn.
 
-    jitter: standard deviation of the logarithm of how long a rank's kernels take, for every rank and action anew.
-    stragglers: the share of ranks that are slow in every action, by the factor `slow`. seed: of all that is drawn.
+    jitter: standard deviation of log(duration), drawn for every rank and action.
+    stragglers: share of the ranks that are slow in every action.
+    slow: factor of their durations.
+    seed: of all draws.
     """
 
     jitter: float = 0.0
@@ -34,7 +36,7 @@ class Pace:
     seed: int = 0
 
     def always(self, shape: tuple[int, ...], devices: int) -> np.ndarray:
-        """Factors of the ranks that last through all steps [devices, *shape]."""
+        """Factors of the ranks in all steps [devices, *shape]."""
         draw = np.random.default_rng([self.seed, 0])
         return np.where(draw.random((devices, *shape)) < self.stragglers, self.slow, 1.0)
 
@@ -48,9 +50,12 @@ class Pace:
 
 @dataclass(frozen=True)
 class Unfolded:
-    """One step. span: from the begin of the first op to the end of the last, on whichever rank [s]. busy, waited: how
-    long each rank ran kernels of its own, and waited for others in collectives that it had come to [s]; arrays over
-    devices of the pipeline and the axes inside a stage."""
+    """One step with all its ranks.
+
+    span: from the begin of the first op to the end of the last, on whichever rank [s].
+    busy: how long each rank ran kernels of its own [s]; an array over pipeline devices and the axes inside a stage.
+    waited: how long it waited for others in collectives that it had reached [s].
+    """
 
     span: float
     busy: np.ndarray
@@ -64,8 +69,11 @@ Key = tuple[int, ...]
 def unfold(
     program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int = 0, flat: FlatProgram | None = None
 ) -> Unfolded:
-    """Plays one of the steps, each of which has paces of its own. pipeline: the pipeline's axis, if there is one. flat:
-    the program op by op, where that is known."""
+    """Plays one of the steps, each of which draws paces of its own.
+
+    pipeline: the pipeline's axis, if there is one.
+    flat: the program op by op, where that is known.
+    """
     axes, shape = _inside(mesh, pipeline)
     flat = flat or flatten(program)
     owner = _owners(program, flat)
@@ -110,7 +118,7 @@ def unfold(
 def stretch_passes(
     program: Program, mesh: Mesh, pipeline: str, pace: Pace, step: int
 ) -> Callable[[ScheduleItem], float]:
-    """How long the turns of a step last on the slowest rank of their stage, each as if it were alone [s]."""
+    """Durations of the passes of a step on the slowest rank of their stage, each as if it were alone [s]."""
     _, shape = _inside(mesh, pipeline)
     table = program.timetable
     always = pace.always(shape, program.devices)
@@ -144,7 +152,7 @@ def _over(work: object, axes: list[str]) -> tuple[int, ...]:
 
 
 def _owners(program: Program, flat: FlatProgram) -> list[Key]:
-    """The action that every op belongs to; an update goes by its device."""
+    """The action that every op belongs to; an update belongs to its device."""
     found = [Key()] * len(flat.ops)
     for action, first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
         found[first:behind] = [_key(action)] * (behind - first)
@@ -155,7 +163,7 @@ def _owners(program: Program, flat: FlatProgram) -> list[Key]:
 
 
 def _last_readers(flat: FlatProgram) -> list[list[int]]:
-    """For every op those whose results nobody needs behind it: times of all ranks are not kept longer than that."""
+    """For every op, those whose results nobody needs behind it: their per-rank times are dropped then."""
     reader = list(range(len(flat.ops)))
     for number, after in enumerate(flat.after):
         for other in after:

@@ -1,4 +1,4 @@
-"""A played step, by whichever engine: how long it took, and what ran when."""
+"""The front of the engines: plays a program and answers how long the step took and what ran when."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 
 
 class PlayedStep(ABC):
-    """A step that was played. flat: all its ops, one by one."""
+    """A played step.
+
+    program: what was played.
+    flat: all its ops, one by one.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -54,20 +58,20 @@ class PlayedStep(ABC):
         return self.sums_in(None)
 
     def sums_in(self, window: Window | None) -> np.ndarray:
-        """The same over those of a window, if there is one."""
+        """The same over a window of the run, if there is one."""
         return window.sums(self.program) if window else self.program.sums
 
     @abstractmethod
     def done(self, update: int) -> float:
-        """When an update that is an action has ended [s]; other actions come behind it."""
+        """End of an update that is an action [s]."""
 
     @abstractmethod
     def occupancy(self, device: int) -> dict[str, Spans]:
-        """When something ran on a device, for its breakdown."""
+        """When something ran on a device, by axis."""
 
 
 class ByOps(PlayedStep):
-    """Played op by op."""
+    """Played op by op: by the longest path or on SimPy."""
 
     def __init__(self, program: Program, simpy: bool = False) -> None:
         super().__init__(program)
@@ -94,7 +98,7 @@ class ByOps(PlayedStep):
 
 
 class Shared(ByOps):
-    """Played op by op, ops that share something slowing each other. uses: on every device."""
+    """Played op by op on SimPy, with contention. uses: what an op occupies, for every device."""
 
     def __init__(self, program: Program, uses: Sequence[Uses]) -> None:
         from simulator.engine.contention import play
@@ -122,7 +126,7 @@ class Shared(ByOps):
 
 
 class ByMatrices(PlayedStep):
-    """Played task by task; its ops are worked out when somebody asks for them."""
+    """Played task by task as (max,+) matrices; times of ops are computed when somebody asks for them."""
 
     def __init__(self, program: Program, skip: bool = True) -> None:
         super().__init__(program)
@@ -147,8 +151,9 @@ class ByMatrices(PlayedStep):
 def play(program: Program, engine: Engine = "matrices", skip: bool = True, uses: Sequence[Uses] = ()) -> PlayedStep:
     """Plays a program.
 
-    skip: whether the matrices may jump over what is proven to repeat. uses: on every device, what work occupies that
-    ops may share; only the engine `shared` asks.
+    engine: see `Engine`.
+    skip: whether the matrices may jump over a steady state that is proven to repeat.
+    uses: what an op occupies beside its stream, for every device; asked by the engine `shared` only.
     """
     if engine == "shared":
         return Shared(program, uses)

@@ -1,8 +1,7 @@
 """Plays a program on SimPy: one process for every stream of every device, and one for its host.
 
-A process walks its queue in order. It waits until an op has been issued and all that it depends on has happened, lets
-the op's seconds pass, and wakes whoever waits for it. What a transfer brings is seen one latency after it has left its
-stream.
+A process walks its queue in order: it waits until an op is launched and its dependencies have ended, lets the op's
+seconds pass, and wakes whoever waits for it. The result of a transfer is seen one latency after it has left its stream.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ Run = Callable[[int], simpy.Event]
 
 
 def play(flat: FlatProgram, running: Callable[[simpy.Environment], Run] | None = None) -> OpTimes:
-    """The times of all ops. running: how ops run that share something; if not given, each takes its seconds.
+    """The times of all ops. running: starts an op that shares something; by default each takes its seconds.
 
-    Raises ScheduleError when some wait for each other for ever.
+    Raises ScheduleError for a deadlock.
     """
     env = simpy.Environment()
     count = len(flat.ops)

@@ -1,8 +1,8 @@
-"""Runs without a flush: how long one is played, which part of it repeats, and how long that takes.
+"""Schedules without a pipeline flush: which part of a run repeats, and how long a step of it takes.
 
-The pipe is filled once. Then every device does the same again and again, but the way in which devices wait for each
-other may take some updates to come round: between two devices a message and its answer belong to micro-batches up to p
-apart. So a window of some updates is looked for that all devices go through in one time.
+The pipeline is filled once. Then every device repeats the same actions, but the pattern in which devices wait for each
+other may take some updates to repeat: a message and its answer belong to micro-batches up to p apart. So a window of
+some updates is looked for that all devices pass in the same time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ ALIKE = 1e-10
 
 @dataclass(frozen=True)
 class Window:
-    """Part of a run, between the filling of the pipe and its end: updates that all devices go through in one time.
+    """Part of a run between warm-up and cool-down: updates that all devices pass in the same time.
 
-    moments: ends of the updates of every device, from the first of the run on [devices, updates, s]. count: the last
-    updates of these that make the window. rows: the actions that lie in it, by device. steps: so many steps are in it.
+    moments: ends of the updates of every device from the first of the run on [devices, updates, s].
+    count: the last updates of these that make the window.
+    rows: the actions in it, by device.
+    steps: steps in it.
     """
 
     moments: np.ndarray
@@ -41,8 +43,7 @@ class Window:
         return program.sums_of(np.bincount(slots, minlength=len(program.tasks)))
 
     def occupancy(self, device: int, spans: Spans) -> Spans:
-        """What of the intervals of a device lies in the window, in time since its begin: shortened, as if the window
-        were one step."""
+        """The intervals of a device that lie in the window, since its begin, shortened as if the window were one step."""
         begin, end = self.begin[device], self.end[device]
         found = [(first.clip(begin, end) - begin, last.clip(begin, end) - begin) for first, last in spans]
         return [(first / self.steps, last / self.steps) for first, last in found]
@@ -57,11 +58,11 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long a step lasts: what the device takes that all others wait for."""
+        """Duration of a step in the steady state [s]."""
         return float((self.end - self.begin).max() / self.steps)
 
     def first_steps(self, count: int) -> list[float]:
-        """How long each of the first steps of the run lasts: the first fills the pipe."""
+        """Durations of the first steps of the run [s]: the first fills the pipeline."""
         updates = round(self.count / self.steps)
         known = self.moments.max(axis=0)
         last = len(known) - 1
@@ -73,8 +74,10 @@ class Window:
 
 
 def cycle(moments: np.ndarray, most: int) -> int | None:
-    """After how many updates, up to `most`, all devices have moved on by the same time, so often as is known; None:
-    after none. moments: [devices, updates], 2 x most at least."""
+    """After how many updates, up to `most`, all devices have moved on by the same time; None: after none.
+
+    moments: [devices, updates], 2 x most at least.
+    """
     for count in range(1, most + 1):
         moved = (moments[:, count:] - moments[:, :-count])[:, -most:]
         if np.ptp(moved) <= ALIKE * moments.max():
@@ -83,7 +86,7 @@ def cycle(moments: np.ndarray, most: int) -> int | None:
 
 
 def window(table: Timetable, done: Callable[[int], float], batch: int) -> Window:
-    """The window of a run. done: when an update has ended [s]. batch: micro-batches of a step."""
+    """The window of a run. done: end of an update [s]. batch: micro-batches of a step."""
     shape, every = table.shape, table.every
     steady = len(table.updates[0]) - cooldown_updates(shape, every)
     moments = np.array([[done(action) for action in updates[:steady]] for updates in table.updates])

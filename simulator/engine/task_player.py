@@ -1,7 +1,7 @@
-"""Plays a program by the (max,+) matrices of its tasks: action by action, and over what is proven to repeat at once.
+"""Plays a program by the (max,+) matrices of its tasks: action by action, and a repeating steady state at once.
 
-A device is the times at which its streams are free. Most actions change two numbers of it only, for streams that
-never outlast the computation need no coordinate.
+A device is the times at which its streams become free. Most actions change two of these numbers only: streams that
+never outlast the compute stream need no coordinate.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from simulator.program.timetable import Rounds
 class Play:
     """A step played by matrices: the state before every action, from which all else follows.
 
-    entry: when the computation's stream was free. second: a further stream that matters (its coordinate; or none), and
-    when it was free. arrival: when what the action waits for came. host: when the host began to issue it. full: all
-    coordinates, for the actions where more than these matter. sent: when its send began; apart: those of extra results.
-    tail: the updates, op by op. span: the last end [s].
+    entry: when the compute stream was free.
+    second: a further stream that matters (its coordinate; or none), and when it was free.
+    arrival: when the input of the action arrived.
+    host: when the host began to launch it.
+    full: all coordinates, for actions where more than these matter.
+    sent: when its send began; apart: those of further results.
+    tail: the updates, op by op.
+    span: the last end [s].
     """
 
     entry: list[float]
@@ -51,8 +55,10 @@ def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
 
 
 def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
-    """The state before each of `actions` of one task (coordinates x actions), without the host, and without an arrival
-    that cannot matter."""
+    """The state before each of `actions` of one task (coordinates x actions), without the host.
+
+    Inputs that cannot matter are left out.
+    """
     found = np.full((coordinates.size, len(actions)), NEVER)
     port, host = coordinates.port, coordinates.host
     found[0] = [play.entry[action] for action in actions]
@@ -128,8 +134,9 @@ class _Player:
         return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
 
     def _host(self) -> tuple[list[float], list[float], list[float]]:
-        """By slot, how long the host takes to issue a task; when it begins with every action, for it never waits; and
-        when it has issued all of a device."""
+        """By slot, the time of the host to launch a task; when it begins each action; and when it has launched all of a
+        device.
+        """
         each = np.zeros(len(self.program.tasks))
         if self.axes.host is not None:
             each += [matrix[self.axes.host, self.axes.host] for matrix in self.matrices]
@@ -142,11 +149,11 @@ class _Player:
         return tasks, np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
 
     def _follows_everywhere(self, s: int) -> bool:
-        """Whether a stream inside the tasks never matters beside the computation's, so that it can be left out.
+        """Whether a stream inside the tasks never matters beside the compute stream, so that it can be left out.
 
-        So it is if in no task an op begins later for such a stream that is free at some time than for a computation
-        that is free then (columns), and no task leaves the stream longer than the computation (rows): by induction the
-        stream is never free later than the computation when a task begins.
+        It is so if in no task an op begins later for such a stream that is free at some time than for a compute stream
+        that is free then (columns), and no task leaves the stream later than the compute stream (rows): by induction
+        the stream is never free later than the compute stream when a task begins.
         """
         sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
         if self.axes.streams[s] in {side.stream for side in sides}:
@@ -203,7 +210,7 @@ class _Player:
         return self._finish_times(skipped)
 
     def advance(self, actions: Sequence[int]) -> None:
-        """Plays `actions`, in an order in which each comes after what it needs."""
+        """Plays `actions`, each behind what it needs."""
         slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
         short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
         host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
@@ -366,7 +373,7 @@ class _Player:
         return 0, 0.0
 
     def _repeat(self, rounds: Rounds, done: int, period: int, shift: float, times: int, moved: np.ndarray) -> None:
-        """Writes down `times` repetitions of the last `period` rounds, and moves on to the end of them."""
+        """Records `times` repetitions of the last `period` rounds, and moves to the end of them."""
         span, whole = period * rounds.length, times * shift
         for begin in rounds.first:
             start = begin + done * rounds.length

@@ -1,4 +1,4 @@
-"""How long one task, or one pass through every stage, takes alone on its device."""
+"""Duration of one task, or of one pass through every stage, alone on its device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.scheduling.schedule import PassDurations
 
 
 def task_seconds(task: Task, host: float = 0.0) -> float:
-    """How long a task takes that begins on a device where nothing runs [s]."""
+    """Duration of a task on an idle device [s]."""
     flat = FlatProgram()
     for op, seconds, latency, issue, after in flatten_task(task, host).ops:
         flat.add(op, seconds, latency, issue, after, 0)
@@ -27,7 +27,7 @@ def pass_durations(
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
 ) -> PassDurations:
-    """How long the passes through every stage last at its prices, each alone on its device, and a hop between two."""
+    """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two."""
     compiled = blocks if blocks is not None else CompiledBlocks()
     known: dict[tuple[StageOps, int, str], float] = {}
     parts: dict[StageOps, float] = {}

@@ -12,8 +12,8 @@ def resident_bytes(plan: Plan, params: tuple[tuple[Param, int], ...]) -> dict[st
     """Bytes of parameters, gradients and optimizer state on one rank.
 
     Sharded weights (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the optimizer keeps
-    main weights of its own, unless the formats are equal. Frozen weights and secondary copies have neither gradients nor
-    optimizer state. Offloaded states take no GPU memory.
+    main weights of its own, unless the formats are equal. Frozen weights and secondary copies have neither gradients
+    nor optimizer state. Offloaded states take no GPU memory.
     """
     framework = plan.job.framework
     compute, full, moments = BYTES[framework.weights], BYTES[framework.main_weights], 2 * BYTES[framework.moments]

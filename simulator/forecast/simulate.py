@@ -43,7 +43,8 @@ def simulate(
     """The forecast of one training step.
 
     job: a job, the path of a job file, or its mapping.
-    engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and multiprocessors.
+    engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and
+    multiprocessors.
     skip: whether the engine may jump over a steady state that is proven to repeat, see `simulator.engine.play.play`.
     shared_work: lowered units, timetables and prices that many jobs share.
     calibration: the coefficients of all costs; by default those of `shared_work`, or those that ship with meshcast.

@@ -1,1 +1,3 @@
-"""The vocabulary of lowering: mesh, layouts, modules and operators of a model, ops of a device, the base of all schemes."""
+"""The vocabulary of lowering: mesh, layouts, modules and operators of a model, ops of a device, the base of all
+schemes.
+"""

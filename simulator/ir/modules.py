@@ -1,7 +1,7 @@
 """What a model asks for: a nest of sites, Step > Stage > Unit (Layer and the ends) > leaves.
 
-A leaf is one operation over named dims with global sizes (``simulator.ir.operators`` has them all). It says which work it
-does at the local sizes that the plan leaves it, and which tensors its backward pass reads; who divides what is the
+A leaf is one operation over named dims with global sizes (``simulator.ir.operators`` has them all). It says which work
+it does at the local sizes that the plan leaves it, and which tensors its backward pass reads; who divides what is the
 schemes' business.
 """
 
@@ -102,8 +102,8 @@ class Unit(CompositeModule):
     """A part of a stage between two places where only the residual stream passes, in the layout of a `Boundary`.
 
     takes, gives: that stream, as it comes in and goes out; None at the ends of the model. count: how often the unit
-    stands in a row. lowering_key: equal for units whose ops are the same under the same schemes, whatever else the plans
-    are; None: for no other.
+    stands in a row. lowering_key: equal for units whose ops are the same under the same schemes, whatever else the
+    plans are; None: for no other.
     """
 
     residual_in: Tensor | None = None

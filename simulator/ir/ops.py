@@ -68,8 +68,8 @@ class Attention:
     """A fused attention kernel (scores never reach memory) over ``batch`` sequences.
 
     q, kv: positions of queries and keys; heads and kv_heads: local counts; qk_dim, v_dim: widths of a head;
-    share: part of the q x kv rectangle that is computed (1/2 for causal self-attention). FLOPs forward:
-    2 b heads q kv (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again. pace: see `slowest_rank`.
+    share: part of the q x kv rectangle that is computed (1/2 for causal self-attention). FLOPs forward: 2 b heads q kv
+    (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again. pace: see `slowest_rank`.
     """
 
     batch: int

@@ -1,10 +1,10 @@
 """What a parallelism scheme is, and how one is found.
 
-A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_``
-in the file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping
-all that is nested in it; `lower_stage`, around a whole stage), or, for a pipeline, an order of actions (see
-``simulator.scheduling.schedule``); and the closed forms that must come out under ideal costs (`closed_forms`). It speaks of shapes,
-bytes, groups and order only, and never of seconds.
+A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_`` in the
+file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping all that is
+nested in it; `lower_stage`, around a whole stage), or, for a pipeline, an order of actions (see
+``simulator.scheduling.schedule``); and the closed forms that must come out under ideal costs (`closed_forms`). It
+speaks of shapes, bytes, groups and order only, and never of seconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class ClosedForm:
 class Rule:
     """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``.
 
-    divide: which dim an axis divides; ``b|h``: samples, and `h` of the tensors that have none (see `simulator.ir.layout`).
+    divide: which dim an axis divides; ``b|h``: samples, and `h` of the tensors that have none (see
+    `simulator.ir.layout`).
     rest: which dim of the weights an axis cuts while nobody uses them: they are gathered before their use, and their
     gradients scattered behind it.
     """

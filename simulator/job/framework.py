@@ -105,8 +105,9 @@ class Framework(FrameworkPart):
     cuda_graphs: bool
     """Ops are replayed from graphs: issuing them takes no time of the host."""
     compile: bool = False
-    """A graph compiler fuses what lies between products: memory-bound kernels take `FUSED_KERNEL_TIME` times the calibrated ones at
-    most."""
+    """A graph compiler fuses what lies between products: memory-bound kernels take `FUSED_KERNEL_TIME` times the
+    calibrated ones at most.
+    """
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time a step: data loading, logging, launch ramp [s]."""
     spread: float = Field(ge=0, le=3)

@@ -46,7 +46,8 @@ class Scope:
         """The dim of `operator` that each axis divides, over all schemes; axes of size one divide nothing.
 
         Schemes of a view decide last within it. Along axes of a view that no scheme owns, ranks hold copies of the
-        weights; along axes that shard weights at rest only, they compute with gathered copies: there tokens are divided.
+        weights; along axes that shard weights at rest only, they compute with gathered copies: there tokens are
+        divided.
         """
         if operator not in self._divisions:
             divide: dict[str, str] = {}

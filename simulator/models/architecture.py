@@ -167,8 +167,9 @@ class Architecture:
         gives: Tensor | None,
         alike: Hashable = None,
     ) -> Unit:
-        """A unit; `residual_out` is moved to the layout in which the residual stream travels. alike: what else tells it from
-        others of its name."""
+        """A unit; `residual_out` is moved to the layout in which the residual stream travels. alike: what else tells it
+        from others of its name.
+        """
         y = self._act("y")
         if gives is not None:
             children = [*children, Boundary("leaving", (gives,), (y,))]

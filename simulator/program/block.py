@@ -1,6 +1,6 @@
-"""Blocks: the ops of one pass through one unit, compiled, and what they become at their prices.
+"""Blocks: the ops of one pass through one unit with their dependencies, and the same at their prices.
 
-Two passes that are played together are one block, in which each op is issued as soon as it can begin.
+Two passes that a schedule overlaps (DualPipe) are interleaved into one block.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ FREE = (0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Port:
-    """How a pass meets others. entry: places that wait for what comes in. exit: places after which the result exists.
-    through: the result also waits for what comes in, beyond what `exit` says.
+    """How a pass is connected to others.
+
+    entry: places of the ops that wait for the input of the pass.
+    exit: places of the ops after which the result exists.
+    through: the result also waits for the input itself, beyond what `exit` says.
     """
 
     entry: tuple[int, ...] = ()
@@ -45,9 +48,11 @@ class Port:
 
 @dataclass(eq=False)
 class Block:
-    """Ops of one pass through one unit, in issue order; places are positions in `ops`.
+    """Ops of one pass through one unit, in issue order. A *place* is a position in `ops`.
 
-    after: places that each op waits for. ports: one, or one for each of two passes that are played together.
+    after: places that each op waits for.
+    ports: one, or one for each of two overlapped passes.
+    events: allocations and frees, see `Event`.
     """
 
     ops: list[Op]
@@ -66,12 +71,12 @@ class Block:
 
     @cached_property
     def memory(self) -> Profile:
-        """What one copy does to memory."""
+        """The memory profile of one copy."""
         return Profile.of(self.events)
 
     @cached_property
     def event_rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What happens to memory, in order: places of ops, whether at their end, and bytes by category."""
+        """Memory events in order: places of ops, whether at the end of the op, bytes by category."""
         events = sorted(self.events, key=lambda event: event[:2])
         rows = np.zeros((len(events), len(CATEGORIES)))
         for row, (_, _, nbytes, category) in zip(rows, events, strict=True):
@@ -85,21 +90,24 @@ class Block:
 
     @cached_property
     def by_axis(self) -> dict[str, list[int]]:
-        """Places by the axis that the op's stream serves."""
+        """Places of ops by the axis that their stream serves."""
         found: dict[str, list[int]] = defaultdict(list)
         for i, op in enumerate(self.ops):
             found[axis_of(op)].append(i)
         return dict(found)
 
     def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
-        """The places at which each parameter is first used or, backward, its gradient complete."""
+        """For each parameter the places of its first use or, backward, those that complete its gradient."""
         if forward not in self._marks:
             self._marks[forward] = tuple(self.behind(param.used if forward else param.ready) for param in params)
         return self._marks[forward]
 
     def behind(self, op: Op) -> tuple[int, ...]:
-        """The places that stand behind an op of this pass or a mark (`COMING`: what comes in does); an op of another
-        pass has none."""
+        """The places that an op or a mark depends on: its own for an op of this pass, `COMING` for the input of the
+        pass.
+
+        An op of another pass has none.
+        """
         if op not in self._place:
             found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
             found |= {COMING} if op is self.source else set()
@@ -172,7 +180,7 @@ class PricedBlock:
 
 
 def price_block(block: Block, count: int, price: Price) -> PricedBlock:
-    """`count` copies of a block whose ops cost what `price` says; marks are free."""
+    """`count` copies of a block at the prices of `price`; marks are free."""
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
     seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
     key = seconds, spread, latency
@@ -228,8 +236,10 @@ class CompiledBlocks:
 
 
 def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[list[tuple[int, ...]], Port]:
-    """Dependencies as places: what each op waits for, and how `entry` and `result` belong to them. Marks are replaced
-    by what they wait for."""
+    """Dependencies as places: for each op the places that it waits for, and the port of the pass.
+
+    Marks are replaced by what they wait for. entry, result: the marks of the input and of the result of the pass.
+    """
     place = {op: i for i, op in enumerate(ops)}
     found: dict[Op, tuple[set[int], bool]] = {}
 
@@ -263,8 +273,10 @@ Where = dict[int, tuple[int, ...]]
 
 
 def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]]:
-    """All copies of parts as one copy of one part; and for every part and copy, where its places are then: what comes
-    in to one is what the one before has made."""
+    """All copies of all parts as one copy of one part; each copy takes the result of the one before.
+
+    Also, for every part and copy, where its places are in the longer block.
+    """
     issued: list[tuple[PricedBlock, int]] = []
     after: list[tuple[int, ...]] = []
     entry, events = list[int](), list[Event]()
@@ -295,8 +307,10 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
 
 
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
-    """Two passes played together, one copy of each: of the two next ops the one is issued that can begin sooner. And
-    for each of them, where its places are then."""
+    """Two passes as one block, one copy of each: of the two next ops the one that can begin earlier is issued first.
+
+    Also, for each of them, where its places are in the joint block.
+    """
     issued: list[tuple[int, int]] = []
     free = dict[str, float]()
     seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
@@ -325,7 +339,7 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
 
 
 def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
-    """When an op could begin; never, where there is none."""
+    """The earliest begin of an op; infinity behind the last one."""
     if place == len(part.block.ops):
         return np.inf
     ready = (seen[j] for j in part.block.after[place])
@@ -333,7 +347,7 @@ def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int
 
 
 def _place_block(block: Block, where: dict[int, int]) -> Block:
-    """The ports and events of a block whose ops stand elsewhere."""
+    """Ports and events of a block whose ops are at other places."""
 
     def places(some: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(where[i] for i in some)

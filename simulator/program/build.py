@@ -1,8 +1,8 @@
-"""The program of a step: what every device executes, as chains of compiled blocks.
+"""Builds the program of a step: tasks and messages for every slot of the timetable, and the optimizer updates.
 
-A fragment of a unit is compiled once per kind of pass into a *block* (ops in issue order, their dependencies). The
-blocks of a stage's units, each so many times, make a *task*; the timetable says which device runs which task when. One
-device stands for all ranks that execute the same thing. How a program is played is told in the other files here.
+A unit's fragment is compiled once per kind of pass into a *block*. The blocks of a stage's units, each so many times,
+make a *task*; the timetable says which device runs which task when. One device stands for all ranks that execute the
+same ops.
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ def build(
     host: float = 0.0,
     blocks: CompiledBlocks | None = None,
 ) -> Program:
-    """The program of a step. axis: the pipeline's. updates: per device, where the timetable says or behind all else."""
+    """The program of a step.
+
+    axis: the pipeline's axis.
+    updates: the optimizer update of every device; played where the timetable says, or behind all passes.
+    host: time of the host to launch one op [s].
+    blocks: blocks that were compiled before.
+    """
     prices = [price] * timetable.shape.p if callable(price) else price
     maker = _Builder(timetable, stages, prices, axis, updates, host, blocks)
     tails, meetings = _updates(() if timetable.every else updates, prices, axis if timetable.shape.p > 1 else None)
@@ -69,7 +75,7 @@ def build(
 
 
 class _Builder:
-    """Tasks and messages by slot; what is equal is made once."""
+    """Tasks and messages by slot; equal ones are made once."""
 
     def __init__(
         self,
@@ -115,7 +121,7 @@ class _Builder:
     # ---------------------------------------------------------------------------------------- messages
 
     def sends(self, slot: Slot) -> list[Send | None]:
-        """What carries the result of a slot's actions to each stage that needs it; None where that is not far."""
+        """The messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
         key = slot.stage, slot.kind, slot.slice
         if key not in self._sends:
             self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
@@ -136,7 +142,7 @@ class _Builder:
         return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]))
 
     def received(self, slot: Slot) -> int:
-        """The bytes that a slot's actions receive from other devices."""
+        """Bytes that a slot receives from other devices."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
         givers = far if slot.kind == "F" else [slot.stage] * len(far)
         return sum(self.in_series(stage, slot.slice).unit_runs[-1].nbytes for stage in givers)
@@ -144,8 +150,10 @@ class _Builder:
     # ------------------------------------------------------------------------------------------- tasks
 
     def _update(self, device: int) -> Task:
-        """The update of a device between two of its passes, with all its streams for itself: it begins when what runs
-        on them is done, and they go on when it is. What is exchanged with other devices goes as it comes: nobody waits.
+        """The update of a device between two of its passes (schedules without a flush).
+
+        It begins when all streams of the device are idle, and they continue when it ends. Collectives over the pipeline
+        axis do not wait for other devices.
         """
         fragment, price = self.updates[device], self.price_groups[device]
         own = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
@@ -188,11 +196,9 @@ class _Builder:
         return self._tasks[key]
 
     def _move(self, slot: Slot) -> Task:
-        """One of the four actions of a move: who evicts or gives back sends what the forward pass has saved; who keeps
-        or loads makes room for it, where what it sent itself has arrived.
+        """One of the four actions of an activation transfer (BPipe): evict and give back send, keep and load receive.
 
-        Each begins when its device has come to its place in the order. Before it sends more, a device waits until what
-        it sent before has arrived.
+        Each begins at its place in the device's order. A device sends again once its last transfer has arrived.
         """
         key = "move", slot.stage, slot.slice, slot.kind, slot.keeper
         if key not in self._tasks:
@@ -212,9 +218,9 @@ class _Builder:
         return self._tasks[key]
 
     def _pair(self, one: Task, other: Task) -> Task:
-        """Two tasks at once, all of their copies side by side.
+        """Two overlapped tasks, all copies interleaved.
 
-        Raises ScheduleError where both have ops beside them: whose parameters count is not clear then.
+        Raises ScheduleError where both have side ops: their parameter numbers would be ambiguous.
         """
         if (one.ahead or one.behind) and (other.ahead or other.behind):
             rule = "the first forward pass of a stage and the last backward pass of another are one pair"
@@ -244,7 +250,7 @@ class _Builder:
 
 
 def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
-    """Marks that bring the computation and other streams to one moment."""
+    """Marks that synchronise the compute stream and the others."""
     first = Op(f"update {what}", COMPUTE, None, after, "U")
     return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
 
@@ -252,9 +258,10 @@ def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
 def _updates(
     updates: Sequence[Fragment], prices: Sequence[Price], axis: str | None
 ) -> tuple[list[Task], list[list[tuple[int, int]]]]:
-    """The update of every device, with a mark in front of each collective over the pipeline's axis.
+    """The update of every device, with a mark in front of each collective over the pipeline axis.
 
-    The mark stays in the stream: its end is the moment at which this device has come.
+    The end of the mark is the moment at which this device reaches the collective. Also the collectives that devices
+    share.
     """
     tasks: list[Task] = []
     made: dict[tuple[Fragment, int], tuple[Task, list[tuple[Collective, int, int]]]] = {}
@@ -271,7 +278,7 @@ def _updates(
 
 
 def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, list[tuple[Collective, int, int]]]:
-    """An update, and its collectives over `axis`: each with its turn among equal ones and its place."""
+    """An update, and its collectives over `axis`: each with its number among equal ones and its place."""
     ops: list[Op] = []
     own: dict[Op, Op] = {}
     met: list[tuple[Collective, int, int]] = []
@@ -288,7 +295,9 @@ def _update(fragment: Fragment, price: Price, axis: str | None) -> tuple[Task, l
 
 
 def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: float) -> list[PricedSideOps]:
-    """Priced; what is formed while the program runs is formed by when the task, played alone, has its gradients."""
+    """Side ops at their prices. Those formed at run time (bucketing by time) see the gradients of the task played
+    alone.
+    """
     formed = [one for each in besides for one in (each.formed(_ready(task, host)) if each.formed else [each])]
     sides: dict[SideOps, PricedSideOps] = {}
     for one in formed:
@@ -298,7 +307,7 @@ def price_side_ops(besides: Sequence[SideOps], task: Task, price: Price, host: f
 
 
 def _ready(task: Task, host: float) -> np.ndarray:
-    """When the gradient of every parameter is complete, by its number, if all begins at once [s]."""
+    """When the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
     found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
     free: dict[str, float] = defaultdict(float)
     issued = came = 0.0

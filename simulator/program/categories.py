@@ -1,4 +1,4 @@
-"""What an op's time is filed under: the parts of the breakdown."""
+"""Categories of time: the parts of the breakdown that an op counts for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def axis_of(op: Op) -> str:
 
 
 def kind_of(op: Op) -> str:
-    """The part of the breakdown that an op's time belongs to."""
+    """The part of the breakdown that an op's time counts for."""
     if op.stream != COMPUTE:
         return axis_of(op)
     if op.phase == "U":

@@ -1,6 +1,6 @@
-"""A program op by op: one entry for every op of every action, in an order in which each comes after all it waits for.
+"""A program op by op: one entry for every op of every action, each behind all that it waits for.
 
-This is what SimPy and the longest-path sweep play, and what a trace shows.
+SimPy and the longest path play it, and traces show it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ MAX_OPS = 20_000_000
 class FlatProgram:
     """Flat lists over op instances.
 
-    issue: seconds that the host takes to issue an op. queues: instances by device and stream, in issue order. first,
-    behind: the first instance of every action of the timetable, and the one behind its last. updates: the instances of
-    every device's update. sent: (instance, sender, receiver) of every send.
+    seconds, latency: see `BlockPrices`.
+    issue: time of the host to launch the op [s].
+    after: instances that each one waits for.
+    queues: instances by device and stream, in issue order.
+    first, behind: the first instance of every action of the timetable, and the one behind its last.
+    updates: the instances of every device's update.
+    sent: (instance, sender, receiver) of every message.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -55,8 +59,12 @@ class FlatProgram:
 
 @dataclass
 class FlatTask:
-    """A task's ops in issue order: (op, seconds, latency, issue, after) with places; and for each port what waits for
-    what comes in, the places after which the result exists, and whether it waits for what comes in besides."""
+    """A task's ops in issue order: (op, seconds, latency, issue, after), `after` as places.
+
+    outside: for each port the ops that wait for its input.
+    result: for each port the places after which its result exists.
+    through: for each port whether the result waits for the input besides.
+    """
 
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]]
     outside: list[frozenset[int]]
@@ -65,7 +73,7 @@ class FlatTask:
 
 
 def flatten_task(task: Task, host: float) -> FlatTask:
-    """All copies of all parts one after another; ops beside them take no time of the host."""
+    """All copies of all parts one after another. Side ops are launched by hooks and take no time of the host."""
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
     outside: list[list[int]] = [[] for _ in range(task.ports)]
     held: dict[int, list[int]] = defaultdict(list)
@@ -117,7 +125,7 @@ def flatten_task(task: Task, host: float) -> FlatTask:
 
 
 def _owners(side: PricedSideOps) -> list[int]:
-    """For each of a side's parameters, the op that it belongs to."""
+    """For each parameter of some side ops, the op that it belongs to."""
     lengths = np.diff([*side.starts, len(side.params)])
     return np.repeat(np.arange(len(lengths)), lengths).tolist()
 
@@ -194,7 +202,9 @@ def flatten_updates(program: Program) -> FlatProgram:
 
 
 def _updates(program: Program, flat: FlatProgram, tasks: dict[Task, FlatTask], waiting: list[tuple[int, ...]]) -> None:
-    """The updates: each begins when its device is done, op by op, and waits at every meeting until all have come."""
+    """The updates: each begins when its device is done; collectives over the pipeline axis wait for all of their
+    devices.
+    """
     members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
     tails = [
         (*waiting[d], *(queue[-1] for (owner, _), queue in flat.queues.items() if owner == d))

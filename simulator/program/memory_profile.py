@@ -1,8 +1,8 @@
-"""Memory as it was played: peaks per device, by category.
+"""Memory of a pass: allocations and frees of its ops, and the profile that they make.
 
-An allocator serves the host, which takes and gives memory back in the order in which it issues ops, however far behind
-the GPU is. So memory follows the issue order: what an op makes is there from its issue; what it was the last to need
-is free once it is issued, or, where it runs on a stream beside the computation, once somebody has waited for it.
+The caching allocator serves the host, which allocates and frees in the order in which it issues ops, however far behind
+the GPU is. So memory follows the issue order: the output of an op is allocated at its issue; a tensor is freed once its
+last reader is issued or, where that runs on a communication stream, once somebody has waited for it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Event = tuple[int, bool, float, str]
 
 @dataclass(frozen=True)
 class Profile:
-    """What a run of ops does to memory, by `CATEGORIES` [bytes]: `net` from its begin to its end, `top` at its peak.
+    """Net change and peak of memory over a run of ops, by `CATEGORIES` [bytes].
 
-    The peak is never below what was there before.
+    net: from begin to end.
+    top: at the peak, relative to the begin; never below zero in sum.
     """
 
     net: np.ndarray
@@ -44,7 +45,7 @@ class Profile:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Profile:
-        """From events; at one place memory is taken before it is given back."""
+        """From events; at one place allocations come before frees."""
         level, highest = [0.0] * len(CATEGORIES), 0.0
         total, top = 0.0, list(level)
         for _, _, nbytes, category in sorted(events, key=lambda event: event[:2]):
@@ -56,12 +57,12 @@ class Profile:
 
     @classmethod
     def step(cls, nbytes: float, category: str) -> Profile:
-        """Memory taken (or, below zero, given back) at once."""
+        """Memory allocated (or, below zero, freed) at once."""
         return cls.of([(0, False, nbytes, category)])
 
     @classmethod
     def in_series(cls, parts: Iterable[tuple[Profile, int]]) -> Profile:
-        """Of profiles one after another, each so many times."""
+        """Profiles one after another, each so many times."""
         level = top = np.zeros(len(CATEGORIES))
         held = highest = 0.0
         for part, count in parts:
@@ -78,10 +79,10 @@ class Profile:
 def memory_events(
     tensor_uses: Iterable[TensorUse], forward: list[Op], backward: list[Op], unit_run: UnitRun
 ) -> dict[Op, list[Event]]:
-    """When memory comes and goes, by op: from the first op that touches a key to the last one.
+    """Allocations and frees by op: a key lives from the first op that uses it to the last one.
 
-    What comes in from the unit before was taken there and is given back here; what goes out is taken here. So it is
-    with what the link finds, and leaves to others.
+    The input of a unit was allocated by the unit before and is freed here; its output is allocated here. The same holds
+    for other memory that the unit run shares with its neighbours.
     """
     place = {op: i for i, op in enumerate([*forward, *backward])}
     spans: dict[str, list[TensorUse]] = defaultdict(list)
@@ -105,7 +106,7 @@ def memory_events(
 
 
 def block_events(ops: Sequence[Op], after: Sequence[Sequence[int]], by_op: dict[Op, list[Event]]) -> list[Event]:
-    """The events of `ops`, issued in this order, each at its place."""
+    """The events of `ops`, issued in this order, each with its place."""
     last = len(ops) - 1
     waiter: dict[int, int] = {}
     for i, places in enumerate(after):

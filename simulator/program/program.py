@@ -18,19 +18,19 @@ EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
 
 
 def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
-    """The chain of a stage, or of its first slice: all slices pass the same units and weights."""
+    """The ops of a stage, or of its first slice: all slices pass the same units and weights."""
     return stage if isinstance(stage, StageOps) else stage[0]
 
 
 @dataclass(eq=False)
 class Program:
-    """A step: tasks and sends by slot, the update of every device, and where devices meet in its collectives.
+    """A step: tasks and messages by slot, the update of every device, and where devices meet in its collectives.
 
-    sends: of the result that has the action's number; others: of the extra ones (see `Timetable`). received: by slot,
-    bytes that come from another device.
-    overlap_sends: a device goes on while it sends; otherwise its next action waits for the send. host: seconds that
-    the host takes to issue one op. meetings: (device, place) of ops of the updates that begin together; the op in front
-    of each tells that its device has come.
+    sends: messages with the action's own result number; others: further messages of a slot (see `Timetable.extra`).
+    received: bytes that a slot receives from other devices.
+    meetings: (device, place) of the collectives of updates that begin together; the op in front of each is its mark.
+    overlap_sends: a device goes on while it sends; otherwise its next action waits.
+    host: time of the host to launch one op [s].
     """
 
     timetable: Timetable

@@ -1,4 +1,4 @@
-"""Sides: priced ops beside the parts of a task, such as the sums of gradients behind a backward pass."""
+"""Side ops at their prices: communication beside the parts of a task, such as gradient reduce-scatters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from simulator.ir.ops import Op
 
 @dataclass(eq=False)
 class PricedSideOps:
-    """Priced ops beside the parts, one after another; see `simulator.ir.ops.SideOps`.
+    """Priced ops on a stream of their own, one after another; see `simulator.ir.ops.SideOps`.
 
-    after: a side in front of this one, and for each op here the place of the op there that it waits for; -1: of none.
+    params, starts: numbers of the parameters that each op belongs to, and where those of each op start.
+    after: earlier side ops, and for each op here the place of the op there that it waits for; -1: none.
     """
 
     ops: list[Op]
@@ -36,5 +37,5 @@ class PricedSideOps:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """When each op has ended if none waits for anything, from the begin of the first [s]."""
+        """End of each op if none waits, from the begin of the first [s]."""
         return np.cumsum(self.seconds)

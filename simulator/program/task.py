@@ -1,4 +1,4 @@
-"""Tasks: all ops of one action on one device, and the messages between devices."""
+"""Tasks: all ops of one action on one device, and messages between devices."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ Flow = tuple[float, str]
 
 @dataclass(eq=False)
 class Task:
-    """All ops of one action: those beside it ahead of it, its parts one after another, those beside it behind it.
+    """All ops of one action: side ops ahead, the parts one after another, side ops behind.
 
-    comes, goes: what comes in at its begin and goes out at its end, in bytes, and the category of memory that it is.
-    marks: for every part, the places at which each of its parameters is first used, or its gradient complete.
-    numbers: for every part, the number of the first parameter of its first copy. forward: whether copies run in the
-    order of the numbers. A task of a pair meets others at two ports; what follows in a pair has a task without parts.
+    comes, goes: bytes of the input and of the result, each with its memory category.
+    marks: for every part, the places of each parameter's first use or, backward, of its complete gradient.
+    numbers: for every part, the number of the first parameter of its first copy.
+    forward: copies run in the order of parameter numbers.
+
+    Overlapped passes make one task with two ports; the action that follows has a task without parts.
     """
 
     parts: tuple[PricedBlock, ...]
@@ -45,7 +47,7 @@ class Task:
 
     @cached_property
     def memory(self) -> Profile:
-        """What comes in is taken at the begin; what goes out is given back, or on, at the end."""
+        """The memory profile: the input is allocated at the begin; the result is freed, or passed on, at the end."""
         parts = [(part.block.memory, part.count) for part in self.parts]
         comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
         goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
@@ -53,11 +55,11 @@ class Task:
 
     @property
     def ports(self) -> int:
-        """Passes that are played together."""
+        """Passes that are overlapped in this task."""
         return max((len(part.block.ports) for part in self.parts), default=1)
 
     def copy_of(self, part: int, copy: int) -> int:
-        """The number of the first parameter of a copy, counted as they run."""
+        """The number of the first parameter of a copy, copies counted as they run."""
         place = copy if self.forward else self.parts[part].count - 1 - copy
         return self.numbers[part] + place * len(self.marks[part])
 
@@ -82,7 +84,7 @@ class Task:
 
 @dataclass(eq=False)
 class Send:
-    """What carries the result of a slot's actions to another device."""
+    """A message that carries the result of a slot to another device."""
 
     work: Transfer
     stream: str
@@ -99,7 +101,13 @@ def make_task(
     known: dict[tuple[Fragment, str], PricedBlock] | None = None,
     blocks: CompiledBlocks | None = None,
 ) -> Task:
-    """A task without ops beside it. again: what is made again has actions of its own. known: parts made before."""
+    """A task without side ops.
+
+    kind: F, BW, B, W or R.
+    again: recompute has actions of its own (R).
+    known: priced blocks that were made before at these prices.
+    blocks: blocks that were compiled before.
+    """
     parts = known if known is not None else {}
     compiled = blocks if blocks is not None else CompiledBlocks()
     forward = kind == "F"

@@ -1,8 +1,8 @@
-"""The timetable of a schedule: who does what in which order, checked, with the dependencies between devices.
+"""The timetable of a schedule: the actions of every device in order, checked, with the dependencies between devices.
 
 Everything is a flat array over actions, device by device. An action's *slot* says which task it runs: stage, kind, and
-whether it is the first or the last of its kind there. Of a pair the forward pass leads, and the backward pass, the next
-action, follows: both are played in the leader's turn.
+whether it is the first or the last of its kind there. Of two overlapped passes the forward pass leads and the backward
+pass, the next action, follows: both are played when the leader is.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ F, BW, B, W, R, O, EVICT, KEEP, GIVE_BACK, LOAD = range(len(ACTION_KINDS))
 
 
 class Slot(NamedTuple):
-    """What actions of one task have in common.
+    """What all actions of one task have in common.
 
-    last: of the backward passes that complete gradients of weights there, or of its kind. Both count from one update to
-    the next. partner: what is played with it, where it leads a pair. follows: whether it is played with the action
-    before. keeper: of a move, the device that keeps what is moved.
+    first: of the forward passes of its stage, counted from one update to the next.
+    last: of the backward passes that complete weight gradients, or of its kind; counted likewise.
+    partner: the backward pass that is overlapped with it, where it leads.
+    follows: it is played together with the action before.
+    keeper: of an activation transfer, the device that keeps the activations.
     """
 
     stage: int
@@ -56,7 +58,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounds:
-    """`count` rounds of `length` actions a device, the same in each but for the micro-batches.
+    """The steady state: `count` rounds of `length` actions a device, equal but for the micro-batches.
 
     first: the number of every device's first action of the first round. All that a round needs lies in it or before it.
     waiting: results made before the first round and needed in it or later; each round leaves the same, `length` on.
@@ -72,11 +74,13 @@ class Rounds:
 class Timetable:
     """Actions numbered device by device, in the order of each device.
 
-    starts: number of the first action of every device, and the end. slot: index into `slots`. need: the result that an
-    action needs from another stage, or -1; also: further ones. A result has its action's number; where several stages
-    need it, each of the others gets one of its own, numbered on from the last action: extra. sequence: all actions so
-    that each comes after what it needs. before, after: the stages that a stage takes from and gives to. every: of a
-    schedule without a flush, the micro-batches of an update, which is an action then; else 0.
+    starts: number of the first action of every device, and the end.
+    slot: index into `slots`.
+    need: the result of another stage that an action needs, or -1; also: further ones. A result has its action's number.
+    extra: where several stages need a result, each further one gets a number of its own, behind the last action.
+    sequence: all actions, each behind what it needs.
+    before, after: the stages that a stage takes from and gives to.
+    every: micro-batches of an update for schedules without a flush, which update inside the run; else 0.
     """
 
     shape: PipelineShape
@@ -137,11 +141,11 @@ class Timetable:
         return slot.keeper if slot.kind in (ActionKind.KEEP, ActionKind.GIVE_BACK) else self.stage_device[slot.stage]
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
-        """The stages whose results a slot's actions need."""
+        """The stages whose results a slot needs."""
         return _by_kind(slot, self.before, self.after)
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
-        """The stages that need the results of a slot's actions."""
+        """The stages that need the result of a slot."""
         return _by_kind(slot, self.after, self.before)
 
     def elsewhere(self, stage: int, other: int) -> bool:
@@ -162,12 +166,14 @@ def timetable(
     every: int = 0,
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Timetable:
-    """The timetable of `schedule`. lasting: how long passes last, for schedules that weigh it. every: micro-batches
-    behind which every device updates its weights, where that is part of it. orders: what devices did in place of what
-    they were told.
+    """The timetable of `schedule`.
 
-    Raises PlanError for a shape that it does not have, and ScheduleError, with the rank-by-step table, for an order
-    that lacks or repeats an action or in which actions wait for each other.
+    lasting: durations of passes, for schedules that ask for them.
+    every: micro-batches between updates, where devices update inside the run.
+    orders: what the devices did, in place of what the schedule states.
+
+    Raises PlanError for a shape that the schedule does not have, and ScheduleError, with the rank-by-step table, for an
+    order that lacks or repeats an action or that deadlocks.
     """
     schedule.check(shape)
     stated = schedule.orders(shape, durations) if orders is None else orders
@@ -175,7 +181,7 @@ def timetable(
 
 
 class _Maker:
-    """Checks orders and works out who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
+    """Checks orders and finds who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
         self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
@@ -435,7 +441,8 @@ def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Coun
 
 
 def _rounds(table: Timetable) -> Rounds | None:
-    """Looks for rounds of an update, or of one, p, or p v micro-batches: actions, slots and needs repeat one later.
+    """Looks for the steady state: rounds of an update, or of 1, p or p v micro-batches, whose actions, slots and needs
+    repeat.
 
     A round begins where every device has done what the last action of some micro-batch needs, so nothing in an earlier
     round needs anything in it.
@@ -478,8 +485,7 @@ def _rounds(table: Timetable) -> Rounds | None:
 
 
 def _reach(table: Timetable, action: int, reached: list[int]) -> None:
-    """Moves `reached`, for every device the number behind its last action that counts, to hold all that `action` needs,
-    near and far, and itself."""
+    """Extends `reached`, for every device the number behind its last action that counts, by all that `action` needs."""
     left = [action]
     while left:
         at = left.pop()

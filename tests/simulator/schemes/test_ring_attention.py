@@ -39,7 +39,7 @@ def positions(order: str, rank: int, p: int, s: int) -> list[int]:
     return [*range(rank * n // 2, (rank + 1) * n // 2), *range(s - (rank + 1) * n // 2, s - rank * n // 2)]
 
 
-def count_ops(order: str, p: int, s: int, step: int, rank: int) -> tuple[int, int, int, int]:
+def counted(order: str, p: int, s: int, step: int, rank: int) -> tuple[int, int, int, int]:
     """By looking at every pair: pairs of a query and a key that it sees, those of a token with itself, and the queries
     and keys that are in any of the pairs."""
     queries, keys = positions(order, rank, p, s), positions(order, (rank - step) % p, p, s)

@@ -1,7 +1,7 @@
 """Tables of measured collectives: readers of their formats, their forecasts, and calibrations of links from them.
 
-``collectives`` reads tables (and ``validation.calibration.kernels.dispatch`` those of calls that dispatch tokens), ``held``
-forecasts, ``fitting`` and ``calibration`` fit.
+``collectives`` reads tables (and ``validation.calibration.kernels.dispatch`` those of calls that dispatch tokens),
+``held`` forecasts, ``fitting`` and ``calibration`` fit.
 """
 
 from __future__ import annotations

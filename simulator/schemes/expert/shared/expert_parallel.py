@@ -2,8 +2,8 @@
 
 Leaves, layouts and the collectives between them know even routing only. `ExpertScheme.lower` then tells the works of a
 layer with experts which rank has most to do: works go on to state the mean over ranks, which is what adds up, and take
-the `pace` of the most laden rank, and its groups (see `simulator.ir.ops.slowest_rank`). The one device that stands for all ranks
-also holds as many tokens as that one: its memory is what must suffice.
+the `pace` of the most laden rank, and its groups (see `simulator.ir.ops.slowest_rank`). The one device that stands for
+all ranks also holds as many tokens as that one: its memory is what must suffice.
 """
 
 from __future__ import annotations
