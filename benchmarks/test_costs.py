@@ -45,10 +45,10 @@ def test_known_work(benchmark, costs, kind):
 
 def test_dispatch(benchmark):
     gpu, link, port = load("gpus", "h100-sxm"), load("links", "nvlink4"), load("links", "infiniband-ndr")
-    law, number = Calibration.shipped().kernel_model(gpu, "dispatch").model, count(1)
+    model, number = Calibration.shipped().kernel_model(gpu, "dispatch").model, count(1)
 
     def new():
-        return (Dispatch("dispatch", next(number), 7168, 8, 256, 64, 8), gpu, link, port, law), {}
+        return (Dispatch("dispatch", next(number), 7168, 8, 256, 64, 8), gpu, link, port, model), {}
 
     assert benchmark.pedantic(dispatch.price, setup=new, rounds=3000).seconds > 0
 
@@ -59,6 +59,6 @@ def test_many_at_once(benchmark, section):
     sizes = [np.round(2 ** draw.uniform(6, 14, 100_000)) for _ in range(3)]
     heads = np.full(100_000, 8.0)
     work = Gemm(*sizes) if section == "gemm" else Attention(sizes[0], sizes[1], sizes[1], heads, heads, 128, 128)
-    law = Calibration.shipped().kernel_model(gpu, section).model
-    seconds, _ = benchmark.pedantic(SECTIONS[section].seconds, args=(work, gpu, law), rounds=5)
+    model = Calibration.shipped().kernel_model(gpu, section).model
+    seconds, _ = benchmark.pedantic(SECTIONS[section].seconds, args=(work, gpu, model), rounds=5)
     assert (seconds > 0).all()

@@ -132,7 +132,7 @@ class Cluster(Strict):
                 f"{self.gpus:,} GPUs do not fill {self.nodes:,} nodes of {self.gpus_per_node}."
                 f" Write {full - self.gpus_per_node + 1:,} to {full:,} GPUs, or another number of nodes"
             )
-        if self.gpus > self.node.island and self.node.nics is None:
+        if self.gpus > self.node.local_gpus and self.node.nics is None:
             joined = f"domains of {self.node.domain}" if self.node.domain > 1 else f"nodes of {self.gpus_per_node}"
             raise ValueError(
                 f"{self.gpus:,} GPUs in scale-up {joined} and no network between them."
@@ -141,10 +141,10 @@ class Cluster(Strict):
         sizes = [level.nodes for level in self.fabric.levels if level.nodes]
         if len(sizes) == len(self.fabric.levels) and sizes and sizes[-1] < self.nodes:
             raise ValueError(f"the last level joins {sizes[-1]:,} of {self.nodes:,} nodes. Add one without `nodes`")
-        if odd := [size for size in sizes if size * self.gpus_per_node % self.node.island and size < self.nodes]:
+        if odd := [size for size in sizes if size * self.gpus_per_node % self.node.local_gpus and size < self.nodes]:
             raise ValueError(
                 f"a block of {odd[0]} nodes divides a scale-up domain of {self.node.domain} GPUs."
-                f" Write multiples of {self.node.island // self.gpus_per_node} nodes"
+                f" Write multiples of {self.node.local_gpus // self.gpus_per_node} nodes"
             )
         return self
 
@@ -199,8 +199,8 @@ class Cluster(Strict):
         return next(fits, whole)
 
     @property
-    def island(self) -> int:
-        """GPUs in use that need no network among themselves: of a node, or of a domain of several."""
+    def local_gpus(self) -> int:
+        """GPUs in use that reach each other without the network: those of a node, or of a domain that spans nodes."""
         return max(self.domain, self.gpus_per_node)
 
     @property
@@ -219,7 +219,7 @@ class Cluster(Strict):
     def pattern(self) -> int:
         """Ranks after which places repeat: groups that are shifted by it are spread alike."""
         levels = self.fabric.joins
-        return self.block(levels[-2]) if len(levels) > 1 and levels[-2].nodes else self.island
+        return self.block(levels[-2]) if len(levels) > 1 and levels[-2].nodes else self.local_gpus
 
     def block(self, level: Level) -> int:
         """GPUs in use of a block of nodes that `level` joins."""

@@ -126,8 +126,8 @@ class Node(Strict):
         return int(self.scale_up.domain or self.gpus) if self.scale_up else 1
 
     @property
-    def island(self) -> int:
-        """GPUs that reach each other without the network: a node, or a larger domain."""
+    def local_gpus(self) -> int:
+        """GPUs that reach each other without the network: those of a node, or of a domain that spans nodes."""
         return max(self.domain, int(self.gpus))
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Where the members of a group sit: which domains, nodes and levels of the fabric it touches.
 
-Ranks are dense: rank r is a GPU of scale-up domain r // domain, of node r // gpus_per_node, and so on upwards. An
-*island* is what needs no network inside: a node, or a scale-up domain of several.
+Ranks are dense: rank r is a GPU of scale-up domain r // domain, of node r // gpus_per_node, and so on upwards. A
+scale-up domain that spans nodes (GB200 NVL72) counts as one node here: its GPUs reach each other without the network.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hardware.cluster import Cluster
 
 
 class Parts(NamedTuple):
-    """Parts of the cluster that a group touches, and its members in the one that holds the fewest."""
+    """Parts of the cluster (domains, nodes) that a group touches, and its members in the part that holds the fewest."""
 
     number: int
     fewest: int
 
 
 class Crossing(NamedTuple):
-    """A level of the fabric that a group crosses, and its members in the fewest-holding block below that level."""
+    """A level of the fabric that a group crosses, and its members in the block below that holds the fewest."""
 
     oversubscription: float
     fewest: int
@@ -30,21 +30,21 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a group spreads.
+    """Where a group sits in the cluster.
 
     Attributes:
         members: GPUs in the group.
-        domains: scale-up domains that it touches; one means it never leaves the fast links.
-        islands: the same of islands; one means it needs no network.
+        domains: scale-up domains that it touches; with one it never leaves the scale-up links.
+        nodes: nodes that it touches; with one it needs no network.
         links: share of its scale-up links that a member can use within the group: 1 with a switch.
-        levels: of the fabric, from the lowest.
-        rails: oversubscription of the level that traffic between GPUs at different places of their nodes crosses beyond
-            `levels`, where ports at the same place share a switch (rails) and nothing else takes it there.
+        levels: of the fabric that it crosses, from the lowest.
+        rails: oversubscription of the level above `levels` that traffic between GPUs at different places of their nodes
+            has to cross, where ports at the same place share a switch (rails) and no scale-up switch forwards it.
     """
 
     members: int
     domains: Parts
-    islands: Parts
+    nodes: Parts
     links: float = 1.0
     levels: tuple[Crossing, ...] = ()
     rails: float = 1.0
@@ -56,13 +56,13 @@ def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
     node = cluster.node
     domains, links = _parts(ranks, cluster.domain), 1.0
-    islands = _parts(ranks, cluster.island) if cluster.island != cluster.domain else domains
+    nodes = _parts(ranks, cluster.local_gpus) if cluster.local_gpus != cluster.domain else domains
     if node.scale_up and not node.scale_up.switched.value and len(ranks) > domains.number:
         links = _links(cluster, ranks)
         if not links:  # as far from each other as GPUs of two domains
             domains, links = Parts(len(ranks), 1), 1.0
-    levels = _levels(cluster, ranks) if islands.number > 1 else ()
-    return Reach(len(ranks), domains, islands, links, levels, _rails(cluster, ranks, len(levels)))
+    levels = _levels(cluster, ranks) if nodes.number > 1 else ()
+    return Reach(len(ranks), domains, nodes, links, levels, _rails(cluster, ranks, len(levels)))
 
 
 def _parts(ranks: Sequence[int], size: int) -> Parts:
@@ -81,7 +81,7 @@ def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
 
 
 def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
-    block, found = cluster.island, []
+    block, found = cluster.local_gpus, []
     for level in cluster.fabric.joins:
         parts = _parts(ranks, block)
         if parts.number == 1:

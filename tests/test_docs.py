@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from hardware import cluster, inline, load_cluster, mixed
 from simulator import load_job, simulate
-from simulator.costs.calibration.cost_models import EVERY
+from simulator.costs.calibration.cost_models import COST_MODELS
 from simulator.costs.costs import RATES
 from simulator.job import job
 from simulator.job.framework import (
@@ -135,7 +135,7 @@ def test_every_format_of_measurements_is_on_the_page_of_calibrations() -> None:
     text = page("calibration")
     for reader in (*kernels.READERS, *collectives.READERS):
         assert all(column in text for columns in reader.COLUMNS for column in columns)
-    assert all(f"`{section}`" in text for section in EVERY)
+    assert all(f"`{section}`" in text for section in COST_MODELS)
 
 
 def test_the_commands_of_the_page_of_calibrations_are_there() -> None:

@@ -17,7 +17,7 @@ from experiments.pages.published import percent, progress
 from hardware.errors import CatalogError, PlanError, nearest
 from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
-from validation.calibration.collectives.recorded import recorded
+from validation.calibration.collectives.recorded import read_recorded
 from validation.calibration.kernels import tables as kernels
 from validation.calibration.tables.calibrated import FEWEST, Calibrated
 from validation.calibration.tables.rows import Held
@@ -70,7 +70,7 @@ def _held(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
 def _rows_of(kind: str, path: Path) -> Measured:
     """A table of this kind, or a measurement file; a table of another kind is called by its name."""
     if path.suffix == ".json" and kind == "collectives":
-        return recorded(path)  # type: ignore[return-value]  # which has the samples and sources of one
+        return read_recorded(path)  # type: ignore[return-value]  # which has the samples and sources of one
     try:
         found: Measured = ROOMS[kind].read(path)
     except PlanError as error:
@@ -109,7 +109,7 @@ def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str],
         with np.errstate(all="ignore"):
             for name in progress(wanted, len(wanted), "fits"):
                 known = Calibration.from_folder(out)  # read anew: what was fitted before serves what is fitted next
-                found = _fitted(kind, known, tables, name, leave_out)
+                found = _calibrate(kind, known, tables, name, leave_out)
                 file = out / f"{name}.yaml"
                 write(file, room.title(name), found.data)
                 told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
@@ -118,12 +118,14 @@ def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str],
     return {"calibrated": told, "missing": wanted[len(told) :]}
 
 
-def _fitted(kind: str, calibration: Calibration, tables: Sequence[Measured], name: str, leave_out: bool) -> Calibrated:
-    """One calibration. Raises PlanError where rows are so far from any law that no fit begins."""
+def _calibrate(
+    kind: str, calibration: Calibration, tables: Sequence[Measured], name: str, leave_out: bool
+) -> Calibrated:
+    """One calibration. Raises PlanError where rows are so far from any cost model that no fit starts."""
     try:
         found: Calibrated = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
-        rule = f"no law can be fitted to its rows ({error})"
+        rule = f"no cost model can be fitted to its rows ({error})"
         raise PlanError(name, rule, f"meshcast validate {kind} shows which rows lie farthest off") from None
     return found
 
@@ -270,7 +272,7 @@ def on_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
 
 
 def device_page(told: dict[str, Any], out: Path) -> RenderableType:
-    """How far the fixed set lies from its own laws, the files, and how to use them."""
+    """How far the fixed set lies from its own models, the files, and how to use them."""
     table = _table("measured and fitted")
     for head in ("rows", "median", "p90"):
         table.add_column(head, justify="right", no_wrap=True)

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, Sheet, save
 from validation.calibration.tables.rows import Held
-from validation.calibration.tables.summary import SCORED, Goals, cells, figures, grouped
+from validation.calibration.tables.summary import SCORED, Goals, cells, figures, group
 
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.GREY)
 ROW = 0.165
@@ -91,7 +91,7 @@ def errors(held: Sequence[Held], goals: Goals) -> Figure:
 
 def ratios(held: Sequence[Held]) -> Figure:
     """A panel for each operation and GPU that has rows enough."""
-    panels = grouped(held, "operation", "gpu")
+    panels = group(held, "operation", "gpu")
     panels = {name: own for name, own in panels.items() if sum(len(one.sample.index) for one in own) >= SCORED}
     lines = -(-len(panels) // ACROSS)
     sheet = Sheet(0.75 + HIGH * lines)
@@ -117,7 +117,7 @@ def _panel(axes: Any, held: Sequence[Held], first: bool) -> None:
     for band in (0.1, 0.2):
         axes.axhspan(1 - band, 1 + band, color=style.LINE, alpha=0.28, linewidth=0, zorder=0)
     times = []
-    for i, own in enumerate(grouped(held, "kind").values()):
+    for i, own in enumerate(group(held, "kind").values()):
         times.append(np.concatenate([one.sample.seconds for one in own]) * 1e6)
         ratio = np.concatenate([one.priced.seconds / one.sample.seconds for one in own])
         look = {"s": 1.2, "linewidths": 0, "alpha": 0.35, "color": HUES[i % len(HUES)], "rasterized": True}

@@ -1,8 +1,9 @@
-"""What a law of costs is made of: coefficients with a meaning, which a fit chooses within bounds.
+"""Coefficients of a cost model: each has a meaning, and a range within which a fit chooses its value.
 
-A law is a frozen dataclass of floats. Its fields are made with `coefficient`; those ``of="library"`` belong to the
-program that brings the kernels (cuBLAS, FlashAttention-3, ...), at most four, the others to the GPU or the link, twelve
-at most. Two more fields, `spread` and `spread_short`, say how far measurements lie from the law.
+A cost model is a frozen dataclass of floats whose fields are made with `coefficient`. Coefficients ``of="library"``
+belong to the program that brings the kernels (cuBLAS, FlashAttention-3, ...), at most four; the others belong to the
+GPU or the link, at most twelve. Two more fields, `sigma` and `sigma_short`, state how far measurements lie from the
+model.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Coefficient:
     """One coefficient of a cost model.
 
     Attributes:
-        meaning: in a few words, with its unit if it has one.
-        low: least value that can be true.
-        high: largest value that can be true.
-        start: where a fit begins; never used in a forecast.
-        of: whose it is, "gpu" (or the link) or "library".
-        neutral: the value that changes nothing, for libraries that were not measured; None: there is none.
+        meaning: in a few words, with the unit in brackets if there is one.
+        low: smallest value that is physically possible.
+        high: largest value that is physically possible.
+        start: where a fit starts; forecasts never use it.
+        of: "gpu" (or link) or "library".
+        neutral: the value without any effect, used for libraries that were not measured; None if there is none.
     """
 
     meaning: str
@@ -37,43 +38,43 @@ class Coefficient:
 def coefficient(
     meaning: str, low: float, high: float, start: float, of: str = "gpu", neutral: float | None = None
 ) -> Any:
-    """A field of a law."""
+    """A field of a cost model. See `Coefficient`."""
     return field(metadata={"coefficient": Coefficient(meaning, low, high, start, of, neutral)})
 
 
-def coefficients(law: type) -> dict[str, Coefficient]:
-    """The coefficients of `law` by name."""
-    return {f.name: f.metadata["coefficient"] for f in fields(law) if "coefficient" in f.metadata}
+def coefficients(model: type) -> dict[str, Coefficient]:
+    """The coefficients of a cost model by name."""
+    return {f.name: f.metadata["coefficient"] for f in fields(model) if "coefficient" in f.metadata}
 
 
-def spread(law: Any, seconds: Any, launch: Any) -> Any:
-    """Standard deviation of log(measured / seconds) of kernels of which `launch` seconds are no work.
+def estimate_sigma(model: Any, seconds: Any, launch: Any) -> Any:
+    """Standard deviation of log(measured / forecast) of work that takes `seconds`, of which `launch` is overhead.
 
-    From `law.spread` of long kernels to `law.spread_short` of those that are all launch.
+    Goes linearly from `model.sigma` for long work to `model.sigma_short` for work that is all launch.
     """
-    return law.spread + (law.spread_short - law.spread) * (launch / seconds)
+    return model.sigma + (model.sigma_short - model.sigma) * (launch / seconds)
 
 
-# Laws are written once for one kernel (numbers) and for many (arrays in the fields of their work). Operators serve
-# both; these are what operators cannot say.
+# A cost model is written once, for one kernel (numbers) and for many (arrays in the fields of the work). Operators
+# serve both; the functions below are what operators cannot express.
 
 
-def lower(one: Any, other: Any) -> Any:
-    """The smaller of two numbers, element by element of arrays."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.minimum(one, other)
-    return one if one < other else other
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller of two numbers, element by element for arrays."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.minimum(a, b)
+    return a if a < b else b
 
 
-def higher(one: Any, other: Any) -> Any:
-    """The larger of two numbers, element by element of arrays."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.maximum(one, other)
-    return one if one > other else other
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two numbers, element by element for arrays."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.maximum(a, b)
+    return a if a > b else b
 
 
-def ceil(one: Any, other: Any) -> Any:
-    """How many of `other` cover `one`: rounded up, for whole numbers and others."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.ceil(one / other)  # several times faster than a floor division
-    return -(-one // other)
+def ceil_div(a: Any, b: Any) -> Any:
+    """a / b rounded up to a whole number, for integers, floats and arrays."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.ceil(a / b)  # several times faster than a floor division
+    return -(-a // b)

@@ -1,7 +1,7 @@
 """The only place that knows seconds: every piece of work gets an `Estimate`.
 
-`Costs` prices work on one cluster; `IdealCosts` prices it by one rate each for FLOPs and for bytes, so that closed
-forms hold exactly.
+`Costs` prices work on one cluster. `IdealCosts` has one rate for FLOPs and one for bytes, so that closed forms hold
+exactly.
 
     kernels/      GEMM, attention, memory-bound kernels
     collectives/  collectives and messages over links
@@ -23,9 +23,9 @@ from hardware.topology import Reach, reach
 from simulator.costs import host
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
-from simulator.costs.collectives.links import Laws, Links
+from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
-from simulator.costs.kernels.sections import SECTIONS, of_gpu, section_of
+from simulator.costs.kernels.sections import SECTIONS, section_of, section_on
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import (
     Attention,
@@ -46,14 +46,14 @@ __all__ = ["RATES", "Costs", "Estimate", "IdealCosts", "Use"]
 
 RATES = {
     "kernel": "rate of GEMMs and attention against the calibrated one (power, sustained clocks, launch gaps)",
-    "attention": "rate of attention besides (an older generation of kernels)",
+    "attention": "further factor on the rate of attention (an older generation of kernels)",
     "memory_bound": "time of memory-bound kernels against the calibrated one (less fused than the work says)",
     "communication": "rate of all links against the calibrated one",
 }
-"""What a framework may say about its kernels. All are 1 if not given, and none lets work beat the hardware's peaks."""
+"""Factors that a framework may set for its kernels: 1 by default; none lets work exceed the hardware's peaks."""
 
 
-TRAINING = {
+TRAINING_LIBRARIES = {
     ("attention", "volta"): "flash-2",
     ("attention", "ampere"): "flash-2",
     ("attention", "ada"): "flash-2",
@@ -63,20 +63,22 @@ TRAINING = {
     ("grouped", "hopper"): "cutlass",
     ("grouped", "blackwell"): "transformer-engine",
 }
-"""Whose kernels training programs run, by section and architecture, as far as tables have them; nobody's in particular
-where nothing is named. Most tables are of serving programs."""
+"""Libraries whose kernels training programs run, by section and architecture, as far as tables have them; where none is
+named, the mean of all libraries. Most tables are of serving programs."""
 
-DISPATCHES = "deepep"
-"""Whose kernels exchange the tokens of experts."""
+DISPATCH_LIBRARY = "deepep"
+"""Library whose kernels exchange the tokens of experts."""
 
 
 class Costs:
-    """Prices of work on the GPUs of `cluster`, laid out as `mesh`; equal work is priced once.
+    """Prices of work on the GPUs of a cluster whose ranks form a mesh; equal work is priced once.
 
-    rates: factors of a framework, by the names of `RATES`. alone: kernels as measured one by one, without what a
-    long step takes off their rate. kernels: known prices of kernels on this cluster at these rates by this calibration;
-    new ones are added. calibration: the coefficients; None: those that ship with meshcast.
-    assumed: what the calibration had to borrow; of_experts: the same of the products of experts, where there are any.
+    Attributes:
+        calibration: the coefficients.
+        rates: factors of the framework, by the names of `RATES`.
+        links: the tiers of the cluster with their cost models.
+        assumed: what the calibration had to borrow from other hardware, one sentence each.
+        assumed_experts: the same of the GEMMs of experts, where the model has some.
     """
 
     def __init__(
@@ -88,170 +90,188 @@ class Costs:
         kernels: dict[Work, Estimate] | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        self.calibration = known = calibration or Calibration.shipped()
+        """Costs on `cluster`.
+
+        alone: kernels as measured one by one, without what a long training step takes off their rate.
+        kernels: prices of kernels on this cluster at these rates by this calibration; new ones are added.
+        calibration: by default the one that ships with meshcast.
+        """
+        self.calibration = calibration or Calibration.shipped()
         self.cluster, self.mesh = cluster, mesh
-        self.rates = dict.fromkeys(RATES, 1.0) | _checked(rates or {})
-        self._speed = self.rates["kernel"] * (1.0 if alone else known.sustained_rate(cluster.gpu.architecture))
-        inner = known.link_models(cluster.scale_up if cluster.node.scale_up else cluster.host)
-        middle, outer = known.link_models(cluster.host), known.network_model(cluster.scale_out)
-        self.links = Links(cluster, Laws(inner.model, middle.model, outer.model), self.rates["communication"])
+        self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
+        sustained = 1.0 if alone else self.calibration.sustained_rate(cluster.gpu.architecture)
+        self._speed = self.rates["kernel"] * sustained
+        near = cluster.scale_up if cluster.node.scale_up else cluster.host
+        scale_up, to_host = (self.calibration.link_models(tier) for tier in (near, cluster.host))
+        network = self.calibration.network_model(cluster.scale_out)
+        models = TierCostModels(scale_up.model, to_host.model, network.model)
+        self.links = Links(cluster, models, self.rates["communication"])
         self.assumed = (
-            *dict.fromkeys(self._borrowed("gemm", "attention", "memory")),
-            *(inner.assumed if cluster.scale_up_domain > 1 else ()),
-            *(middle.assumed if cluster.over_host else ()),
-            *(outer.assumed if cluster.gpus > cluster.island else ()),
+            *dict.fromkeys(self._assumed_kernels("gemm", "attention", "memory")),
+            *(scale_up.assumed if cluster.scale_up_domain > 1 else ()),
+            *(to_host.assumed if cluster.over_host else ()),
+            *(network.assumed if cluster.gpus > cluster.local_gpus else ()),
         )
-        self.of_experts = self._borrowed("grouped")
-        self._known: dict[Work, Estimate] = {}
-        self._uses: dict[Work, Use] = {}
+        self.assumed_experts = self._assumed_kernels("grouped")
+        self._communication: dict[Work, Estimate] = {}
         self._kernels = kernels if kernels is not None else {}
-        self._reach: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
-        self._first: dict[tuple[str, ...], list[int]] = {}
+        self._uses: dict[Work, Use] = {}
+        self._reaches: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
+        self._offsets: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
-            Gemm: self._kernel(self._speed),
-            Attention: self._kernel(self._speed * self.rates["attention"]),
-            Memory: self._kernel(self.rates["memory_bound"]),
-            Collective: self._collective,
-            Exchange: self._exchange,
-            Transfer: self._transfer,
-            HostCopy: lambda work: host.copy(work, self._share),
-            HostUpdate: lambda work: host.update(work, self._share),
+            Gemm: self._kernel_price(self._speed),
+            Attention: self._kernel_price(self._speed * self.rates["attention"]),
+            Memory: self._kernel_price(self.rates["memory_bound"]),
+            Collective: self._price_collective,
+            Exchange: self._price_exchange,
+            Transfer: self._price_transfer,
+            HostCopy: lambda work: host.copy(work, self._host),
+            HostUpdate: lambda work: host.update(work, self._host),
         }
 
     def estimate(self, work: Work) -> Estimate:
         """How long `work` takes."""
         # Communication takes another time on another mesh.
-        prices = self._known if isinstance(work, Communication) else self._kernels
+        prices = self._communication if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
         if known is None:
             known = prices[work] = self._price[type(work)](slowest_rank(work))
         return known
 
-    @property
-    def of_exchanges(self) -> tuple[str, ...]:
-        """What the calibration had to borrow for exchanges of tokens."""
-        known, gpu = self.calibration, self.cluster.gpu
-        found = (known.kernel_model(gpu, section, DISPATCHES) for section in ("dispatch", "combine"))
-        return tuple(text for one in found for text in one.assumed)
-
-    def of_host(self, works: Iterable[Work | None]) -> tuple[str, ...]:
-        """What had to be assumed of the host for some work, where it comes there."""
-        found = [work for work in works if isinstance(work, Host)]
-        disks = any(work.to == "nvme" if isinstance(work, HostCopy) else work.loaded for work in found)
-        return (*(self._share.assumed if found else ()), *(self._share.of_disks if disks else ()))
-
-    @cached_property
-    def _share(self) -> host.Share:
-        return host.Share.of(self.cluster, self.rates["communication"])
-
     def use(self, work: Work) -> Use:
-        """What else `work` occupies, alone, as long as `estimate` says.
+        """What `work` occupies besides its stream when it runs alone.
 
         GEMMs and attention need all multiprocessors. Other kernels wait for memory, which a part of them keeps busy.
         """
         known = self._uses.get(work)
         if known is None:
-            known = self._uses[work] = self._use(work)
+            known = self._uses[work] = self._find_use(work)
         return known
 
-    def _use(self, work: Work) -> Use:
+    # ------------------------------------------------------------------------------------ assumptions
+
+    @property
+    def assumed_exchanges(self) -> tuple[str, ...]:
+        """What the calibration had to borrow for exchanges of tokens."""
+        known, gpu = self.calibration, self.cluster.gpu
+        found = (known.kernel_model(gpu, section, DISPATCH_LIBRARY) for section in ("dispatch", "combine"))
+        return tuple(text for one in found for text in one.assumed)
+
+    def assumed_hosts(self, works: Iterable[Work | None]) -> tuple[str, ...]:
+        """What had to be assumed of hosts and disks for those of these works that use them."""
+        found = [work for work in works if isinstance(work, Host)]
+        disks = any(work.to == "nvme" if isinstance(work, HostCopy) else work.loaded for work in found)
+        return (*(self._host.assumed if found else ()), *(self._host.assumed_disks if disks else ()))
+
+    def _assumed_kernels(self, *sections: str) -> tuple[str, ...]:
+        """What the calibration had to borrow for these sections."""
+        gpu = self.cluster.gpu
+        found = (self.calibration.kernel_model(gpu, section_on(section, gpu)) for section in sections)
+        return tuple(text for one in found for text in one.assumed)
+
+    # ----------------------------------------------------------------------------------------- prices
+
+    @cached_property
+    def _host(self) -> host.HostShare:
+        return host.HostShare.of(self.cluster, self.rates["communication"])
+
+    def _kernel_price(self, factor: float) -> Callable[[Any], Estimate]:
+        """A function that prices kernels. factor: of their rate (memory-bound ones: of their traffic)."""
+        gpu = self.cluster.gpu
+
+        def price(work: Any) -> Estimate:
+            name = section_of(work, gpu)
+            section, library = SECTIONS[name], TRAINING_LIBRARIES.get((name, gpu.architecture), "")
+            found = self.calibration.kernel_model(gpu, name, library, getattr(work, "dtype", "bf16"))
+            return section.price(work, gpu, section.in_training(found.model), factor)
+
+        return price
+
+    def _price_collective(self, work: Collective) -> Estimate:
+        if work.operation == "shift":
+            return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._shift_reaches(work))
+        return max(collective.price(work, one, self.links) for one in self._group_reaches(work))
+
+    def _price_exchange(self, work: Exchange) -> Estimate:
+        return max(dispatch.price(*one) for one in self._exchanges(work))
+
+    def _price_transfer(self, work: Transfer) -> Estimate:
+        return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._pair_reaches(work))
+
+    def _exchanges(self, work: Exchange) -> Iterator[tuple[dispatch.Dispatch, GPU, Tier, Tier, Any]]:
+        """An exchange in each of the groups that may be the slowest, with the arguments that price it there."""
+        cluster, speed = self.cluster, self.rates["communication"]
+        near = cluster.scale_up if cluster.node.scale_up else cluster.host
+        model = self.calibration.kernel_model(cluster.gpu, work.operation, DISPATCH_LIBRARY).model
+        nvlink, nic = min(1.0, model.nvlink_share * speed), min(1.0, model.nic_share * speed)
+        for one in self._group_reaches(work):
+            model = replace(model, nvlink_share=nvlink, nic_share=nic / fabric.all_to_all(one))
+            yield dispatch.Dispatch.of(work, one), cluster.gpu, near, cluster.scale_out, model
+
+    def _find_use(self, work: Work) -> Use:
         match work:
             case Gemm() | Attention():
                 return FULL
             case Collective(operation="shift"):
                 price, nbytes = self.estimate(work), slowest_rank(work).nbytes
-                slowest = next(one for one in self._steps(work) if p2p.price(nbytes, one, self.links) == price)
+                reaches = self._shift_reaches(work)
+                slowest = next(one for one in reaches if p2p.price(nbytes, one, self.links) == price)
                 return p2p.use(nbytes, slowest, self.links)
             case Collective():
                 price, most = self.estimate(work), slowest_rank(work)
-                slowest = next(one for one in self._reaches(most) if collective.price(most, one, self.links) == price)
+                reaches = self._group_reaches(most)
+                slowest = next(one for one in reaches if collective.price(most, one, self.links) == price)
                 return collective.use(most, slowest, self.links)
             case Exchange():
                 most = slowest_rank(work)
                 return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)
-            case Transfer() if paths := self._paths(work):
+            case Transfer() if reaches := self._pair_reaches(work):
                 price = self.estimate(work)
-                slowest = next(one for one in paths if p2p.price(work.nbytes, one, self.links) == price)
+                slowest = next(one for one in reaches if p2p.price(work.nbytes, one, self.links) == price)
                 return p2p.use(work.nbytes, slowest, self.links)
         return ALONE
 
-    def _kernel(self, factor: float) -> Callable[[Any], Estimate]:
-        """What prices kernels at a rate (those bound by memory: a traffic) of `factor` against the calibrated one."""
-        gpu = self.cluster.gpu
+    # --------------------------------------------------------------------------------- places of ranks
 
-        def price(work: Any) -> Estimate:
-            name = section_of(work, gpu)
-            section, whose = SECTIONS[name], TRAINING.get((name, gpu.architecture), "")
-            law = section.training(
-                self.calibration.kernel_model(gpu, name, whose, getattr(work, "dtype", "bf16")).model
-            )
-            return section.price(work, gpu, law, factor)
-
-        return price
-
-    def _borrowed(self, *sections: str) -> tuple[str, ...]:
-        """What the calibration had to borrow for these sections."""
-        gpu = self.cluster.gpu
-        found = (self.calibration.kernel_model(gpu, of_gpu(section, gpu)) for section in sections)
-        return tuple(text for one in found for text in one.assumed)
-
-    def _collective(self, work: Collective) -> Estimate:
-        if work.operation == "shift":
-            return _slowest(p2p.price(work.nbytes, spread, self.links) for spread in self._steps(work))
-        return max(collective.price(work, spread, self.links) for spread in self._reaches(work))
-
-    def _exchange(self, work: Exchange) -> Estimate:
-        return max(dispatch.price(*one) for one in self._exchanges(work))
-
-    def _exchanges(self, work: Exchange) -> Iterator[tuple[dispatch.Dispatch, GPU, Tier, Tier, dispatch.DispatchLaw]]:
-        """An exchange in the groups that may be the slowest, and what it takes to price it there."""
-        cluster, speed = self.cluster, self.rates["communication"]
-        near = cluster.scale_up if cluster.node.scale_up else cluster.host
-        law = self.calibration.kernel_model(cluster.gpu, work.operation, DISPATCHES).model
-        nvlink, nic = min(1.0, law.nvlink * speed), min(1.0, law.nic * speed)
-        for spread in self._reaches(work):
-            law = replace(law, nvlink=nvlink, nic=nic / fabric.all_to_all(spread))
-            yield dispatch.Dispatch.of(work, spread), cluster.gpu, near, cluster.scale_out, law
-
-    def _transfer(self, work: Transfer) -> Estimate:
-        return _slowest(p2p.price(work.nbytes, spread, self.links) for spread in self._paths(work))
-
-    def _reaches(self, work: Collective | Exchange) -> tuple[Reach, ...]:
-        """How the groups of a collective are spread that may be the slowest."""
+    def _group_reaches(self, work: Collective | Exchange) -> tuple[Reach, ...]:
+        """Where the groups of a collective sit that may be the slowest."""
         group = work.axes, work.members if isinstance(work, Collective) else None
-        if group not in self._reach:
-            self._reach[group] = self._spread(work.axes, self.mesh.ranks(*group))
-        return self._reach[group]
+        if group not in self._reaches:
+            self._reaches[group] = self._slowest_reaches(work.axes, self.mesh.ranks(*group))
+        return self._reaches[group]
 
-    def _paths(self, work: Transfer) -> tuple[Reach, ...]:
-        """The same of the pairs of a message; none where it does not move."""
+    def _pair_reaches(self, work: Transfer) -> tuple[Reach, ...]:
+        """The same of the pairs of a message; () if source and target are one rank."""
         if work.source == work.target:
             return ()
         pair = work.axis, work.source, work.target
-        if pair not in self._reach:
+        if pair not in self._reaches:
             stride = self.mesh.stride(work.axis)
-            self._reach[pair] = self._spread((work.axis,), (work.source * stride, work.target * stride))
-        return self._reach[pair]
+            ranks = work.source * stride, work.target * stride
+            self._reaches[pair] = self._slowest_reaches((work.axis,), ranks)
+        return self._reaches[pair]
 
-    def _steps(self, work: Collective) -> tuple[Reach, ...]:
-        """How far apart the ranks are that send to each other in a shift; none where each keeps what it has."""
+    def _shift_reaches(self, work: Collective) -> tuple[Reach, ...]:
+        """The same of the pairs that send to each other in a shift; () if each rank keeps its data."""
         ranks = self.mesh.ranks(work.axes, work.members)
         by = work.by % len(ranks)
         key = "shift", work.axes, work.members, by
-        if key not in self._reach:
+        if key not in self._reaches:
             pairs = {(rank, ranks[(i + by) % len(ranks)]) for i, rank in enumerate(ranks) if by}
-            self._reach[key] = tuple({one: None for pair in pairs for one in self._spread(work.axes, pair)})
-        return self._reach[key]
+            found = (one for pair in pairs for one in self._slowest_reaches(work.axes, pair))
+            self._reaches[key] = tuple(dict.fromkeys(found))
+        return self._reaches[key]
 
-    def _spread(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
-        """How those groups like that of `ranks` are spread that touch most islands; the slowest of them paces all."""
-        found = dict.fromkeys(reach(self.cluster, [at + rank for rank in ranks]) for at in self._offsets(axes))
-        far = [(one.islands.number, -one.islands.fewest) for one in found]
+    def _slowest_reaches(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
+        """Reaches of the groups along `axes` like that of `ranks` that touch most nodes: the slowest are among them."""
+        offsets = self._group_offsets(axes)
+        found = dict.fromkeys(reach(self.cluster, [offset + rank for rank in ranks]) for offset in offsets)
+        far = [(one.nodes.number, -one.nodes.fewest) for one in found]
         return tuple(one for one, its in zip(found, far, strict=True) if its == max(far))
 
-    def _offsets(self, axes: tuple[str, ...]) -> list[int]:
-        """First ranks of the groups over `axes`, one for each place that differs from the others'."""
-        if axes not in self._first:
+    def _group_offsets(self, axes: tuple[str, ...]) -> list[int]:
+        """First ranks of the groups along `axes`, one for each distinct place in the cluster."""
+        if axes not in self._offsets:
             pattern, first = self.cluster.pattern, {0: 0}
             for axis in self.mesh.axes:
                 if axis not in axes:
@@ -260,16 +280,17 @@ class Costs:
                     steps = min(self.mesh.size(axis), pattern // math.gcd(stride, pattern))
                     ranks = [rank + i * stride for i in range(steps) for rank in first.values()]
                     first = {rank % pattern: rank for rank in reversed(ranks)}
-            self._first[axes] = list(first.values())
-        return self._first[axes]
+            self._offsets[axes] = list(first.values())
+        return self._offsets[axes]
 
 
 def _slowest(prices: Iterable[Estimate]) -> Estimate:
-    """Of messages that are sent at the same time, the last to arrive."""
+    """Of messages sent at the same time, the one that arrives last."""
     return max(prices, key=lambda one: one.seconds + one.latency, default=NOTHING)
 
 
-def _checked(rates: Mapping[str, float]) -> dict[str, float]:
+def _check_rates(rates: Mapping[str, float]) -> dict[str, float]:
+    """The rates as floats. Raises PlanError for an unknown name or a value out of range."""
     for name, value in rates.items():
         if name not in RATES:
             raise PlanError(f"framework.set.rates.{name}", "no such rate", nearest(name, RATES), value)
@@ -280,10 +301,13 @@ def _checked(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 class IdealCosts:
-    """FLOPs at one rate, memory traffic for nothing, communication for nothing or at one rate without latency.
+    """One rate for FLOPs, free memory traffic, and communication that is free or has one rate and no latency.
 
-    flops: FLOP/s. communication: bytes/s; 0 makes it free. An all-reduce moves its buffer twice (it is a
-    reduce-scatter and an all-gather), everything else once.
+    An all-reduce moves its buffer twice (it is a reduce-scatter and an all-gather), everything else once.
+
+    Attributes:
+        flops: rate of all compute [FLOP/s].
+        communication: rate of all communication [bytes/s]; 0 makes it free.
     """
 
     def __init__(self, flops: float = 1.0, communication: float = 0.0) -> None:

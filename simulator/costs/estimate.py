@@ -1,4 +1,4 @@
-"""What pricing a piece of work answers."""
+"""The price of a piece of work: how long it takes, how certain that is, and what it occupies meanwhile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from simulator.ir.ops import Work
 
 
 class Estimate(NamedTuple):
-    """A time and how sure it is.
+    """The duration of a piece of work, and its uncertainty.
 
-    seconds: how long the work occupies its stream. spread: standard deviation of log(measured / seconds). latency: how
-    much later than the end of that those who wait for the result see it (transfers).
+    Attributes:
+        seconds: how long the work occupies its stream [s].
+        spread: standard deviation of log(measured / seconds).
+        latency: from the end of that until the receiver of a message has it [s].
     """
 
     seconds: float
@@ -22,21 +24,24 @@ class Estimate(NamedTuple):
 
 
 NOTHING = Estimate(0.0, 0.0)
-"""No work takes no time, for certain."""
+"""Empty work takes no time, for certain."""
 
 
 TIERS = ("scale-up", "host", "network")
-"""A GPU's own links: those of its domain, the one to its host, and its share of the node's ports."""
+"""A GPU's links: of its scale-up domain, to its host, and its share of the node's ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a piece of work occupies while it runs, beside its stream: what it may have to share with others.
+    """What a piece of work occupies besides its stream, and may have to share with other work.
 
-    moving: of its seconds alone, those in which bytes move; what comes before is latency, which others do not slow.
-    links: of each of `TIERS`, the share that is busy meanwhile: 1 where nothing else would fit. A collective uses its
-    links both ways, a message those out of its sender and into its receiver. multiprocessors: share of the GPU's that
-    communication takes; of a kernel, the share without which it is slower.
+    Attributes:
+        moving: seconds in which bytes move when it runs alone; the rest is latency, which other work does not slow
+        down.
+        links: busy share of each of `TIERS` meanwhile; 1 leaves no room for others. A collective uses its links in both
+            directions, a message those out of its sender and into its receiver.
+        multiprocessors: share of the GPU's multiprocessors that communication takes; of a kernel, the share without
+            which it slows down.
     """
 
     moving: float = 0.0
@@ -45,11 +50,11 @@ class Use:
 
 
 ALONE = Use()
-"""Of work that shares nothing."""
+"""The use of work that shares nothing."""
 
 FULL = Use(multiprocessors=1.0)
-"""Of kernels that fill the GPU."""
+"""The use of kernels that fill the GPU."""
 
 
 Uses = Callable[[Work], Use]
-"""What else than its stream a piece of work occupies."""
+"""What a piece of work occupies besides its stream."""

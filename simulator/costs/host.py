@@ -1,7 +1,7 @@
-"""Copies between GPUs and the host of their node, and updates that run there.
+"""Copies between GPUs and the host of their node, and optimizer updates on the host.
 
-All GPUs of a node do the same at the same time, so each has its share of what they have in common: of the links
-between PCIe switches and sockets, of the host's memory, of the disks.
+All GPUs of a node do the same at the same time, so each has its share of what they have in common: of the links between
+PCIe switches and sockets, of the host memory, of the disks.
 """
 
 from __future__ import annotations
@@ -12,33 +12,39 @@ from hardware.cluster import Cluster
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.ir.ops import HostCopy, HostUpdate
 
-BEGIN = 10e-6
-"""Starting a copy [s] (recalled: an asynchronous copy of a few bytes)."""
+COPY_LAUNCH = 10e-6
+"""Launch of a copy [s] (recalled: an asynchronous copy of a few bytes)."""
 
-COPIED = 0.8
-"""Of the nominal rate of host memory, what copies reach (assumed, as of other memories)."""
+COPY_SHARE = 0.8
+"""Share of the nominal bandwidth of host memory that copies reach (assumed, as of other memories)."""
 
-UPDATED = 0.5
-"""Of the nominal rate of host memory, what an optimizer reaches that all cores share: DeepSpeed's CPU-Adam takes 0.22,
-1.03 and 2.57 s for 1, 4 and 10 G parameters on two sockets of six channels of DDR4-2666, 256 GB/s (arXiv 2101.06840,
-table 4; 30 bytes a parameter: 0.53, 0.46 and 0.46 of it)."""
+UPDATE_SHARE = 0.5
+"""Share of the nominal bandwidth of host memory that an optimizer on all cores reaches: DeepSpeed's CPU-Adam takes
+0.22, 1.03 and 2.57 s for 1, 4 and 10 G parameters on two sockets of six channels of DDR4-2666, 256 GB/s (arXiv
+2101.06840, table 4; 30 bytes a parameter: 0.53, 0.46 and 0.46 of it)."""
 
-SPREAD = 0.2
-"""Of log(measured / predicted): processes are bound to sockets or not, and drives differ (assumed)."""
+SIGMA = 0.2
+"""Of log(measured / forecast): processes are bound to sockets or not, and drives differ (assumed)."""
 
 MEMORY = 51.2e9
-"""Host memory of one GPU, where the node's is not known [bytes/s]: an eighth of 16 channels of DDR4-3200."""
+"""Host memory bandwidth of one GPU where the node's is not known [bytes/s]: an eighth of 16 channels of DDR4-3200."""
 
 DISKS = 3e9
-"""Disks of one GPU, where the node's are not known [bytes/s], both ways: less than one drive of PCIe 4 (assumed)."""
+"""Disk rate of one GPU where the node's is not known [bytes/s], both ways: less than one PCIe 4 drive (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What one GPU has of its host while all others of its node use theirs [bytes/s].
+class HostShare:
+    """One GPU's share of its host while all GPUs of the node use it.
 
-    link: to or from the host's memory. memory: of that memory, nominal, reads and writes in sum. read, write: of disks.
-    latency [s]: of the link. assumed: what is not in the catalog, one sentence each; of_disks: the same of disks.
+    Attributes:
+        link: rate to or from host memory [bytes/s].
+        memory: nominal bandwidth of host memory, reads and writes in sum [bytes/s].
+        read: rate of reading from disks [bytes/s].
+        write: rate of writing to disks [bytes/s].
+        latency: of the link [s].
+        assumed: what the catalog does not say of the host, one sentence each.
+        assumed_disks: what it does not say of the disks.
     """
 
     link: float
@@ -47,11 +53,11 @@ class Share:
     write: float
     latency: float
     assumed: tuple[str, ...]
-    of_disks: tuple[str, ...]
+    assumed_disks: tuple[str, ...]
 
     @classmethod
-    def of(cls, cluster: Cluster, speed: float = 1.0) -> Share:
-        """Of the GPUs of a cluster. speed: rate of its links against the calibrated one, never beyond the nominal."""
+    def of(cls, cluster: Cluster, speed: float = 1.0) -> HostShare:
+        """The share of a GPU of `cluster`. speed: rate of its links against the calibrated one, at most nominal."""
         tier, host, gpus = cluster.host, cluster.node.host, cluster.gpus_per_node
         link = tier.bandwidth * min(1.0, tier.payload * speed)
         if host is not None and host.uplinks is not None:
@@ -59,23 +65,23 @@ class Share:
         missing = f"of {cluster.node.name} is not in the catalog: assumed"
         assumed = () if host else (f"host: memory {missing} {MEMORY / 1e9:g} GB/s for each GPU",)
         disks = host.read if host else None, host.write if host else None
-        of_disks = () if all(disks) else (f"host: what disks reach {missing} {DISKS / 1e9:g} GB/s for each GPU",)
+        assumed_disks = () if all(disks) else (f"host: what disks reach {missing} {DISKS / 1e9:g} GB/s for each GPU",)
         read, write = (float(rate / gpus) if rate else DISKS for rate in disks)
         memory = float(host.memory / gpus) if host else MEMORY
-        return cls(min(link, COPIED * memory), memory, read, write, tier.latency, assumed, of_disks)
+        return cls(min(link, COPY_SHARE * memory), memory, read, write, tier.latency, assumed, assumed_disks)
 
 
-def copy(work: HostCopy, share: Share) -> Estimate:
-    """A copy between a GPU and its host, or through the host's memory its disks."""
+def copy(work: HostCopy, share: HostShare) -> Estimate:
+    """The estimate of a copy between a GPU and host memory, or through host memory between a GPU and disks."""
     if not work.nbytes:
         return NOTHING
     rate = share.link
     if work.to == "nvme":
         rate = min(rate, share.read if work.back else share.write)
-    return Estimate(BEGIN + share.latency + work.nbytes / rate, SPREAD)
+    return Estimate(COPY_LAUNCH + share.latency + work.nbytes / rate, SIGMA)
 
 
-def update(work: HostUpdate, share: Share) -> Estimate:
-    """An optimizer on the host: as long as its memory takes, or the disks meanwhile."""
+def update(work: HostUpdate, share: HostShare) -> Estimate:
+    """The estimate of an optimizer step on the host: the slower of host memory and of the disks."""
     disks = work.loaded / share.read + work.stored / share.write
-    return Estimate(max(work.nbytes / (UPDATED * share.memory), disks), SPREAD)
+    return Estimate(max(work.nbytes / (UPDATE_SHARE * share.memory), disks), SIGMA)

@@ -62,10 +62,10 @@ def simulate(
     prices = [one.estimate for one in device_costs]
     uses = [one.use for one in device_costs]
     stages, program = build_program(plan, prices, shared)
-    assumed = (*costs.assumed, *(costs.of_experts if plan.job.model.moe else ()))
+    assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
     forward = (op for stage in stages for unit_run in one_of(stage).unit_runs for op in unit_run.fragment.forward)
-    assumed += costs.of_exchanges if any(isinstance(op.work, Exchange) for op in forward) else ()
-    assumed += costs.of_host(op.work for task in (*program.tasks, *program.updates) for op, _ in task.count_ops())
+    assumed += costs.assumed_exchanges if any(isinstance(op.work, Exchange) for op in forward) else ()
+    assumed += costs.assumed_hosts(op.work for task in (*program.tasks, *program.updates) for op, _ in task.count_ops())
     assumed += (CONTENTION,) if engine == "shared" else ()
     forecast = play_forecast(plan, stages, program, assumed, engine, skip, uses)
     if plan.schedule.reorders_at_run_time:

@@ -19,9 +19,9 @@ MESH = load_cluster("mi300x-8:2")
 CUBE = load_cluster("dgx-1v:1")
 
 
-def spread(members: int, domains: tuple[int, int], islands: tuple[int, int] | None = None, **more: Any) -> Reach:
-    """A `Reach` on a plain fabric; islands are domains if not given."""
-    inside = Parts(*(islands or domains))
+def spread(members: int, domains: tuple[int, int], nodes: tuple[int, int] | None = None, **more: Any) -> Reach:
+    """A `Reach` on a plain fabric; nodes are domains if not given."""
+    inside = Parts(*(nodes or domains))
     levels = (Crossing(1.0, inside.fewest),) if inside.number > 1 else ()
     return Reach(members, Parts(*domains), inside, **{"levels": levels, **more})
 

@@ -1,1 +1,1 @@
-"""From tables of measurements to the coefficients of the cost models."""
+"""Calibration: from tables of measurements to the coefficients of the cost models."""

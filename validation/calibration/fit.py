@@ -1,7 +1,7 @@
-"""Fits a law to measurements: robust least squares of log(predicted / measured).
+"""Fits a cost model to measurements: robust least squares of log(forecast / measured).
 
-Coefficients that are positive move on a log scale, the others on a linear one, all within their bounds. Those of a
-library are fitted for each library that the measurements name, together with those of the GPU.
+Positive coefficients move on a log scale, the others on a linear one, all within their bounds. Those of a library are
+fitted for each library among the measurements, together with those of the GPU or link.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import numpy as np
 from simulator.costs.coefficients import Coefficient, coefficients
 
 LOSS = 0.03
-"""Residuals of log(predicted / measured) beyond this count linearly, not squared."""
+"""Residuals of log(forecast / measured) beyond this count linearly, not squared."""
 
 
 class Measured(Protocol):
-    """Measurements of one library. seconds: an array."""
+    """Measurements of one library.
+
+    Attributes:
+        library: whose kernels they are.
+        seconds: measured times, an array [s].
+    """
 
     @property
     def library(self) -> str: ...
@@ -38,9 +43,13 @@ S = TypeVar("S", bound=Measured)
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit found: values and their relative standard errors, of the GPU and of each library.
+    """The result of a fit. A coefficient that the measurements do not depend on has no error, and stays at its start.
 
-    A coefficient that the measurements do not depend on has no error, and stays where it starts.
+    Attributes:
+        values: coefficients of the GPU or link.
+        errors: their relative standard errors.
+        libraries: coefficients of each library.
+        library_errors: their relative standard errors.
     """
 
     values: dict[str, float]
@@ -48,45 +57,46 @@ class Fit:
     libraries: dict[str, dict[str, float]]
     library_errors: dict[str, dict[str, float]]
 
-    def law(self, kind: type, library: str) -> Any:
-        """The law of one library, without spreads."""
-        return kind(**self.values, **self.libraries[library], spread=0.0, spread_short=0.0)
+    def make_model(self, model: type, library: str) -> Any:
+        """The cost model of one library, with sigmas of 0."""
+        return model(**self.values, **self.libraries[library], sigma=0.0, sigma_short=0.0)
 
 
 def fit(
-    kind: type,
+    model: type,
     samples: Sequence[S],
     predict: Callable[[S, Any], np.ndarray],
     held: Mapping[str, float] | None = None,
     most: int = 4000,
     loss: float = LOSS,
 ) -> Fit:
-    """The coefficients of the law `kind` that fit `samples` best.
+    """The coefficients of the cost model `model` that fit `samples` best.
 
-    predict: seconds of a sample by a law. held: coefficients that stay as they are. most: evaluations.
+    predict: seconds of a sample by a cost model. held: coefficients that stay as they are. most: evaluations. loss: see
+    `LOSS`.
     """
     from scipy.optimize import least_squares
 
     held = held or {}
-    known = coefficients(kind)
+    known = coefficients(model)
     libraries = sorted({sample.library for sample in samples})
     # Whose coefficient it is: a library's, or None for the GPU's.
     every: list[Name] = [(name, None) for name, c in known.items() if c.of == "gpu"]
     every += [(name, library) for library in libraries for name, c in known.items() if c.of == "library"]
     start = {(name, of): held.get(name, known[name].start) for name, of in every}
 
-    def laws(at: Mapping[Name, float]) -> Fit:
+    def split(at: Mapping[Name, float]) -> Fit:
         common = {name: value for (name, of), value in at.items() if of is None}
         own = {library: {n: value for (n, of), value in at.items() if of == library} for library in libraries}
         return Fit(common, {}, own, {})
 
     def residuals(at: Mapping[Name, float]) -> np.ndarray:
-        by = laws(at)
-        told = {library: by.law(kind, library) for library in libraries}
-        return np.concatenate([np.log(predict(s, told[s.library]) / s.seconds) for s in samples])
+        found = split(at)
+        models = {library: found.make_model(model, library) for library in libraries}
+        return np.concatenate([np.log(predict(s, models[s.library]) / s.seconds) for s in samples])
 
-    def from_best(best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
-        """What the solver found, and the coefficients by it."""
+    def solve(best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
+        """The solver's result from `best` on, and the coefficients by it."""
         scales = [_scale(known[name].low) for name, _ in free]
 
         def at(x: np.ndarray) -> dict[Name, float]:
@@ -108,45 +118,45 @@ def fit(
         )
         return found, at(found.x)
 
-    # What moves nothing stays where it starts; what moves something only where others have gone is fitted then.
+    # A coefficient without effect stays at its start; one that has an effect after others have moved is freed then.
     best, free, found = start, list[Name](), None
     for _ in range(ROUNDS):
         first = residuals(best)
         asked = [one for one in every if one not in free and one[0] not in held]
-        more = [one for one in asked if _moves(residuals, best, one, known[one[0]], first)]
+        more = [one for one in asked if _has_effect(residuals, best, one, known[one[0]], first)]
         if not more:
             break
         free = [one for one in every if one in free or one in more]
-        found, best = from_best(best, free)
+        found, best = solve(best, free)
+
     if found is None:
-        return laws(best)
+        return split(best)
     # Relative standard errors from the curvature, with the scatter of the residuals themselves.
     sigma = np.median(np.abs(residuals(best))) * 1.4826
     curvature = found.jac.T @ found.jac
     errors = sigma * np.sqrt(np.diag(np.linalg.inv(curvature + 1e-9 * np.eye(len(free)))))
-    told: dict[Name, float] = {}
+    relative: dict[Name, float] = {}
     for one, error in zip(free, errors, strict=True):
         c = known[one[0]]
-        told[one] = float(min(error / (1.0 if c.low > 0 else max(abs(best[one]), c.start)), 1.0))
-    of_all = laws(best)
-    by = laws(told)
-    return Fit(of_all.values, by.values, of_all.libraries, by.libraries)
+        relative[one] = float(min(error / (1.0 if c.low > 0 else max(abs(best[one]), c.start)), 1.0))
+    values, by = split(best), split(relative)
+    return Fit(values.values, by.values, values.libraries, by.libraries)
 
 
-def _moves(
+def _has_effect(
     residuals: Callable[[Mapping[Name, float]], np.ndarray],
     start: Mapping[Name, float],
     one: Name,
     c: Coefficient,
     first: np.ndarray,
 ) -> bool:
-    """Whether anything depends on a coefficient."""
+    """Whether any residual depends on a coefficient."""
     others = [value for value in (c.low + 0.3 * (c.high - c.low), c.high) if value != start[one]]
     return any(bool(np.any(residuals({**start, one: value}) != first)) for value in others)
 
 
 def _scale(low: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """There and back: logarithms where a coefficient is positive for certain."""
+    """The scale of a coefficient, there and back: logarithmic if it is always positive."""
     if low > 0:
         return np.log, np.exp
     return (lambda v: v), (lambda v: v)

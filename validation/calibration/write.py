@@ -1,4 +1,4 @@
-"""From fits to a calibration file: values with what they mean, the rows behind them, and how far rows lie from them."""
+"""Writes fits to calibration files: values with their meaning, the rows behind them, and how far rows lie from them."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from simulator.costs.coefficients import Coefficient, coefficients
 from validation.calibration.fit import Fit
 
 SHORT = 0.3
-"""Kernels of which a larger share is launch are short."""
+"""Share of launch from which on a kernel counts as short."""
 Z90 = 1.645
 LEAST = 0.2
-"""Of the spread of all rows, what remains at least of either end."""
+"""Least sigma of short or of long rows, in sigmas of all rows."""
 
 
-def section(
-    kind: type,
+def make_section(
+    model: type,
     found: Fit,
-    spreads: Mapping[str, dict[str, Any]],
+    sigmas: Mapping[str, dict[str, Any]],
     unnamed: Mapping[str, dict[str, float]],
     rows: Mapping[str, int],
     formats: Mapping[str, str],
     sources: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A section of a file, as `simulator.costs.calibration` describes it.
+    """A section of a calibration file, as `simulator.costs.calibration.calibration` describes it.
 
-    spreads, rows, formats, sources: by library; the spreads of its kinds of rows, too, where it has several (`kinds`).
-    unnamed: spreads by number format.
+    model: the cost model. found: its fit. sigmas, rows, formats, sources: by library; sigmas also by kind of rows
+    (`kinds`) where a library has several. unnamed: sigmas by number format.
     """
-    known = coefficients(kind)
+    known = coefficients(model)
     libraries = {
         name: {
             "format": formats[name],
             "rows": rows[name],
             "source": sources[name],
-            **spreads[name],
+            **sigmas[name],
             "coefficients": _entries(known, values, found.library_errors[name]),
         }
         for name, values in found.libraries.items()
     }
-    told = dict.fromkeys(part for source in sources.values() for part in source.split("; "))
+    parts = dict.fromkeys(part for source in sources.values() for part in source.split("; "))
     return {
         "common": {
             "rows": sum(rows.values()),
-            "source": "; ".join(told),
+            "source": "; ".join(parts),
             "coefficients": _entries(known, found.values, found.errors),
         },
         "libraries": libraries,
@@ -59,9 +59,9 @@ def section(
 def _entries(
     known: Mapping[str, Coefficient], values: Mapping[str, float], errors: Mapping[str, float]
 ) -> dict[str, dict[str, Any]]:
-    """Of what was measured."""
+    """The coefficients that measurements depend on."""
     return {
-        name: {"value": _round(value), "spread": _round(errors[name], 2), "meaning": known[name].meaning}
+        name: {"value": _round(value), "sigma": _round(errors[name], 2), "meaning": known[name].meaning}
         for name, value in values.items()
         if name in errors
     }
@@ -71,12 +71,13 @@ def _round(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def spreads(predicted: np.ndarray, measured: np.ndarray, launch: np.ndarray) -> dict[str, float]:
-    """The two spreads of a law (`simulator.costs.coefficients.spread`) that hold nine of ten rows, long and short ones.
+def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) -> dict[str, float]:
+    """The two sigmas of a cost model whose 90% intervals hold nine of ten rows, long and short ones.
 
-    All arrays in seconds; launch: the part of `predicted` that is no work.
+    See `simulator.costs.coefficients.estimate_sigma`. All arrays in seconds; launch: the part of `forecast` that does
+    not depend on the work.
     """
-    far, share = np.abs(np.log(measured / predicted)) / Z90, np.clip(launch / predicted, 0.0, 1.0)
+    far, share = np.abs(np.log(measured / forecast)) / Z90, np.clip(launch / forecast, 0.0, 1.0)
     short = share >= SHORT
     ends = [float(np.quantile(far, 0.9))] * 2
     least = LEAST * ends[0]
@@ -85,25 +86,25 @@ def spreads(predicted: np.ndarray, measured: np.ndarray, launch: np.ndarray) -> 
             if rows.any():
                 left = (far - ends[1 - end] * (1 - part))[rows] / part[rows]
                 ends[end] = max(least, float(np.quantile(left, 0.9)))
-    return {"spread": _round(ends[0]), "spread_short": _round(ends[1] if short.any() else ends[0])}
+    return {"sigma": _round(ends[0]), "sigma_short": _round(ends[1] if short.any() else ends[0])}
 
 
 def text(title: str, data: Mapping[str, Any]) -> str:
-    """The file: one line a coefficient."""
-    lines = [f"# {title}: coefficients of the laws in simulator/costs, in SI; written by `meshcast calibrate`."]
-    _lines(data, 0, lines)
+    """The text of a file: one line for each coefficient."""
+    lines = [f"# {title}: coefficients of the cost models in simulator/costs, in SI; written by `meshcast calibrate`."]
+    _add_lines(data, 0, lines)
     return "\n".join(lines) + "\n"
 
 
-def _lines(data: Mapping[str, Any], depth: int, lines: list[str]) -> None:
+def _add_lines(data: Mapping[str, Any], depth: int, lines: list[str]) -> None:
     pad = "  " * depth
     for key, value in data.items():
         if isinstance(value, Mapping) and any(isinstance(one, Mapping) for one in value.values()):
             lines.append(f"{pad}{key}:")
-            _lines(value, depth + 1, lines)
-        elif isinstance(value, Mapping) and not {"value", "spread_short"} & set(value):
+            _add_lines(value, depth + 1, lines)
+        elif isinstance(value, Mapping) and not {"value", "sigma_short"} & set(value):
             lines.append(f"{pad}{key}:" + ("" if value else " {}"))
-            _lines(value, depth + 1, lines)
+            _add_lines(value, depth + 1, lines)
         elif isinstance(value, Mapping):
             inner = ", ".join(f"{name}: {_scalar(one)}" for name, one in value.items())
             lines.append(f"{pad}{key}: {{{inner}}}")
@@ -113,9 +114,9 @@ def _lines(data: Mapping[str, Any], depth: int, lines: list[str]) -> None:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, float):
-        told = f"{value:.12g}"
+        digits = f"{value:.12g}"
         # YAML 1.1 reads 5e-06 as text.
-        return told.replace("e", ".0e") if "e" in told and "." not in told else told
+        return digits.replace("e", ".0e") if "e" in digits and "." not in digits else digits
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 

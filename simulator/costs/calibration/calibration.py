@@ -1,20 +1,21 @@
-"""Coefficients of the cost laws, one YAML file per GPU and per kind of link; a fit writes these files and nothing else.
+"""Coefficients of the cost models, from one YAML file per GPU and per family of links; fits write these files.
 
-A file holds a section for each law, and a section holds what was measured there and nothing else::
+A file has a section for each cost model, and a section holds only what was measured on that hardware::
 
     gemm:
-      common: {rows, source, coefficients: {depth: {value, spread, meaning}, ...}}
+      common: {rows, source, coefficients: {pipeline_depth: {value, sigma, meaning}, ...}}
       libraries:
-        sglang: {format, rows, source, spread, spread_short, coefficients: {rate: {...}, ...}}
-      unnamed: {bf16: {spread, spread_short}, ...}
+        sglang: {format, rows, source, sigma, sigma_short, coefficients: {peak_share: {...}, ...}}
+      unnamed: {bf16: {sigma, sigma_short}, ...}
 
-Values are in SI; the spread of a coefficient is relative, those of a library are of log(measured / predicted)
-(`simulator.costs.coefficients.spread`). Kernels whose library nobody names are priced by the middle of those that were
-measured in their number format, with the spread of them all around that middle; collectives as by plain NCCL.
+Values are in SI. The sigma of a coefficient is its relative standard error; those of a library are standard deviations
+of log(measured / forecast), see `simulator.costs.coefficients.estimate_sigma`. A kernel whose library nobody names has
+the mean coefficients of the libraries that were measured in its number format, with the sigma of all their rows around
+it; a collective is priced as by plain NCCL.
 
-What is missing is borrowed, coefficient by coefficient: from the nearest GPU of the same architecture or the next kind
-of links, then from ones near it, with a wider spread (`BORROWED`), and a sentence says so. Two files are written by
-hand: `steps.yaml` has what no table of kernels measures, `assumed.yaml` the coefficients that no table tells at all. A
+A coefficient that a file lacks is borrowed: from the nearest GPU of the same architecture or the next family of links,
+then from others close to it, with a larger sigma (`BORROWED`) and a sentence in the report. Two files are written by
+hand: `steps.yaml` has what no table of kernels measures, `assumed.yaml` the coefficients that no table shows. A
 coefficient that no file has is refused.
 """
 
@@ -33,9 +34,9 @@ from hardware.errors import CatalogError
 from hardware.gpu import GPU
 from hardware.load import catalog, load, read_yaml
 from simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
-from simulator.costs.calibration.cost_models import EVERY, LAWS, LINKS, PROCESSES, family
+from simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
 from simulator.costs.coefficients import Coefficient, coefficients
-from simulator.costs.collectives.links import LinkLaw, NetworkLaw
+from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
 from simulator.ir.ops import BYTES
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ ARCHITECTURES = {
     "cdna4": ("blackwell", "hopper"),
     "cpu": (),
 }
-"""Whose coefficients come next where no GPU of an architecture has them, the nearest first."""
+"""Architectures that lend coefficients where no GPU of an architecture has them, nearest first."""
 LATEST = ("hopper", "blackwell", "ampere")
 """The same for an architecture that is not listed."""
 
@@ -62,19 +63,20 @@ FAMILIES = {
     "nvlink5": ("nvlink4",),
     "pcie": ("nvlink3", "nvlink4"),
 }
-"""Whose coefficients come next where links of a family have none, the nearest first."""
+"""Families of links that lend coefficients where a family lacks them, nearest first."""
 PLAIN = ("nvlink3", "nvlink4")
-"""The same for links that are not listed: rings alone, no sums in a switch."""
+"""The same for links that are not listed: rings without NVLS."""
 
 BORROWED = {"generation": 0.08, "other": 0.15, "maker": 0.25}
-"""Relative spread that is added (in squares) to borrowed laws. Large GEMMs of one generation miss the next by 3-10 %;
-the best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
+"""Sigma that is added (in squares) to borrowed cost models. Large GEMMs of one generation miss the next by 3-10 %; the
+best one of the MI300X reaches 0.51 of its peak, of the H100 0.80 (stas00/ml-engineering @744d01e, accelerator)."""
 
 SHIPPED: Traversable = resources.files("simulator.costs.calibration")
+"""Where the files lie that ship with meshcast."""
 
 
-def _keep_answers(method: Callable[Concatenate[Calibration, P], T]) -> Callable[Concatenate[Calibration, P], T]:
-    """Each question is answered once for each Calibration."""
+def _cached(method: Callable[Concatenate[Calibration, P], T]) -> Callable[Concatenate[Calibration, P], T]:
+    """Computes each answer of a method once for each `Calibration`."""
 
     @wraps(method)
     def answer(self: Calibration, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -91,7 +93,7 @@ class Found(NamedTuple):
     """A cost model with its coefficients.
 
     Attributes:
-        model: an instance of a class of `simulator.costs.calibration.cost_models`, or of several (`LinkLaw`).
+        model: an instance of a class of `simulator.costs.calibration.cost_models`, or a `LinkCostModels`.
         assumed: what was borrowed from other hardware, one sentence each; () if all was measured on this one.
     """
 
@@ -105,31 +107,31 @@ class _Composed(NamedTuple):
     Attributes:
         model: with its coefficients.
         lender: the file that most of it is from.
-        far: how far that one's hardware is from what was asked for, by the keys of `BORROWED`; "": it is its own.
+        distance: of that file's hardware from what was asked for, a key of `BORROWED`; "": it is the same.
         hidden: coefficients of shipped files, with their values, where the files in use lack them.
         unmeasured: coefficients of `assumed.yaml`, with their values.
     """
 
     model: Any
     lender: str
-    far: str
+    distance: str
     hidden: tuple[str, ...]
     unmeasured: tuple[str, ...]
 
     def gaps(self, what: str) -> tuple[str, ...]:
-        """What the files in use lack, in sentences. what: the model in words."""
+        """What the files in use lack, in sentences. what: the cost model in words."""
         told = {"as shipped: the calibration in use lacks it": self.hidden, "in no table": self.unmeasured}
         return tuple(f"{what}: {', '.join(found)} ({why})" for why, found in told.items() if found)
 
 
 class Calibration:
-    """The coefficients of all cost models: from a folder of files, if there is one, and from those that ship.
+    """The coefficients of all cost models, from a folder of files if there is one and from those that ship.
 
-    Files are read once, when first needed: after a file has changed, make a new Calibration.
+    Each file is read once, when it is first needed: after a file has changed, make a new Calibration.
 
     Attributes:
-        folder: its files come before those that ship with meshcast; None: only those.
-        written: files as data, by their names; they come before those of the folder.
+        folder: its files take the place of those that ship with meshcast; None: only the latter.
+        written: files as data, by their names; they take the place of those of the folder.
     """
 
     def __init__(self, folder: Path | None = None, written: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -154,14 +156,14 @@ class Calibration:
 
     # --------------------------------------------------------------------------------------------- files
 
-    @_keep_answers
+    @_cached
     def names(self) -> tuple[str, ...]:
-        """Of all files, sorted."""
+        """Names of all files, sorted."""
         places: list[Any] = [SHIPPED, *([self.folder] if self.folder else [])]
         found = {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
         return tuple(sorted(found - {DEVICE[:-5]} | self.written.keys()))
 
-    @_keep_answers
+    @_cached
     def sections(self, name: str) -> Mapping[str, Any]:
         """The file `name` as data, {} without one."""
         if name in self.written:
@@ -173,15 +175,15 @@ class Calibration:
         file = SHIPPED / f"{name}.yaml"
         return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
 
-    @_keep_answers
+    @_cached
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
-        """Whose coefficients a GPU uses, the nearest first: names of files, and how far they are from it ("": its own).
+        """Files whose coefficients a GPU uses, nearest first, each with its distance ("": the GPU's own).
 
-        Of one architecture that GPU is nearest whose rates (of FLOPs and memory) and number of multiprocessors are most
-        alike. without: a file that is passed over.
+        Within one architecture, nearness is that of rates (of FLOPs and memory) and numbers of multiprocessors.
+        without: a file that is left out.
         """
         order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
-        maker = "maker" if gpu.architecture.startswith("cdna") else "other"
+        elsewhere = "maker" if gpu.architecture.startswith("cdna") else "other"
         found = []
         for name in self.names():
             if name == without:
@@ -191,62 +193,68 @@ class Calibration:
             elif name in catalog("gpus") and load("gpus", name).architecture in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
-                far = "generation" if place == 0 else maker
-                found.append((bool(far), place, _distance(gpu, other), name, far))
-        return tuple((name, far) for *_, name, far in sorted(found))
+                distance = "generation" if place == 0 else elsewhere
+                found.append((bool(distance), place, _unlikeness(gpu, other), name, distance))
+        return tuple((name, distance) for *_, name, distance in sorted(found))
 
     # ------------------------------------------------------------------------------------------- models
 
-    @_keep_answers
+    @_cached
     def kernel_model(
         self, gpu: GPU, section: str, library: str = "", dtype: str = "bf16", kind: str = "", without: str = ""
     ) -> Found:
         """The cost model of one section on `gpu`.
 
-        library: whose kernels; "" or one that was never measured: the middle of all in the format of `dtype`. kind: of
-        the rows of a table, which may have a spread of their own. without: a file that is passed over.
+        library: whose kernels; "" or one that was never measured: the mean of all libraries in the format of `dtype`.
+        kind: of the rows of a table, which may have a sigma of their own. without: a file that is left out.
         """
-        given = self.lenders(gpu, without)
-        made = self._compose(LAWS[section], section, given, library, format_of(dtype), kind)
+        lenders, form = self.lenders(gpu, without), format_of(dtype)
+        made = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
         told = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
-        return Found(made.model, (*((told,) if made.far else ()), *made.gaps(f"{section} kernels of {gpu.name}")))
+        borrowed = (told,) if made.distance else ()
+        return Found(made.model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
 
-    @_keep_answers
+    @_cached
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
-        """The cost models of the links of a scale-up domain or to the host: a `LinkLaw`.
+        """The cost models of the links of a scale-up domain or to the host: a `LinkCostModels`.
 
-        library: who calls them; "": plain NCCL. without: a file that is passed over.
+        library: program that calls the collectives; "": plain NCCL. without: a file that is left out.
         """
         own = family(tier.kind)
-        far = "generation" if own in FAMILIES else "other"
-        first = own, "" if tier.kind == own or own == "pcie" else far
-        given = [first, *((name, far) for name in FAMILIES.get(own, PLAIN))]
-        given = [(name, far) for name, far in given if name != without]
         if own == PROCESSES:
-            made = self._compose(EVERY["processes"], "processes", [(own, "")], library, kind=kind)
-            return Found(LinkLaw(made.model, made.model, made.model), made.gaps(tier.kind))
-        each = {section: self._compose(law, section, given, library, kind=kind) for section, law in LINKS.items()}
+            made = self._compose(COST_MODELS["processes"], "processes", [(own, "")], library, kind=kind)
+            return Found(LinkCostModels(made.model, made.model, made.model), made.gaps(tier.kind))
+        distance = "generation" if own in FAMILIES else "other"
+        first = own, "" if tier.kind == own or own == "pcie" else distance
+        lenders = [first, *((name, distance) for name in FAMILIES.get(own, PLAIN))]
+        lenders = [(name, distance) for name, distance in lenders if name != without]
+        each = {
+            section: self._compose(model, section, lenders, library, kind=kind)
+            for section, model in LINK_MODELS.items()
+        }
         told = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
-        more = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
-        return Found(LinkLaw(*(one.model for one in each.values())), (*((told,) if each["ring"].far else ()), *more))
+        borrowed = (told,) if each["ring"].distance else ()
+        gaps = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
+        return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
 
-    @_keep_answers
+    @_cached
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
-        """The cost model of the network between islands: a `NetworkLaw`.
+        """The cost model of the network between nodes: a `NetworkCostModel`.
 
-        What no table tells of any network is not said: it would be said of every job on several nodes.
+        Coefficients of `assumed.yaml` are not among the assumptions: every job on several nodes would list them.
         """
         own = family(tier.kind)
-        given = [(own, ""), ("infiniband", "other"), ("efa", "other")]
-        given = [(name, far) for name, far in given if name != without]
-        made = self._compose(NetworkLaw, "network", given, "", kind=kind)
+        lenders = [(own, ""), ("infiniband", "other"), ("efa", "other")]
+        lenders = [(name, distance) for name, distance in lenders if name != without]
+        made = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
         told = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
-        return Found(made.model, (*((told,) if made.far else ()), *made._replace(unmeasured=()).gaps(tier.kind)))
+        borrowed = (told,) if made.distance else ()
+        return Found(made.model, (*borrowed, *made._replace(unmeasured=()).gaps(tier.kind)))
 
     def sustained_rate(self, architecture: str) -> float:
-        """Rate of GEMMs and attention in a long training step against the same kernel alone.
+        """Rate of GEMMs and attention in a long training step against the same kernels alone.
 
-        Of the GPUs of an architecture, or of the nearest one that was observed.
+        That of the GPUs of an architecture, or of the nearest one that was observed.
         """
         known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
         order = (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST)
@@ -254,49 +262,50 @@ class Calibration:
 
     def _compose(
         self,
-        law: type,
+        model: type,
         section: str,
-        given: Sequence[tuple[str, str]],
+        lenders: Sequence[tuple[str, str]],
         library: str,
         form: str = "",
         kind: str = "",
     ) -> _Composed:
-        """A law from the files `given`, the first first.
+        """A cost model from the files `lenders`, in their order.
 
-        form: number format of the libraries whose middle stands for an unnamed one; "": none does. Files are read only
-        as far as they are needed.
+        form: number format of the libraries whose mean stands for an unnamed one; "": none does. Files are read only as
+        far as they are needed.
         """
-        of = self.sections
-        if not any("common" in of(name).get(section, {}) for name, _ in given):
-            of = Calibration.shipped().sections  # files of a folder may hold but one section, and hide those that ship
-        lender, far = next(((name, far) for name, far in given if "common" in of(name).get(section, {})), ("", ""))
+        read = self.sections
+        if not any("common" in read(name).get(section, {}) for name, _ in lenders):
+            read = Calibration.shipped().sections  # files of a folder may hold one section, and hide those that ship
+        measured = ((name, distance) for name, distance in lenders if "common" in read(name).get(section, {}))
+        lender, distance = next(measured, ("", ""))
         if not lender:
             rule = f"no calibration has a section {section}"
             raise CatalogError("calibration", rule, "Calibrate hardware of its generation", section)
-        known = (of(name).get(section, {}).get("libraries", {}) for name, _ in given if library)
+        known = (read(name).get(section, {}).get("libraries", {}) for name, _ in lenders if library)
         own = next((libraries[library] for libraries in known if library in libraries), None)
         values, hidden, unmeasured = dict[str, float](), list[str](), list[str]()
-        for name, wanted in coefficients(law).items():
+        for name, wanted in coefficients(model).items():
             if own and wanted.of == "library" and name in own["coefficients"]:
                 values[name] = float(own["coefficients"][name]["value"])
                 continue
-            told = (_value(of(f).get(section, {}), name, wanted.of, form) for f, _ in given)
-            found = next((one for one in told if one is not None), wanted.neutral)
+            each = (_value(read(file).get(section, {}), name, wanted.of, form) for file, _ in lenders)
+            found = next((one for one in each if one is not None), wanted.neutral)
             if found is None:
-                found, measured = _fill_gap(section, name, wanted, [f for f, _ in given], form)
-                (hidden if measured else unmeasured).append(f"{name} {found:g}")
+                found, is_measured = _fill_gap(section, name, wanted, [file for file, _ in lenders], form)
+                (hidden if is_measured else unmeasured).append(f"{name} {found:g}")
             values[name] = found
-        unnamed = of(lender)[section]["unnamed"]
-        spreads = own or unnamed.get(form) or next(iter(unnamed.values()))
-        spreads = spreads.get("kinds", {}).get(kind, spreads)
-        wider = BORROWED[far] if far else 0.0
-        widened = {key: math.hypot(float(spreads[key]), wider) for key in ("spread", "spread_short")}
-        return _Composed(law(**values, **widened), lender, far, tuple(hidden), tuple(unmeasured))
+        unnamed = read(lender)[section]["unnamed"]
+        sigmas = own or unnamed.get(form) or next(iter(unnamed.values()))
+        sigmas = sigmas.get("kinds", {}).get(kind, sigmas)
+        added = BORROWED[distance] if distance else 0.0
+        total = {key: math.hypot(float(sigmas[key]), added) for key in ("sigma", "sigma_short")}
+        return _Composed(model(**values, **total), lender, distance, tuple(hidden), tuple(unmeasured))
 
 
 def _fill_gap(section: str, name: str, wanted: Coefficient, files: Sequence[str], form: str) -> tuple[float, bool]:
-    """A coefficient that no file of a calibration has, and whether it was measured: as in the shipped file that one of
-    a folder hides, not as in `assumed.yaml`. Raises CatalogError where neither has it."""
+    """A coefficient that no file in use has, and whether it was measured: as in a shipped file that one of a folder
+    hides, not as in `assumed.yaml`. Raises CatalogError where neither has it."""
     shipped = Calibration.shipped()
     for file in files:
         found = _value(shipped.sections(file).get(section, {}), name, wanted.of, form)
@@ -310,22 +319,22 @@ def _fill_gap(section: str, name: str, wanted: Coefficient, files: Sequence[str]
     return float(entry["value"]), False
 
 
-def _distance(one: GPU, other: GPU) -> float:
-    """How unlike two GPUs are: the sum of |log| of ratios of their rates and sizes."""
+def _unlikeness(one: GPU, other: GPU) -> float:
+    """Sum of |log| of the ratios of memory bandwidths, multiprocessors and peaks of two GPUs."""
     pairs = [(one.memory_bandwidth, other.memory_bandwidth), (one.multiprocessors, other.multiprocessors)]
     pairs += [(one.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in one.peak and dtype in other.peak]
     return sum(abs(math.log(a / b)) for a, b in pairs)
 
 
 def format_of(dtype: str) -> str:
-    """The number formats that kernels are measured in: 8 bits and fewer are one, all others another."""
+    """The number format in which kernels of `dtype` are measured: 8 bits and fewer are one, all others another."""
     return "fp8" if BYTES[dtype] <= 1 else "bf16"
 
 
 def _value(data: Mapping[str, Any], name: str, of: str, form: str) -> float | None:
-    """A coefficient as one file knows it: the GPU's, or the middle of its libraries'; None if it does not.
+    """A coefficient in a section of one file: the GPU's, or the mean of its libraries'; None if it has none.
 
-    The middle is the geometric mean, the arithmetic one where some are zero.
+    The mean is geometric, or arithmetic where some values are zero.
     """
     if "common" not in data:
         return None

@@ -1,4 +1,4 @@
-"""Calibrations that meshcast does not ship: what no law can be made of ends in one sentence."""
+"""Checks of calibration files that do not ship with meshcast: a faulty file ends in one error."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from typing import Any
 
 from hardware.errors import CatalogError, nearest
 from hardware.load import catalog, load, read_yaml
-from simulator.costs.calibration.cost_models import EVERY, family
+from simulator.costs.calibration.cost_models import COST_MODELS, family
 from simulator.costs.coefficients import coefficients
 
 STEPS = "steps"
 """The file, written by hand, of what a training step takes off the rates of kernels."""
 ASSUMED = "assumed"
-"""The file, written by hand, of coefficients that no table tells."""
+"""The file, written by hand, of coefficients that no table shows."""
 DEVICE = "device.yaml"
 """The description of a measured device that is in no catalog, beside its calibration."""
-WIDEST = 300.0
-"""A spread beyond it makes intervals that are no numbers."""
+LARGEST_SIGMA = 300.0
+"""A larger sigma makes intervals that are no numbers."""
 ROUNDING = 1e-3
 """Files hold four digits of a value."""
 SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
 
+RENAMED = {"spread": "sigma", "spread_short": "sigma_short", "pair": "all_to_all", "message": "p2p"}
+"""Keys of files that meshcast wrote before, and what they are called now."""
+
 
 def check_folder(folder: Path) -> None:
-    """Refuses a folder of calibrations that laws cannot be made of, or that nothing would ask for."""
+    """Raises CatalogError for a folder of calibrations that no cost model can be made of, or that nothing would use."""
     files = sorted(file for file in folder.glob("*.yaml") if file.name != DEVICE)
     if not files:
         rule = "there is no calibration (*.yaml) in this folder"
@@ -41,7 +44,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_checked(file: Path) -> dict[str, Any]:
-    """The calibration in a file that meshcast does not ship. Raises CatalogError where no laws can be made of it."""
+    """The data of a calibration file. Raises CatalogError where no cost models can be made of it."""
     read = read_yaml(file, str(file)).data
     data = {} if read is None else _mapping(read, str(file))
     for name, given in data.items():
@@ -49,53 +52,66 @@ def read_checked(file: Path) -> dict[str, Any]:
         section = _mapping(given, where)
         if file.stem == STEPS:
             entry = _mapping(section.get("sustained"), f"{where}.sustained")
-            for key, most in (("value", 10.0), ("spread", WIDEST)):
-                _number(entry.get(key), 0.0, most, f"{where}.sustained.{key}")
+            for key, most in (("value", 10.0), ("sigma", LARGEST_SIGMA)):
+                _check_number(entry, key, 0.0, most, f"{where}.sustained")
             continue
-        if name not in EVERY:
-            raise CatalogError(where, "there is no such section", nearest(str(name), EVERY), name)
+        if name not in COST_MODELS:
+            remedy = _new_name(name) or nearest(str(name), COST_MODELS)
+            raise CatalogError(where, "there is no such section", remedy, name)
         parts = {key: _mapping(section.get(key), f"{where}.{key}") for key in ("common", "libraries", "unnamed")}
-        _sound_values(EVERY[name], parts["common"], f"{where}.common")
+        _check_values(COST_MODELS[name], parts["common"], f"{where}.common")
         for key, library in parts["libraries"].items():
-            _sound_values(EVERY[name], _mapping(library, f"{where}.libraries.{key}"), f"{where}.libraries.{key}")
-            _sound_spreads(library, f"{where}.libraries.{key}")
+            place = f"{where}.libraries.{key}"
+            _check_values(COST_MODELS[name], _mapping(library, place), place)
+            _check_sigmas(library, place)
             if library.get("format") not in ("fp8", "bf16", "any"):
                 rule = "a format is fp8, bf16 or any"
-                raise CatalogError(f"{where}.libraries.{key}.format", rule, "Write one of them", library.get("format"))
+                raise CatalogError(f"{place}.format", rule, "Write one of them", library.get("format"))
         if not parts["unnamed"]:
             raise CatalogError(f"{where}.unnamed", "it names no number format", f"Calibrate again: {SHAPE}")
-        for form, spreads in parts["unnamed"].items():
-            _sound_spreads(_mapping(spreads, f"{where}.unnamed.{form}"), f"{where}.unnamed.{form}")
+        for form, sigmas in parts["unnamed"].items():
+            _check_sigmas(_mapping(sigmas, f"{where}.unnamed.{form}"), f"{where}.unnamed.{form}")
     return data
 
 
-def _sound_values(law: type, part: Mapping[str, Any], where: str) -> None:
-    known = coefficients(law)
+def _check_values(model: type, part: Mapping[str, Any], where: str) -> None:
+    """Raises CatalogError for a coefficient that the cost model does not have, or whose value is out of range."""
+    known = coefficients(model)
     for name, given in _mapping(part.get("coefficients"), f"{where}.coefficients").items():
         if name not in known:
-            raise CatalogError(f"{where}.coefficients", "there is no such coefficient", nearest(str(name), known), name)
+            remedy = f"{nearest(str(name), known)}. Files of an older release: calibrate again"
+            raise CatalogError(f"{where}.coefficients", "there is no such coefficient", remedy, name)
         place = f"{where}.coefficients.{name}"
-        value = _mapping(given, place).get("value")
-        _number(value, known[name].low, known[name].high, f"{place}.value")
+        _check_number(_mapping(given, place), "value", known[name].low, known[name].high, place)
 
 
-def _sound_spreads(part: Mapping[str, Any], where: str) -> None:
+def _check_sigmas(part: Mapping[str, Any], where: str) -> None:
     kinds = _mapping(part.get("kinds", {}), f"{where}.kinds")
     every = [(where, part), *((f"{where}.kinds.{kind}", own) for kind, own in kinds.items())]
     for place, own in every:
-        for key in ("spread", "spread_short"):
-            _number(_mapping(own, place).get(key), 0.0, WIDEST, f"{place}.{key}")
+        for key in ("sigma", "sigma_short"):
+            _check_number(_mapping(own, place), key, 0.0, LARGEST_SIGMA, place)
 
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:
+    """`data` as a dict, without keys that are called otherwise now. Raises CatalogError."""
     if not isinstance(data, Mapping):
         raise CatalogError(where, "must be a mapping", f"Calibrate again: {SHAPE}", data)
+    for key in ("spread", "spread_short"):
+        if key in data:
+            raise CatalogError(f"{where}.{key}", "this key has another name", _new_name(key), key)
     return dict(data)
 
 
-def _number(value: Any, low: float, high: float, where: str) -> None:
-    """Refuses what is no number between `low` and `high`, rounding aside."""
+def _new_name(key: Any) -> str:
+    """What to write for a key of an older release; "" for others."""
+    return f"Write {RENAMED[key]}, or calibrate again" if key in RENAMED else ""
+
+
+def _check_number(data: Mapping[str, Any], key: str, low: float, high: float, where: str) -> None:
+    """Raises CatalogError if `data` has no number between `low` and `high` under `key`, rounding aside."""
+    value: Any = data.get(key)
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     if not (plain and low - ROUNDING * abs(low) <= value <= high + ROUNDING * abs(high)):
         rule = f"must be a number from {low:g} to {high:g}"
-        raise CatalogError(where, rule, "Correct it, or calibrate again", value)
+        raise CatalogError(f"{where}.{key}", rule, "Correct it, or calibrate again", value)

@@ -1,41 +1,47 @@
-"""Which laws there are, by the sections of calibrations, and which links share one file."""
+"""The cost models, by the sections of calibration files, and the families of links that share one file."""
 
 from __future__ import annotations
 
-from simulator.costs.collectives.dispatch import DispatchLaw
-from simulator.costs.collectives.links import MessageLaw, NetworkLaw, PairLaw, RingLaw
-from simulator.costs.collectives.processes import ProcessLaw
-from simulator.costs.kernels.attention import AttentionLaw
-from simulator.costs.kernels.cpu import CoreAttentionLaw, CoreGemmLaw, CoreMemoryLaw
-from simulator.costs.kernels.gemm import Fp8GemmLaw, GemmLaw
-from simulator.costs.kernels.grouped import GroupedLaw
-from simulator.costs.kernels.memory import MemoryLaw
+from simulator.costs.collectives.dispatch import DispatchCostModel
+from simulator.costs.collectives.links import AllToAllCostModel, NetworkCostModel, P2PCostModel, RingCostModel
+from simulator.costs.collectives.processes import ProcessCostModel
+from simulator.costs.kernels.attention import AttentionCostModel
+from simulator.costs.kernels.cpu import CpuAttentionCostModel, CpuGemmCostModel, CpuMemoryBoundCostModel
+from simulator.costs.kernels.gemm import Fp8GemmCostModel, GemmCostModel
+from simulator.costs.kernels.grouped import GroupedGemmCostModel
+from simulator.costs.kernels.memory import MemoryBoundCostModel
 
-LAWS: dict[str, type] = {
-    "memory": MemoryLaw,
-    "gemm": GemmLaw,
-    "gemm-fp8": Fp8GemmLaw,
-    "grouped": GroupedLaw,
-    "attention": AttentionLaw,
-    "dispatch": DispatchLaw,
-    "combine": DispatchLaw,
-    "prepare": DispatchLaw,
-    "cpu-gemm": CoreGemmLaw,
-    "cpu-attention": CoreAttentionLaw,
-    "cpu-memory": CoreMemoryLaw,
+KERNEL_MODELS: dict[str, type] = {
+    "memory": MemoryBoundCostModel,
+    "gemm": GemmCostModel,
+    "gemm-fp8": Fp8GemmCostModel,
+    "grouped": GroupedGemmCostModel,
+    "attention": AttentionCostModel,
+    "dispatch": DispatchCostModel,
+    "combine": DispatchCostModel,
+    "prepare": DispatchCostModel,
+    "cpu-gemm": CpuGemmCostModel,
+    "cpu-attention": CpuAttentionCostModel,
+    "cpu-memory": CpuMemoryBoundCostModel,
 }
-"""The laws of a GPU's kernels, by their sections."""
+"""Sections of a GPU's file."""
 
-LINKS: dict[str, type] = {"ring": RingLaw, "pair": PairLaw, "message": MessageLaw}
-"""The laws of links inside an island; that of a network has the section `network`."""
+LINK_MODELS: dict[str, type] = {"ring": RingCostModel, "all_to_all": AllToAllCostModel, "p2p": P2PCostModel}
+"""Sections of the file of links within a node; each is the field of `LinkCostModels` of its name."""
+
+COST_MODELS: dict[str, type] = {
+    **KERNEL_MODELS,
+    **LINK_MODELS,
+    "network": NetworkCostModel,
+    "processes": ProcessCostModel,
+}
+"""All sections: also that of a network's file, and that of `PROCESSES`."""
 
 PROCESSES = "loopback"
-"""The family of links that join processes of one host, whose law has the section `processes`."""
-
-EVERY: dict[str, type] = {**LAWS, **LINKS, "network": NetworkLaw, "processes": ProcessLaw}
+"""The family of links that join processes of one host."""
 
 
 def family(kind: str) -> str:
-    """Links of the catalog that share coefficients: nvlink4-h800 and nvlink4, all of PCIe, all of InfiniBand."""
+    """The family of a link of the catalog: nvlink4 for nvlink4-h800, pcie for all of PCIe, infiniband for all of it."""
     word = kind.partition("-")[0]
     return "pcie" if word.startswith("pcie") else word

@@ -1,30 +1,31 @@
-"""What collectives move over which links: the ways of an operation, and their shares of the buffer.
+"""NCCL's algorithms for each collective, and the bytes that they move over each link.
 
-Symbols: n members in k islands, g on the one that holds the fewest (its ports are the narrowest). Bytes over each
-member's links in its domain, in multiples of S (`own`: what handling its own part costs, as a part of a step):
+Symbols: n members on k nodes, g on the node that holds the fewest of them (its ports limit the group), S the largest
+buffer of one member. A scale-up domain of several nodes (GB200 NVL72) counts as one node. Bytes over each member's
+links in its domain, in multiples of S (c: `self_copy`, what a member's own part costs in steps):
 
-    ring all-reduce  (2 (n - 1) + own) / n      steps 2 (n - 1), or 2 (g - 1) and 2 log2 k by trees
-    sums in switches 1 + 1/g                    within an island
-                     1 + 2/g                    2 log2 k between: what others sent is handed out once more
-    all-gather, reduce-scatter (n - 1 + own) / n    n - k in islands and k - 1 between them
-    all-to-all       (g - 1 + own) / n          one, and a little for each peer
-    broadcast        1                          g - 1 and log2 k
+    ring all-reduce             (2 (n - 1) + c) / n    steps 2 (n - 1); by trees 2 (g - 1), and 2 log2 k levels
+    NVLS                        1 + 1/g                within a node
+                                1 + 2/g                2 log2 k levels between nodes: what others sent is multicast too
+    all-gather, reduce-scatter  (n - 1 + c) / n        n - k steps within nodes and k - 1 between them
+    all-to-all                  (g - 1 + c) / n        one step, and a latency for each peer
+    broadcast                   1                      g - 1 steps and log2 k levels
 
-and over each member's port to the network (the g members have g ports of the island; its other GPUs are siblings'):
+and over each member's port to the network (the g members share g ports of the node; its other GPUs belong to sibling
+groups):
 
-    ring all-reduce  2 (n - 1) / (n g): rings through every port of every island
-    trees            2 / g, for an inner node hears two children and its parent and is a leaf of the other tree;
-                     1 / g between two islands
-    sums in the network 1 / g
-    all-gather, reduce-scatter (n - 1) / (n g)
-    all-to-all       (n - g) / n
-    broadcast        1 / g
+    ring all-reduce             2 (n - 1) / (n g)      rings through every port of every node
+    trees                       2 / g                  a node receives from two children and its parent in one tree,
+                                                       and is a leaf of the other; 1 / g between two nodes
+    SHARP in the network        1 / g
+    all-gather, reduce-scatter  (n - 1) / (n g)
+    all-to-all                  (n - g) / n
+    broadcast                   1 / g
 
-An island of several domains joins these over the host: rings of cards, bridged in pairs or not, go over one link to
-it (two bridged A100 or H100 and two more reach 0.77 of one link, as eight cards without bridges do); to an
-all-to-all it is what ports are to a network. Without a switch a group has only the links between its members. All
-kinds of links work at the same time, so the slowest one counts; what the levels of the fabric add is said in `fabric`.
-Nothing is faster than these bytes at the links' nominal rates, for all shares are below 1.
+In a node of several scale-up domains these are joined by the host: rings of PCIe cards, bridged in pairs or not, share
+one link to it (two bridged A100 or H100 and two more reach 0.77 of one link, as eight cards without bridges do); for an
+all-to-all the host acts like the network. Without a switch a group can use only the links between its members. All
+tiers work concurrently, so the slowest one determines the time; `fabric` adds what the network's upper levels cost.
 """
 
 from __future__ import annotations
@@ -34,68 +35,98 @@ from typing import NamedTuple
 
 from hardware.topology import Reach
 from simulator.costs.collectives import fabric, tuner
-from simulator.costs.collectives.links import Links, RingLaw, hosted
-from simulator.costs.collectives.tuner import LINE, QUICK, SWITCH, WHOLE
+from simulator.costs.collectives.links import Links, RingCostModel, crosses_host
+from simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
 
 TREE = 0.92 * 0.85
-"""Rate of trees inside islands against rings (NVIDIA/nccl @5067397, src/graph/tuning.cc)."""
+"""Rate of trees within nodes against rings (NVIDIA/nccl @5067397, src/graph/tuning.cc)."""
 PAT = 0.75
-"""The same of the library's logarithmic gathers, for groups of one GPU per node."""
+"""Rate of NCCL's PAT all-gathers (one GPU a node) against rings, by the same source."""
 RING_STEP = 1 / 3
-"""A step of a ring between islands against a level of a tree, whose chunks go up and down: 14 us by the source above,
+"""A ring step between nodes against a level of a tree, through which chunks go up and down: 14 us by the source above,
 of the 42 us that trees show."""
 PORTS = 9
 """Most ports of a rack that rings and trees of one group use: between racks of 72 GPUs with a port of 50 GB/s each,
 all-reduces move 430 GB/s (coreweave/nccl-tests, 2 and 20 racks), as if NCCL's search found no more channels."""
-QUICK_MESSAGE = 16384
-"""Largest message of an all-to-all that goes by the quick protocol (NCCL_P2P_LL_THRESHOLD)."""
+LL_MESSAGE = 16384
+"""Largest message of an all-to-all that is sent with LL [bytes] (NCCL_P2P_LL_THRESHOLD)."""
 
 
-Busy = tuple[float, float, float]
-"""Shares of the links of each tier, in the order of `simulator.costs.estimate.TIERS`."""
+LinkShares = tuple[float, float, float]
+"""Busy shares of the links of each tier, in the order of `simulator.costs.estimate.TIERS`."""
 
 
-class Way(NamedTuple):
-    """An algorithm with a protocol.
+class Algorithm(NamedTuple):
+    """An algorithm with a protocol, for one operation of one group.
 
-    limit: largest size it is used for. multiprocessors: that it takes. busy: of a member's scale-up links, its link to
-    the host and its port, what is busy while bytes move: all of the narrowest.
+    Attributes:
+        name: such as ``ring LL128`` or ``NVLS``.
+        max_bytes: largest buffer that it is used for.
+        latency: of all steps of an empty buffer [s].
+        byte: seconds of one byte of the buffer over the slowest tier.
+        exposed_fill: exposed share of filling and draining the channels.
+        multiprocessors: that it takes from kernels.
+        busy: shares of a member's links that are busy while bytes move, by tier; 1 for the slowest tier.
     """
 
     name: str
-    limit: float
+    max_bytes: float
     latency: float
-    per_byte: float
-    pipe: float
+    byte: float
+    exposed_fill: float
     multiprocessors: int
-    busy: Busy
+    busy: LinkShares
 
 
-def _narrowest(
-    reach: Reach, links: Links, inner: float, host: float, outer: float, shares: tuple[float, float]
-) -> tuple[float, Busy]:
-    """Seconds of a byte of the buffer, and `Way.busy`.
+class Protocol(NamedTuple):
+    """A protocol of NCCL on the links of a group.
 
-    inner, host, outer: bytes over each link. shares: of the rate, in islands and between.
+    Attributes:
+        setup: of a transfer [s].
+        step: within a node [s].
+        level: of a tree between nodes [s].
+        share: of the nominal rate that it reaches within a node.
+        network_share: of the ports' payload rate that it reaches between nodes.
+        exposed_fill: exposed share of filling and draining the channels.
     """
-    own = _share_of_links(reach, links)
-    up = inner * links.inside(shares[0], own) if inner else 0.0
-    middle = host * links.over_host(shares[0]) if hosted(reach) else 0.0
-    out = outer * links.across(shares[1]) if reach.islands.number > 1 else 0.0
+
+    setup: float
+    step: float
+    level: float
+    share: float
+    network_share: float
+    exposed_fill: float
+
+
+def _slowest_tier(
+    reach: Reach, links: Links, scale_up: float, host: float, network: float, shares: tuple[float, float]
+) -> tuple[float, LinkShares]:
+    """Seconds of a byte of the buffer over the slowest tier, and `Algorithm.busy`.
+
+    scale_up, host, network: bytes over each link for each byte of the buffer. shares: of the rate that is reached, in
+    nodes and between them.
+    """
+    usable = _ring_links(reach, links)
+    up = scale_up * links.scale_up_byte(shares[0], usable) if scale_up else 0.0
+    middle = host * links.host_byte(shares[0]) if crosses_host(reach) else 0.0
+    out = network * links.network_byte(shares[1]) if reach.nodes.number > 1 else 0.0
     most = max(up, middle, out)
-    return most, (own * up / most, middle / most, out / most)
+    return most, (usable * up / most, middle / most, out / most)
 
 
-def _port(reach: Reach, links: Links) -> float:
-    """Part of what rings and trees take out of an island that goes through one port."""
-    if reach.islands.number == 1:
+def _port_share(reach: Reach, links: Links) -> float:
+    """Share of the bytes leaving a node in rings and trees that goes through one port."""
+    if reach.nodes.number == 1:
         return 0.0
     rack = links.cluster.node.domain > links.cluster.gpus_per_node
-    return max(fabric.ring(reach) / reach.islands.fewest, 1 / PORTS if rack else 0.0)
+    return max(fabric.ring(reach) / reach.nodes.fewest, 1 / PORTS if rack else 0.0)
 
 
-def _share_of_links(reach: Reach, links: Links) -> float:
-    """Of a member's links, those that rings use: where pairs lack links, rings go both ways, on two links of a GPU."""
+def _ring_links(reach: Reach, links: Links) -> float:
+    """Share of a member's scale-up links that rings use.
+
+    Where some pairs of GPUs have no link, rings run in both directions, over two links of each GPU.
+    """
     up = links.cluster.node.scale_up
     if up is None or not up.gaps or reach.members == 2:
         return reach.links
@@ -103,113 +134,124 @@ def _share_of_links(reach: Reach, links: Links) -> float:
     return max(1, round(reach.links * count) // 2 * 2) / count
 
 
-def _level(reach: Reach, links: Links) -> float:
-    """A level of a tree in whole chunks [s]: each member's chunk goes through the ports that are used."""
-    net = links.laws.outer
-    crowd = _port(reach, links) * reach.islands.fewest
-    return net.step + (net.chunk * crowd / links.out.bandwidth if crowd else 0.0)
+def _simple_level(reach: Reach, links: Links) -> float:
+    """A level of a tree with Simple [s]: each member's chunk goes through the ports in use."""
+    net = links.models.network
+    members_per_port = _port_share(reach, links) * reach.nodes.fewest
+    return net.simple_level + (
+        net.chunk_bytes * members_per_port / links.network.bandwidth if members_per_port else 0.0
+    )
 
 
-def _protocols(law: RingLaw, reach: Reach, links: Links) -> dict[str, tuple[float, float, float, float, float, float]]:
-    """Base, step, step between islands, shares of the rate in and between them, pipe: of each protocol."""
-    net, lat, whole = links.laws.outer, law.latency, _level(reach, links)
-    line = math.sqrt(net.quick_step * whole)
+def _protocols(model: RingCostModel, reach: Reach, links: Links) -> dict[str, Protocol]:
+    net, ratio, rate, level = links.models.network, model.step_ratio, model.rate_ratio, _simple_level(reach, links)
+    ll128_level = math.sqrt(net.ll_level * level)
     return {
-        QUICK: (0.0, law.quick_step * lat, net.quick_step, law.quick_share * law.rate, 0.5 * net.share, law.quick_pipe),
-        LINE: (0.0, law.line_step * lat, line, 0.92 * law.share * law.rate, 0.92 * net.share, 0.0),
-        WHOLE: (law.base * lat, law.step * lat, whole, law.share * law.rate, net.share, 0.0),
+        LL: Protocol(
+            0.0, model.ll_step * ratio, net.ll_level, model.ll_share * rate, 0.5 * net.share, model.ll_exposed_fill
+        ),
+        LL128: Protocol(
+            0.0, model.ll128_step * ratio, ll128_level, 0.92 * model.simple_share * rate, 0.92 * net.share, 0.0
+        ),
+        SIMPLE: Protocol(
+            model.simple_setup * ratio, model.simple_step * ratio, level, model.simple_share * rate, net.share, 0.0
+        ),
     }
 
 
-def _limits(reach: Reach, links: Links, steps: int, sums: bool) -> dict[str, float]:
-    """Across islands all ways compete: what the tuner knows of a network is not told here."""
-    if reach.islands.number > 1:
-        return dict.fromkeys((QUICK, LINE, WHOLE, SWITCH), math.inf)
-    tier = links.middle if hosted(reach) else links.up
-    return tuner.limits(tier.kind, reach.links, reach.members, steps, hosted(reach), sums)
+def _max_bytes(reach: Reach, links: Links, steps: int, nvls: bool) -> dict[str, float]:
+    """Largest buffer of each protocol; no limits between nodes, where the tuner's constants are not modelled."""
+    if reach.nodes.number > 1:
+        return dict.fromkeys((LL, LL128, SIMPLE, NVLS), math.inf)
+    tier = links.host if crosses_host(reach) else links.scale_up
+    return tuner.max_bytes(tier.kind, reach.links, reach.members, steps, crosses_host(reach), nvls)
 
 
-def _all_reduce(reach: Reach, links: Links) -> tuple[Way, ...]:
-    n, (k, g), (_, d), law = reach.members, reach.islands, reach.domains, links.law(reach).ring
-    up, net, wait = tuner.generation(links.up.kind), links.laws.outer, links.wait(reach)
-    levels, port = 2 * math.ceil(math.log2(k)), _port(reach, links)
-    sums = links.switch_sums and links.up.switched and bool(up.channel) and not hosted(reach) and g > 1
-    limits = _limits(reach, links, 2 * (n - 1), sums)
-    inner, ring = (2 * (n - 1) + law.own) / n if d > 1 else 0.0, 2 * (n - 1) / n
+def _all_reduce(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
+    n, (k, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).ring
+    up, net, wires = tuner.generation(links.scale_up.kind), links.models.network, links.wire_latency(reach)
+    levels, port = 2 * math.ceil(math.log2(k)), _port_share(reach, links)
+    nvls = links.nvls and links.scale_up.switched and bool(up.nvls_channel) and not crosses_host(reach) and g > 1
+    max_bytes = _max_bytes(reach, links, 2 * (n - 1), nvls)
+    inner, ring = (2 * (n - 1) + model.self_copy) / n if d > 1 else 0.0, 2 * (n - 1) / n
     tree = (1 if k == 2 else 2) * port
-    ways = []
-    for name, (base, step, hop, share, out, pipe) in _protocols(law, reach, links).items():
-        per_byte, busy = _narrowest(reach, links, inner, ring, ring * port, (share, out))
-        latency = base + 2 * (n - k) * step + 2 * (k - 1) * (RING_STEP * hop + wait)
-        ways.append(Way(f"ring {name}", limits[name], latency, per_byte, pipe, up.channels, busy))
+    found = []
+    for name, one in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
+        latency = one.setup + 2 * (n - k) * one.step + 2 * (k - 1) * (RING_STEP * one.level + wires)
+        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, one.exposed_fill, up.channels, busy))
         if k > 1:
             inside = 2.0 if d > 1 else 0.0
-            per_byte, busy = _narrowest(reach, links, inside, ring, tree, (TREE * share, out))
-            latency = base + 2 * (g - 1) * step + levels * (hop + wait)
-            ways.append(Way(f"tree {name}", math.inf, latency, per_byte, net.pipe, up.channels, busy))
-    if sums:
-        share, begin = law.switch_share * law.rate, law.switch_begin * g * law.latency
-        summed = 1 + (1 if k == 1 else 2) / g
-        per_byte, busy = _narrowest(reach, links, summed, 0.0, tree, (share, net.share))
-        pipe = law.switch_pipe if k == 1 else net.pipe
-        latency = begin + levels * (_level(reach, links) + wait)
-        ways.append(Way("switch", limits[SWITCH], latency, per_byte, pipe, tuner.SWITCH_CHANNELS, busy))
-        if links.network_sums and k > 1:
-            per_byte, busy = _narrowest(reach, links, summed, 0.0, port, (share, net.share))
-            latency = begin + 2 * (_level(reach, links) + wait)
-            ways.append(Way("switch and network", math.inf, latency, per_byte, pipe, tuner.SWITCH_CHANNELS, busy))
-    return tuple(way for way in ways if way.limit)
+            byte, busy = _slowest_tier(reach, links, inside, ring, tree, (TREE * one.share, one.network_share))
+            latency = one.setup + 2 * (g - 1) * one.step + levels * (one.level + wires)
+            found.append(Algorithm(f"tree {name}", math.inf, latency, byte, net.exposed_fill, up.channels, busy))
+    if nvls:
+        share, setup = model.nvls_share * model.rate_ratio, model.nvls_setup * g * model.step_ratio
+        moved = 1 + (1 if k == 1 else 2) / g
+        byte, busy = _slowest_tier(reach, links, moved, 0.0, tree, (share, net.share))
+        fill = model.nvls_exposed_fill if k == 1 else net.exposed_fill
+        latency = setup + levels * (_simple_level(reach, links) + wires)
+        found.append(Algorithm("NVLS", max_bytes[NVLS], latency, byte, fill, tuner.NVLS_CHANNELS, busy))
+        if links.sharp and k > 1:
+            byte, busy = _slowest_tier(reach, links, moved, 0.0, port, (share, net.share))
+            latency = setup + 2 * (_simple_level(reach, links) + wires)
+            found.append(Algorithm("NVLS and SHARP", math.inf, latency, byte, fill, tuner.NVLS_CHANNELS, busy))
+    return tuple(one for one in found if one.max_bytes)
 
 
-def _gather(reach: Reach, links: Links) -> tuple[Way, ...]:
-    n, k, d, law = reach.members, reach.islands.number, reach.domains.fewest, links.law(reach).ring
-    wait, channels = links.wait(reach), tuner.generation(links.up.kind).channels
-    limits, port = _limits(reach, links, n - 1, False), _port(reach, links)
-    inner, ring = (n - 1 + law.own) / n if d > 1 else 0.0, (n - 1) / n
-    ways = []
-    for name, (base, step, hop, share, out, pipe) in _protocols(law, reach, links).items():
-        per_byte, busy = _narrowest(reach, links, inner, ring, ring * port, (share, out))
-        latency = base + (n - k) * step + (k - 1) * (RING_STEP * hop + wait)
-        ways.append(Way(f"ring {name}", limits[name], latency, per_byte, pipe, channels, busy))
-        if name == WHOLE and n == k:
-            latency = base + math.ceil(math.log2(k)) * (RING_STEP * hop + wait)
-            ways.append(Way("logarithmic", math.inf, latency, per_byte / PAT, pipe, channels, busy))
-    return tuple(way for way in ways if way.limit)
+def _gather(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
+    """All-gather, and reduce-scatter, which has the same steps the other way round."""
+    n, k, d, model = reach.members, reach.nodes.number, reach.domains.fewest, links.models_within_node(reach).ring
+    wires, channels = links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
+    max_bytes, port = _max_bytes(reach, links, n - 1, False), _port_share(reach, links)
+    inner, ring = (n - 1 + model.self_copy) / n if d > 1 else 0.0, (n - 1) / n
+    found = []
+    for name, one in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
+        latency = one.setup + (n - k) * one.step + (k - 1) * (RING_STEP * one.level + wires)
+        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, one.exposed_fill, channels, busy))
+        if name == SIMPLE and n == k:
+            latency = one.setup + math.ceil(math.log2(k)) * (RING_STEP * one.level + wires)
+            found.append(Algorithm("PAT", math.inf, latency, byte / PAT, one.exposed_fill, channels, busy))
+    return tuple(one for one in found if one.max_bytes)
 
 
-def _broadcast(reach: Reach, links: Links) -> tuple[Way, ...]:
-    (k, g), (_, d), law = reach.islands, reach.domains, links.law(reach).ring
-    wait, channels = links.wait(reach), tuner.generation(links.up.kind).channels
-    port = _port(reach, links)
-    ways = []
-    for name, (base, step, hop, share, out, pipe) in _protocols(law, reach, links).items():
-        per_byte, busy = _narrowest(reach, links, float(d > 1), 1.0, port, (share, out))
-        latency = base + (g - 1) * step + math.ceil(math.log2(k)) * (hop + wait)
-        ways.append(Way(f"ring {name}", math.inf, latency, per_byte, pipe, channels, busy))
-    return tuple(ways)
+def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
+    """Broadcast, and reduce, which has the same steps the other way round."""
+    (k, g), (_, d), model = reach.nodes, reach.domains, links.models_within_node(reach).ring
+    wires, channels = links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
+    port = _port_share(reach, links)
+    found = []
+    for name, one in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, float(d > 1), 1.0, port, (one.share, one.network_share))
+        latency = one.setup + (g - 1) * one.step + math.ceil(math.log2(k)) * (one.level + wires)
+        found.append(Algorithm(f"ring {name}", math.inf, latency, byte, one.exposed_fill, channels, busy))
+    return tuple(found)
 
 
-def _all_to_all(reach: Reach, links: Links) -> tuple[Way, ...]:
-    n, (k, g), (_, d), law = reach.members, reach.islands, reach.domains, links.law(reach).pair
-    wait, channels = links.wait(reach), tuner.generation(links.up.kind).channels
-    net, narrower = links.laws.outer, fabric.all_to_all(reach) if k > 1 else 1.0
-    inner = (d - 1 + law.own) / n if d > 1 else 0.0
-    ways = []
-    for name, limit, base, hop, share, pipe in (
-        (QUICK, QUICK_MESSAGE * n, 0.0, net.quick_step, law.quick_share, 0.0),
-        (WHOLE, math.inf, law.base, _level(reach, links), law.share * law.rate, law.pipe),
+def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
+    n, (_, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).all_to_all
+    k, wires, channels = reach.nodes.number, links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
+    net, slowdown = links.models.network, fabric.all_to_all(reach) if k > 1 else 1.0
+    inner, out = (d - 1 + model.self_copy) / n if d > 1 else 0.0, (n - g) / n * slowdown
+    simple = _simple_level(reach, links)
+    found = []
+    for name, max_bytes, setup, level, share, fill in (
+        (LL, LL_MESSAGE * n, 0.0, net.ll_level, model.ll_share, 0.0),
+        (SIMPLE, math.inf, model.simple_setup, simple, model.simple_share * model.rate_ratio, model.exposed_fill),
     ):
-        per_byte, busy = _narrowest(reach, links, inner, (n - d) / n, (n - g) / n * narrower, (share, net.all_to_all))
-        latency = law.peer * (n - 1) + base + (RING_STEP * hop + wait if k > 1 else 0.0)
-        ways.append(Way(f"pairs {name}", limit, latency, per_byte, pipe, channels, busy))
-    return tuple(ways)
+        byte, busy = _slowest_tier(reach, links, inner, (n - d) / n, out, (share, net.all_to_all_share))
+        latency = model.peer_latency * (n - 1) + setup + (RING_STEP * level + wires if k > 1 else 0.0)
+        found.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy))
+    return tuple(found)
 
 
-WAYS = {
+ALGORITHMS = {
     "all_reduce": _all_reduce,
     "all_gather": _gather,
     "reduce_scatter": _gather,
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
-    "reduce": _broadcast,  # the same steps the other way
+    "reduce": _broadcast,
 }
+"""By operation: the algorithms of a group."""

@@ -1,7 +1,7 @@
-"""The tiers of links as a communication library uses them: their laws, and a cluster's tiers with them.
+"""Cost models of NCCL on a GPU's links (scale-up, host, network), and the links of a cluster together with them.
 
-Coefficients are shares of the links' nominal rate, seconds and plain numbers. Collectives that pass data on (rings,
-trees, sums in switches) have one law, all-to-alls another, messages a third, and the network one for all.
+Coefficients are shares of a link's nominal rate, seconds, or plain numbers. Collectives that forward data in steps
+(rings, trees, NVLS) share one cost model; all-to-alls, point-to-point messages and the network have one each.
 """
 
 from __future__ import annotations
@@ -16,139 +16,155 @@ from simulator.costs.coefficients import coefficient
 
 
 @dataclass(frozen=True, slots=True)
-class RingLaw:
-    """All-reduce, all-gather, reduce-scatter and broadcast over the links of an island.
+class RingCostModel:
+    """All-reduce, all-gather, reduce-scatter and broadcast within a node, by NCCL's protocols LL, LL128 and Simple.
 
-    NCCL's three protocols: *quick* (LL) sends a flag with every 4 bytes, *line* (LL128) with every 120, *whole*
-    (Simple) after each chunk. `switch_*` is an all-reduce whose sums the switch forms (NVLink SHARP).
+    LL sends a flag with every 4 bytes, LL128 with every 120, Simple after each chunk. `nvls_*`: an all-reduce whose
+    sums the NVSwitch forms (NVLink SHARP).
     """
 
-    begin: float = coefficient("launch of a collective on all members, and their meeting [s]", 1e-6, 40e-6, 6e-6)
-    quick_step: float = coefficient("a step of the quick protocol [s]", 0.1e-6, 8e-6, 0.9e-6)
-    quick_share: float = coefficient("most of the nominal rate that the quick protocol reaches", 0.05, 1.0, 0.4)
-    quick_pipe: float = coefficient("part of filling and draining channels that shows in quick ones", 0.0, 2.0, 0.3)
-    line_step: float = coefficient("a step of the line protocol [s]", 0.1e-6, 10e-6, 4e-6)
-    base: float = coefficient("setting up a transfer of whole chunks [s]", 0.0, 60e-6, 10e-6)
-    step: float = coefficient("a step of the whole-chunk protocol [s]", 0.3e-6, 60e-6, 4e-6)
-    share: float = coefficient("most of the nominal rate that the whole-chunk protocol reaches", 0.3, 1.0, 0.85)
-    own: float = coefficient("handling a member's own part of the buffer, as a part of a step", 0.0, 2.0, 0.7)
-    switch_begin: float = coefficient("setting up sums in the switch, for each member [s]", 0.1e-6, 15e-6, 2e-6)
-    switch_share: float = coefficient("most of the nominal rate that sums in the switch reach", 0.3, 1.0, 0.66)
-    switch_pipe: float = coefficient("part of filling and draining channels that shows in them", 0.0, 2.0, 0.6)
-    call: float = coefficient("what this way of calling adds [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
-    latency: float = coefficient("its steps against those of plain NCCL", 0.2, 3.0, 1.0, "library", 1.0)
-    rate: float = coefficient("its rates against those of plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
-    crowd: float = coefficient("power of members by which rates over the host fall", 0.0, 4.0, 0.0, "library", 0.0)
-    spread: float = 0.0
-    spread_short: float = 0.0
+    launch: float = coefficient("launch of a collective and synchronisation of its members [s]", 1e-6, 40e-6, 6e-6)
+    ll_step: float = coefficient("a step with LL [s]", 0.1e-6, 8e-6, 0.9e-6)
+    ll_share: float = coefficient("share of the nominal rate that LL reaches", 0.05, 1.0, 0.4)
+    ll_exposed_fill: float = coefficient("exposed share of filling and draining the channels with LL", 0.0, 2.0, 0.3)
+    ll128_step: float = coefficient("a step with LL128 [s]", 0.1e-6, 10e-6, 4e-6)
+    simple_setup: float = coefficient("setup of a transfer with Simple [s]", 0.0, 60e-6, 10e-6)
+    simple_step: float = coefficient("a step with Simple [s]", 0.3e-6, 60e-6, 4e-6)
+    simple_share: float = coefficient("share of the nominal rate that Simple reaches", 0.3, 1.0, 0.85)
+    self_copy: float = coefficient("copy of a member's own part of the buffer, in steps", 0.0, 2.0, 0.7)
+    nvls_setup: float = coefficient("setup of NVLS for each member [s]", 0.1e-6, 15e-6, 2e-6)
+    nvls_share: float = coefficient("share of the nominal rate that NVLS reaches", 0.3, 1.0, 0.66)
+    nvls_exposed_fill: float = coefficient(
+        "exposed share of filling and draining the channels with NVLS", 0.0, 2.0, 0.6
+    )
+    call_overhead: float = coefficient("overhead of a call against plain NCCL [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
+    step_ratio: float = coefficient("duration of a step against plain NCCL", 0.2, 3.0, 1.0, "library", 1.0)
+    rate_ratio: float = coefficient("rate against plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
+    host_contention: float = coefficient(
+        "exponent of the members by which the rate over the host falls", 0.0, 4.0, 0.0, "library", 0.0
+    )
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PairLaw:
-    """All-to-all over the links of an island: every member sends to every other directly."""
+class AllToAllCostModel:
+    """All-to-all within a node: every member sends to every other one directly."""
 
-    begin: float = coefficient("launch of an all-to-all on all members, and their meeting [s]", 1e-6, 40e-6, 8e-6)
-    peer: float = coefficient("each further peer to serve [s]", 0.0, 5e-6, 0.2e-6)
-    quick_share: float = coefficient("most of the nominal rate that the quick protocol reaches", 0.001, 1.0, 0.05)
-    base: float = coefficient("setting up a transfer of whole chunks [s]", 0.0, 60e-6, 4e-6)
-    share: float = coefficient("most of the nominal rate that an all-to-all reaches", 0.2, 1.0, 0.75)
-    own: float = coefficient("copying a member's own part, against what it sends to another", 0.0, 2.0, 0.5)
-    pipe: float = coefficient("part of filling and draining channels that shows", 0.0, 2.0, 0.3)
-    call: float = coefficient("what this way of calling adds [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
-    rate: float = coefficient("its rates against those of plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
-    crowd: float = coefficient("power of members by which rates over the host fall", 0.0, 4.0, 0.0, "library", 0.0)
-    spread: float = 0.0
-    spread_short: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLaw:
-    """A message from one GPU to another over the links of an island."""
-
-    begin: float = coefficient("from the send to the arrival of an empty message, links aside [s]", 1e-6, 60e-6, 8e-6)
-    share: float = coefficient("most of the nominal rate that one message to one peer reaches", 0.2, 1.0, 0.8)
-    pipe: float = coefficient("part of filling and draining channels that shows", 0.0, 2.0, 0.2)
-    spread: float = 0.0
-    spread_short: float = 0.0
+    launch: float = coefficient("launch of an all-to-all and synchronisation of its members [s]", 1e-6, 40e-6, 8e-6)
+    peer_latency: float = coefficient("each further peer [s]", 0.0, 5e-6, 0.2e-6)
+    ll_share: float = coefficient("share of the nominal rate that LL reaches", 0.001, 1.0, 0.05)
+    simple_setup: float = coefficient("setup of a transfer with Simple [s]", 0.0, 60e-6, 4e-6)
+    simple_share: float = coefficient("share of the nominal rate that Simple reaches", 0.2, 1.0, 0.75)
+    self_copy: float = coefficient("copy of a member's own part, in parts sent to another member", 0.0, 2.0, 0.5)
+    exposed_fill: float = coefficient("exposed share of filling and draining the channels", 0.0, 2.0, 0.3)
+    call_overhead: float = coefficient("overhead of a call against plain NCCL [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
+    rate_ratio: float = coefficient("rate against plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
+    host_contention: float = coefficient(
+        "exponent of the members by which the rate over the host falls", 0.0, 4.0, 0.0, "library", 0.0
+    )
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkLaw:
-    """How the library uses the network between islands. Shares are of the ports' payload rate."""
+class P2PCostModel:
+    """A point-to-point message between two GPUs of a node."""
 
-    quick_step: float = coefficient("a level of a tree by the quick protocol, wires aside [s]", 1e-6, 200e-6, 20e-6)
-    step: float = coefficient("a level of a tree in whole chunks, wires and chunk aside [s]", 1e-6, 120e-6, 30e-6)
-    chunk: float = coefficient("what a level waits for: so many bytes at its port", 1e4, 2e6, 524288.0)
-    share: float = coefficient("most of the ports' payload rate that rings and trees reach", 0.3, 1.0, 0.95)
-    pipe: float = coefficient("part of filling and draining trees that shows", 0.0, 2.0, 0.2)
-    all_to_all: float = coefficient("most of the ports' payload rate that an all-to-all reaches", 0.2, 1.0, 0.78)
-    send: float = coefficient("most of the ports' payload rate that one message reaches", 0.2, 1.0, 0.8)
-    send_begin: float = coefficient("from the send to the arrival of an empty message [s]", 1e-6, 100e-6, 16e-6)
-    spread: float = 0.0
-    spread_short: float = 0.0
+    latency: float = coefficient("from send to arrival of an empty message, wires aside [s]", 1e-6, 60e-6, 8e-6)
+    share: float = coefficient("share of the nominal rate that one message to one peer reaches", 0.2, 1.0, 0.8)
+    exposed_fill: float = coefficient("exposed share of filling and draining the channels", 0.0, 2.0, 0.2)
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
-class LinkLaw(NamedTuple):
-    """The laws of one kind of link. Processes of one host have one for all (`processes.ProcessLaw`)."""
+@dataclass(frozen=True, slots=True)
+class NetworkCostModel:
+    """Collectives and messages between nodes. Shares are of the ports' payload rate."""
+
+    ll_level: float = coefficient("a level of a tree with LL, wires aside [s]", 1e-6, 200e-6, 20e-6)
+    simple_level: float = coefficient("a level of a tree with Simple, wires and chunk aside [s]", 1e-6, 120e-6, 30e-6)
+    chunk_bytes: float = coefficient("chunk that a level of a tree waits for [bytes]", 1e4, 2e6, 524288.0)
+    share: float = coefficient("share of the ports' payload rate that rings and trees reach", 0.3, 1.0, 0.95)
+    exposed_fill: float = coefficient("exposed share of filling and draining trees", 0.0, 2.0, 0.2)
+    all_to_all_share: float = coefficient("share of the ports' payload rate that an all-to-all reaches", 0.2, 1.0, 0.78)
+    p2p_share: float = coefficient("share of the ports' payload rate that one message reaches", 0.2, 1.0, 0.8)
+    p2p_latency: float = coefficient("from send to arrival of an empty message, wires aside [s]", 1e-6, 100e-6, 16e-6)
+    sigma: float = 0.0
+    sigma_short: float = 0.0
+
+
+class LinkCostModels(NamedTuple):
+    """The cost models of one kind of link. Processes of one host have one for all (`processes.ProcessCostModel`)."""
 
     ring: Any
-    pair: Any
-    message: Any
+    all_to_all: Any
+    p2p: Any
 
 
-class Laws(NamedTuple):
-    """The laws of the three tiers."""
+class TierCostModels(NamedTuple):
+    """The cost models of a cluster's three tiers.
 
-    inner: LinkLaw
-    host: LinkLaw
-    outer: NetworkLaw
+    Attributes:
+        scale_up: links within a scale-up domain.
+        host: links from GPUs to their host.
+        network: between nodes.
+    """
+
+    scale_up: LinkCostModels
+    host: LinkCostModels
+    network: NetworkCostModel
 
 
 @dataclass(slots=True, eq=False)
 class Links:
-    """The tiers of `cluster` with their laws.
+    """The tiers of a cluster with their cost models.
 
-    speed: rate of all links against the calibrated one, never beyond the nominal. switch_sums, network_sums: whether
-    the library lets switches of scale-up links, and of an InfiniBand network, form sums (the latter only where its
-    owner runs NVIDIA's plug-in; no switch adds 8-bit integers).
+    Attributes:
+        cluster: whose links they are.
+        models: a cost model for each tier.
+        speed: rate of all links against the calibrated one; the nominal rate is never exceeded.
+        nvls: whether the library may use NVLS (it adds no 8-bit integers).
+        sharp: whether the switches of an InfiniBand network form sums, as with NVIDIA's SHARP plug-in.
     """
 
     cluster: Cluster
-    laws: Laws
+    models: TierCostModels
     speed: float = 1.0
-    switch_sums: bool = True
-    network_sums: bool = False
-    up: Tier = field(init=False)
-    middle: Tier = field(init=False)
-    out: Tier = field(init=False)
-    ways: dict[Any, Any] = field(init=False, default_factory=dict)
-    """What is known of groups: by operation and reach."""
+    nvls: bool = True
+    sharp: bool = False
+    scale_up: Tier = field(init=False)
+    host: Tier = field(init=False)
+    network: Tier = field(init=False)
+    groups: dict[Any, Any] = field(init=False, default_factory=dict)
+    """`collective.Group` by operation and reach, filled by `collective.find_group`."""
 
     def __post_init__(self) -> None:
-        self.up, self.middle, self.out = self.cluster.scale_up, self.cluster.host, self.cluster.scale_out
+        self.scale_up, self.host, self.network = self.cluster.scale_up, self.cluster.host, self.cluster.scale_out
 
-    def law(self, reach: Reach) -> LinkLaw:
-        """The law of the slowest links that a group uses inside its islands."""
-        return self.laws.host if hosted(reach) else self.laws.inner
+    def models_within_node(self, reach: Reach) -> LinkCostModels:
+        """The cost models of the slowest links that a group uses within its nodes."""
+        return self.models.host if crosses_host(reach) else self.models.scale_up
 
-    def wait(self, reach: Reach) -> float:
+    def wire_latency(self, reach: Reach) -> float:
         """Latency [s] of the network: of the ports, and of two switches for each level above the lowest."""
         hop = 2 * float(self.cluster.fabric.hop_latency or 0.0)
-        return self.out.latency + hop * max(0, len(reach.levels) - 1)
+        return self.network.latency + hop * max(0, len(reach.levels) - 1)
 
-    def inside(self, share: float, links: float = 1.0) -> float:
-        """Seconds of a byte over a part of one GPU's links in the domain."""
-        return 1.0 / (self.up.bandwidth * links * min(1.0, share * self.speed)) if self.up.bandwidth else math.inf
+    def scale_up_byte(self, share: float, links: float = 1.0) -> float:
+        """Seconds of a byte over one GPU's scale-up links. share: of the nominal rate. links: share of the links."""
+        rate = self.scale_up.bandwidth
+        return 1.0 / (rate * links * min(1.0, share * self.speed)) if rate else math.inf
 
-    def over_host(self, share: float) -> float:
-        """Seconds of a byte over one GPU's link to the host."""
-        return 1.0 / (self.middle.bandwidth * min(1.0, share * self.speed))
+    def host_byte(self, share: float) -> float:
+        """Seconds of a byte over one GPU's link to the host, at a share of its nominal rate."""
+        return 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
 
-    def across(self, share: float) -> float:
-        """Seconds of a byte over one GPU's port to the network."""
-        return 1.0 / (self.out.bandwidth * min(1.0, share * self.out.payload * self.speed))
+    def network_byte(self, share: float) -> float:
+        """Seconds of a byte over one GPU's port to the network, at a share of its payload rate."""
+        return 1.0 / (self.network.bandwidth * min(1.0, share * self.network.payload * self.speed))
 
 
-def hosted(reach: Reach) -> bool:
-    """Whether some of a group's traffic inside its islands goes over the host."""
-    return reach.domains.number > reach.islands.number
+def crosses_host(reach: Reach) -> bool:
+    """Whether some of a group's traffic within its nodes goes over the host."""
+    return reach.domains.number > reach.nodes.number

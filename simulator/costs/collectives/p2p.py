@@ -1,6 +1,9 @@
-"""Messages between two GPUs: the links are busy for bytes / rate, the receiver has the message a latency later.
+"""Point-to-point messages: the links are busy for `bytes / rate`, and the receiver has the message a latency later.
 
-bytes c + 2 p sqrt(b c bytes): c seconds of a byte, b the latency, p as of collectives (`collective`).
+    busy = B c + 2 p sqrt(b c B)
+
+B: bytes; c: seconds of a byte over the links between the two GPUs; b: latency [s]; p: exposed share of filling and
+draining the channels, as in `collective`.
 """
 
 from __future__ import annotations
@@ -8,56 +11,56 @@ from __future__ import annotations
 from typing import Any
 
 from hardware.topology import Reach
-from simulator.costs.coefficients import spread
+from simulator.costs.coefficients import estimate_sigma
 from simulator.costs.collectives import fabric
-from simulator.costs.collectives.links import Links, hosted
-from simulator.costs.collectives.processes import ProcessLaw
+from simulator.costs.collectives.links import Links, crosses_host
+from simulator.costs.collectives.processes import ProcessCostModel
 from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
 
 
 def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
-    """A message between two GPUs that are as far apart as `reach` says."""
+    """The estimate of a message between two GPUs placed as `reach` says."""
     if not nbytes:
         return NOTHING
-    law = links.laws.outer if reach.islands.number > 1 else links.law(reach).message
+    model = links.models.network if reach.nodes.number > 1 else links.models_within_node(reach).p2p
     busy, latency = seconds(nbytes, reach, links)
-    return Estimate(busy, spread(law, busy + latency, latency), latency)
+    return Estimate(busy, estimate_sigma(model, busy + latency, latency), latency)
 
 
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
-    """How long the links are busy, a number or an array, and how much later the message is there."""
-    if reach.islands.number > 1:
-        return _fill(nbytes, reach, links), links.laws.outer.send_begin + links.wait(reach)
-    law, over = links.law(reach).message, hosted(reach)
-    fill = _fill(nbytes, reach, links)
-    if isinstance(law, ProcessLaw):
-        return fill, law.send
-    # As of collectives: chunks fill the channels and drain them.
-    busy = fill + 2 * law.pipe * (law.begin * fill) ** 0.5
-    return busy, law.begin + (links.middle.latency if over else links.up.latency)
+    """How long the links are busy [s], a number or an array, and how much later the message arrives [s]."""
+    if reach.nodes.number > 1:
+        return _moving(nbytes, reach, links), links.models.network.p2p_latency + links.wire_latency(reach)
+    model, host = links.models_within_node(reach).p2p, crosses_host(reach)
+    moving = _moving(nbytes, reach, links)
+    if isinstance(model, ProcessCostModel):
+        return moving, model.p2p_latency
+    busy = moving + 2 * model.exposed_fill * (model.latency * moving) ** 0.5
+    return busy, model.latency + (links.host.latency if host else links.scale_up.latency)
 
 
-def _fill(nbytes: Any, reach: Reach, links: Links) -> Any:
-    """How long the bytes take to move."""
-    if reach.islands.number > 1:
-        return nbytes * (fabric.message(reach) * links.across(links.laws.outer.send))
-    law = links.law(reach).message
-    if isinstance(law, ProcessLaw):
-        return nbytes * links.over_host(law.message)
-    return nbytes * (links.over_host(law.share) if hosted(reach) else links.inside(law.share, reach.links))
+def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
+    """Seconds in which the bytes move."""
+    if reach.nodes.number > 1:
+        return nbytes * (fabric.message(reach) * links.network_byte(links.models.network.p2p_share))
+    model = links.models_within_node(reach).p2p
+    if isinstance(model, ProcessCostModel):
+        return nbytes * links.host_byte(model.p2p)
+    host = crosses_host(reach)
+    return nbytes * (links.host_byte(model.share) if host else links.scale_up_byte(model.share, reach.links))
 
 
 def use(nbytes: int, reach: Reach, links: Links) -> Use:
-    """What a message occupies while its bytes move. How many multiprocessors it takes no calibration tells: none."""
+    """What a message occupies while its bytes move. No table tells its multiprocessors: none are counted."""
     if not nbytes:
         return ALONE
-    far, over = reach.islands.number > 1, hosted(reach)
-    busy = (0.0, 0.0, 1.0) if far else (0.0, 1.0, 0.0) if over else (reach.links, 0.0, 0.0)
-    return Use(_fill(nbytes, reach, links), busy)
+    far, host = reach.nodes.number > 1, crosses_host(reach)
+    busy = (0.0, 0.0, 1.0) if far else (0.0, 1.0, 0.0) if host else (reach.links, 0.0, 0.0)
+    return Use(_moving(nbytes, reach, links), busy)
 
 
-def least(nbytes: Any, reach: Reach, links: Links) -> Any:
-    """What nothing beats [s]: the bytes at the nominal rate of the links between the two."""
-    if reach.islands.number > 1:
-        return nbytes / links.out.bandwidth
-    return nbytes / (links.middle.bandwidth if hosted(reach) else links.up.bandwidth * reach.links)
+def lower_bound(nbytes: Any, reach: Reach, links: Links) -> Any:
+    """Time [s] that no message can beat: the bytes at the nominal rate of the links between the two GPUs."""
+    if reach.nodes.number > 1:
+        return nbytes / links.network.bandwidth
+    return nbytes / (links.host.bandwidth if crosses_host(reach) else links.scale_up.bandwidth * reach.links)

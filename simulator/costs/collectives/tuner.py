@@ -1,14 +1,14 @@
-"""Up to which size NCCL uses an algorithm and a protocol.
+"""NCCL's tuner: up to which buffer size it uses an algorithm with a protocol.
 
-NCCL does not measure: it compares latency + bytes / rate of all its ways, with constants of its own (NVIDIA/nccl
-@5067397, src/graph/tuning.cc), and so changes over at sizes that are not always the best. A way is in use up to the
-size where a wider one looks as fast:
+NCCL does not measure. It compares latency + bytes / rate of all algorithms and protocols by constants of its own
+(NVIDIA/nccl @5067397, src/graph/tuning.cc), so it changes over at sizes that are not always the best ones. A protocol
+is used up to the size at which one of a higher rate looks as fast:
 
-    ring   base + steps x step;  rate R n / steps, with LL at most R / 2 and a cap, LL128 0.92 R
-    sums in the switch   25 us;  rate e min(c n, R)
+    ring   base + steps x step;  rate R n / steps, with LL at most R / 2 and a cap, with LL128 0.92 R
+    NVLS   25 us;                rate e min(c n, R)
 
-n: members, steps: 2 (n - 1) for an all-reduce, n - 1 else, R: rate of its rings. For sums in the switch every member
-is the head of one channel of at most c, of which e is of use: so groups of up to 4 (H100) or 5 (B200) use rings.
+n: members; steps: 2 (n - 1) for an all-reduce, else n - 1; R: rate of its rings. With NVLS every member heads one
+channel of at most c, of which the share e counts: groups of up to 4 GPUs (H100) or 5 (B200) use rings.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from typing import NamedTuple
 
 from hardware.load import catalog, load
 
-QUICK, LINE, WHOLE, SWITCH = "LL", "LL128", "Simple", "NVLS"
+LL, LL128, SIMPLE, NVLS = "LL", "LL128", "Simple", "NVLS"
 
 
 class Generation(NamedTuple):
-    """What NCCL assumes of a generation of links.
+    """NCCL's constants for a generation of links.
 
-    ring: rate of rings, as a share of the nominal one. quick: cap of LL [bytes/s]. channel, useful: c and e above.
-    channels: that a ring runs, each on a multiprocessor of its own.
+    Attributes:
+        ring_share: rate of rings, as a share of the nominal rate.
+        ll_cap: highest rate of LL [bytes/s].
+        nvls_channel: highest rate of one NVLS channel [bytes/s] (c above); 0 without NVLS.
+        nvls_efficiency: share of the NVLS rate that counts (e above).
+        channels: of a ring, each of which takes one multiprocessor.
     """
 
-    ring: float
-    quick: float = math.inf
-    channel: float = 0.0
-    useful: float = 0.0
+    ring_share: float
+    ll_cap: float = math.inf
+    nvls_channel: float = 0.0
+    nvls_efficiency: float = 0.0
     channels: int = 24
 
 
@@ -41,54 +45,58 @@ GENERATIONS = {
     "nvlink4": Generation(0.824, 141e9, 60e9, 0.85),
     "nvlink5": Generation(0.711, 282e9, 90e9, 0.74, channels=32),
 }
-"""Rates: NVLink 20 GB/s a link (2, 3), 20.6 (4), 16 channels of 40 (5); channels: the highest speeds of
-src/graph/search.cc; their numbers are recalled from logs of NCCL, not checked against a document."""
+"""Rates: NVLink 20 GB/s a link (2, 3), 20.6 (4), 16 channels of 40 (5); rates of channels: the highest speeds in
+src/graph/search.cc; numbers of channels are recalled from logs of NCCL, not checked against a document."""
 OTHER = Generation(0.8, channels=8)
 """Links that are not listed, PCIe among them."""
 
-SWITCH_CHANNELS = 16
-"""Multiprocessors that sums in the switch take."""
+NVLS_CHANNELS = 16
+"""Multiprocessors that NVLS takes."""
 
-BASE = {QUICK: 6.6e-6, LINE: 14e-6, WHOLE: 8.4e-6}
-STEP = {QUICK: 0.6e-6, LINE: 1.9e-6, WHOLE: 3.4e-6}
-STEP_HOST = {QUICK: 1.0e-6, LINE: 2.5e-6, WHOLE: 5.7e-6}
-SWITCH_LATENCY = 25e-6
+BASE = {LL: 6.6e-6, LL128: 14e-6, SIMPLE: 8.4e-6}
+"""Base latency of a ring [s]."""
+STEP = {LL: 0.6e-6, LL128: 1.9e-6, SIMPLE: 3.4e-6}
+"""A step of a ring over NVLink [s]."""
+STEP_HOST = {LL: 1.0e-6, LL128: 2.5e-6, SIMPLE: 5.7e-6}
+"""A step of a ring over PCIe [s]."""
+NVLS_LATENCY = 25e-6
+"""Latency of NVLS [s]."""
 
 
 def generation(kind: str) -> Generation:
-    """Of the links `kind` of the catalog (nvlink4-h800: nvlink4)."""
+    """NCCL's constants for the links `kind` of the catalog (nvlink4-h800: those of nvlink4)."""
     return GENERATIONS.get(kind.partition("-")[0], OTHER)
 
 
-def nominal(kind: str) -> float:
-    """Rate of one GPU [bytes/s] that NCCL takes links `kind` of the catalog for: that of their generation.
+def nominal_rate(kind: str) -> float:
+    """Rate of one GPU [bytes/s] that NCCL assumes for the links `kind` of the catalog: that of their generation.
 
-    It is looked up by name, as NCCL does, and not measured: the sizes of changeovers stay where they are on links that
-    are faster or slower than their name says, so that faster links are never slower.
+    NCCL looks it up by name and does not measure it. So the sizes at which it changes over stay the same on links that
+    are faster or slower than their name says, and faster links are never slower.
     """
     own = next((name for name in (kind.partition("-")[0], kind) if name in catalog("links")), "")
     return float(load("links", own).bandwidth) if own else math.inf
 
 
-def limits(kind: str, links: float, members: int, steps: int, host: bool, sums: bool) -> dict[str, float]:
-    """The size up to which each way is used; 0 for never.
+def max_bytes(kind: str, links: float, members: int, steps: int, host: bool, nvls: bool) -> dict[str, float]:
+    """Largest buffer [bytes] for which each protocol, and NVLS, is used; 0 for never.
 
-    links: share of a GPU's links that lead to other members. host: over PCIe. sums: the switch may form them.
+    links: share of a GPU's links that lead to other members. host: over PCIe. nvls: whether NVLS is available.
     """
-    of, bandwidth = generation(kind), nominal(kind)
-    if math.isinf(bandwidth):  # nobody's table: all ways compete
-        return dict.fromkeys((QUICK, LINE, WHOLE, SWITCH), math.inf)
-    rate, ratio = of.ring * bandwidth * links, members / steps
+    of, nominal = generation(kind), nominal_rate(kind)
+    if math.isinf(nominal):  # NCCL has no constants for them: the fastest algorithm wins
+        return dict.fromkeys((LL, LL128, SIMPLE, NVLS), math.inf)
+    rate, ratio = of.ring_share * nominal * links, members / steps
     step = STEP_HOST if host else STEP
-    most = {QUICK: min(of.quick, rate / 2), LINE: 0.92 * rate, WHOLE: rate}
+    most = {LL: min(of.ll_cap, rate / 2), LL128: 0.92 * rate, SIMPLE: rate}
     known = {name: (BASE[name] + steps * step[name], most[name] * ratio) for name in most}
-    if sums and of.channel:
-        known[SWITCH] = SWITCH_LATENCY, of.useful * min(of.channel * members, rate)
-    return {name: min(_meet(one, other) for other in known.values()) for name, one in known.items()}
+    if nvls and of.nvls_channel:
+        known[NVLS] = NVLS_LATENCY, of.nvls_efficiency * min(of.nvls_channel * members, rate)
+    return {name: min(_break_even(one, other) for other in known.values()) for name, one in known.items()}
 
 
-def _meet(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """The size from which `other`, if it is the wider, looks no slower than `one`."""
+def _break_even(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """The size [bytes] from which `other` (latency, rate) looks no slower than `one`; inf if its rate is no higher."""
     if other[1] <= one[1]:
         return math.inf
     return max(0.0, (other[0] - one[0]) / (1 / one[1] - 1 / other[1]))

@@ -1,16 +1,16 @@
-"""Kernels on one core of a processor, as torch runs them there: what stands in for a GPU where there is none.
+"""Kernels on one CPU core, as torch runs them there: a stand-in for a GPU where there is none.
 
-    product    launch + ((padded FLOPs / (rate peak))^2 + (operands / memory)^2)^(1/2)
-               padded FLOPs = 2 batch (m + edge) (n + edge) (k + depth)
-    attention  launch + (FLOPs / (rate peak) + scores x softmax / clock) / (1 or backward)
-    others     launch + max(bytes / (kind's rate x clock), bytes found / (cache x clock) + rest / memory)
+    GEMM       launch + ((padded FLOPs / (peak_share peak))^2 + (operands / memory_share)^2)^(1/2)
+               padded FLOPs = 2 batch (m + edge) (n + edge) (k + pipeline_depth)
+    attention  launch + (FLOPs / (peak_share peak) + scores x softmax_cost / clock) / (1 or backward_rate)
+    others     launch + max(bytes / (rate of the kind x clock), bytes in cache / (cache_rate clock) + rest / memory)
 
-- A product is computed in blocks that are packed to lie in the caches: what does not fill a block, and filling it, cost
+- A GEMM is computed in blocks that are packed to fit into the caches: blocks that are not full, and filling them, cost
   as much as more rows, columns and depth (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
   ACM TOMS 34, 2008).
-- A core makes exponentials by polynomials, between the products of attention and not beside them.
-- Everything else reads its operands, at the cache's speed if they fit, and computes at so many bytes a clock: norms sum
-  up first, activations have transcendental functions, gathers jump.
+- A core computes exponentials by polynomials, between the GEMMs of attention and not concurrently with them.
+- All other kernels read their operands, at the cache's speed if they fit, and compute at a number of bytes per clock:
+  norms reduce first, activations have transcendental functions, gathers jump.
 - Nothing is asynchronous: `launch` is the call into torch, its checks, allocation, and the node of its graph.
 """
 
@@ -20,120 +20,124 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardware.gpu import GPU
-from simulator.costs.coefficients import coefficient, higher, spread
+from simulator.costs.coefficients import coefficient, estimate_sigma, maximum
 from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels.roofline import least, peak, together
+from simulator.costs.kernels.roofline import combine, lower_bound, peak
 from simulator.ir.ops import Attention, Gemm, Memory
 
 CLOCK = 3e9
-"""Of a core that does not tell it [Hz]."""
+"""Clock of a core whose description has none [Hz]."""
 
 
 @dataclass(frozen=True, slots=True)
-class CoreGemmLaw:
-    """Coefficients of `gemm_seconds`."""
+class CpuGemmCostModel:
+    """GEMM on a core: coefficients of `gemm_seconds`."""
 
-    rate: float = coefficient("share of the peak that large products reach", 0.05, 1.0, 0.8, "library")
-    launch: float = coefficient("calling a product [s]", 1e-6, 2e-4, 8e-6, "library")
-    edge: float = coefficient("packing and unfilled blocks, as more rows and columns", 0.0, 100.0, 4.0)
-    depth: float = coefficient("filling a block, as more of k", 0.0, 200.0, 8.0)
-    memory: float = coefficient("share of the memory's speed at which operands travel", 0.05, 4.0, 1.0)
-    nn: float = coefficient("rate of the gradient of the input against the forward product", 0.6, 1.4, 1.0)
-    nt: float = coefficient("rate of the gradient of the weight against the forward product", 0.6, 1.4, 1.0)
-    spread: float = 0.0
-    spread_short: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CoreAttentionLaw:
-    """Coefficients of `attention_seconds`."""
-
-    rate: float = coefficient("share of the peak that the products reach", 0.05, 1.0, 0.6, "library")
-    launch: float = coefficient("calling attention [s]", 1e-6, 5e-4, 3e-5, "library")
-    softmax: float = coefficient("a score's softmax [clocks]", 0.05, 50.0, 1.5)
-    backward: float = coefficient("rate of the backward pass against the forward one", 0.2, 2.0, 0.9)
-    spread: float = 0.0
-    spread_short: float = 0.0
+    peak_share: float = coefficient("share of the peak that large GEMMs reach", 0.05, 1.0, 0.8, "library")
+    launch: float = coefficient("call of a GEMM [s]", 1e-6, 2e-4, 8e-6, "library")
+    edge: float = coefficient("packing and unfilled blocks [rows and columns]", 0.0, 100.0, 4.0)
+    pipeline_depth: float = coefficient("filling a block [elements of k]", 0.0, 200.0, 8.0)
+    memory_share: float = coefficient("share of the memory bandwidth at which operands move", 0.05, 4.0, 1.0)
+    nn_rate: float = coefficient("rate of the input gradient (NN) against the forward GEMM", 0.6, 1.4, 1.0)
+    nt_rate: float = coefficient("rate of the weight gradient (NT) against the forward GEMM", 0.6, 1.4, 1.0)
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class CoreMemoryLaw:
-    """Coefficients of `memory_seconds`. Rates are in bytes a clock."""
+class CpuAttentionCostModel:
+    """Attention on a core: coefficients of `attention_seconds`."""
 
-    launch: float = coefficient("calling such a kernel [s]", 1e-6, 2e-4, 1e-5, "library")
-    cache: float = coefficient("streams from the last-level cache", 0.5, 60.0, 10.0)
-    holds: float = coefficient("share of the last-level cache that is found again", 0.05, 2.0, 0.5)
-    norm: float = coefficient("layer norms", 0.2, 60.0, 6.0)
-    rms: float = coefficient("RMS norms, of several kernels", 0.2, 60.0, 4.0)
-    activation: float = coefficient("gated activations", 0.1, 60.0, 2.0)
-    gelu: float = coefficient("plain activations", 0.1, 60.0, 1.0)
-    rope: float = coefficient("rotary embeddings, with what joins heads in the backward pass", 0.1, 60.0, 3.0)
-    loss: float = coefficient("softmax and cross-entropy", 0.1, 60.0, 4.0)
-    gather: float = coefficient("gathers and scatters of rows", 0.1, 60.0, 4.0)
-    adam: float = coefficient("the optimizer", 0.1, 60.0, 4.0)
-    backward: float = coefficient("rate of backward passes against the forward one", 0.1, 4.0, 0.7)
-    spread: float = 0.0
-    spread_short: float = 0.0
+    peak_share: float = coefficient("share of the peak that the GEMMs reach", 0.05, 1.0, 0.6, "library")
+    launch: float = coefficient("call of attention [s]", 1e-6, 5e-4, 3e-5, "library")
+    softmax_cost: float = coefficient("softmax of a score [clocks]", 0.05, 50.0, 1.5)
+    backward_rate: float = coefficient("rate of the backward pass against the forward pass", 0.2, 2.0, 0.9)
+    sigma: float = 0.0
+    sigma_short: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMemoryBoundCostModel:
+    """Other kernels on a core: coefficients of `memory_seconds`."""
+
+    launch: float = coefficient("call of a kernel [s]", 1e-6, 2e-4, 1e-5, "library")
+    cache_rate: float = coefficient("streams from the last-level cache [bytes/clock]", 0.5, 60.0, 10.0)
+    cache_capacity: float = coefficient("share of the last-level cache that is found again", 0.05, 2.0, 0.5)
+    layer_norm_rate: float = coefficient("layer norms [bytes/clock]", 0.2, 60.0, 6.0)
+    rms_norm_rate: float = coefficient("RMS norms, of several kernels [bytes/clock]", 0.2, 60.0, 4.0)
+    gated_rate: float = coefficient("gated activations [bytes/clock]", 0.1, 60.0, 2.0)
+    gelu_rate: float = coefficient("plain activations [bytes/clock]", 0.1, 60.0, 1.0)
+    rope_rate: float = coefficient("rotary embeddings, with joining heads when backward [bytes/clock]", 0.1, 60.0, 3.0)
+    loss_rate: float = coefficient("softmax and cross-entropy [bytes/clock]", 0.1, 60.0, 4.0)
+    gather_rate: float = coefficient("gathers and scatters of rows [bytes/clock]", 0.1, 60.0, 4.0)
+    adam_rate: float = coefficient("the optimizer [bytes/clock]", 0.1, 60.0, 4.0)
+    backward_rate: float = coefficient("rate of backward passes against the forward pass", 0.1, 4.0, 0.7)
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
 RATE_OF = {
-    "norm": "norm", "rms-norm": "rms", "softmax": "loss", "cross-entropy": "loss", "activation": "activation",
-    "gelu": "gelu", "rope": "rope", "embedding": "gather", "permute": "gather", "router": "gather", "adam": "adam",
+    "norm": "layer_norm_rate", "rms-norm": "rms_norm_rate", "softmax": "loss_rate", "cross-entropy": "loss_rate",
+    "activation": "gated_rate", "gelu": "gelu_rate", "rope": "rope_rate", "embedding": "gather_rate",
+    "permute": "gather_rate", "router": "gather_rate", "adam": "adam_rate",
 }  # fmt: skip
 """The coefficient of a kind of kernel; others are plain streams."""
 
 
-SCALED = {("cross-entropy", True)}
-"""Passes that scale what the other one made, and nothing else."""
+SCALING_ONLY = {("cross-entropy", True)}
+"""Kinds and passes that scale what the other pass made, and compute nothing else."""
 
 
-def gemm_seconds(work: Gemm, gpu: GPU, law: CoreGemmLaw, speed: float = 1.0) -> tuple[Any, Any]:
-    """Of a product or of many (arrays in `work`), and the part that is launch. Those of experts are called apart."""
-    relative = {"nn": law.nn, "nt": law.nt}.get(work.layout, 1.0)
-    padded = 2.0 * work.batch * (work.m + law.edge) * (work.n + law.edge) * (work.k + law.depth)
-    compute = padded / (law.rate * relative * speed * peak(gpu, work.dtype))
-    launch = law.launch * (work.batch if work.groups else 1)
-    return together(compute, work.bytes / (law.memory * gpu.memory_bandwidth), 2.0) + launch, launch
+def gemm_seconds(work: Gemm, gpu: GPU, model: CpuGemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+    """Time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch; experts are called one by
+    one."""
+    layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
+    padded = 2.0 * work.batch * (work.m + model.edge) * (work.n + model.edge) * (work.k + model.pipeline_depth)
+    compute = padded / (model.peak_share * layout_rate * speed * peak(gpu, work.dtype))
+    launch = model.launch * (work.batch if work.groups else 1)
+    return combine(compute, work.bytes / (model.memory_share * gpu.memory_bandwidth), 2.0) + launch, launch
 
 
-def attention_seconds(work: Attention, gpu: GPU, law: CoreAttentionLaw, speed: float = 1.0) -> tuple[Any, Any]:
-    """Of a kernel or of many, and the part that is launch."""
+def attention_seconds(work: Attention, gpu: GPU, model: CpuAttentionCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+    """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch."""
     scores = work.batch * work.heads * work.q * work.kv * work.share
-    rate = law.backward * speed if work.backward else speed
-    busy = work.flops / (law.rate * peak(gpu, work.dtype)) + scores * law.softmax / (gpu.clock or CLOCK)
-    return busy / rate + law.launch, law.launch
+    rate = model.backward_rate * speed if work.backward else speed
+    busy = work.flops / (model.peak_share * peak(gpu, work.dtype)) + scores * model.softmax_cost / (gpu.clock or CLOCK)
+    return busy / rate + model.launch, model.launch
 
 
-def memory_seconds(work: Memory, gpu: GPU, law: CoreMemoryLaw, speed: float = 1.0) -> tuple[Any, Any]:
-    """Of a kernel or of many, and the part that is launch."""
+def memory_seconds(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+    """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch."""
     nbytes, clock = work.read + work.write, gpu.clock or CLOCK
-    found = 1.0 / (1.0 + (nbytes / (law.holds * gpu.l2)) ** 4)
-    moved = nbytes * (found / (law.cache * clock) + (1.0 - found) / gpu.memory_bandwidth)
-    named = None if (work.what, work.backward) in SCALED else RATE_OF.get(work.what)
-    rate = clock * (law.backward if work.backward else 1.0)
-    busy = higher(nbytes / (getattr(law, named) * rate), moved) if named else moved
-    return busy / speed + law.launch, law.launch
+    hits = 1.0 / (1.0 + (nbytes / (model.cache_capacity * gpu.l2)) ** 4)
+    moved = nbytes * (hits / (model.cache_rate * clock) + (1.0 - hits) / gpu.memory_bandwidth)
+    named = None if (work.what, work.backward) in SCALING_ONLY else RATE_OF.get(work.what)
+    rate = clock * (model.backward_rate if work.backward else 1.0)
+    busy = maximum(nbytes / (getattr(model, named) * rate), moved) if named else moved
+    return busy / speed + model.launch, model.launch
 
 
-def price_gemm(work: Gemm, gpu: GPU, law: CoreGemmLaw, speed: float = 1.0) -> Estimate:
-    """Of one product; the caches of a core may hold all of its operands."""
+def price_gemm(work: Gemm, gpu: GPU, model: CpuGemmCostModel, speed: float = 1.0) -> Estimate:
+    """The estimate of one GEMM; the caches of a core may hold all of its operands."""
     if not work.flops:
         return NOTHING
-    taken, launch = gemm_seconds(work, gpu, law, speed)
-    return Estimate(max(taken, least(gpu, work.flops, work.dtype, 0.0)), spread(law, taken, launch))
+    taken, launch = gemm_seconds(work, gpu, model, speed)
+    bound = lower_bound(gpu, work.flops, work.dtype, 0.0)
+    return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
 
 
-def price_attention(work: Attention, gpu: GPU, law: CoreAttentionLaw, speed: float = 1.0) -> Estimate:
-    """Of one kernel."""
+def price_attention(work: Attention, gpu: GPU, model: CpuAttentionCostModel, speed: float = 1.0) -> Estimate:
+    """The estimate of one kernel."""
     if not work.flops:
         return NOTHING
-    taken, launch = attention_seconds(work, gpu, law, speed)
-    return Estimate(max(taken, least(gpu, work.flops, work.dtype, 0.0)), spread(law, taken, launch))
+    taken, launch = attention_seconds(work, gpu, model, speed)
+    bound = lower_bound(gpu, work.flops, work.dtype, 0.0)
+    return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
 
 
-def price_memory(work: Memory, gpu: GPU, law: CoreMemoryLaw, traffic: float = 1.0) -> Estimate:
-    """`traffic`: as of `simulator.costs.kernels.memory.price`."""
+def price_memory(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, traffic: float = 1.0) -> Estimate:
+    """The estimate of one kernel. traffic: see `simulator.costs.kernels.memory.price`."""
     if not work.bytes:
         return NOTHING
-    taken, launch = memory_seconds(work, gpu, law, 1.0 / traffic)
-    return Estimate(taken, spread(law, taken, launch))
+    taken, launch = memory_seconds(work, gpu, model, 1.0 / traffic)
+    return Estimate(taken, estimate_sigma(model, taken, launch))

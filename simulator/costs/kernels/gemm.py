@@ -1,23 +1,25 @@
-"""Matrix products.
+"""GEMM: tiles in waves, split k, operands from L2 or memory, and the power limit.
 
-    seconds = launch + (compute^s + moved^s)^(1/s),                                                s: `sharpness`
-    compute = busy + (1 / sustained - 1) max(0, busy - settle)
-    busy    = min over tiles and splits of   waves x (k / split + depth) x step + split x peer + fixup
-    step    = max(2 (tm tn + area) / rate of a multiprocessor, operands of a step at the speed one can pull)
-    moved   = (activation + weight) read from the L2 or the memory + result written
+    seconds = launch + (compute^s + moved^s)^(1/s)                                               s: `overlap_sharpness`
+    compute = busy + (1 / power_limited_rate - 1) max(0, busy - power_limit_delay)
+    busy    = min over tiles and splits of   waves x (k / split + pipeline_depth) x step + split x peer + split_overhead
+    step    = max(2 (tm tn + tile_overhead) / rate of a multiprocessor, operands of a step / rate at which one reads)
+    moved   = (activation + weight) read from L2 or memory + result written
 
-- The output is cut into tiles of tm x tn, one to a multiprocessor at a time; FLOPs of a tile that hangs over the edge
-  are paid as well. Tiles come in waves, and a last wave that is not full costs up to a whole one (NVIDIA, "Matrix
-  Multiplication Background User's Guide", tile and wave quantisation). `rounding` says how much of it: kernels of many
-  shapes leave less.
-- Filling and draining its pipeline costs a tile as much as `depth` more of k, and a step of its loop as much as `area`
-  more elements of the tile: small tiles have a lower rate, also for their operands come through the L2 more often.
-- Where there are fewer tiles than multiprocessors, k is split among several, which add up their partial sums in turn
+- The output is cut into tiles of tm x tn, one on a multiprocessor at a time; the FLOPs of a tile that hangs over the
+  edge are paid as well. Tiles run in waves, and a last wave that is partly filled costs up to a whole one (NVIDIA,
+  "Matrix Multiplication Background User's Guide", tile and wave quantisation). `wave_rounding` is the share of it that
+  is paid: kernels with many tile shapes lose less.
+- Filling and draining a tile's pipeline costs as much as `pipeline_depth` more of k, and a step of its loop as much as
+  `tile_overhead` more elements of the tile: small tiles run at a lower rate, also because their operands come through
+  the L2 more often.
+- With fewer tiles than multiprocessors, k is split among several of them, which add up their partial sums in turn
   (Osama et al., "Stream-K", PPoPP 2023, arXiv 2301.03598: time = a + b + c iterations per block + d peers). The best
-  split weighs the loop against the peers: split^2 = k step / peer.
-- Large products meet the power limit: what lasts longer than `settle` runs at `sustained` of the rate before.
-- Operands that lie in the L2 are read at its speed. What was used before this kernel is still there as long as all that
-  passes in between fits: `between` products like this one.
+  split balances the loop against the peers: split^2 = k step / peer.
+- Large GEMMs reach the power limit: what lasts longer than `power_limit_delay` runs at `power_limited_rate` of the rate
+  before.
+- Operands that are in the L2 are read at its speed. What was used before this kernel is still there as long as all that
+  passes in between fits: `reuse_distance` GEMMs like this one.
 """
 
 from __future__ import annotations
@@ -28,126 +30,138 @@ from typing import Any
 import numpy as np
 
 from hardware.gpu import GPU
-from simulator.costs.coefficients import coefficient, spread
+from simulator.costs.coefficients import coefficient, estimate_sigma
 from simulator.costs.estimate import NOTHING, Estimate
-from simulator.costs.kernels.roofline import least, peak, together, waves
+from simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
 from simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
-"""Output tiles (rows, columns); `rate` is that of the first. Blackwell's pairs of multiprocessors take two of these."""
-WIDE = TILES[0][0] * TILES[0][1]
+"""Output tiles (rows, columns); `peak_share` is that of the first. Blackwell's pairs of multiprocessors take two."""
+LARGEST_TILE = TILES[0][0] * TILES[0][1]
 
-PULL = 5.0
-"""A multiprocessor's speed of reading, in shares of the memory's for each: few of them can use all of it. Set by hand:
-a fitted one moves the error of nine of ten rows by 0.2 points at most."""
-PARTIAL = 8
-"""Bytes that one element of a partial sum is written and read with."""
-WEIGHTS = 6.0
-"""Products of the same size between two uses of a weight, at least: benchmarks rotate weights through the L2, six sets
-of them in the tables (ai-dynamo/aiconfigurator @095f58a51c4c). 3, 12 and 40 fit no better."""
-STEEP = 6
-"""How sharply operands leave the L2 when all that passes outgrows it: nearly at once, as in a cyclic walk. Set by hand;
-2 and 3 fit worse."""
+READ_RATE = 5.0
+"""Rate at which one multiprocessor can read, in its shares of the memory bandwidth: a few of them can use all of it.
+Set by hand: a fitted value moves the 90th percentile of the error by 0.2 points at most."""
+PARTIAL_SUM = 8
+"""Bytes written and read for one element of a partial sum."""
+WEIGHT_REUSE = 6.0
+"""Least number of GEMMs of the same size between two uses of a weight: benchmarks rotate weights through the L2, six
+sets of them in the tables (ai-dynamo/aiconfigurator @095f58a51c4c). 3, 12 and 40 fit no better."""
+EVICTION_SHARPNESS = 6
+"""How sharply operands leave the L2 when all that passes outgrows it: almost at once, as in a cyclic access. Set by
+hand; 2 and 3 fit worse."""
 
 
 @dataclass(frozen=True, slots=True)
-class GemmLaw:
-    """Coefficients of `seconds`, as libraries of 16-bit products differ in them."""
+class GemmCostModel:
+    """GEMM in 16 bits: coefficients of `seconds`, with those of the library in which 16-bit libraries differ."""
 
-    rate: float = coefficient(
-        "share of the peak that a full wave of the widest tiles reaches", 0.2, 1.0, 0.8, "library"
+    peak_share: float = coefficient(
+        "share of the peak that a full wave of the largest tiles reaches", 0.2, 1.0, 0.8, "library"
     )
     launch: float = coefficient(
         "from the end of a kernel to the first useful cycle of the next [s]", 1e-7, 2e-5, 2.5e-6
     )
-    settle: float = coefficient("what a product may take before the power limit tells [s]", 1e-4, 1e-1, 1e-3, "library")
-    sustained: float = coefficient("rate at the power limit against the rate before", 0.3, 1.0, 0.85, "library")
-    between: float = coefficient("products like it between two uses of an activation", 0.5, 20.0, 3.0, "library")
-    depth: float = coefficient("filling and draining a tile's pipeline, as more of k [elements]", 1.0, 500.0, 60.0)
-    area: float = coefficient("what a step of a tile costs besides, as more of its elements", 0.0, 16000.0, 2000.0)
-    rounding: float = coefficient("share of the last, partly filled wave that is paid in full", 0.0, 1.0, 0.5)
-    memory: float = coefficient("share of the memory's bandwidth that operands are read at", 0.5, 1.0, 0.85)
-    write: float = coefficient("the same for writing the result", 0.3, 4.0, 0.7)
-    cache: float = coefficient("reading from the L2, in shares of the memory's bandwidth", 1.0, 10.0, 2.0)
-    sharpness: float = coefficient("how little compute and traffic hinder each other: 1 they add up", 1.0, 8.0, 2.5)
-    fixup: float = coefficient("what splitting k costs at all [s]", 1e-7, 1e-5, 3e-6)
-    peer: float = coefficient("adding up partial sums, in shares of the memory's bandwidth", 0.5, 50.0, 5.0)
-    nn: float = coefficient("rate of the gradient of the input against the forward product", 0.8, 1.1, 0.98)
-    nt: float = coefficient("rate of the gradient of the weight against the forward product", 0.8, 1.1, 0.96)
-    spread: float = 0.0
-    spread_short: float = 0.0
+    power_limit_delay: float = coefficient(
+        "time of a GEMM before the power limit takes effect [s]", 1e-4, 1e-1, 1e-3, "library"
+    )
+    power_limited_rate: float = coefficient(
+        "rate at the power limit against the rate before it", 0.3, 1.0, 0.85, "library"
+    )
+    reuse_distance: float = coefficient(
+        "GEMMs of this size between two uses of an activation", 0.5, 20.0, 3.0, "library"
+    )
+    pipeline_depth: float = coefficient("filling and draining a tile's pipeline [elements of k]", 1.0, 500.0, 60.0)
+    tile_overhead: float = coefficient("overhead of a step of a tile [elements of the tile]", 0.0, 16000.0, 2000.0)
+    wave_rounding: float = coefficient("share of the last, partly filled wave that is paid in full", 0.0, 1.0, 0.5)
+    read_share: float = coefficient("share of the memory bandwidth at which operands are read", 0.5, 1.0, 0.85)
+    write_share: float = coefficient("share of the memory bandwidth at which results are written", 0.3, 4.0, 0.7)
+    l2_rate: float = coefficient("rate of reading from the L2 against the memory bandwidth", 1.0, 10.0, 2.0)
+    overlap_sharpness: float = coefficient("overlap of compute and traffic: 1 for their sum", 1.0, 8.0, 2.5)
+    split_overhead: float = coefficient("overhead of splitting k [s]", 1e-7, 1e-5, 3e-6)
+    partial_sum_rate: float = coefficient("rate of adding partial sums against the memory bandwidth", 0.5, 50.0, 5.0)
+    nn_rate: float = coefficient("rate of the input gradient (NN) against the forward GEMM", 0.8, 1.1, 0.98)
+    nt_rate: float = coefficient("rate of the weight gradient (NT) against the forward GEMM", 0.8, 1.1, 0.96)
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8GemmLaw(GemmLaw):
-    """The same law of 8-bit products, whose libraries differ in other things.
+class Fp8GemmCostModel(GemmCostModel):
+    """GEMM in 8 bits: the same formula, whose libraries differ in other coefficients.
 
-    In 16 bits all of them call cuBLAS, and what they keep in the L2 tells them apart. In 8 bits they bring kernels of
-    their own, which start and write their results in different ways.
+    In 16 bits all libraries call cuBLAS, and what they keep in the L2 tells them apart. In 8 bits they have kernels of
+    their own, which start and write their results differently.
     """
 
     launch: float = coefficient(
         "from the end of a kernel to the first useful cycle of the next [s]", 1e-7, 2e-5, 2.5e-6, "library"
     )
-    settle: float = coefficient("what a product may take before the power limit tells [s]", 1e-4, 1e-1, 1e-3)
-    between: float = coefficient("products like it between two uses of an activation", 0.5, 20.0, 3.0)
-    write: float = coefficient("share of the memory's bandwidth that results are written at", 0.3, 4.0, 0.7, "library")
+    power_limit_delay: float = coefficient("time of a GEMM before the power limit takes effect [s]", 1e-4, 1e-1, 1e-3)
+    reuse_distance: float = coefficient("GEMMs of this size between two uses of an activation", 0.5, 20.0, 3.0)
+    write_share: float = coefficient(
+        "share of the memory bandwidth at which results are written", 0.3, 4.0, 0.7, "library"
+    )
 
 
-def seconds(work: Gemm, gpu: GPU, law: GemmLaw, speed: float = 1.0) -> tuple[Any, Any]:
-    """Of a product or of many (arrays in `work`), and the part that is launch.
+def seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+    """Time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch.
 
     speed: rate of the multiprocessors against the calibrated one.
     """
-    busy = _busy(work, gpu, law, speed)
-    arrays = isinstance(busy, np.ndarray)
-    late = np.maximum(busy - law.settle, 0.0) if arrays else max(busy - law.settle, 0.0)
-    compute = busy + (1 / law.sustained - 1) * late
-    return together(compute, _moved(work, gpu, law), law.sharpness) + law.launch, law.launch
+    busy = _busy(work, gpu, model, speed)
+    over = busy - model.power_limit_delay
+    limited = np.maximum(over, 0.0) if isinstance(busy, np.ndarray) else max(over, 0.0)
+    compute = busy + (1 / model.power_limited_rate - 1) * limited
+    return combine(compute, _moved(work, gpu, model), model.overlap_sharpness) + model.launch, model.launch
 
 
-def price(work: Gemm, gpu: GPU, law: GemmLaw, speed: float = 1.0) -> Estimate:
-    """Of one product."""
+def price(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> Estimate:
+    """The estimate of one GEMM."""
     if not work.flops:
         return NOTHING
-    taken, launch = seconds(work, gpu, law, speed)
-    return Estimate(max(taken, least(gpu, work.flops, work.dtype, work.bytes)), spread(law, taken, launch))
+    taken, launch = seconds(work, gpu, model, speed)
+    bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
+    return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
 
 
-def _busy(work: Gemm, gpu: GPU, law: GemmLaw, speed: float) -> Any:
-    """Seconds of the tensor cores, by the best tile."""
+def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
+    """Seconds of the tensor cores, with the best tile and split."""
     m, n, k, batch = work.m, work.n, work.k, work.batch
     arrays = any(isinstance(one, np.ndarray) for one in (m, n, k, batch))
     low: Any = np.minimum if arrays else min
     high: Any = np.maximum if arrays else max
     number = gpu.multiprocessors
-    relative = {"nn": law.nn, "nt": law.nt}.get(work.layout, 1.0)
-    element = 2 * WIDE / (WIDE + law.area) * number / (law.rate * relative * speed * peak(gpu, work.dtype))
-    pull = BYTES[work.dtype] / PULL * number / gpu.memory_bandwidth
-    partial = PARTIAL / law.peer * number / gpu.memory_bandwidth
+    layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
+    rate = model.peak_share * layout_rate * speed * peak(gpu, work.dtype)
+    element = 2 * LARGEST_TILE / (LARGEST_TILE + model.tile_overhead) * number / rate
+    read = BYTES[work.dtype] / READ_RATE * number / gpu.memory_bandwidth
+    partial = PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth
     best: Any = None
     for tm, tn in TILES:
         own_m, own_n = low(m, tm), low(n, tn)
-        step = high((tm * tn + law.area) * element, (own_m + own_n) * pull)
+        step = high((tm * tn + model.tile_overhead) * element, (own_m + own_n) * read)
         tiles = -(-m // tm) * -(-n // tn) * batch
-        whole = waves(high(tiles, number), number, law.rounding) * (k + law.depth) * step
+        waves = count_waves(high(tiles, number), number, model.wave_rounding)
+        whole = waves * (k + model.pipeline_depth) * step
         peer = own_m * own_n * partial
         split = high(low((k * step / peer) ** 0.5, number / tiles), 2.0)
-        parts = waves(high(tiles * split, number), number, law.rounding) * (k / split + law.depth) * step
-        fastest = low(whole, parts + split * peer + law.fixup)
+        waves = count_waves(high(tiles * split, number), number, model.wave_rounding)
+        parts = waves * (k / split + model.pipeline_depth) * step
+        fastest = low(whole, parts + split * peer + model.split_overhead)
         best = fastest if best is None else low(best, fastest)
     return best
 
 
-def _moved(work: Gemm, gpu: GPU, law: GemmLaw) -> Any:
-    """Seconds of the traffic."""
+def _moved(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
+    """Seconds of the traffic to and from memory and L2."""
     size, out = BYTES[work.dtype], BYTES[work.out_dtype] * (2 if work.accumulate else 1)
     activation, weight = work.batch * work.m * work.k * size, work.batch * work.n * work.k * size
     result = work.batch * work.m * work.n * out
     passing = (activation + weight + result) / gpu.l2
-    warm = 1 / (1 + (law.between * passing) ** STEEP)
-    weights = 1 / (1 + (max(law.between, WEIGHTS) * passing) ** STEEP)
-    slow, fast, write = 1 / law.memory, 1 / law.cache, 1 / law.write
-    read = activation * (slow + (fast - slow) * warm) + weight * (slow + (fast - slow) * weights)
-    written = result * (max(write, slow) + (write - max(write, slow)) * warm)
+    in_l2 = 1 / (1 + (model.reuse_distance * passing) ** EVICTION_SHARPNESS)
+    weight_in_l2 = 1 / (1 + (max(model.reuse_distance, WEIGHT_REUSE) * passing) ** EVICTION_SHARPNESS)
+    slow, fast, write = 1 / model.read_share, 1 / model.l2_rate, 1 / model.write_share
+    read = activation * (slow + (fast - slow) * in_l2) + weight * (slow + (fast - slow) * weight_in_l2)
+    written = result * (max(write, slow) + (write - max(write, slow)) * in_l2)
     return (read + written) / gpu.memory_bandwidth

@@ -1,24 +1,25 @@
-"""Products of many groups in one call: the experts of a rank, with as many rows each as tokens chose them.
+"""Grouped GEMM: the experts of a rank in one call, each with as many rows as tokens chose it.
 
-    seconds = root(compute^2 + traffic^2) + launch + each groups + longest (rows of the largest group)
-    compute = waves (tm tn + edge (tm + tn)) k 2 multiprocessors / (rate peak (1 + edge (1/256 + 1/128)))
-    waves   = exact + PARTLY (up(exact) - exact),   exact = sum over groups of tiles / multiprocessors
-    traffic = parameters / (memory HBM) + activations / (moved clock multiprocessors)
+    seconds = sqrt(compute^2 + traffic^2) + launch + group_overhead groups + row_overhead (rows of the largest group)
+    compute = waves (tm tn + tile_edge (tm + tn)) k 2 multiprocessors
+              / (peak_share peak (1 + tile_edge (1/256 + 1/128)))
+    waves   = exact + WAVE_ROUNDING (up(exact) - exact),   exact = sum over groups of tiles / multiprocessors
+    traffic = parameters / (memory_share HBM) + activations / (activation_rate clock multiprocessors)
 
-over the best of some tiles tm x tn.
+with the best of some tiles tm x tn.
 
-- The tiles of all groups are dealt to the multiprocessors in one go (persistent kernels: CUTLASS grouped GEMM,
-  DeepGEMM), so waves count all tiles, but no tile holds rows of two groups: small and uneven groups pay for padding.
-- A tile loads its operands through its rim, so narrow tiles take longer for their FLOPs (`edge`).
-- Parameters of every group that has a row are read once, so few rows per group leave a kernel bound by memory; a
-  weight gradient (layout nt) writes as much instead, and reads it before when it accumulates.
-- Rows of inputs and results (16 bits before they are quantised) are gathered, padded, scattered or reduced with small
-  loads: as many bytes per clock and multiprocessor (`moved`) on every GPU, as in memory.py. H100 and H200, which differ
-  in their memory alone, take the same time for it.
-- Where both limits are alike, neither hides all of the other: they meet as sides of a right angle. Exponents from 1.4
-  to 2.7 and a depth of the pipeline (more k) fit no better.
-- Programs that launch a kernel for each group (Transformer Engine on several streams) pay for `each`; kernels beside
-  the products that walk through the rows of a group one after another (masked layouts) pay for `longest`.
+- The tiles of all groups are distributed over the multiprocessors at once (persistent kernels: CUTLASS grouped GEMM,
+  DeepGEMM), so waves count all tiles; but no tile holds rows of two groups: small and uneven groups pay for padding.
+- A tile loads its operands along its edges, so narrow tiles take longer for their FLOPs (`tile_edge`).
+- The parameters of every group with a row are read once, so kernels with few rows per group are bound by memory; a
+  weight gradient (layout nt) writes that many instead, and reads them before when it accumulates.
+- Rows of inputs and results (16 bits before they are quantised) are gathered, padded, scattered or reduced by small
+  loads: the same bytes per clock and multiprocessor (`activation_rate`) on every GPU, as in memory.py. H100 and H200,
+  which differ in their memory alone, take the same time for it.
+- Where both limits are alike, neither hides all of the other: their squares add up. Exponents from 1.4 to 2.7 and a
+  pipeline depth (more k) fit no better.
+- Programs that launch a kernel for each group (Transformer Engine on several streams) pay `group_overhead`; kernels
+  beside the GEMMs that process the rows of a group one after another (masked layouts) pay `row_overhead`.
 """
 
 from __future__ import annotations
@@ -30,83 +31,93 @@ from typing import Any
 import numpy as np
 
 from hardware.gpu import GPU
-from simulator.costs.coefficients import ceil, coefficient, higher, lower, spread
+from simulator.costs.coefficients import ceil_div, coefficient, estimate_sigma, maximum, minimum
 from simulator.costs.estimate import NOTHING, Estimate
 from simulator.costs.kernels.memory import CLOCK
-from simulator.costs.kernels.roofline import least, peak, together, waves
+from simulator.costs.kernels.roofline import combine, count_waves, lower_bound, peak
 from simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 256), (64, 128), (32, 128), (16, 128))
-"""Output tiles (rows, columns) that one multiprocessor computes at a time; the first is the widest."""
+"""Output tiles (rows, columns) that one multiprocessor computes at a time; the first is the largest."""
 ROWS = tuple({rows: None for rows, _ in TILES})
 COLUMNS = tuple({columns: None for _, columns in TILES})
 
-PARTLY = 0.3
+WAVE_ROUNDING = 0.3
 """Share of the last, partly filled wave that is paid in full; from 0.1 to 0.5 fits differ by less than their errors."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedLaw:
-    """Coefficients of `seconds`."""
+class GroupedGemmCostModel:
+    """Grouped GEMM: coefficients of `seconds`."""
 
-    memory: float = coefficient("share of the memory's bandwidth at which operands and results move", 0.5, 1.0, 0.85)
-    edge: float = coefficient("what the rim of a tile costs [elements per row and column]", 0.1, 512.0, 30.0)
-    weight_gradient: float = coefficient("rate of weight gradients against the other products", 0.3, 1.2, 0.9)
-    launch: float = coefficient("what a call takes besides its groups [s]", 1e-7, 1e-4, 6e-6)
-    rate: float = coefficient("share of the peak that the widest tile reaches", 0.05, 1.0, 0.8, "library")
-    moved: float = coefficient("rows moved [bytes per clock and multiprocessor]", 0.2, 200.0, 7.0, "library")
-    each: float = coefficient("what a group takes besides its work [s]", 1e-9, 2e-5, 1e-7, "library")
-    longest: float = coefficient("what a row of the largest group takes besides [s]", 1e-12, 1e-7, 1e-9, "library")
-    spread: float = 0.0
-    spread_short: float = 0.0
+    memory_share: float = coefficient(
+        "share of the memory bandwidth at which operands and results move", 0.5, 1.0, 0.85
+    )
+    tile_edge: float = coefficient("cost of a tile's edges [elements per row and column]", 0.1, 512.0, 30.0)
+    weight_gradient_rate: float = coefficient("rate of weight gradients against the other GEMMs", 0.3, 1.2, 0.9)
+    launch: float = coefficient("overhead of a call [s]", 1e-7, 1e-4, 6e-6)
+    peak_share: float = coefficient("share of the peak that the largest tile reaches", 0.05, 1.0, 0.8, "library")
+    activation_rate: float = coefficient(
+        "rate of moving rows [bytes per clock and multiprocessor]", 0.2, 200.0, 7.0, "library"
+    )
+    group_overhead: float = coefficient("overhead of a group [s]", 1e-9, 2e-5, 1e-7, "library")
+    row_overhead: float = coefficient("overhead of a row of the largest group [s]", 1e-12, 1e-7, 1e-9, "library")
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
-def seconds(work: Gemm, gpu: GPU, law: GroupedLaw, speed: float = 1.0) -> tuple[Any, Any]:
-    """Of a product or of many (arrays in `work`), and the part of them that is launch."""
+def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
+    """Time [s] of a call or of many (arrays in `work`), and the part of it that is launch.
+
+    speed: rate of the multiprocessors against the calibrated one.
+    """
     m, n, k, gradient = work.m, work.n, work.k, work.layout == "nt"
     groups = work.groups or ((work.batch, k if gradient else m),)
-    down = {rows: work.batch * ceil(m, rows) if gradient else _tiles(groups, rows) for rows in ROWS}
-    across = {columns: ceil(n, columns) for columns in COLUMNS}
+    down = {rows: work.batch * ceil_div(m, rows) if gradient else _count_tiles(groups, rows) for rows in ROWS}
+    across = {columns: ceil_div(n, columns) for columns in COLUMNS}
     best: Any = math.inf
     for rows, columns in TILES:
-        filled = waves(down[rows] * across[columns], gpu.multiprocessors, PARTLY)
-        best = lower(best, filled * (rows * columns + law.edge * (rows + columns)))
-    wide = 1 + law.edge * (1 / TILES[0][0] + 1 / TILES[0][1])
-    rate = law.rate * (law.weight_gradient if gradient else 1.0) * wide * speed * peak(gpu, work.dtype)
+        waves = count_waves(down[rows] * across[columns], gpu.multiprocessors, WAVE_ROUNDING)
+        best = minimum(best, waves * (rows * columns + model.tile_edge * (rows + columns)))
+    edge = 1 + model.tile_edge * (1 / TILES[0][0] + 1 / TILES[0][1])
+    gradient_rate = model.weight_gradient_rate if gradient else 1.0
+    rate = model.peak_share * gradient_rate * edge * speed * peak(gpu, work.dtype)
     compute = best * k * 2 * gpu.multiprocessors / rate
 
     operand, result = BYTES[work.dtype], BYTES[work.out_dtype] * (2 if work.accumulate else 1)
     parameters = m * n * result if gradient else n * k * operand
     activations = (k * (m + n) if gradient else m * (k + n)) * BYTES["bf16"]
-    clocks = gpu.multiprocessors * (gpu.clock or CLOCK)
-    traffic = work.batch * (parameters / (law.memory * gpu.memory_bandwidth) + activations / (law.moved * clocks))
-    launch = law.launch + law.each * work.batch
-    return together(compute, traffic, 2.0) + law.longest * _largest(groups) + launch, launch
+    reading = parameters / (model.memory_share * gpu.memory_bandwidth)
+    moving = activations / (model.activation_rate * (gpu.multiprocessors * (gpu.clock or CLOCK)))
+    traffic = work.batch * (reading + moving)
+    launch = model.launch + model.group_overhead * work.batch
+    return combine(compute, traffic, 2.0) + model.row_overhead * _largest_group(groups) + launch, launch
 
 
-def price(work: Gemm, gpu: GPU, law: GroupedLaw, speed: float = 1.0) -> Estimate:
-    """`speed`: rate of the multiprocessors against the calibrated one."""
+def price(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.0) -> Estimate:
+    """The estimate of one call. speed: rate of the multiprocessors against the calibrated one."""
     if not work.flops:
         return NOTHING
-    taken, launch = seconds(work, gpu, law, speed)
-    return Estimate(max(taken, least(gpu, work.flops, work.dtype, work.bytes)), spread(law, taken, launch))
+    taken, launch = seconds(work, gpu, model, speed)
+    bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
+    return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
 
 
-# Groups of many products are arrays of sizes x products, or of products alone where all groups of one are alike.
+# The groups of many calls are arrays of sizes x calls, or of calls alone where all groups of one call are alike.
 
 
-def _tiles(groups: tuple[tuple[Any, Any], ...], rows: int) -> Any:
-    """How many tiles of `rows` cover the rows of all groups."""
+def _count_tiles(groups: tuple[tuple[Any, Any], ...], rows: int) -> Any:
+    """Tiles of `rows` rows that cover the rows of all groups."""
     total: Any = 0
     for count, size in groups:
-        some: Any = count * ceil(size, rows)
-        total = total + (some.sum(axis=0) if isinstance(some, np.ndarray) and some.ndim == 2 else some)
+        tiles: Any = count * ceil_div(size, rows)
+        total = total + (tiles.sum(axis=0) if isinstance(tiles, np.ndarray) and tiles.ndim == 2 else tiles)
     return total
 
 
-def _largest(groups: tuple[tuple[Any, Any], ...]) -> Any:
+def _largest_group(groups: tuple[tuple[Any, Any], ...]) -> Any:
     """Rows of the largest group."""
     found: Any = 0
     for _, size in groups:
-        found = higher(found, size.max(axis=0) if isinstance(size, np.ndarray) and size.ndim == 2 else size)
+        found = maximum(found, size.max(axis=0) if isinstance(size, np.ndarray) and size.ndim == 2 else size)
     return found

@@ -1,6 +1,6 @@
-"""What every kernel's price is built from: peak rates, partly filled waves, and two limits that meet smoothly.
+"""Building blocks of every kernel's price: peak rates, partly filled waves, and two limits that combine smoothly.
 
-All of it works on numbers and on arrays of numbers.
+All functions work on numbers and on arrays.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from typing import Any
 
 from hardware.errors import CatalogError
 from hardware.gpu import GPU
-from simulator.costs.coefficients import higher
+from simulator.costs.coefficients import maximum
 
 
 def peak(gpu: GPU, dtype: str) -> float:
-    """Dense FLOP/s of `gpu` in `dtype`."""
+    """Dense peak rate of `gpu` in `dtype` [FLOP/s]."""
     for known, rate in gpu.peak.items():
         if known == dtype:
             return float(rate)
@@ -21,20 +21,20 @@ def peak(gpu: GPU, dtype: str) -> float:
     raise CatalogError(f"gpus/{gpu.name} peak", rule, f"Use one of {', '.join(gpu.peak)}", dtype)
 
 
-def least(gpu: GPU, flops: Any, dtype: str, nbytes: Any) -> Any:
-    """The time [s] that no kernel can beat: FLOPs at peak, bytes at the nominal speed of the memory."""
-    return higher(nbytes / gpu.memory_bandwidth, flops / peak(gpu, dtype))
+def lower_bound(gpu: GPU, flops: Any, dtype: str, nbytes: Any) -> Any:
+    """Time [s] that no kernel can beat: its FLOPs at peak, its bytes at the nominal memory bandwidth."""
+    return maximum(nbytes / gpu.memory_bandwidth, flops / peak(gpu, dtype))
 
 
-def waves(blocks: Any, multiprocessors: float, rounding: float) -> Any:
-    """How often all multiprocessors are filled by `blocks`, of which the share `rounding` is rounded up.
+def count_waves(blocks: Any, multiprocessors: float, rounding: float) -> Any:
+    """Waves of `blocks` over all multiprocessors.
 
-    A whole last wave is paid for when it is rounded fully (1); kernels that split their last tiles pay less.
+    rounding: share of the last, partly filled wave that is paid in full: 1 rounds up to whole waves, 0 does not round.
     """
     exact = blocks / multiprocessors
     return exact + rounding * (-(-exact // 1.0) - exact)
 
 
-def together(compute: Any, memory: Any, sharpness: float = 3.0) -> Any:
-    """Two limits of one kernel [s]: the larger one where one matters, their sum for `sharpness` 1, less for more."""
+def combine(compute: Any, memory: Any, sharpness: float = 3.0) -> Any:
+    """Time [s] of a kernel with two limits [s]: their sum for `sharpness` 1, towards the larger one for more."""
     return (compute**sharpness + memory**sharpness) ** (1 / sharpness)

@@ -1,4 +1,4 @@
-"""The sections of a calibration: which law prices which kernel."""
+"""The sections of a calibration for kernels: which cost model prices which work."""
 
 from __future__ import annotations
 
@@ -11,51 +11,55 @@ from simulator.costs.kernels import attention, cpu, gemm, grouped, memory
 from simulator.ir.ops import BYTES, Attention, Gemm, Memory
 
 
-def _as_measured(law: Any) -> Any:
-    return law
+def _as_measured(model: Any) -> Any:
+    return model
 
 
 class Section(NamedTuple):
-    """seconds: of work on a GPU by a law, and the part of them that is launch; numbers or arrays. price: of one kernel.
-    training: the law of the same kernels in a training step.
+    """The functions of a section.
+
+    Attributes:
+        seconds: time of work on a GPU by a cost model [s], and the part of it that is launch; numbers or arrays.
+        price: the estimate of one kernel.
+        in_training: from the cost model as measured to that of the same kernels in a training step.
     """
 
     seconds: Callable[..., tuple[Any, Any]]
     price: Callable[..., Estimate]
-    training: Callable[[Any], Any] = _as_measured
+    in_training: Callable[[Any], Any] = _as_measured
 
 
 SECTIONS = {
     "gemm": Section(gemm.seconds, gemm.price),
     "gemm-fp8": Section(gemm.seconds, gemm.price),
     "grouped": Section(grouped.seconds, grouped.price),
-    "attention": Section(attention.seconds, attention.price, attention.training),
-    "memory": Section(memory.seconds, memory.price, memory.fused),
+    "attention": Section(attention.seconds, attention.price, attention.without_cache_writes),
+    "memory": Section(memory.seconds, memory.price, memory.fuse),
     "cpu-gemm": Section(cpu.gemm_seconds, cpu.price_gemm),
     "cpu-attention": Section(cpu.attention_seconds, cpu.price_attention),
     "cpu-memory": Section(cpu.memory_seconds, cpu.price_memory),
 }
-"""By section of a calibration."""
+"""By the names of sections."""
 
-CORES = {
+CPU_SECTIONS = {
     "gemm": "cpu-gemm",
     "gemm-fp8": "cpu-gemm",
     "grouped": "cpu-gemm",
     "attention": "cpu-attention",
     "memory": "cpu-memory",
 }
-"""What a section is on the cores of a processor."""
+"""The section that takes the place of another on a CPU core."""
 
 
-def of_gpu(name: str, gpu: GPU) -> str:
-    """The section that stands for `name` on this GPU."""
-    return CORES[name] if gpu.architecture == "cpu" else name
+def section_on(name: str, gpu: GPU) -> str:
+    """The section that takes the place of `name` on this GPU."""
+    return CPU_SECTIONS[name] if gpu.architecture == "cpu" else name
 
 
 def section_of(work: Gemm | Attention | Memory, gpu: GPU) -> str:
-    """The section of a calibration that prices `work` on `gpu`."""
+    """The section that prices `work` on `gpu`."""
     if isinstance(work, Gemm):
         name = "grouped" if work.groups else "gemm" if BYTES[work.dtype] > 1 else "gemm-fp8"
     else:
         name = "attention" if isinstance(work, Attention) else "memory"
-    return of_gpu(name, gpu)
+    return section_on(name, gpu)

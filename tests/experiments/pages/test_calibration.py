@@ -304,7 +304,7 @@ def test_an_interrupt_leaves_whole_files(tmp_path, fitted, monkeypatch):
     assert (tmp_path / "out" / "a100-sxm-80.yaml").read_bytes() == (out / "a100-sxm-80.yaml").read_bytes()
 
 
-GOOD = "common: {coefficients: {}}, libraries: {}, unnamed: {bf16: {spread: 0.1, spread_short: 0.1}}"
+GOOD = "common: {coefficients: {}}, libraries: {}, unnamed: {bf16: {sigma: 0.1, sigma_short: 0.1}}"
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,19 @@ GOOD = "common: {coefficients: {}}, libraries: {}, unnamed: {bf16: {spread: 0.1,
         ("[]", "must be a mapping"),
         ("gemm: 3", "must be a mapping"),
         ("gemm: {}", "gemm.common"),
+        ("gemm: {" + GOOD.replace("sigma: 0.1", "spread: 0.1", 1) + "}", "Write sigma, or calibrate again"),
+        ("gemm: {" + GOOD.replace("sigma_short", "spread_short") + "}", "Write sigma_short, or calibrate again"),
+        ("pair: {" + GOOD + "}", "Write all_to_all, or calibrate again"),
         ("gem: {" + GOOD + "}", "Did you mean 'gemm'"),
-        ("gemm: {" + GOOD.replace("{bf16: {spread: 0.1, spread_short: 0.1}}", "{}") + "}", "unnamed"),
-        ("gemm: {" + GOOD.replace("0.1}}", "-1}}") + "}", "unnamed.bf16.spread_short"),
-        ("gemm: {" + GOOD.replace("coefficients: {}", "coefficients: {depth: {value: .nan}}") + "}", "depth.value"),
+        ("gemm: {" + GOOD.replace("{bf16: {sigma: 0.1, sigma_short: 0.1}}", "{}") + "}", "unnamed"),
+        ("gemm: {" + GOOD.replace("0.1}}", "-1}}") + "}", "unnamed.bf16.sigma_short"),
         (
-            "gemm: {" + GOOD.replace("coefficients: {}", "coefficients: {dept: {value: 1}}") + "}",
-            "Did you mean 'depth'",
+            "gemm: {" + GOOD.replace("coefficients: {}", "coefficients: {pipeline_depth: {value: .nan}}") + "}",
+            "pipeline_depth.value",
+        ),
+        (
+            "gemm: {" + GOOD.replace("coefficients: {}", "coefficients: {pipeline_dept: {value: 1}}") + "}",
+            "Did you mean 'pipeline_depth'",
         ),
         ("gemm: {" + GOOD.replace("libraries: {}", "libraries: {mine: {coefficients: {}}}") + "}", "libraries.mine"),
     ],
@@ -341,11 +347,11 @@ def test_folders_of_calibrations(tmp_path, table):
     assert run("validate", "kernels", table, "--calibration", tmp_path).exit_code == 0
 
 
-def test_a_calibration_of_rings_alone_hides_no_other_law(tmp_path):
-    """Links have three laws: those that no file of the folder holds come from meshcast."""
-    spreads = "{any: {spread: 0.1, spread_short: 0.1}}"
+def test_a_calibration_of_rings_alone_hides_no_other_cost_model(tmp_path):
+    """Links have three cost models: those that no file of the folder holds come from meshcast."""
+    sigmas = "{any: {sigma: 0.1, sigma_short: 0.1}}"
     for name in ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie"):
-        text = f"ring: {{common: {{coefficients: {{}}}}, libraries: {{}}, unnamed: {spreads}}}"
+        text = f"ring: {{common: {{coefficients: {{}}}}, libraries: {{}}, unnamed: {sigmas}}}"
         (tmp_path / f"{name}.yaml").write_text(text)
     told, _ = measured.validated("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
     assert told["summary"]["refused"] == 0

@@ -1,4 +1,4 @@
-"""The ways of collectives, by laws written down here: which one is used when, and what it takes."""
+"""Algorithms of collectives by cost models written down here: which one is used when, and what it takes."""
 
 import math
 from dataclasses import fields
@@ -9,24 +9,32 @@ import pytest
 from hardware import load_cluster, reach
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives import collective, tuner
-from simulator.costs.collectives.links import Laws, LinkLaw, Links, MessageLaw, NetworkLaw, PairLaw, RingLaw
-from simulator.costs.collectives.tuner import LINE, QUICK, SWITCH, WHOLE
+from simulator.costs.collectives.links import (
+    AllToAllCostModel,
+    LinkCostModels,
+    Links,
+    NetworkCostModel,
+    P2PCostModel,
+    RingCostModel,
+    TierCostModels,
+)
+from simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
 from simulator.ir.ops import Collective
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 MIB, GIB = 2**20, 2**30
 
 
-def plain(law, **values):
-    return law(**{name: c.start for name, c in coefficients(law).items()} | values)
+def plain(model, **values):
+    return model(**{name: c.start for name, c in coefficients(model).items()} | values)
 
 
-LINK = LinkLaw(plain(RingLaw), plain(PairLaw), plain(MessageLaw))
-LAWS = Laws(LINK, LINK, plain(NetworkLaw))
+LINK = LinkCostModels(plain(RingCostModel), plain(AllToAllCostModel), plain(P2PCostModel))
+TIERS = TierCostModels(LINK, LINK, plain(NetworkCostModel))
 
 
-def links_of(node, nodes=1, laws=LAWS, **more):
-    return Links(load_cluster({"node": node, "nodes": nodes}), laws, **more)
+def links_of(node, nodes=1, models=TIERS, **more):
+    return Links(load_cluster({"node": node, "nodes": nodes}), models, **more)
 
 
 def at(links, ranks):
@@ -38,15 +46,15 @@ def seconds(links, operation, nbytes, ranks):
 
 
 def names(links, operation, ranks):
-    return [way.name for way in collective.known(operation, at(links, ranks), links).ways]
+    return [one.name for one in collective.find_group(operation, at(links, ranks), links).algorithms]
 
 
-@pytest.mark.parametrize("law", [RingLaw, PairLaw, MessageLaw, NetworkLaw])
-def test_laws_have_few_coefficients_within_their_bounds(law):
-    known = coefficients(law)
+@pytest.mark.parametrize("model", [RingCostModel, AllToAllCostModel, P2PCostModel, NetworkCostModel])
+def test_cost_models_have_few_coefficients_within_their_bounds(model):
+    known = coefficients(model)
     assert all(c.low <= c.start <= c.high for c in known.values())
     assert sum(c.of == "gpu" for c in known.values()) <= 12 and sum(c.of == "library" for c in known.values()) <= 4
-    assert {f.name for f in fields(law)} - set(known) == {"spread", "spread_short"}
+    assert {f.name for f in fields(model)} - set(known) == {"sigma", "sigma_short"}
 
 
 GROUPS = [
@@ -68,21 +76,21 @@ GROUPS = [
 def test_many_sizes_at_once_are_priced_like_each_alone(node, nodes, ranks, operation):
     """And more bytes are never faster, and nothing beats the links."""
     links = links_of(node, nodes)
-    spread, sizes = at(links, ranks), np.round(2 ** np.linspace(0, 36, 400))
+    place, sizes = at(links, ranks), np.round(2 ** np.linspace(0, 36, 400))
     many = Collective(operation, sizes, ("x",))
-    told, launch = collective.seconds(many, spread, links)
-    alone = [collective.price(Collective(operation, int(size), ("x",)), spread, links).seconds for size in sizes[::20]]
+    told, launch = collective.seconds(many, place, links)
+    alone = [collective.price(Collective(operation, int(size), ("x",)), place, links).seconds for size in sizes[::20]]
     assert told[::20] == pytest.approx(alone)
     assert (np.diff(told) >= 0).all() and (launch <= told).all()
-    assert (told >= collective.least(many, spread, links) * (1 - 1e-12)).all()
+    assert (told >= collective.lower_bound(many, place, links) * (1 - 1e-12)).all()
 
 
 # ------------------------------------------------------------------------------------------- tuner
 
 
-def limits(kind, n, operation="all_reduce", sums=False):
+def max_bytes(kind, n, operation="all_reduce", nvls=False):
     steps = 2 * (n - 1) if operation == "all_reduce" else n - 1
-    return tuner.limits(kind, 1.0, n, steps, host=False, sums=sums)
+    return tuner.max_bytes(kind, 1.0, n, steps, host=False, nvls=nvls)
 
 
 @pytest.mark.parametrize(
@@ -95,38 +103,38 @@ def limits(kind, n, operation="all_reduce", sums=False):
         ("nvlink5", "all_reduce", 2 * MIB, 4 * MIB),
     ],
 )
-def test_the_quick_protocol_ends_where_measured_times_jump(kind, operation, low, high):
-    assert low <= limits(kind, 2, operation)[QUICK] <= high
+def test_ll_ends_where_measured_times_jump(kind, operation, low, high):
+    assert low <= max_bytes(kind, 2, operation)[LL] <= high
 
 
-def test_each_way_is_used_up_to_a_wider_one():
-    told = limits("nvlink3", 8)
-    assert 0 < told[QUICK] < told[LINE] < told[WHOLE] == math.inf
-    assert SWITCH not in told
+def test_each_protocol_is_used_up_to_one_of_a_higher_rate():
+    told = max_bytes("nvlink3", 8)
+    assert 0 < told[LL] < told[LL128] < told[SIMPLE] == math.inf
+    assert NVLS not in told
 
 
 @pytest.mark.parametrize(
     ("kind", "uses"),
     [("nvlink4", {4: False, 5: True, 8: True}), ("nvlink5", {4: False, 5: False, 6: True, 8: True})],
 )
-def test_groups_from_which_switches_add(kind, uses):
+def test_group_sizes_from_which_nvls_is_used(kind, uses):
     """As tables of stas00/ml-engineering and ai-dynamo/aiconfigurator show."""
     for n, used in uses.items():
-        told = limits(kind, n, sums=True)
-        assert (told[SWITCH] == math.inf and told[WHOLE] < math.inf) == used, n
+        told = max_bytes(kind, n, nvls=True)
+        assert (told[NVLS] == math.inf and told[SIMPLE] < math.inf) == used, n
 
 
-def test_switches_add_only_where_they_can_and_may():
+def test_nvls_is_used_only_where_it_exists_and_is_allowed():
     h100, a100 = links_of("dgx-h100"), links_of("dgx-a100")
-    assert "switch" in names(h100, "all_reduce", range(8)) and "switch" not in names(a100, "all_reduce", range(8))
-    rings = links_of("dgx-h100", switch_sums=False)
-    assert "switch" not in names(rings, "all_reduce", range(8))
+    assert "NVLS" in names(h100, "all_reduce", range(8)) and "NVLS" not in names(a100, "all_reduce", range(8))
+    rings = links_of("dgx-h100", nvls=False)
+    assert "NVLS" not in names(rings, "all_reduce", range(8))
     assert seconds(rings, "all_reduce", GIB, range(8)) > 1.15 * seconds(h100, "all_reduce", GIB, range(8))
-    assert "switch" not in names(h100, "all_gather", range(8))
+    assert "NVLS" not in names(h100, "all_gather", range(8))
 
 
-def test_a_network_that_adds_halves_what_goes_through_ports():
-    tree, sums = (links_of("dgx-h100", 4, network_sums=told) for told in (False, True))
+def test_sharp_in_the_network_halves_what_goes_through_ports():
+    tree, sums = (links_of("dgx-h100", 4, sharp=sharp) for sharp in (False, True))
     ratio = seconds(tree, "all_reduce", 16 * GIB, range(32)) / seconds(sums, "all_reduce", 16 * GIB, range(32))
     assert 1.15 < ratio < 1.6, "480 against 370 GB/s, NVIDIA GTC24 s62129"
 
@@ -135,7 +143,7 @@ def test_multiprocessors_that_a_collective_takes():
     links = links_of("dgx-h100")
 
     def taken(operation, nbytes, ranks=range(8)):
-        return collective.multiprocessors(Collective(operation, nbytes, ("x",)), at(links, ranks), links)
+        return collective.count_multiprocessors(Collective(operation, nbytes, ("x",)), at(links, ranks), links)
 
     assert taken("all_reduce", GIB) == 16 and taken("all_gather", GIB) == 24
     assert taken("all_gather", 0) == 0 and taken("all_gather", GIB, range(1)) == 0
@@ -145,22 +153,25 @@ def test_multiprocessors_that_a_collective_takes():
 
 
 def test_what_a_library_adds():
-    base, ring = links_of("dgx-a100"), plain(RingLaw, call=20e-6)
-    other = links_of("dgx-a100", laws=Laws(LINK._replace(ring=ring), LINK, LAWS.outer))
+    base, ring = links_of("dgx-a100"), plain(RingCostModel, call_overhead=20e-6)
+    other = links_of("dgx-a100", models=TierCostModels(LINK._replace(ring=ring), LINK, TIERS.network))
     for size in (1024, GIB):
         now = seconds(base, "all_gather", size, range(8))
         assert seconds(other, "all_gather", size, range(8)) == pytest.approx(now + 20e-6)
-    slow = links_of("dgx-a100", laws=Laws(LINK._replace(ring=plain(RingLaw, rate=0.8)), LINK, LAWS.outer))
+    slow = links_of(
+        "dgx-a100",
+        models=TierCostModels(LINK._replace(ring=plain(RingCostModel, rate_ratio=0.8)), LINK, TIERS.network),
+    )
     ratio = seconds(slow, "all_gather", 64 * GIB, range(8)) / seconds(base, "all_gather", 64 * GIB, range(8))
     assert ratio == pytest.approx(1 / 0.8, rel=0.01)
 
 
-def test_staged_copies_crowd_the_host():
-    staged = LINK._replace(ring=plain(RingLaw, crowd=2.0))
-    links = links_of("pcie-8xa100", laws=Laws(staged, staged, LAWS.outer))
+def test_staged_copies_contend_for_the_host():
+    staged = LINK._replace(ring=plain(RingCostModel, host_contention=2.0))
+    links = links_of("pcie-8xa100", models=TierCostModels(staged, staged, TIERS.network))
     two, eight = (2 * (n - 1) / n * GIB / seconds(links, "all_reduce", GIB, range(n)) for n in (2, 8))
     assert two / eight == pytest.approx(16, rel=0.05)
-    bridged = links_of("dgx-a100", laws=Laws(staged, staged, LAWS.outer))
+    bridged = links_of("dgx-a100", models=TierCostModels(staged, staged, TIERS.network))
     assert seconds(bridged, "all_reduce", GIB, range(8)) == seconds(links_of("dgx-a100"), "all_reduce", GIB, range(8))
 
 
@@ -179,14 +190,14 @@ def test_rings_between_racks_use_some_of_their_ports():
     assert seconds(links, "all_to_all", GIB, range(144)) < 1.5 * GIB * 72 / 144 / port, "all-to-alls use every port"
 
 
-def test_one_gpu_per_node_gathers_in_logarithmic_steps():
+def test_one_gpu_per_node_gathers_by_pat():
     links = links_of("dgx-h100", 64)
-    assert "logarithmic" in names(links, "all_gather", range(0, 512, 8))
-    assert "logarithmic" not in names(links, "all_gather", range(512))
+    assert "PAT" in names(links, "all_gather", range(0, 512, 8))
+    assert "PAT" not in names(links, "all_gather", range(512))
 
 
 def test_two_nodes_send_each_byte_once():
-    """Between two islands a tree has no inner node: half the traffic of four."""
+    """Between two nodes a tree has no inner node: half the traffic of four."""
     links = links_of("p4de", 4)
     two, four = (seconds(links, "all_reduce", 16 * GIB, range(n)) for n in (16, 32))
     assert four / two == pytest.approx(2, rel=0.15)

@@ -1,4 +1,4 @@
-"""The law of fused attention: its limits, numbers against arrays, and the reader of its tables."""
+"""The cost model of fused attention: its limits, numbers against arrays, and the reader of its tables."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 
 from hardware import load
 from simulator.costs.coefficients import coefficients
-from simulator.costs.kernels.attention import AttentionLaw, price, seconds
+from simulator.costs.kernels.attention import AttentionCostModel, price, seconds
 from simulator.ir.ops import Attention
 from validation.calibration.fit import fit
 from validation.calibration.kernels.attention import COLUMNS, read
 
 H100 = load("gpus", "h100-sxm")
-LAW = AttentionLaw(**{name: one.start for name, one in coefficients(AttentionLaw).items()}, spread=0.1)
+MODEL = AttentionCostModel(**{name: one.start for name, one in coefficients(AttentionCostModel).items()}, sigma=0.1)
 CAUSAL = Attention(1, 8192, 8192, 32, 8, 128, 128)
 
 
-def time(work: Attention, gpu: str = "h100-sxm", **law: float) -> float:
-    return price(work, load("gpus", gpu), replace(LAW, **law)).seconds
+def time(work: Attention, gpu: str = "h100-sxm", **model: float) -> float:
+    return price(work, load("gpus", gpu), replace(MODEL, **model)).seconds
 
 
 def test_few_coefficients():
-    owners = [one.of for one in coefficients(AttentionLaw).values()]
+    owners = [one.of for one in coefficients(AttentionCostModel).values()]
     assert owners.count("gpu") <= 12
     assert owners.count("library") <= 4
 
@@ -36,7 +36,7 @@ def test_long_causal_attention_runs_at_a_usual_rate():
 
 
 def test_no_work_takes_no_time():
-    assert price(replace(CAUSAL, batch=0), H100, LAW).seconds == 0
+    assert price(replace(CAUSAL, batch=0), H100, MODEL).seconds == 0
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75, 0.5, 0.3, 0.01, 1e-6])
@@ -44,7 +44,7 @@ def test_no_work_takes_no_time():
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_rectangle_has_a_sensible_time(q, kv, share, backward):
     work = replace(CAUSAL, q=q, kv=kv, share=share, backward=backward)
-    assert LAW.launch < time(work) <= 1.01 * time(replace(work, share=1.0)) + 1e-9
+    assert MODEL.launch < time(work) <= 1.01 * time(replace(work, share=1.0)) + 1e-9
     assert time(work) <= time(replace(work, heads=64)) + 1e-9
     assert time(work) <= time(replace(work, q=2 * q)) + 1e-9
 
@@ -70,7 +70,7 @@ def test_exponentials_weigh_more_in_narrow_heads():
     narrow, wide = (replace(CAUSAL, heads=2048 // d, kv_heads=2048 // d, qk_dim=d, v_dim=d) for d in (64, 128))
     assert narrow.flops == wide.flops
     assert time(narrow) > 1.15 * time(wide)
-    assert time(narrow, softmax=0.1) < 1.1 * time(wide, softmax=0.1)
+    assert time(narrow, softmax_cost=0.1) < 1.1 * time(wide, softmax_cost=0.1)
 
 
 def test_a_faster_number_format_is_held_up_by_the_exponentials():
@@ -78,13 +78,13 @@ def test_a_faster_number_format_is_held_up_by_the_exponentials():
 
 
 def test_caches_cost_copies_of_keys_and_values():
-    assert time(CAUSAL, copies=0.0) < time(CAUSAL, copies=2.0)
+    assert time(CAUSAL, cache_writes=0.0) < time(CAUSAL, cache_writes=2.0)
     backward = replace(CAUSAL, backward=True)
-    assert time(backward, copies=0.0) == time(backward, copies=2.0)
+    assert time(backward, cache_writes=0.0) == time(backward, cache_writes=2.0)
 
 
 def test_speed_is_that_of_the_products():
-    fast, slow = (seconds(replace(CAUSAL, q=32768, kv=32768), H100, LAW, speed)[0] for speed in (1.0, 0.5))
+    fast, slow = (seconds(replace(CAUSAL, q=32768, kv=32768), H100, MODEL, speed)[0] for speed in (1.0, 0.5))
     assert slow == pytest.approx(2 * fast, rel=0.1)
 
 
@@ -97,8 +97,10 @@ def test_arrays_are_as_good_as_numbers(gpu, backward):
     columns = [np.array(column, float) for column in zip(*sizes, strict=True)]
     batch, length, heads, kv_heads, width = columns
     work = Attention(batch, length, length, heads, kv_heads, width, width, 0.5, backward)  # type: ignore[arg-type]
-    many, _ = seconds(work, load("gpus", gpu), LAW)
-    one = [seconds(Attention(b, s, s, h, k, d, d, 0.5, backward), load("gpus", gpu), LAW)[0] for b, s, h, k, d in sizes]
+    many, _ = seconds(work, load("gpus", gpu), MODEL)
+    one = [
+        seconds(Attention(b, s, s, h, k, d, d, 0.5, backward), load("gpus", gpu), MODEL)[0] for b, s, h, k, d in sizes
+    ]
     assert many == pytest.approx(np.array(one))
 
 
@@ -161,7 +163,7 @@ def test_padded_heads_are_computed_whole():
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "l40s"])
-def test_law_against_public_tables(shared, gpu):
+def test_cost_model_against_public_tables(shared, gpu):
     """Rows that are attention and nothing else."""
     frame = pd.read_csv(Path(shared) / "data" / f"attention_{gpu}.csv.gz")
     assert set(frame.columns) >= COLUMNS[0]
@@ -169,10 +171,12 @@ def test_law_against_public_tables(shared, gpu):
     assert not refused
     samples = [s for s in samples if len(s.parts) == 1]
     machine = load("gpus", samples[0].gpu)
-    found = fit(AttentionLaw, samples, lambda s, law: seconds(s.parts[0], machine, law)[0], held={"backward": 0.85})
+    found = fit(
+        AttentionCostModel, samples, lambda s, model: seconds(s.parts[0], machine, model)[0], held={"backward": 0.85}
+    )
     errors = []
     for s in samples:
-        forecast, _ = seconds(s.parts[0], machine, found.law(AttentionLaw, s.library))
+        forecast, _ = seconds(s.parts[0], machine, found.make_model(AttentionCostModel, s.library))
         errors.append(np.abs(forecast / s.seconds - 1)[s.classes["forward-8k"]])
     assert np.median(np.concatenate(errors)) < 0.07
     assert np.quantile(np.concatenate(errors), 0.9) < 0.2

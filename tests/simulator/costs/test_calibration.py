@@ -1,4 +1,4 @@
-"""Coefficients: complete, sourced, within their bounds; what no file has is borrowed with a wider spread."""
+"""Coefficients: complete, sourced, within their bounds; what no file has is borrowed with a larger sigma."""
 
 from dataclasses import dataclass
 from importlib import resources
@@ -10,14 +10,14 @@ from hardware.cluster import Tier
 from hardware.errors import CatalogError
 from simulator import simulate
 from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.calibration.cost_models import LAWS, LINKS, family
+from simulator.costs.calibration.cost_models import KERNEL_MODELS, LINK_MODELS, family
 from simulator.costs.coefficients import coefficient, coefficients
-from simulator.costs.collectives.links import NetworkLaw
-from simulator.costs.collectives.processes import ProcessLaw
+from simulator.costs.collectives.links import NetworkCostModel
+from simulator.costs.collectives.processes import ProcessCostModel
 from validation.calibration.write import text, write
 
 SHIPPED = Calibration.shipped()
-KINDS = LAWS | LINKS | {"network": NetworkLaw, "processes": ProcessLaw}
+KINDS = KERNEL_MODELS | LINK_MODELS | {"network": NetworkCostModel, "processes": ProcessCostModel}
 FILES = [name for name in SHIPPED.names() if name not in ("assumed", "steps")]
 EACH = [(file, section) for file in FILES for section in SHIPPED.sections(file)]
 
@@ -39,16 +39,16 @@ def test_every_coefficient_is_measured_sourced_and_possible(file, section):
     for of, block in blocks(SHIPPED.sections(file)[section]):
         assert block["rows"] > 0 and len(block["source"]) > 5
         for name, entry in block["coefficients"].items():
-            assert set(entry) == {"value", "spread", "meaning"} and entry["meaning"] == known[name].meaning
-            assert known[name].of == of and 0 <= entry["spread"] <= 1
+            assert set(entry) == {"value", "sigma", "meaning"} and entry["meaning"] == known[name].meaning
+            assert known[name].of == of and 0 <= entry["sigma"] <= 1
             assert known[name].low <= entry["value"] * (1 + 1e-3) and entry["value"] <= known[name].high * (1 + 1e-3)
     for library in SHIPPED.sections(file)[section]["libraries"].values():
-        assert library["format"] in ("bf16", "fp8", "any") and 0 < library["spread"] < 1
+        assert library["format"] in ("bf16", "fp8", "any") and 0 < library["sigma"] < 1
 
 
-@pytest.mark.parametrize("law", dict.fromkeys(KINDS.values()), ids=lambda law: law.__name__)
-def test_a_law_has_few_coefficients_each_with_a_meaning(law):
-    known = coefficients(law)
+@pytest.mark.parametrize("model", dict.fromkeys(KINDS.values()), ids=lambda model: model.__name__)
+def test_a_cost_model_has_few_coefficients_each_with_a_meaning(model):
+    known = coefficients(model)
     assert sum(one.of == "gpu" for one in known.values()) <= 12
     assert sum(one.of == "library" for one in known.values()) <= 4
     for one in known.values():
@@ -68,28 +68,30 @@ def gemms(gpu):
     return SHIPPED.kernel_model(load("gpus", gpu), "gemm")
 
 
-def test_a_gpu_that_nobody_measured_borrows_with_a_wider_spread():
+def test_a_gpu_that_nobody_measured_borrows_with_a_larger_sigma():
     (own, silent), (kin, (said,)) = gemms("h100-sxm"), gemms("h800-sxm")
     assert not silent and "h800-sxm" in said and "h100-sxm" in said
-    assert kin.rate == own.rate and kin.spread > own.spread
+    assert kin.peak_share == own.peak_share and kin.sigma > own.sigma
     maker, (told, _) = gemms("mi300x")
-    assert maker.spread > gemms("v100-sxm2-16").model.spread > own.spread and "mi300x" in told
+    assert maker.sigma > gemms("v100-sxm2-16").model.sigma > own.sigma and "mi300x" in told
 
 
 def test_what_one_gpu_lacks_comes_from_the_next():
     # No layouts of training were measured on this card, but on its kin.
     known = SHIPPED.sections("a100-sxm-80")["gemm"]["common"]["coefficients"]
-    assert "nt" not in known
+    assert "nt_rate" not in known
     kin = SHIPPED.sections("a100-pcie-80")["gemm"]["common"]["coefficients"]
-    assert SHIPPED.kernel_model(load("gpus", "a100-sxm-80"), "gemm").model.nt == pytest.approx(kin["nt"]["value"])
+    assert SHIPPED.kernel_model(load("gpus", "a100-sxm-80"), "gemm").model.nt_rate == pytest.approx(
+        kin["nt_rate"]["value"]
+    )
 
 
 def test_a_library_is_priced_by_its_own_coefficients_and_nobodys_by_the_middle():
     gpu, held = load("gpus", "h100-sxm"), SHIPPED.sections("h100-sxm")["gemm"]["libraries"]
-    rates = {name: one["coefficients"]["rate"]["value"] for name, one in held.items()}
+    rates = {name: one["coefficients"]["peak_share"]["value"] for name, one in held.items()}
     for name, rate in rates.items():
-        assert SHIPPED.kernel_model(gpu, "gemm", name).model.rate == rate
-    assert min(rates.values()) < SHIPPED.kernel_model(gpu, "gemm").model.rate < max(rates.values())
+        assert SHIPPED.kernel_model(gpu, "gemm", name).model.peak_share == rate
+    assert min(rates.values()) < SHIPPED.kernel_model(gpu, "gemm").model.peak_share < max(rates.values())
     assert SHIPPED.kernel_model(gpu, "gemm", "a program of tomorrow").model == SHIPPED.kernel_model(gpu, "gemm").model
 
 
@@ -109,12 +111,15 @@ def test_a_file_can_be_left_out():
 
 def test_a_folder_of_calibrations_comes_first(tmp_path):
     data = {"gemm": SHIPPED.sections("h100-sxm")["gemm"]}
-    entry = data["gemm"]["common"]["coefficients"]["depth"]
+    entry = data["gemm"]["common"]["coefficients"]["pipeline_depth"]
     gpu, before = load("gpus", "h100-sxm"), SHIPPED.kernel_model(load("gpus", "h100-sxm"), "gemm").model
-    changed = {**data["gemm"], "common": {**data["gemm"]["common"], "coefficients": {"depth": entry | {"value": 77.0}}}}
+    changed = {
+        **data["gemm"],
+        "common": {**data["gemm"]["common"], "coefficients": {"pipeline_depth": entry | {"value": 77.0}}},
+    }
     write(tmp_path / "h100-sxm.yaml", "mine", {"gemm": changed})
     mine = Calibration.from_folder(tmp_path)
-    assert mine.kernel_model(gpu, "gemm").model.depth == 77.0
+    assert mine.kernel_model(gpu, "gemm").model.pipeline_depth == 77.0
     assert mine.kernel_model(gpu, "attention").assumed, "the folder's file stands in for the whole of meshcast's"
     assert SHIPPED.kernel_model(gpu, "gemm").model == before
     written = SHIPPED.with_file("h100-sxm", {"gemm": changed})
@@ -139,26 +144,26 @@ def test_a_file_reads_back_as_it_was_written(tmp_path):
 )
 def test_links_borrow_from_their_family(kind, lender):
     (own, silent), (kin, (said,)) = (SHIPPED.link_models(Tier(one, 450e9, 0.0)) for one in (lender, kind))
-    assert kin.ring.share == own.ring.share and kin.ring.spread > own.ring.spread and family(kind) == lender
+    assert kin.ring.simple_share == own.ring.simple_share and kin.ring.sigma > own.ring.sigma and family(kind) == lender
     assert not silent and kind in said and lender in said
 
 
 @pytest.mark.parametrize("kind", ["infinity-fabric-3", "something"])
 def test_other_links_borrow_plain_ones(kind):
-    law, (said,) = SHIPPED.link_models(Tier(kind, 31e9, 0.0))
-    assert law.ring.spread > SHIPPED.link_models(Tier("nvlink3", 300e9, 0.0)).model.ring.spread and kind in said
+    model, (said,) = SHIPPED.link_models(Tier(kind, 31e9, 0.0))
+    assert model.ring.sigma > SHIPPED.link_models(Tier("nvlink3", 300e9, 0.0)).model.ring.sigma and kind in said
 
 
 def test_what_links_lack_comes_from_the_next():
-    assert "message" not in SHIPPED.sections("nvlink5") and "message" in SHIPPED.sections("nvlink4")
+    assert "p2p" not in SHIPPED.sections("nvlink5") and "p2p" in SHIPPED.sections("nvlink4")
     own, next_ = (SHIPPED.link_models(Tier(kind, 900e9, 0.0)).model for kind in ("nvlink5", "nvlink4"))
-    assert own.message.share == next_.message.share and own.ring.share != next_.ring.share
+    assert own.p2p.share == next_.p2p.share and own.ring.simple_share != next_.ring.simple_share
 
 
 def test_networks_of_another_family_borrow_as_well():
     own, silent = SHIPPED.network_model(Tier("infiniband-xdr", 50e9, 0.0))
     other, (said,) = SHIPPED.network_model(Tier("slingshot", 50e9, 0.0))
-    assert other.share == own.share and other.spread > own.spread
+    assert other.share == own.share and other.sigma > own.sigma
     assert not silent and "slingshot" in said and "InfiniBand" in said
     assert not SHIPPED.network_model(Tier("efa", 50e9, 0.0)).assumed
 
@@ -183,19 +188,20 @@ def test_what_no_table_tells_is_stated_once_with_its_reason():
 
 
 def test_a_stated_value_is_named_where_no_gpu_lends_a_measured_one():
-    assert not any("nn" in text for text in gemms("h100-sxm").assumed)  # the A100's
+    assert not any("nn_rate" in text for text in gemms("h100-sxm").assumed)  # the A100's
     model, said = gemms("mi300x")
-    assert (model.nn, model.nt) == (0.98, 0.96)
-    assert said[1] == "gemm kernels of mi300x: nn 0.98, nt 0.96 (in no table)"
+    assert (model.nn_rate, model.nt_rate) == (0.98, 0.96)
+    assert said[1] == "gemm kernels of mi300x: nn_rate 0.98, nt_rate 0.96 (in no table)"
 
 
 def test_measured_values_come_before_stated_ones():
     data = SHIPPED.sections("infiniband")["network"]
-    entry = {"value": 0.5, "spread": 0.1, "meaning": "most of the ports' payload rate that an all-to-all reaches"}
-    told = {**data["common"]["coefficients"], "all_to_all": entry}
+    entry = {"value": 0.5, "sigma": 0.1, "meaning": "share of the ports' payload rate that an all-to-all reaches"}
+    told = {**data["common"]["coefficients"], "all_to_all_share": entry}
     mine = SHIPPED.with_file("infiniband", {"network": {**data, "common": {**data["common"], "coefficients": told}}})
     tier = Tier("infiniband-ndr", 50e9, 0.0)
-    assert (SHIPPED.network_model(tier).model.all_to_all, mine.network_model(tier).model.all_to_all) == (0.78, 0.5)
+    shares = [one.network_model(tier).model.all_to_all_share for one in (SHIPPED, mine)]
+    assert shares == [0.78, 0.5]
 
 
 def test_a_coefficient_that_a_folders_file_hides_is_the_shipped_one_and_named():
@@ -203,8 +209,8 @@ def test_a_coefficient_that_a_folders_file_hides_is_the_shipped_one_and_named():
     bare = {**data, "common": {**data["common"], "coefficients": {}}}
     tier = Tier("infiniband-ndr", 50e9, 0.0)
     model, (said,) = SHIPPED.with_file("infiniband", {"network": bare}).network_model(tier)
-    assert model.pipe == SHIPPED.network_model(tier).model.pipe
-    assert said == f"infiniband-ndr: pipe {model.pipe:g} (as shipped: the calibration in use lacks it)"
+    assert model.exposed_fill == SHIPPED.network_model(tier).model.exposed_fill
+    assert said == f"infiniband-ndr: exposed_fill {model.exposed_fill:g} (as shipped: the calibration in use lacks it)"
 
 
 def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
@@ -212,7 +218,7 @@ def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
     class OfTomorrow:
         tomorrow: float = coefficient("what nobody has measured yet [s]", 0.0, 1.0, 0.5)
 
-    monkeypatch.setitem(LAWS, "memory", OfTomorrow)
+    monkeypatch.setitem(KERNEL_MODELS, "memory", OfTomorrow)
     with pytest.raises(CatalogError) as refused:
         Calibration().kernel_model(load("gpus", "v100-sxm2-16"), "memory")
     told = str(refused.value)
@@ -223,4 +229,5 @@ def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
 def test_what_nobody_measured_of_a_library_is_neutral():
     tier = Tier("nvlink4", 450e9, 0.0)
     plain, other = (SHIPPED.link_models(tier, library).model.ring for library in ("", "a program of tomorrow"))
-    assert (plain.call, plain.latency, plain.rate, plain.crowd) == (0.0, 1.0, 1.0, 0.0) and plain == other
+    assert (plain.call_overhead, plain.step_ratio, plain.rate_ratio, plain.host_contention) == (0.0, 1.0, 1.0, 0.0)
+    assert plain == other

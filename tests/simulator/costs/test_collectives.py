@@ -12,7 +12,7 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, p2p
 from simulator.costs.collectives.links import Links
 from simulator.costs.costs import Costs
-from simulator.costs.kernels.sections import of_gpu
+from simulator.costs.kernels.sections import section_on
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Transfer
 
@@ -93,10 +93,10 @@ def test_faster_links_are_never_slower(operation, key, nbytes, up, out):
     costs, axes, members = GROUPS[key]
     work = Collective(operation, nbytes, axes, members)
     now = costs.estimate(work).seconds
-    (reach,) = costs._reach[axes, members]
-    links = Links(costs.cluster, costs.links.laws)
-    links.up = replace(links.up, bandwidth=links.up.bandwidth * up)
-    links.out = replace(links.out, bandwidth=links.out.bandwidth * out)
+    (reach,) = costs._reaches[axes, members]
+    links = Links(costs.cluster, costs.links.models)
+    links.scale_up = replace(links.scale_up, bandwidth=links.scale_up.bandwidth * up)
+    links.network = replace(links.network, bandwidth=links.network.bandwidth * out)
     assert collective.price(work, reach, links).seconds <= now
 
 
@@ -270,8 +270,8 @@ def test_every_node_of_the_catalog_can_be_priced(node):
         inner, outer = (costs.estimate(Collective(operation, GIB, (axis,))) for axis in ("tp", "dp"))
         # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
         assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.spread < 0.5
-        assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.island // 4)
-    owns = {of_gpu(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(
+        assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.local_gpus // 4)
+    owns = {section_on(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(
         SHIPPED.sections(cluster.gpu.name)
     )
     assert owns == (not any(cluster.gpu.name in one for one in costs.assumed))

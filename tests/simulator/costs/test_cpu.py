@@ -11,7 +11,7 @@ from hardware.inline import ByGPU, Inter
 from hardware.topology import reach
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, p2p
-from simulator.costs.collectives.links import Laws, Links
+from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.costs import Costs
 from simulator.costs.kernels import cpu
 from simulator.costs.kernels.sections import SECTIONS, section_of
@@ -51,11 +51,11 @@ def test_other_kernels_grow_with_their_bytes(what: str, size: int, backward: boo
     assert price(more).seconds > price(work).seconds > 0
 
 
-def test_laws_work_on_arrays() -> None:
+def test_cost_models_work_on_arrays() -> None:
     sizes = np.array([64.0, 256.0, 1024.0])
-    law = SHIPPED.kernel_model(CORE, "cpu-gemm").model
-    many, _ = cpu.gemm_seconds(Gemm(sizes, sizes, sizes, dtype="fp32"), CORE, law)  # type: ignore[arg-type]
-    each = [cpu.gemm_seconds(Gemm(n, n, n, dtype="fp32"), CORE, law)[0] for n in (64, 256, 1024)]
+    model = SHIPPED.kernel_model(CORE, "cpu-gemm").model
+    many, _ = cpu.gemm_seconds(Gemm(sizes, sizes, sizes, dtype="fp32"), CORE, model)  # type: ignore[arg-type]
+    each = [cpu.gemm_seconds(Gemm(n, n, n, dtype="fp32"), CORE, model)[0] for n in (64, 256, 1024)]
     assert many.tolist() == pytest.approx(each)
     found, _ = cpu.memory_seconds(
         Memory("rms-norm", sizes, sizes), CORE, SHIPPED.kernel_model(CORE, "cpu-memory").model
@@ -64,17 +64,17 @@ def test_laws_work_on_arrays() -> None:
 
 
 def test_experts_are_called_one_by_one() -> None:
-    law = SHIPPED.kernel_model(CORE, "cpu-gemm").model
-    alone = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32"), CORE, law)
-    apart = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32", groups=((8, 64),)), CORE, law)
+    model = SHIPPED.kernel_model(CORE, "cpu-gemm").model
+    alone = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32"), CORE, model)
+    apart = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32", groups=((8, 64),)), CORE, model)
     assert apart[1] == 8 * alone[1] and apart[0] - apart[1] == pytest.approx(alone[0] - alone[1])
 
 
 def links(members: int) -> tuple[Links, object]:
     told = ByGPU(gpu=CORE, gpus=members, gpus_per_node=members, scale_up_domain=1, inter=Inter(kind="none"))
     cluster = told.cluster()
-    law = SHIPPED.link_models(cluster.host).model
-    return Links(cluster, Laws(law, law, None)), reach(cluster, list(range(members)))  # type: ignore[arg-type]
+    model = SHIPPED.link_models(cluster.host).model
+    return Links(cluster, TierCostModels(model, model, None)), reach(cluster, list(range(members)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
@@ -83,7 +83,7 @@ def test_processes_talk_longer_the_more_they_say(operation: str, members: int) -
     tiers, group = links(members)
     times = [collective.price(Collective(operation, n, ("x",)), group, tiers).seconds for n in (10**3, 10**6, 10**8)]  # type: ignore[arg-type]
     assert 0 < times[0] < times[1] < times[2]
-    assert collective.multiprocessors(Collective(operation, 10**6, ("x",)), group, tiers) == 0  # type: ignore[arg-type]
+    assert collective.count_multiprocessors(Collective(operation, 10**6, ("x",)), group, tiers) == 0  # type: ignore[arg-type]
 
 
 def test_messages_have_a_latency() -> None:

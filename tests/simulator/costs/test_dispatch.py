@@ -1,4 +1,4 @@
-"""Dispatch and combination of tokens: how many bytes go where, the law's shape and bounds, and measured calls."""
+"""Dispatch and combine of tokens: bytes over each link, shape and bounds of the cost model, and measured calls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from hardware import load
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives import dispatch
-from simulator.costs.collectives.dispatch import Dispatch, DispatchLaw
+from simulator.costs.collectives.dispatch import Dispatch, DispatchCostModel
 from simulator.costs.estimate import NOTHING
 from validation.calibration.fit import fit
 from validation.calibration.kernels import dispatch as reader
 
 H100 = load("gpus", "h100-sxm")
-LINK, PORT = reader.links("h100-sxm")
-LAW = DispatchLaw(**{name: one.start for name, one in coefficients(DispatchLaw).items()}, spread=0.1, spread_short=0.2)
+LINK, PORT = reader.links_of("h100-sxm")
+MODEL = DispatchCostModel(
+    **{name: one.start for name, one in coefficients(DispatchCostModel).items()}, sigma=0.1, sigma_short=0.2
+)
 V3 = Dispatch("dispatch", 4096, 7168, 8, 256, 8, 1, "fp8")
 
 
@@ -44,23 +46,23 @@ def drawn(experts, ranks, topk, nodes=1, most=4):
 def test_a_token_goes_once_to_each_rank_and_node(experts, ranks, topk, nodes):
     work = replace(V3, experts=experts, ranks=ranks, topk=topk, nodes=nodes)
     targets, reached = drawn(experts, ranks, topk, nodes)
-    assert work.targets == pytest.approx(targets, rel=0.02)
-    assert work.reached == pytest.approx(reached, rel=0.02)
+    assert work.target_ranks == pytest.approx(targets, rel=0.02)
+    assert work.target_nodes == pytest.approx(reached, rel=0.02)
 
 
 def test_what_goes_over_which_links():
-    once, often = replace(V3, ranks=32, nodes=4), replace(V3, ranks=32, nodes=4, once=False)
-    assert V3.out == 0
-    assert once.up == pytest.approx(V3.tokens * V3.token * once.targets * 7 / 8)
-    assert once.out == pytest.approx(V3.tokens * V3.token * once.reached * 3 / 4)
-    assert often.out == pytest.approx(V3.tokens * V3.token * 8 * 3 / 4)
-    assert often.up == pytest.approx(V3.tokens * V3.token * 8 * 1 / 4 * 7 / 8)
-    assert replace(V3, even=True).targets == 8
-    assert replace(V3, even=True, ranks=4).targets == 4
+    once, often = replace(V3, ranks=32, nodes=4), replace(V3, ranks=32, nodes=4, deduplicated=False)
+    assert V3.network_bytes == 0
+    assert once.scale_up_bytes == pytest.approx(V3.tokens * V3.token_bytes * once.target_ranks * 7 / 8)
+    assert once.network_bytes == pytest.approx(V3.tokens * V3.token_bytes * once.target_nodes * 3 / 4)
+    assert often.network_bytes == pytest.approx(V3.tokens * V3.token_bytes * 8 * 3 / 4)
+    assert often.scale_up_bytes == pytest.approx(V3.tokens * V3.token_bytes * 8 * 1 / 4 * 7 / 8)
+    assert replace(V3, balanced=True).target_ranks == 8
+    assert replace(V3, balanced=True, ranks=4).target_ranks == 4
 
 
 def test_few_coefficients():
-    owners = [one.of for one in coefficients(DispatchLaw).values()]
+    owners = [one.of for one in coefficients(DispatchCostModel).values()]
     assert owners.count("gpu") <= 12
     assert owners.count("library") <= 4
 
@@ -82,9 +84,9 @@ works = st.builds(
 
 @given(works, st.floats(1.1, 3.0))
 def test_nothing_beats_the_links_and_more_takes_longer(work, factor):
-    greedy = replace(LAW, nvlink=0.95, nic=0.98, rate=80.0, source=0.05, handling=10.0)
+    greedy = replace(MODEL, nvlink_share=0.95, nic_share=0.98, copy_rate=80.0, source_copies=0.05, copy_overhead=10.0)
     price = dispatch.price(work, H100, LINK, PORT, greedy)
-    assert price.seconds >= max(work.up / LINK.bandwidth, work.out / PORT.bandwidth)
+    assert price.seconds >= max(work.scale_up_bytes / LINK.bandwidth, work.network_bytes / PORT.bandwidth)
     for field in ("tokens", "hidden"):
         more = replace(work, **{field: int(getattr(work, field) * factor) + 1})
         assert dispatch.price(more, H100, LINK, PORT, greedy).seconds > price.seconds
@@ -93,15 +95,15 @@ def test_nothing_beats_the_links_and_more_takes_longer(work, factor):
 
 
 def test_no_tokens_take_no_time():
-    assert dispatch.price(replace(V3, tokens=0), H100, LINK, PORT, LAW) == NOTHING
+    assert dispatch.price(replace(V3, tokens=0), H100, LINK, PORT, MODEL) == NOTHING
 
 
 def test_one_token_is_latency():
-    seconds, latency = dispatch.seconds(replace(V3, tokens=1), H100, LINK, PORT, LAW)
+    seconds, latency = dispatch.seconds(replace(V3, tokens=1), H100, LINK, PORT, MODEL)
     assert seconds == pytest.approx(latency, rel=0.02)
-    assert latency == pytest.approx(LAW.latency + 3 * LAW.step)
-    across = dispatch.seconds(replace(V3, tokens=1, ranks=16, nodes=2), H100, LINK, PORT, LAW)[1]
-    assert across == pytest.approx(latency + LAW.hop / 2)
+    assert latency == pytest.approx(MODEL.call_latency + 3 * MODEL.doubling_latency)
+    across = dispatch.seconds(replace(V3, tokens=1, ranks=16, nodes=2), H100, LINK, PORT, MODEL)[1]
+    assert across == pytest.approx(latency + MODEL.node_latency / 2)
 
 
 def test_many_calls_as_one():
@@ -109,12 +111,12 @@ def test_many_calls_as_one():
     tokens, topk, experts = rng.integers(1, 9999, 50), rng.integers(1, 9, 50), rng.choice([16, 64, 256], 50)
     for once in (True, False):
         for ranks, nodes in ((8, 1), (16, 2)):
-            shape = {"ranks": ranks, "nodes": nodes, "once": once}
+            shape = {"ranks": ranks, "nodes": nodes, "deduplicated": once}
             work = replace(V3, tokens=tokens, topk=topk, experts=experts, **shape)
-            many = dispatch.seconds(work, H100, LINK, PORT, LAW)[0]
+            many = dispatch.seconds(work, H100, LINK, PORT, MODEL)[0]
             for at, value in enumerate(many):
                 one = replace(V3, tokens=int(tokens[at]), topk=int(topk[at]), experts=int(experts[at]), **shape)
-                assert dispatch.seconds(one, H100, LINK, PORT, LAW)[0] == pytest.approx(value)
+                assert dispatch.seconds(one, H100, LINK, PORT, MODEL)[0] == pytest.approx(value)
 
 
 # ------------------------------------------------------------------------------------------ measurements
@@ -148,8 +150,8 @@ def test_reading_a_table():
     works = [s.parts[0] for s in samples]
     assert [w.dtype for w in works] == ["fp8", "bf16", "fp4", "fp4", "bf16", "fp8"]
     assert [w.sms.tolist() for w in works] == [[20], [128], [20], [20], [20], [20]]
-    assert [w.once for w in works] == [True, False, True, True, True, True]
-    assert works[3].token.tolist() == [0]
+    assert [w.deduplicated for w in works] == [True, False, True, True, True, True]
+    assert works[3].token_bytes.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +180,10 @@ def test_strange_rows_are_refused(changed, reason):
 def fitted(shared, gpu, operation):
     samples = reader.read(pd.read_csv(Path(shared) / "data" / "moe_alltoall.csv.gz"))[0]
     own = [s for s in samples if (s.gpu, s.operation) == (gpu, operation) and s.library]
-    on = load("gpus", gpu), *reader.links(gpu)
-    found = fit(DispatchLaw, own, lambda sample, law: dispatch.seconds(sample.parts[0], *on, law)[0], most=1500)
+    on = load("gpus", gpu), *reader.links_of(gpu)
+    found = fit(
+        DispatchCostModel, own, lambda sample, model: dispatch.seconds(sample.parts[0], *on, model)[0], most=1500
+    )
     return own, found, on
 
 
@@ -188,22 +192,22 @@ def fitted(shared, gpu, operation):
 def test_calls_against_measurements(shared, gpu, operation):
     own, found, on = fitted(shared, gpu, operation)
     for library in {s.library for s in own}:
-        law = found.law(DispatchLaw, library)
+        model = found.make_model(DispatchCostModel, library)
         some = [s for s in own if s.library == library]
-        errors = np.concatenate([np.abs(dispatch.seconds(s.parts[0], *on, law)[0] / s.seconds - 1) for s in some])
+        errors = np.concatenate([np.abs(dispatch.seconds(s.parts[0], *on, model)[0] / s.seconds - 1) for s in some])
         assert np.median(errors) <= 0.12, library
         assert np.quantile(errors, 0.9) <= 0.30, library
 
 
 def test_published_rates_of_other_clusters(shared):
-    """DeepEP's own figures on H800, bytes of the bottleneck per second, by the law of H200."""
-    gpu, (link, port) = load("gpus", "h800-sxm"), reader.links("h800-sxm")
+    """DeepEP's own figures on H800, bytes of the bottleneck per second, by the coefficients of the H200."""
+    gpu, (link, port) = load("gpus", "h800-sxm"), reader.links_of("h800-sxm")
     figures = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
     for operation, dtype, column in (("dispatch", "fp8", 0), ("combine", "bf16", 1)):
         _, found, _ = fitted(shared, "h200-sxm", operation)
-        law = found.law(DispatchLaw, "deepep")
+        model = found.make_model(DispatchCostModel, "deepep")
         for ranks, told in figures.items():
             work = replace(V3, operation=operation, dtype=dtype, ranks=ranks, nodes=ranks // 8, sms=20)
-            copies = work.targets if ranks == 8 else work.reached
-            rate = work.tokens * work.token * copies / dispatch.seconds(work, gpu, link, port, law)[0]
+            copies = work.target_ranks if ranks == 8 else work.target_nodes
+            rate = work.tokens * work.token_bytes * copies / dispatch.seconds(work, gpu, link, port, model)[0]
             assert rate == pytest.approx(told[column] * 1e9, rel=0.27), (operation, ranks)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simulator.costs.coefficients import ceil, coefficient, coefficients, higher, lower, spread
+from simulator.costs.coefficients import ceil_div, coefficient, coefficients, estimate_sigma, maximum, minimum
 from validation.calibration.fit import fit
-from validation.calibration.write import section, spreads, text
+from validation.calibration.write import find_sigmas, make_section, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Line:
     other: float = coefficient("of work that nobody measured", 0.0, 1.0, 0.5)
     share: float = coefficient("of the rate", 0.1, 1.0, 0.9, "library")
     launch: float = coefficient("before the first item [s]", 1e-7, 1e-2, 1e-5, "library")
-    spread: float = 0.0
-    spread_short: float = 0.0
+    sigma: float = 0.0
+    sigma_short: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Rows:
     seconds: np.ndarray
 
 
-def line(rows, law):
-    return rows.size / (law.rate * law.share) * (1 + law.bend) + law.launch
+def line(rows, model):
+    return rows.size / (model.rate * model.share) * (1 + model.bend) + model.launch
 
 
 def made(library, share, launch, noise=0.0, seed=1, count=400):
     draw = np.random.default_rng(seed)
     size = 10 ** draw.uniform(0, 6, count)
-    law = Line(rate=1e6, bend=0.0, other=0.0, share=share, launch=launch)
-    exact = line(Rows(library, size, size), law)
+    model = Line(rate=1e6, bend=0.0, other=0.0, share=share, launch=launch)
+    exact = line(Rows(library, size, size), model)
     return Rows(library, size, exact * np.exp(noise * draw.standard_normal(count)))
 
 
@@ -78,15 +78,15 @@ def test_the_same_rows_give_the_same_fit():
     assert fit(Line, rows, line) == fit(Line, rows, line)
 
 
-def test_spreads_hold_nine_of_ten_rows():
+def test_sigmas_hold_nine_of_ten_rows():
     draw = np.random.default_rng(3)
     seconds = 10 ** draw.uniform(-6, -2, 4000)
     launch = np.full(4000, 1e-6)
     share = launch / seconds
     measured = seconds * np.exp((0.05 + 0.25 * share) * draw.standard_normal(4000))
-    told = spreads(seconds, measured, launch)
-    law = Line(1.0, 0.0, 0.0, 1.0, 0.0, **told)
-    far = np.abs(np.log(measured / seconds)) / (1.645 * spread(law, seconds, launch))
+    told = find_sigmas(seconds, measured, launch)
+    model = Line(1.0, 0.0, 0.0, 1.0, 0.0, **told)
+    far = np.abs(np.log(measured / seconds)) / (1.645 * estimate_sigma(model, seconds, launch))
     for some in (share > 0.3, share < 0.3):
         assert np.mean(far[some] <= 1) == pytest.approx(0.9, abs=0.025)
 
@@ -95,8 +95,8 @@ def test_what_is_not_measured_is_left_out():
     rows = made("one", 0.5, 1e-6, noise=0.02)
     keep = rows.size > 1e5
     found = fit(Line, [Rows("one", rows.size[keep], rows.seconds[keep])], line, held={"rate": 1e6, "bend": 0.0})
-    told = {"spread": 0.1, "spread_short": 0.2}
-    data = section(Line, found, {"one": told}, {"bf16": told}, {"one": 7}, {"one": "bf16"}, {"one": "a paper"})
+    told = {"sigma": 0.1, "sigma_short": 0.2}
+    data = make_section(Line, found, {"one": told}, {"bf16": told}, {"one": 7}, {"one": "bf16"}, {"one": "a paper"})
     library = data["libraries"]["one"]
     assert (
         set(library["coefficients"]) == {"share", "launch"} and library["rows"] == 7 and library["source"] == "a paper"
@@ -108,6 +108,6 @@ def test_what_is_not_measured_is_left_out():
 
 def test_numbers_and_arrays_alike():
     one, other = np.array([1.0, 5.0]), np.array([2.0, 3.0])
-    assert lower(one, other).tolist() == [lower(1.0, 2.0), lower(5.0, 3.0)]
-    assert higher(one, 2.0).tolist() == [higher(1.0, 2.0), higher(5.0, 2.0)]
-    assert ceil(7, 2) == 4 and ceil(8, 2) == 4 and ceil(np.array([7, 8]), 2).tolist() == [4, 4]
+    assert minimum(one, other).tolist() == [minimum(1.0, 2.0), minimum(5.0, 3.0)]
+    assert maximum(one, 2.0).tolist() == [maximum(1.0, 2.0), maximum(5.0, 2.0)]
+    assert ceil_div(7, 2) == 4 and ceil_div(8, 2) == 4 and ceil_div(np.array([7, 8]), 2).tolist() == [4, 4]

@@ -1,4 +1,4 @@
-"""The law of matrix products: what it must keep to whatever its coefficients are, and the reader of their tables."""
+"""The cost model of GEMMs: what it must keep to whatever its coefficients are, and the reader of their tables."""
 
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ from hardware import load
 from hardware.errors import CatalogError
 from simulator.costs.coefficients import coefficients
 from simulator.costs.estimate import NOTHING
-from simulator.costs.kernels.gemm import GemmLaw, price, seconds
-from simulator.costs.kernels.roofline import least, together, waves
+from simulator.costs.kernels.gemm import GemmCostModel, price, seconds
+from simulator.costs.kernels.roofline import combine, count_waves, lower_bound
 from simulator.ir.ops import Gemm, Memory
 from validation.calibration.fit import fit
 from validation.calibration.kernels import gemm as reader
 
-LAW = GemmLaw(**{name: c.start for name, c in coefficients(GemmLaw).items()}, spread=0.05, spread_short=0.2)
+MODEL = GemmCostModel(**{name: c.start for name, c in coefficients(GemmCostModel).items()}, sigma=0.05, sigma_short=0.2)
 GPU = load("gpus", "h100-sxm")
 
 size = st.integers(1, 20_000)
@@ -36,31 +36,31 @@ products = st.builds(
 
 
 def test_few_coefficients_with_a_start_within_their_bounds():
-    known = coefficients(GemmLaw).values()
+    known = coefficients(GemmCostModel).values()
     assert sum(c.of == "gpu" for c in known) <= 12 and sum(c.of == "library" for c in known) <= 4
     assert all(c.low <= c.start <= c.high and c.meaning for c in known)
 
 
 @given(work=products)
 def test_no_product_beats_the_hardware(work):
-    assert price(work, GPU, LAW, speed=100.0).seconds >= least(GPU, work.flops, work.dtype, work.bytes)
+    assert price(work, GPU, MODEL, speed=100.0).seconds >= lower_bound(GPU, work.flops, work.dtype, work.bytes)
 
 
 @given(work=products, dim=st.sampled_from(["m", "n", "k", "batch"]))
 def test_twice_the_product_takes_longer(work, dim):
     more = replace(work, **{dim: getattr(work, dim) * 2})
     # A partly filled wave is paid for in part, so the price may fall by that much, and by no more.
-    assert seconds(more, GPU, LAW)[0] >= 0.95 * seconds(work, GPU, LAW)[0]
+    assert seconds(more, GPU, MODEL)[0] >= 0.95 * seconds(work, GPU, MODEL)[0]
 
 
 def test_many_at_once_are_priced_as_one_by_one():
     draw = np.random.default_rng(0)
     m, n, k = (np.floor(2 ** draw.uniform(0, 15, 100_000)) for _ in range(3))
     many = Gemm(m, n, k, np.ones_like(m), layout="nt", accumulate=True, out_dtype="fp32")
-    all_of_them = seconds(many, GPU, LAW)[0]
+    all_of_them = seconds(many, GPU, MODEL)[0]
     for at in range(200):
         one = replace(many, m=int(m[at]), n=int(n[at]), k=int(k[at]), batch=1)
-        assert seconds(one, GPU, LAW)[0] == pytest.approx(all_of_them[at], rel=1e-12)
+        assert seconds(one, GPU, MODEL)[0] == pytest.approx(all_of_them[at], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -70,50 +70,52 @@ def test_many_at_once_are_priced_as_one_by_one():
 )
 def test_waves_give_the_ceilings_of_stream_k(tiles, rounding, busy):
     """Osama et al., arXiv 2301.03598: m = n = 384, k = 128 on a GPU of four multiprocessors."""
-    assert tiles / 4 / waves(tiles, 4, rounding) == busy
+    assert tiles / 4 / count_waves(tiles, 4, rounding) == busy
 
 
 def test_a_last_wave_costs_a_whole_one_only_where_rounded():
     full, more = Gemm(132 * 256, 128, 4096), Gemm(133 * 256, 128, 4096)
-    stiff, smooth = (replace(LAW, rounding=r, fixup=1.0) for r in (1.0, 0.0))
+    stiff, smooth = (replace(MODEL, wave_rounding=r, split_overhead=1.0) for r in (1.0, 0.0))
     assert seconds(more, GPU, stiff)[0] > 1.05 * seconds(full, GPU, stiff)[0]
     assert seconds(more, GPU, smooth)[0] < 1.01 * seconds(full, GPU, smooth)[0]
 
 
 def test_a_long_k_is_split_where_tiles_are_few():
     long = Gemm(128, 128, 65536)
-    assert seconds(long, GPU, LAW)[0] < 0.2 * seconds(long, GPU, replace(LAW, fixup=1.0))[0]
+    assert seconds(long, GPU, MODEL)[0] < 0.2 * seconds(long, GPU, replace(MODEL, split_overhead=1.0))[0]
 
 
 def test_long_products_meet_the_power_limit():
-    free = replace(LAW, sustained=1.0)
+    free = replace(MODEL, power_limited_rate=1.0)
     short, long = Gemm(2048, 2048, 2048), Gemm(32768, 16384, 16384)
-    assert seconds(short, GPU, LAW)[0] == seconds(short, GPU, free)[0]
-    assert seconds(long, GPU, LAW)[0] / seconds(long, GPU, free)[0] == pytest.approx(1 / LAW.sustained, rel=0.02)
+    assert seconds(short, GPU, MODEL)[0] == seconds(short, GPU, free)[0]
+    assert seconds(long, GPU, MODEL)[0] / seconds(long, GPU, free)[0] == pytest.approx(
+        1 / MODEL.power_limited_rate, rel=0.02
+    )
 
 
 def test_a_warm_activation_is_read_from_the_cache():
     thin = Gemm(8192, 32, 1024)
-    warm, cold = (seconds(thin, GPU, replace(LAW, between=b))[0] for b in (0.5, 20.0))
+    warm, cold = (seconds(thin, GPU, replace(MODEL, reuse_distance=b))[0] for b in (0.5, 20.0))
     assert warm < 0.9 * cold
 
 
 def test_layouts_differ_by_their_rates():
-    forward, inputs, weights = (seconds(Gemm(8192, 8192, 8192, layout=x), GPU, LAW)[0] for x in ("tn", "nn", "nt"))
+    forward, inputs, weights = (seconds(Gemm(8192, 8192, 8192, layout=x), GPU, MODEL)[0] for x in ("tn", "nn", "nt"))
     assert forward < inputs < weights
 
 
 def test_two_limits_add_up_or_hide_each_other():
-    assert together(3.0, 4.0, 1.0) == 7.0 and together(3.0, 4.0, 50.0) == pytest.approx(4.0, rel=1e-3)
+    assert combine(3.0, 4.0, 1.0) == 7.0 and combine(3.0, 4.0, 50.0) == pytest.approx(4.0, rel=1e-3)
 
 
 def test_nothing_to_multiply_takes_no_time():
-    assert price(Gemm(0, 8, 8), GPU, LAW) == NOTHING
+    assert price(Gemm(0, 8, 8), GPU, MODEL) == NOTHING
 
 
 def test_a_format_that_the_gpu_lacks_is_refused():
     with pytest.raises(CatalogError, match="fp8"):
-        price(Gemm(8, 8, 8, dtype="fp8"), load("gpus", "a100-sxm-80"), LAW)
+        price(Gemm(8, 8, 8, dtype="fp8"), load("gpus", "a100-sxm-80"), MODEL)
 
 
 def table(**columns):
@@ -192,9 +194,9 @@ def test_layouts_of_training_agree_with_a_fit_of_few_coefficients(shared):
     assert not refused
     samples = [sample for sample in samples if sample.gpu == "a100-pcie-80"]
     gpu = load("gpus", "a100-pcie-80")
-    found = fit(GemmLaw, samples, lambda sample, law: seconds(sample.parts[0], gpu, law)[0])
-    law = found.law(GemmLaw, "transformer-engine")
+    found = fit(GemmCostModel, samples, lambda sample, model: seconds(sample.parts[0], gpu, model)[0])
+    model = found.make_model(GemmCostModel, "transformer-engine")
     errors = np.concatenate(
-        [np.abs(seconds(s.parts[0], gpu, law)[0] / s.seconds - 1)[s.classes["large"]] for s in samples]
+        [np.abs(seconds(s.parts[0], gpu, model)[0] / s.seconds - 1)[s.classes["large"]] for s in samples]
     )
     assert len(errors) > 100 and np.median(errors) < 0.03 and np.quantile(errors, 0.9) < 0.1

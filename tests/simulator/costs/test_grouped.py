@@ -1,4 +1,4 @@
-"""Grouped products and expert blocks: limits of the law, routings by hand, readers of tables."""
+"""Grouped products and expert blocks: limits of the model, routings by hand, readers of tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from hardware import load
 from simulator.costs.coefficients import coefficients
-from simulator.costs.kernels.grouped import GroupedLaw, price, seconds
+from simulator.costs.kernels.grouped import GroupedGemmCostModel, price, seconds
 from simulator.ir.ops import Gemm
 from validation.calibration.kernels import experts, routing
 
 H100 = load("gpus", "h100-sxm")
-LAW = GroupedLaw(0.9, 30.0, 0.9, 6e-6, 0.8, 7.0, 1e-7, 1e-9, 0.1, 0.3)
+MODEL = GroupedGemmCostModel(0.9, 30.0, 0.9, 6e-6, 0.8, 7.0, 1e-7, 1e-9, 0.1, 0.3)
 
 
 def equal(groups: int, rows: int, n: int = 4096, k: int = 7168, **rest: object) -> Gemm:
@@ -28,7 +28,7 @@ def uneven(sizes: list[int], n: int = 4096, k: int = 7168) -> Gemm:
 
 
 def test_few_coefficients() -> None:
-    owners = [c.of for c in coefficients(GroupedLaw).values()]
+    owners = [c.of for c in coefficients(GroupedGemmCostModel).values()]
     assert owners.count("gpu") <= 12 and owners.count("library") <= 4
 
 
@@ -50,27 +50,27 @@ def test_work_of_uneven_weight_gradients() -> None:
 def test_large_groups_run_at_the_rate() -> None:
     # 8 x 8192 rows: tiles fill all waves but the last one, and rows and parameters move in a fraction of the time.
     work = equal(8, 8192)
-    assert price(work, H100, LAW).seconds == pytest.approx(work.flops / (0.8 * 989e12), rel=0.05)
+    assert price(work, H100, MODEL).seconds == pytest.approx(work.flops / (0.8 * 989e12), rel=0.05)
 
 
 def test_few_rows_read_all_parameters() -> None:
     work = equal(256, 4)
     floor = 256 * 4096 * 7168 * 2 / 3.35e12
-    assert floor / 0.9 < price(work, H100, LAW).seconds < 1.15 * floor / 0.9
+    assert floor / 0.9 < price(work, H100, MODEL).seconds < 1.15 * floor / 0.9
     # Half of the experts without a row: half of the parameters stay where they are.
-    half = price(equal(128, 8), H100, LAW).seconds
-    assert half == pytest.approx(price(work, H100, LAW).seconds / 2, rel=0.1)
+    half = price(equal(128, 8), H100, MODEL).seconds
+    assert half == pytest.approx(price(work, H100, MODEL).seconds / 2, rel=0.1)
 
 
 def test_uneven_groups_take_longer() -> None:
-    even = price(uneven([512] * 16), H100, LAW).seconds
+    even = price(uneven([512] * 16), H100, MODEL).seconds
     # As many rows, but the last tile of each group is nearly empty.
-    assert price(uneven([513] * 15 + [497]), H100, LAW).seconds > 1.1 * even
-    assert price(uneven([8192 - 15] + [1] * 15), H100, LAW).seconds > even
+    assert price(uneven([513] * 15 + [497]), H100, MODEL).seconds > 1.1 * even
+    assert price(uneven([8192 - 15] + [1] * 15), H100, MODEL).seconds > even
 
 
 def test_nothing_beats_the_bound() -> None:
-    fast = GroupedLaw(1.0, 0.1, 1.2, 1e-7, 1.0, 200.0, 1e-9, 1e-12)
+    fast = GroupedGemmCostModel(1.0, 0.1, 1.2, 1e-7, 1.0, 200.0, 1e-9, 1e-12)
     for work in (equal(8, 8192), equal(256, 1), equal(8, 8192, dtype="fp8")):
         bound = max(work.flops / H100.peak[work.dtype], work.bytes / H100.memory_bandwidth)  # type: ignore[index]
         assert price(work, H100, fast).seconds >= bound
@@ -78,28 +78,28 @@ def test_nothing_beats_the_bound() -> None:
 
 def test_launches_and_speed() -> None:
     work = equal(64, 16, 64, 64)
-    taken, launch = seconds(work, H100, LAW)
+    taken, launch = seconds(work, H100, MODEL)
     assert launch == pytest.approx(6e-6 + 64e-7) and launch < taken < 1.3 * launch
-    assert price(work, H100, LAW).spread == pytest.approx(0.1 + 0.2 * launch / taken)
+    assert price(work, H100, MODEL).spread == pytest.approx(0.1 + 0.2 * launch / taken)
     big = equal(8, 8192)
-    assert seconds(big, H100, LAW, 0.5)[0] == pytest.approx(2 * seconds(big, H100, LAW)[0], rel=0.05)
-    assert price(equal(8, 0), H100, LAW).seconds == 0
+    assert seconds(big, H100, MODEL, 0.5)[0] == pytest.approx(2 * seconds(big, H100, MODEL)[0], rel=0.05)
+    assert price(equal(8, 0), H100, MODEL).seconds == 0
 
 
 def test_weight_gradients_are_slower_and_write_all() -> None:
     forward = equal(8, 8192)
     gradient = Gemm(4096, 7168, 8192, 8, layout="nt", groups=((8, 8192),))
-    ratio = price(gradient, H100, LAW).seconds / price(forward, H100, LAW).seconds
+    ratio = price(gradient, H100, MODEL).seconds / price(forward, H100, MODEL).seconds
     assert ratio == pytest.approx(1 / 0.9, rel=0.03)
     few = Gemm(4096, 7168, 4, 256, layout="nt", accumulate=True, out_dtype="fp32", groups=((256, 4),))
-    assert price(few, H100, LAW).seconds > 256 * 4096 * 7168 * 8 / 3.35e12
+    assert price(few, H100, MODEL).seconds > 256 * 4096 * 7168 * 8 / 3.35e12
 
 
-@pytest.mark.parametrize("field", list(coefficients(GroupedLaw)))
+@pytest.mark.parametrize("field", list(coefficients(GroupedGemmCostModel)))
 def test_every_coefficient_counts(field: str) -> None:
     works = [equal(8, 8192), equal(256, 4), equal(8, 64), Gemm(4096, 7168, 8192, 8, layout="nt", groups=((8, 8192),))]
-    other = replace(LAW, **{field: getattr(LAW, field) * 1.1})
-    assert any(seconds(work, H100, other)[0] != seconds(work, H100, LAW)[0] for work in works)
+    other = replace(MODEL, **{field: getattr(MODEL, field) * 1.1})
+    assert any(seconds(work, H100, other)[0] != seconds(work, H100, MODEL)[0] for work in works)
 
 
 def test_many_products_at_once() -> None:
@@ -109,8 +109,8 @@ def test_many_products_at_once() -> None:
         for i, (count, size) in enumerate(work.groups):
             counts[i, at], sizes[i, at] = count, size
     m, batch = (np.array([getattr(work, name) for work in works], float) for name in ("m", "batch"))
-    many, launch = seconds(Gemm(m, 4096, 7168, batch, groups=((counts, sizes),)), H100, LAW)  # type: ignore[arg-type]
-    one = [seconds(work, H100, LAW) for work in works]
+    many, launch = seconds(Gemm(m, 4096, 7168, batch, groups=((counts, sizes),)), H100, MODEL)  # type: ignore[arg-type]
+    one = [seconds(work, H100, MODEL) for work in works]
     assert many == pytest.approx([taken for taken, _ in one]) and launch == pytest.approx([own for _, own in one])
 
 

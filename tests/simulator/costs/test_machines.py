@@ -37,8 +37,8 @@ def test_every_machine_of_the_published_runs_can_be_told_and_priced(shared: Path
         filled = [key for key, value in nulls.items() if value is None and (needed or not key.startswith("inter"))]
         assert [line.partition(":")[0] for line in cluster.assumed] == [f"cluster.{key}" for key in filled], one
         costs = Costs(cluster, Mesh({"dp": cluster.gpus}))
-        spread = reach(cluster, range(cluster.gpus))
-        assert spread.members == cluster.gpus and spread.islands.number == -(-cluster.gpus // cluster.island)
+        place = reach(cluster, range(cluster.gpus))
+        assert place.members == cluster.gpus and place.nodes.number == -(-cluster.gpus // cluster.local_gpus)
         if cluster.gpus > 1:
             whole = costs.estimate(Collective("all_reduce", 2**28, ("dp",)))
             pair = costs.estimate(Collective("all_reduce", 2**28, ("dp",), (0, 1)))

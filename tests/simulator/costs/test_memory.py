@@ -1,4 +1,4 @@
-"""Kernels bound by memory, and copies: the law's shape, its bounds, and measured ones."""
+"""Kernels bound by memory, and copies: the cost model's shape, its bounds, and measured ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hardware import load
 from simulator.costs.coefficients import coefficients
 from simulator.costs.estimate import NOTHING
 from simulator.costs.kernels import copy, memory
-from simulator.costs.kernels.memory import MemoryLaw
+from simulator.costs.kernels.memory import MemoryBoundCostModel
 from simulator.ir.ops import Memory
 from validation.calibration.fit import fit
 from validation.calibration.kernels import elementwise
@@ -25,14 +25,16 @@ KINDS = (
     *("concat", "cast", "router", "permute", "grad-norm", "adam", "zero-grad", "amax"),
 )
 H100 = load("gpus", "h100-sxm")
-MIDDLE = MemoryLaw(**{name: one.start for name, one in coefficients(MemoryLaw).items()}, spread=0.1, spread_short=0.3)
-FUSED = memory.fused(MIDDLE)
+MIDDLE = MemoryBoundCostModel(
+    **{name: one.start for name, one in coefficients(MemoryBoundCostModel).items()}, sigma=0.1, sigma_short=0.3
+)
+FUSED = memory.fuse(MIDDLE)
 
 sizes = st.integers(0, 2**36)
 
 
 def test_few_coefficients():
-    owners = [one.of for one in coefficients(MemoryLaw).values()]
+    owners = [one.of for one in coefficients(MemoryBoundCostModel).values()]
     assert owners.count("gpu") <= 12
     assert owners.count("library") <= 4
 
@@ -40,8 +42,8 @@ def test_few_coefficients():
 @given(st.sampled_from(KINDS), sizes, sizes, st.sampled_from(["a100-sxm-80", "b300-sxm", "mi300x"]), st.floats(0.5, 4))
 def test_nothing_beats_memory(what, read, write, gpu, traffic):
     work, on = Memory(what, read, write), load("gpus", gpu)
-    for law in (MIDDLE, FUSED, replace(MIDDLE, hot=1.0)):
-        assert memory.price(work, on, law, traffic).seconds >= work.bytes / on.memory_bandwidth
+    for model in (MIDDLE, FUSED, replace(MIDDLE, l2_hits=1.0)):
+        assert memory.price(work, on, model, traffic).seconds >= work.bytes / on.memory_bandwidth
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 2**34), st.floats(1.01, 4))
@@ -68,7 +70,7 @@ def test_launch_is_all_that_a_tiny_kernel_takes():
     seconds, launch = memory.seconds(Memory("activation", 64, 32), H100, MIDDLE)
     assert seconds == pytest.approx(launch, rel=0.01) == pytest.approx(MIDDLE.launch)
     estimate = memory.price(Memory("activation", 64, 32), H100, MIDDLE)
-    assert estimate.spread == pytest.approx(MIDDLE.spread_short, rel=0.02)
+    assert estimate.spread == pytest.approx(MIDDLE.sigma_short, rel=0.02)
 
 
 def test_fused_kernels_are_streams():
@@ -76,12 +78,12 @@ def test_fused_kernels_are_streams():
         on = load("gpus", gpu)
         for what in set(KINDS) - {"amax", "embedding"}:
             seconds, _ = memory.seconds(Memory(what, 2**30, 2**30), on, FUSED)
-            stream = (2.0 + FUSED.writes) * 2**30 / (FUSED.stream * on.memory_bandwidth)
+            stream = (2.0 + FUSED.write_penalty) * 2**30 / (FUSED.stream_share * on.memory_bandwidth)
             assert seconds == pytest.approx(stream + FUSED.launch), (gpu, what)
 
 
 def test_a_hot_loop_is_faster_until_it_leaves_the_l2():
-    hot, cold = (replace(FUSED, hot=share) for share in (1.0, 0.0))
+    hot, cold = (replace(FUSED, l2_hits=share) for share in (1.0, 0.0))
 
     def ratio(nbytes):
         return (
@@ -96,7 +98,7 @@ def test_a_hot_loop_is_faster_until_it_leaves_the_l2():
 def test_a_residual_addition_finds_what_was_just_written():
     for sizes in ((2**26, 2**25), (2**28, 2**27)):
         add, residual = (
-            memory.seconds(Memory(what, *sizes), H100, replace(FUSED, hot=1.0))[0] for what in ("add", "residual")
+            memory.seconds(Memory(what, *sizes), H100, replace(FUSED, l2_hits=1.0))[0] for what in ("add", "residual")
         )
         assert 0.8 * add < residual < add
     assert memory.seconds(Memory("residual", 2**26, 0), H100, FUSED) == memory.seconds(
@@ -194,11 +196,11 @@ def test_large_kernels_against_measurements(shared, gpu):
         s for s in elementwise.read(pd.read_csv(Path(shared) / "data" / "elementwise.csv.gz"))[0] if s.gpu == gpu
     ]
     on = load("gpus", gpu)
-    found = fit(MemoryLaw, samples, lambda sample, law: memory.seconds(sample.parts[0], on, law)[0])
+    found = fit(MemoryBoundCostModel, samples, lambda sample, model: memory.seconds(sample.parts[0], on, model)[0])
     for sample in samples:
         if "large" in sample.classes:
             some = sample.classes["large"]
-            forecast = memory.seconds(sample.parts[0], on, found.law(MemoryLaw, sample.library))[0]
+            forecast = memory.seconds(sample.parts[0], on, found.make_model(MemoryBoundCostModel, sample.library))[0]
             errors = np.abs(forecast / sample.seconds - 1)[some]
             assert np.median(errors) <= 0.12, sample.kind
             assert np.quantile(errors, 0.9) <= 0.30, sample.kind
@@ -220,10 +222,10 @@ def test_streams_follow_from_other_kernels(shared):
     for gpu in ("a100-sxm-80", "h100-sxm"):
         on = load("gpus", gpu)
         found = fit(
-            MemoryLaw,
+            MemoryBoundCostModel,
             [s for s in kernels if s.gpu == gpu],
-            lambda sample, law, on=on: memory.seconds(sample.parts[0], on, law)[0],
+            lambda sample, model, on=on: memory.seconds(sample.parts[0], on, model)[0],
         )
-        law = memory.fused(found.law(MemoryLaw, "vllm"))
+        model = memory.fuse(found.make_model(MemoryBoundCostModel, "vllm"))
         for sample in (s for s in streams if s.gpu == gpu):
-            assert memory.seconds(sample.parts[0], on, law)[0] == pytest.approx(sample.seconds, rel=0.06)
+            assert memory.seconds(sample.parts[0], on, model)[0] == pytest.approx(sample.seconds, rel=0.06)

@@ -14,7 +14,7 @@ from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import simulate
 from simulator.costs.costs import Costs
-from simulator.costs.host import DISKS, MEMORY, UPDATED, Share
+from simulator.costs.host import DISKS, MEMORY, UPDATE_SHARE, HostShare
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
 from tests.contract.measure import make, saved
@@ -197,7 +197,7 @@ def test_gradients_go_out_then_the_host_works_then_weights_come_back() -> None:
 
 def test_the_gpus_behind_a_switch_share_its_link_to_the_host() -> None:
     """Two of a DGX A100, one of a DGX H100; the host's memory is shared by all."""
-    a100, h100 = (Share.of(load_cluster(f"{name}:1")) for name in ("dgx-a100", "dgx-h100"))
+    a100, h100 = (HostShare.of(load_cluster(f"{name}:1")) for name in ("dgx-a100", "dgx-h100"))
     assert a100.link == pytest.approx(31e9 * 0.84 / 2)
     assert a100.memory == pytest.approx(409.6e9 / 8)
     assert h100.link > 3 * a100.link
@@ -210,7 +210,7 @@ def test_an_unknown_host_is_assumed_and_said() -> None:
     told = simulate(job).to_dict()["assumed"]
     assert len([text for text in told if text.startswith("host:")]) == 2
     assert not any(text.startswith("host:") for text in simulate(small()).to_dict()["assumed"])
-    share = Share.of(load_cluster(job["cluster"]))
+    share = HostShare.of(load_cluster(job["cluster"]))
     assert (share.memory, share.read, share.write) == (MEMORY, DISKS, DISKS)
 
 
@@ -227,8 +227,8 @@ def test_more_bytes_never_copy_faster_and_disks_never_beat_the_link(nbytes: int,
 @pytest.mark.parametrize(("elements", "measured"), [(1e9, 0.22), (4e9, 1.03), (10e9, 2.57)])
 def test_the_update_on_the_host_takes_what_its_authors_measured(elements: float, measured: float) -> None:
     """One process with the whole of a DGX-2: arXiv 2101.06840, table 4."""
-    memory = 16 * Share.of(load_cluster("dgx-2:1")).memory
-    assert 30 * elements / (UPDATED * memory) == pytest.approx(measured, rel=0.1)
+    memory = 16 * HostShare.of(load_cluster("dgx-2:1")).memory
+    assert 30 * elements / (UPDATE_SHARE * memory) == pytest.approx(measured, rel=0.1)
 
 
 def test_a_faster_link_to_the_host_shows_in_the_step() -> None:

@@ -43,14 +43,14 @@ def priced(ranks: int = 64, nodes: int = 8, gpu: str = "h800-sxm", **rates: floa
 @pytest.mark.parametrize(("nodes", "wanted"), [(2, 1.99), (4, 3.61), (8, 5.29)])
 def test_of_eight_experts_among_256_tokens_reach_so_many_nodes(nodes: int, wanted: float) -> None:
     work = replace(V3, most=nodes)
-    assert spread(work, 8 * nodes, nodes).reached == pytest.approx(wanted, abs=0.005)
+    assert spread(work, 8 * nodes, nodes).target_nodes == pytest.approx(wanted, abs=0.005)
 
 
 def test_a_limit_of_nodes_chooses_among_their_experts_only() -> None:
     """4 of 8 nodes: as 4 nodes with half of the experts."""
     limited, alone = spread(V3, 64, 8), spread(replace(V3, experts=128), 32, 4)
-    assert limited.reached == pytest.approx(alone.reached)
-    assert limited.reached < 4 < spread(replace(V3, most=8), 64, 8).reached
+    assert limited.target_nodes == pytest.approx(alone.target_nodes)
+    assert limited.target_nodes < 4 < spread(replace(V3, most=8), 64, 8).target_nodes
 
 
 @given(
@@ -69,17 +69,17 @@ def test_bytes_are_those_of_all_choices_counted_one_by_one(nodes: int, each: int
     hops = [len(set(taken)) for taken in chosen]
     one, token = spread(work, ranks, nodes), 10 * 32 * 2
     # Every node is as likely to be a token's own as to be one of its experts'.
-    assert one.out == pytest.approx(token * sum(far) / len(far) * (1 - 1 / nodes))
+    assert one.network_bytes == pytest.approx(token * sum(far) / len(far) * (1 - 1 / nodes))
     # A copy comes to each distinct rank; of those on a node, one comes from the network.
-    assert one.up == pytest.approx(token * sum(hops) / len(hops) * (1 - nodes / ranks))
-    assert one.out <= token * min(topk, nodes) * (1 - 1 / nodes) + 1e-9
+    assert one.scale_up_bytes == pytest.approx(token * sum(hops) / len(hops) * (1 - nodes / ranks))
+    assert one.network_bytes <= token * min(topk, nodes) * (1 - 1 / nodes) + 1e-9
 
 
 def test_where_no_two_experts_share_a_node_nothing_is_saved() -> None:
     """One expert on each node, all of them chosen: as many bytes as an all-to-all sends."""
     work = Exchange("combine", 16, 64, 4, 4, ("ep",), "bf16")
     one = spread(work, 4, 4)
-    assert one.out == pytest.approx(work.nbytes * 3 / 4)
+    assert one.network_bytes == pytest.approx(work.nbytes * 3 / 4)
 
 
 def test_fp8_out_and_bf16_back_are_three_quarters_of_bf16_both_ways() -> None:
@@ -212,7 +212,7 @@ def test_an_exchange_occupies_what_its_bytes_take(operation: str) -> None:
     one, use = costs.estimate(work), costs.use(work)
     assert 0 < use.moving < one.seconds
     port = costs.cluster.scale_out.bandwidth
-    assert use.links[2] * use.moving * port >= spread(work, 64, 8).out
+    assert use.links[2] * use.moving * port >= spread(work, 64, 8).network_bytes
     assert all(0 < share <= 1 for share in (use.links[0], use.links[2]))
 
 

@@ -1,4 +1,4 @@
-"""Tables of collectives: what rows become, which are refused, and the laws against all measured ones."""
+"""Tables of collectives: what rows become, which are refused, and the cost models against all measured ones."""
 
 from dataclasses import replace
 
@@ -6,10 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.costs.collectives.links import Laws, LinkLaw, NetworkLaw
-from validation.calibration.collectives.fit import LAWS, family, fit_links, fit_network, neutral, plain
+from simulator.costs.calibration.cost_models import LINK_MODELS, family
+from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
+from validation.calibration.collectives.fit import (
+    MODELS,
+    fit_links,
+    fit_network,
+    neutral_values,
+    start_links,
+    start_model,
+)
 from validation.calibration.collectives.reader import COLUMNS, read
-from validation.calibration.collectives.sample import least, predict
+from validation.calibration.collectives.sample import lower_bound, predict
 
 ROW = {
     "gpu": "h100",
@@ -22,7 +30,7 @@ ROW = {
     "algo": "default",
     "source": "AIC h100_sxm nccl-tests (half)",
 }
-LINK = LinkLaw(plain("ring"), plain("pair"), plain("message"))
+LINK = start_links()
 
 
 def table(*rows):
@@ -41,7 +49,7 @@ def test_a_row_becomes_a_collective_on_its_cluster():
     assert sample.gpu == "h100-sxm" and sample.library == "nccl-tests" and sample.operation == "ring"
     assert sample.work.operation == "all_reduce" and sample.work.nbytes.tolist() == [2**26]
     assert sample.seconds == pytest.approx([325e-6]) and sample.index.tolist() == [0]
-    assert sample.link == "nvlink4" and sample.network == "" and sample.sums
+    assert sample.link == "nvlink4" and sample.network == "" and sample.nvls
     assert sample.classes["node-large"].all() and not sample.classes["node-small"].any()
     assert sample.shape(0) == "8 GPUs in 1, 67,108,864 bytes"
 
@@ -66,13 +74,13 @@ def test_networks_are_told_by_words(interconnect, gpu, network, gbps):
     sample = one(interconnect=interconnect, gpu=gpu, gpus=16, nodes=2)
     assert family(sample.network) == family(network) and sample.operation == "network"
     assert sample.cluster.scale_out.bandwidth == pytest.approx(gbps / 8 * 1e9)
-    assert sample.reach.islands == (2, 8) and sample.classes["multinode-large"].all()
+    assert sample.reach.nodes == (2, 8) and sample.classes["multinode-large"].all()
 
 
 def test_racks_cards_and_pairs():
     rack = one(gpu="gb200", interconnect="NVLink5 NVL72 + 400G NDR IB per GPU", gpus=144, nodes=36)
-    assert rack.reach.islands == (2, 72) and rack.cluster.scale_out.bandwidth == pytest.approx(50e9)
-    assert one(gpu="gb200", interconnect="NVLink5 NVL72", gpus=72, nodes=18).reach.islands == (1, 72)
+    assert rack.reach.nodes == (2, 72) and rack.cluster.scale_out.bandwidth == pytest.approx(50e9)
+    assert one(gpu="gb200", interconnect="NVLink5 NVL72", gpus=72, nodes=18).reach.nodes == (1, 72)
     cards = one(gpu="l40s", interconnect="PCIe4 x16", gpus=4)
     assert cards.link == "pcie4" and "node-large" not in cards.classes and cards.library == "nccl-tests-staged"
     pairs = one(gpu="a100_pcie_pairwise", interconnect="NVLink3 bridge pairs + PCIe4", gpus=4)
@@ -80,15 +88,15 @@ def test_racks_cards_and_pairs():
 
 
 def test_who_called_and_who_added():
-    for source, library, sums in (
+    for source, library, nvls in (
         ("AIC b200 nccl-tests (int8)", "nccl-tests-int8", False),
         ("vidur data/profiling/network/h100_dgx", "torch-profiler", True),
         ("ml-engineering network docs, all_reduce_bench.py (blocking timing)", "all-reduce-bench", True),
         ("something new", "", True),
     ):
         sample = one(source=source)
-        assert (sample.library, sample.sums) == (library, sums)
-    assert not one(algo="Ring (NVLS off)").sums
+        assert (sample.library, sample.nvls) == (library, nvls)
+    assert not one(algo="Ring (NVLS off)").nvls
 
 
 @pytest.mark.parametrize(
@@ -113,29 +121,29 @@ def test_rows_that_cannot_be_priced_are_refused_with_a_reason(row, reason):
     assert len(samples) == 1 and list(refused) == [1] and reason in refused[1]
 
 
-def test_fits_find_the_law_that_made_the_rows():
+def test_fits_find_the_coefficients_that_made_the_rows():
     rng, sizes = np.random.default_rng(0), [int(2**p) for p in np.linspace(9, 33, 30)]
     shapes = [(op, n) for op in ("all_reduce", "all_gather") for n in (2, 4, 8)]
     sources = ("nccl-tests", "all_reduce_bench")
     rows = [{"op": op, "gpus": n, "bytes": s, "source": o} for op, n in shapes for s in sizes for o in sources]
     samples, _ = read(table(*rows))
-    made = replace(plain("ring"), share=0.8, begin=9e-6, step=6e-6, switch_share=0.7)
-    own = replace(made, call=22e-6)
+    made = replace(start_model("ring"), simple_share=0.8, launch=9e-6, simple_step=6e-6, nvls_share=0.7)
+    own = replace(made, call_overhead=22e-6)
     known = []
     for sample in samples:
-        law = made if sample.library == "nccl-tests" else own
-        link = LINK._replace(ring=law)
-        told, _ = predict(sample, Laws(link, link, plain("network")))
+        model = made if sample.library == "nccl-tests" else own
+        link = LINK._replace(ring=model)
+        told, _ = predict(sample, TierCostModels(link, link, start_model("network")))
         known.append(replace(sample, seconds=told * np.exp(rng.normal(0, 0.01, len(told)))))
     found = fit_links("ring", known)
-    assert found.values["share"] == pytest.approx(0.8, rel=0.03)
-    assert found.values["begin"] == pytest.approx(9e-6, rel=0.1)
-    assert found.values["switch_share"] == pytest.approx(0.7, rel=0.03)
-    assert found.libraries["nccl-tests"] == neutral("ring")
-    assert found.libraries["all-reduce-bench"]["call"] == pytest.approx(22e-6, rel=0.1)
+    assert found.values["simple_share"] == pytest.approx(0.8, rel=0.03)
+    assert found.values["launch"] == pytest.approx(9e-6, rel=0.1)
+    assert found.values["nvls_share"] == pytest.approx(0.7, rel=0.03)
+    assert found.libraries["nccl-tests"] == neutral_values("ring")
+    assert found.libraries["all-reduce-bench"]["call_overhead"] == pytest.approx(22e-6, rel=0.1)
 
 
-def test_laws_fit_the_public_tables(shared):
+def test_cost_models_fit_the_public_tables(shared):
     samples, refused = read(pd.read_csv(shared / "data" / "collectives.csv.gz"))
     assert sum(len(sample.index) for sample in samples) > 7000
     assert set(refused.values()) <= {
@@ -148,24 +156,26 @@ def test_laws_fit_the_public_tables(shared):
 
     def inside(sample):
         of = family(sample.link) if ("ring", family(sample.link)) in fits else "nvlink3"
-        laws = []
-        for section in ("ring", "pair", "message"):
+        models = []
+        for section in LINK_MODELS:
             fit = fits.get((section, of))
             known = fit.libraries if fit else {}
             library = sample.library if sample.library in known else next(iter(known), "")
-            laws.append(fit.law(LAWS[section], library) if fit else plain(section))
-        return LinkLaw(*laws)
+            models.append(fit.make_model(MODELS[section], library) if fit else start_model(section))
+        return LinkCostModels(*models)
 
     far = [s for s in samples if s.network]
     network = fit_network("infiniband", [s for s in far if family(s.network) == "infiniband"], inside)
-    outer = network.law(NetworkLaw, "any")
+    outer = network.make_model(NetworkCostModel, "any")
     errors = {}
     for sample in samples:
         if sample.network and family(sample.network) != "infiniband":
             continue
-        laws = Laws(inside(sample), inside(sample), outer)
-        told, _ = predict(sample, laws)
-        assert (sample.seconds >= least(sample, laws)).all() and (told >= least(sample, laws) * (1 - 1e-9)).all()
+        models = TierCostModels(inside(sample), inside(sample), outer)
+        told, _ = predict(sample, models)
+        assert (sample.seconds >= lower_bound(sample, models)).all() and (
+            told >= lower_bound(sample, models) * (1 - 1e-9)
+        ).all()
         for name, rows in sample.classes.items():
             errors.setdefault((name, sample.gpu), []).extend(np.abs(told / sample.seconds - 1)[rows])
     goals = {

@@ -40,7 +40,9 @@ def folder(tmp_path_factory):
         patch.setitem(works.SIZES, "cpu", FEW)
         patch.setattr(calibrating, "ROUNDS", 1)
         patch.setattr(calibrating, "collectives_among", lambda kind, members: SENT)
-        patch.setattr(calibrating, "stepped", lambda *_: {"sustained": {"value": 0.9, "spread": 0.05, "rows": 1}})
+        patch.setattr(
+            calibrating, "measure_sustained_rate", lambda *_: {"sustained": {"value": 0.9, "sigma": 0.05, "rows": 1}}
+        )
         told = calibrating.calibrate("cpu", out, 2, lambda steps, total, what: steps)
     return out, told
 
@@ -62,8 +64,8 @@ def test_what_was_measured_is_what_is_used(folder) -> None:
     known = Calibration.from_folder(out)
     assert known.sustained_rate("cpu") == 0.9
     for section in ("cpu-gemm", "cpu-attention", "cpu-memory"):
-        law, borrowed = known.kernel_model(gpu, section)
-        assert not borrowed and law.spread > 0
+        model, borrowed = known.kernel_model(gpu, section)
+        assert not borrowed and model.sigma > 0
     job = {
         "model": "gpt2-124m",
         "cluster": {"gpu": "cpu-core", "gpus": 2},
@@ -81,14 +83,14 @@ def test_the_law_of_processes_follows_what_they_took(folder) -> None:
     from hardware.inline import ByGPU, Inter
     from hardware.topology import reach
     from simulator.costs.collectives import collective
-    from simulator.costs.collectives.links import Laws, Links
+    from simulator.costs.collectives.links import Links, TierCostModels
     from simulator.ir.ops import Collective
 
     cluster = ByGPU(
         gpu=load("gpus", "cpu-core"), gpus=2, gpus_per_node=2, scale_up_domain=1, inter=Inter(kind="none")
     ).cluster()
-    law = Calibration.from_folder(out).link_models(cluster.host).model
-    links = Links(cluster, Laws(law, law, None))  # type: ignore[arg-type]
+    model = Calibration.from_folder(out).link_models(cluster.host).model
+    links = Links(cluster, TierCostModels(model, model, None))  # type: ignore[arg-type]
     for size in (30_000, 30_000_000):
         found = collective.price(Collective("all_gather", size, ("x",)), reach(cluster, [0, 1]), links)
         assert found.seconds == pytest.approx(2e-4 + size / 1e9, rel=0.3)
@@ -98,7 +100,7 @@ def test_the_set_has_every_kind_of_kernel_at_sizes_of_no_model() -> None:
     for kind, dtype in (("cpu", "fp32"), ("cuda", "bf16")):
         sizes = works.SIZES[kind]
         assert not {size for pair in sizes.weights for size in pair} & {512, 768, 1024, 2048, 4096, 8192}, dtype
-    every = [case.work for case in works.cases(Device.of("cpu"), "fp32")]
+    every = [case.work for case in works.make_cases(Device.of("cpu"), "fp32")]
     assert {type(work) for work in every} == {Gemm, Attention, Memory}
     kinds = {(work.what, work.backward) for work in every if isinstance(work, Memory)}
     assert {("norm", True), ("rms-norm", True), ("rope", True), ("adam", False), ("cross-entropy", False)} <= kinds
@@ -106,8 +108,8 @@ def test_the_set_has_every_kind_of_kernel_at_sizes_of_no_model() -> None:
 
 
 def test_gpus_are_known_by_what_their_driver_calls_them() -> None:
-    assert describe.known(Machine(device="cuda", name="NVIDIA H200")) == "h200-sxm"
-    assert describe.known(Machine(device="cuda", name="NVIDIA Something")) == ""
+    assert describe.catalog_name(Machine(device="cuda", name="NVIDIA H200")) == "h200-sxm"
+    assert describe.catalog_name(Machine(device="cuda", name="NVIDIA Something")) == ""
     assert all(load("gpus", name) for name in describe.KNOWN.values())
 
 

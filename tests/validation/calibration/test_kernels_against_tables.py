@@ -7,7 +7,7 @@ import pytest
 from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
-from validation.calibration.tables.summary import SCORED, cells, figures, grouped
+from validation.calibration.tables.summary import SCORED, cells, figures, group
 
 FARTHER = {
     ("gemm", "bf16", "large"): (1.1, 1.5),
@@ -52,7 +52,7 @@ def test_cells_are_near_their_goals(room):
 
 def test_intervals_hold_nine_of_ten_rows(room):
     counted = 0
-    for name, own in grouped(room[1], "gpu", "operation", "kind").items():
+    for name, own in group(room[1], "gpu", "operation", "kind").items():
         told = figures(own)
         if told["rows"] >= 10 * SCORED:
             counted += 1
@@ -70,6 +70,6 @@ def test_other_hardware_lends_what_is_near(room):
     if room[0] is not kernels:
         return
     large = [one for one in room[1] if one.sample.operation == "gemm" and one.sample.kind == "bf16"]
-    for (gpu,), own in grouped(large, "gpu").items():
+    for (gpu,), own in group(large, "gpu").items():
         if gpu != "l40s" and figures(own, "large")["rows"] >= SCORED:
             assert figures(own, "large")["borrowed"] <= 0.12, gpu

@@ -9,7 +9,7 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.calibration.check import check_folder
 from simulator.job.load import load_job
 from tests.experiments.cli.test_app import run
-from validation.calibration.collectives.recorded import recorded
+from validation.calibration.collectives.recorded import read_recorded
 from validation.measurements.forecasts import Forecaster
 from validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
@@ -43,7 +43,7 @@ def file(path: Path, job: dict | None = JOB, rate: float = 300e9, kind: str = "c
 
 
 def test_rows_become_samples_of_their_tiers(tmp_path: Path) -> None:
-    found = recorded(file(tmp_path / "links.json"))
+    found = read_recorded(file(tmp_path / "links.json"))
     assert {(one.operation, one.reach.members) for one in found.samples} == {("ring", 8), ("network", 16)}
     assert sum(len(one.index) for one in found.samples) == 4 * len(SIZES)
     assert "links.json" in found.source(found.samples[0])
@@ -60,7 +60,7 @@ def test_a_calibration_follows_what_was_measured(tmp_path: Path) -> None:
         check_folder(out)
         assert (out / "nvlink4.yaml").is_file() and (out / "infiniband.yaml").is_file()
         tier = load_job(JOB).cluster.scale_up
-        assert Calibration.from_folder(out).link_models(tier).model.ring.spread > 0
+        assert Calibration.from_folder(out).link_models(tier).model.ring.sigma > 0
         from simulator.ir.ops import Collective
 
         plan = {
@@ -76,5 +76,5 @@ def test_a_calibration_follows_what_was_measured(tmp_path: Path) -> None:
 def test_without_a_cluster_or_collectives_it_says_what_is_missing(tmp_path: Path) -> None:
     for path in (file(tmp_path / "a.json", job=None), file(tmp_path / "b.json", kind="kernels")):
         with pytest.raises(PlanError, match="the job whose cluster"):
-            recorded(path)
+            read_recorded(path)
     assert run("calibrate", "collectives", tmp_path / "absent.json", "--out", tmp_path / "o").exit_code == 2

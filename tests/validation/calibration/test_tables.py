@@ -11,7 +11,7 @@ import pytest
 from hardware.errors import PlanError
 from validation.calibration.tables import summary as told
 from validation.calibration.tables.rows import Held, Priced
-from validation.calibration.tables.table import published, read
+from validation.calibration.tables.table import expand_source, read
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Finer:
         return [], dict.fromkeys(range(len(table)), "finer")
 
 
-def held(rows, ratio=1.0, spread=0.1, least=0.0, borrowed=1.0):
+def held(rows, ratio=1.0, sigma=0.1, least=0.0, borrowed=1.0):
     seconds, flat = rows.seconds * ratio, np.ones(len(rows.index))
-    return Held(rows, Priced(seconds, 0 * flat, spread * flat), rows.seconds * borrowed, least * flat)
+    return Held(rows, Priced(seconds, 0 * flat, sigma * flat), rows.seconds * borrowed, least * flat)
 
 
 def sized(count, **more):
@@ -116,13 +116,13 @@ def test_a_damaged_archive_is_told(tmp_path):
 def test_sources_name_their_repository(file):
     table = read(file, [Plain])
     assert table.source(table.samples[0]).startswith("ai-dynamo/aiconfigurator @095f58a51c4c")
-    assert table.source(table.samples[0]).endswith("somebody") and published("somebody") == "somebody"
+    assert table.source(table.samples[0]).endswith("somebody") and expand_source("somebody") == "somebody"
 
 
 def test_figures_of_known_errors():
     rows = sized(100)
     ratio = np.linspace(0.9, 1.1, 100)
-    got = told.figures([held(rows, ratio, spread=0.05 / 1.645, borrowed=1.3)])
+    got = told.figures([held(rows, ratio, sigma=0.05 / 1.645, borrowed=1.3)])
     assert got["rows"] == 100 and got["median"] == pytest.approx(0.05, abs=2e-3)
     assert got["p90"] == pytest.approx(0.09, abs=2e-3) and got["bias"] == pytest.approx(0, abs=1e-9)
     assert got["inside_90"] == pytest.approx(0.5, abs=0.02) and got["borrowed"] == pytest.approx(0.3)

@@ -1,1 +1,1 @@
-"""Tables of measured collectives: readers, predictions, calibrations."""
+"""Calibration of links and networks: tables of measured collectives, their forecasts, and fits."""

@@ -1,30 +1,44 @@
-"""Calibrations from tables of measured collectives: of each family of links, and of each network."""
+"""Calibrations from tables of measured collectives: one for each family of links, and for each network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.calibration.cost_models import LINKS, family
-from simulator.costs.collectives.links import Laws, LinkLaw, NetworkLaw
-from validation.calibration.collectives.fit import LAWS, fit_links, fit_network, neutral, plain
-from validation.calibration.collectives.predict import laws_inside
+from simulator.costs.calibration.cost_models import family
+from simulator.costs.coefficients import coefficients
+from simulator.costs.collectives.links import TierCostModels
+from validation.calibration.collectives.fit import (
+    MODELS,
+    NETWORK,
+    fit_links,
+    fit_network,
+    neutral_values,
+    start_links,
+    start_model,
+)
+from validation.calibration.collectives.predict import node_models
 from validation.calibration.collectives.reader import STAGED
 from validation.calibration.collectives.sample import Sample, predict
 from validation.calibration.fit import Fit
-from validation.calibration.tables.calibrated import FEWEST, Calibrated, Known, errors, plain_spreads, spreads_of
+from validation.calibration.tables.calibrated import (
+    FEWEST,
+    Calibrated,
+    LibraryErrors,
+    count_errors,
+    sigmas_by_kind,
+    sigmas_of_all,
+)
 from validation.calibration.tables.rows import Priced
 from validation.calibration.tables.table import Table
-from validation.calibration.write import section
-
-NETWORK = "network"
+from validation.calibration.write import make_section
 
 
 def names(tables: Sequence[Table]) -> list[str]:
-    """The families of links, then the networks, that have rows enough: InfiniBand first, whose values others borrow."""
+    """Families of links, then networks, with enough rows: InfiniBand first, whose coefficients others borrow."""
     counts: dict[str, int] = {}
     for sample, _ in _samples(tables):
         counts[_name(sample)] = counts.get(_name(sample), 0) + len(sample.index)
@@ -33,12 +47,12 @@ def names(tables: Sequence[Table]) -> list[str]:
 
 
 def title(name: str) -> str:
-    """Of the file of a family."""
+    """The title of the file of a family."""
     return f"{name}, as NCCL uses it"
 
 
 def _samples(tables: Sequence[Table]) -> list[tuple[Sample, str]]:
-    """Those of collectives with their sources: inside islands of a library that is known, outside of anybody's."""
+    """Samples of collectives with their sources: within nodes those of a known library, between nodes all."""
     pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples]
     kept = [(sample, source) for sample, source in pairs if isinstance(sample, Sample)]
     return [(sample, source) for sample, source in kept if sample.library or sample.operation == NETWORK]
@@ -51,81 +65,80 @@ def _name(sample: Sample) -> str:
 def calibrate(calibration: Calibration, tables: Sequence[Table], name: str, leave_out: bool = True) -> Calibrated:
     """The calibration of one family. calibration: of other links. leave_out: also fit it without each of its GPUs."""
     data: dict[str, Any] = {}
-    told: list[Known] = []
-    for part in LAWS:
-        pairs = [(s, source) for s, source in _samples(tables) if (_name(s), s.operation) == (name, part)]
+    errors: list[LibraryErrors] = []
+    for section in MODELS:
+        pairs = [(s, source) for s, source in _samples(tables) if (_name(s), s.operation) == (name, section)]
         counts: dict[str, int] = {}
         for sample, _ in pairs:
             counts[sample.library] = counts.get(sample.library, 0) + len(sample.index)
-        pairs = [(s, source) for s, source in pairs if part == NETWORK or counts[s.library] >= FEWEST]
+        pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= FEWEST]
         if not pairs:
             continue
         samples = [sample for sample, _ in pairs]
-        found = _fit(calibration, name, part, samples)
-        data[part] = _section(calibration, part, found, pairs)
+        found = _fit(calibration, name, section, samples)
+        data[section] = _make_section(calibration, section, found, pairs)
         for library in sorted({sample.library for sample in samples}):
             own = [sample for sample in samples if sample.library == library]
-            told.append(Known(part, library, *errors(own, [_by(calibration, s, part, found) for s in own]), None, None))
+            prices = [_price(calibration, sample, section, found) for sample in own]
+            errors.append(LibraryErrors(section, library, *count_errors(own, prices), None, None))
         if leave_out:
-            told += _without_gpus(calibration, name, part, samples, found)
-    return Calibrated(name, data, told)
+            errors += _errors_without_gpus(calibration, name, section, samples, found)
+    return Calibrated(name, data, errors)
 
 
-def _fit(calibration: Calibration, name: str, part: str, samples: Sequence[Sample]) -> Fit:
-    if part != NETWORK:
-        return fit_links(part, samples)
+def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Sample]) -> Fit:
+    if section != NETWORK:
+        return fit_links(section, samples)
     tier = samples[0].cluster.scale_out
     borrows = name != "infiniband" and calibration.sections("infiniband")
     like = calibration.network_model(tier, without=family(tier.kind)).model if borrows else None
-    return fit_network(name, samples, lambda sample: laws_inside(calibration, sample)[0], like)
+    return fit_network(name, samples, lambda sample: node_models(calibration, sample)[0], like)
 
 
-def _by(calibration: Calibration, sample: Sample, part: str, found: Fit, library: str | None = None) -> Priced:
-    """A sample by what was fitted; as its own library's rows, or ("") as plain NCCL's."""
-    own = found.libraries.get(sample.library if library is None else library) or neutral(part)
-    law = LAWS[part](**{**plain_values(part), **found.values, **own}, spread=0.0, spread_short=0.0)
-    if part == NETWORK:
-        laws = Laws(*laws_inside(calibration, sample), law)
+def _price(calibration: Calibration, sample: Sample, section: str, found: Fit, library: str | None = None) -> Priced:
+    """The forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain NCCL)."""
+    own = found.libraries.get(sample.library if library is None else library) or neutral_values(section)
+    start = {name: c.start for name, c in coefficients(MODELS[section]).items()}
+    model = MODELS[section](**{**start, **found.values, **own}, sigma=0.0, sigma_short=0.0)
+    if section == NETWORK:
+        models = TierCostModels(*node_models(calibration, sample), model)
     else:
-        link = LinkLaw(plain("ring"), plain("pair"), plain("message"))._replace(**{part: law})
-        laws = Laws(link, link, plain(NETWORK))
-    seconds, launch = predict(sample, laws)
+        link = start_links()._replace(**{section: model})
+        models = TierCostModels(link, link, start_model(NETWORK))
+    seconds, launch = predict(sample, models)
     return Priced(seconds, launch, np.zeros(len(seconds)))
 
 
-def plain_values(part: str) -> Mapping[str, float]:
-    """Where a fit starts."""
-    law = plain(part)
-    return {name: getattr(law, name) for name in law.__dataclass_fields__ if not name.startswith("spread")}
-
-
-def _section(calibration: Calibration, part: str, found: Fit, pairs: Sequence[tuple[Sample, str]]) -> dict[str, Any]:
+def _make_section(
+    calibration: Calibration, section: str, found: Fit, pairs: Sequence[tuple[Sample, str]]
+) -> dict[str, Any]:
     samples = [sample for sample, _ in pairs]
-    libraries = sorted(found.libraries) if part != NETWORK else ["any"]
+    libraries = sorted(found.libraries) if section != NETWORK else ["any"]
     of = {lib: [s for s in samples if lib in ("any", s.library)] for lib in libraries}
-    own = {lib: spreads_of([(s, _by(calibration, s, part, found)) for s in some]) for lib, some in of.items()}
+    own = {lib: sigmas_by_kind([(s, _price(calibration, s, section, found)) for s in some]) for lib, some in of.items()}
     rows = {lib: sum(len(s.index) for s in some) for lib, some in of.items()}
     sources = {lib: "; ".join(dict.fromkeys(o for s, o in pairs if lib in ("any", s.library))) for lib in libraries}
-    # Nobody's in particular are plain NCCL's: copies that are staged in the host's memory are no measure of those.
-    plainly = [sample for sample in samples if sample.library != STAGED]
-    prices = [(sample, _by(calibration, sample, part, found, "")) for sample in plainly]
-    unnamed = {"any": plain_spreads(prices or [(sample, _by(calibration, sample, part, found)) for sample in samples])}
-    return section(LAWS[part], found, own, unnamed, rows, dict.fromkeys(libraries, "any"), sources)
+    # Unnamed programs are priced as plain NCCL: copies staged in host memory are no measure of it.
+    plain = [sample for sample in samples if sample.library != STAGED]
+    prices = [(sample, _price(calibration, sample, section, found, "")) for sample in plain]
+    prices = prices or [(sample, _price(calibration, sample, section, found)) for sample in samples]
+    unnamed = {"any": sigmas_of_all(prices)}
+    return make_section(MODELS[section], found, own, unnamed, rows, dict.fromkeys(libraries, "any"), sources)
 
 
-def _without_gpus(calibration: Calibration, name: str, part: str, samples: Sequence[Sample], found: Fit) -> list[Known]:
-    """How the rows of each GPU fare when the others' alone are fitted."""
-    told = []
+def _errors_without_gpus(
+    calibration: Calibration, name: str, section: str, samples: Sequence[Sample], found: Fit
+) -> list[LibraryErrors]:
+    """Errors of the rows of each GPU when only those of the others are fitted."""
+    errors = []
     for gpu in sorted({sample.gpu for sample in samples}):
         rest = [sample for sample in samples if sample.gpu != gpu]
         own = [sample for sample in samples if sample.gpu == gpu]
         if rest:
-            blind = _fit(calibration, name, part, rest)
-            seen = errors(own, [_by(calibration, s, part, found) for s in own])
-            told.append(
-                Known(part, f"all on {gpu}", *seen, *errors(own, [_by(calibration, s, part, blind) for s in own])[1:])
+            blind = _fit(calibration, name, section, rest)
+            seen, unseen = (
+                count_errors(own, [_price(calibration, sample, section, one) for sample in own])
+                for one in (found, blind)
             )
-    return told
-
-
-assert set(LINKS) < set(LAWS) and LAWS[NETWORK] is NetworkLaw
+            errors.append(LibraryErrors(section, f"all on {gpu}", *seen, *unseen[1:]))
+    return errors

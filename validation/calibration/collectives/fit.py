@@ -1,8 +1,8 @@
 """Coefficients of links and networks from samples of collectives.
 
-Rows differ by the program that called and timed them. Coefficients of the link are those of the program with most
-rows, which is plain NCCL where it is there, its own ones being neutral; those of other programs are fitted to their
-rows on top.
+Rows differ by the program that called and timed them. The coefficients of the link are fitted to the rows of the
+program that has most of them: plain NCCL where it is there, whose library coefficients are neutral. Those of other
+programs are fitted to their rows on top.
 """
 
 from __future__ import annotations
@@ -13,87 +13,95 @@ from typing import Any
 
 import numpy as np
 
+from simulator.costs.calibration.cost_models import LINK_MODELS
 from simulator.costs.coefficients import coefficients
-from simulator.costs.collectives.links import Laws, LinkLaw, MessageLaw, NetworkLaw, PairLaw, RingLaw
+from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
 from validation.calibration.collectives.reader import STAGED
 from validation.calibration.collectives.sample import Sample, predict
 from validation.calibration.fit import Fit, fit
 
-LAWS = {"ring": RingLaw, "pair": PairLaw, "message": MessageLaw, "network": NetworkLaw}
-"""Of sections of a calibration; the first three make a LinkLaw."""
+NETWORK = "network"
+MODELS: dict[str, type] = {**LINK_MODELS, NETWORK: NetworkCostModel}
+"""Cost models by section; all but the last make a `LinkCostModels`."""
 
 PLAIN = "nccl-tests"
+"""The program that stands for plain NCCL."""
 
 FREE = {
-    "infiniband": ("quick_step", "step", "chunk", "share", "pipe"),
-    "efa": ("quick_step", "step", "chunk", "share"),
+    "infiniband": ("ll_level", "simple_level", "chunk_bytes", "share", "exposed_fill"),
+    "efa": ("ll_level", "simple_level", "chunk_bytes", "share"),
 }
-"""What the rows of a network can tell; of others only the share. The rest is that of InfiniBand, or as it starts."""
+"""Coefficients that the rows of a network determine; of other networks only the share. The rest is InfiniBand's."""
 
 
-def family(kind: str) -> str:
-    """What links of the catalog share coefficients: nvlink4-h800 and nvlink4, all of PCIe, all of InfiniBand."""
-    word = kind.partition("-")[0]
-    return "pcie" if word.startswith("pcie") else word
+def neutral_values(section: str) -> dict[str, float]:
+    """Library coefficients of plain NCCL."""
+    return {name: c.neutral for name, c in coefficients(MODELS[section]).items() if c.neutral is not None}
 
 
-def neutral(section: str) -> dict[str, float]:
-    """Coefficients of plain NCCL's own."""
-    return {name: c.neutral for name, c in coefficients(LAWS[section]).items() if c.neutral is not None}
+def start_model(section: str) -> Any:
+    """The cost model from which fits start."""
+    return MODELS[section](**{name: c.start for name, c in coefficients(MODELS[section]).items()})
 
 
-def plain(section: str) -> Any:
-    """A law as fits start from it."""
-    return LAWS[section](**{name: c.start for name, c in coefficients(LAWS[section]).items()})
+def start_links() -> LinkCostModels:
+    """The cost models of links from which fits start."""
+    return LinkCostModels(*map(start_model, LINK_MODELS))
 
 
 def fit_links(section: str, samples: Sequence[Sample]) -> Fit:
-    """Of the samples of one section on one family of links."""
-    law, start = LAWS[section], LinkLaw(plain("ring"), plain("pair"), plain("message"))
+    """The fit of one section of one family of links to its samples."""
+    model, start = MODELS[section], start_links()
 
-    def priced(sample: Sample, at: Any) -> np.ndarray:
+    def seconds(sample: Sample, at: Any) -> np.ndarray:
         link = start._replace(**{section: at})
-        return predict(sample, Laws(link, link, plain("network")))[0]
+        return predict(sample, TierCostModels(link, link, start_model(NETWORK)))[0]
 
     rows: dict[str, int] = {}
     for sample in samples:
         rows[sample.library] = rows.get(sample.library, 0) + len(sample.index)
     most = PLAIN if PLAIN in rows else max(rows, key=lambda name: rows[name])
-    own = neutral(section)
-    found = _fit(law, [s for s in samples if s.library == most], priced, own)
+    own = neutral_values(section)
+    found = _fit_library(model, [s for s in samples if s.library == most], seconds, own)
     for library in sorted(set(rows) - {most, ""}):
-        more = _fit(law, [s for s in samples if s.library == library], priced, found.values) if own else found
+        alike = [s for s in samples if s.library == library]
+        more = _fit_library(model, alike, seconds, found.values) if own else found
         found.libraries.update(more.libraries)
         found.library_errors.update(more.library_errors)
     return found
 
 
-def _fit(
-    law: type, samples: Sequence[Sample], priced: Callable[[Sample, Any], np.ndarray], held: Mapping[str, float]
+def _fit_library(
+    model: type, samples: Sequence[Sample], seconds: Callable[[Sample, Any], np.ndarray], held: Mapping[str, float]
 ) -> Fit:
-    """Of one program. What holds of staged copies alone is free for them alone."""
+    """The fit of one program. `host_contention` is free for copies staged in host memory alone."""
     library, held = samples[0].library, dict(held)
     if library == STAGED:
-        held.pop("crowd", None)
-    elif "crowd" in coefficients(law):
-        held["crowd"] = 0.0
-    found = fit(law, samples, priced, held=held)
-    return replace(
-        found, library_errors={library: dict.fromkeys(found.libraries[library], 0.0) | found.library_errors[library]}
-    )
+        held.pop("host_contention", None)
+    elif "host_contention" in coefficients(model):
+        held["host_contention"] = 0.0
+    found = fit(model, samples, seconds, held=held)
+    errors = dict.fromkeys(found.libraries[library], 0.0) | found.library_errors[library]
+    return replace(found, library_errors={library: errors})
 
 
 def fit_network(
-    kind: str, samples: Sequence[Sample], inner: Callable[[Sample], LinkLaw], like: NetworkLaw | None = None
+    kind: str,
+    samples: Sequence[Sample],
+    node_models: Callable[[Sample], LinkCostModels],
+    like: NetworkCostModel | None = None,
 ) -> Fit:
-    """Of the samples of one family of networks. inner: laws inside islands. like: InfiniBand's, for others."""
-    free, base = FREE.get(kind, ("share",)), like or plain("network")
-    held = {name: getattr(base, name) for name in coefficients(NetworkLaw) if name not in free}
-    links: Mapping[int, LinkLaw] = {int(sample.index[0]): inner(sample) for sample in samples}
+    """The fit of one family of networks to its samples.
 
-    def priced(sample: Sample, at: Any) -> np.ndarray:
+    node_models: of the links within nodes. like: the cost model of InfiniBand, for other networks.
+    """
+    free, base = FREE.get(kind, ("share",)), like or start_model(NETWORK)
+    held = {name: getattr(base, name) for name in coefficients(NetworkCostModel) if name not in free}
+    links: Mapping[int, LinkCostModels] = {int(sample.index[0]): node_models(sample) for sample in samples}
+
+    def seconds(sample: Sample, at: Any) -> np.ndarray:
         link = links[int(sample.index[0])]
-        return predict(sample, Laws(link, link, at))[0]
+        return predict(sample, TierCostModels(link, link, at))[0]
 
-    # Whoever called them, the time is that of the network.
-    return fit(NetworkLaw, [replace(sample, library="any") for sample in samples], priced, held=held)
+    # The time is that of the network, whoever called the collective.
+    return fit(NetworkCostModel, [replace(sample, library="any") for sample in samples], seconds, held=held)

@@ -1,8 +1,7 @@
-"""Tables of collectives: gpu, interconnect, op, gpus, nodes, bytes, time_us, algo, source, as nccl-tests counts bytes.
+"""Reads tables of collectives, whose bytes are counted as in nccl-tests.
 
-Each row becomes a collective or a message on a small cluster: the GPU's usual node, or what `interconnect` tells of
-links and of ports per node. What is not told is not guessed: rows between nodes whose network is not stated
-are refused, for a forecast of an unknown network is none.
+Each row becomes a collective or a message on a small cluster: the GPU's usual node, with the links and ports per node
+that `interconnect` states. Nothing else is guessed: rows between nodes whose network is not stated are refused.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ OPERATIONS = {
     "all_gather": "ring",
     "reduce_scatter": "ring",
     "broadcast": "ring",
-    "all_to_all": "pair",
-    "alltoall": "pair",
-    "p2p": "message",
-    "send_recv": "message",
+    "all_to_all": "all_to_all",
+    "alltoall": "all_to_all",
+    "p2p": "p2p",
+    "send_recv": "p2p",
 }
 """Sections of a calibration by the names of operations."""
 
@@ -57,11 +56,11 @@ LIBRARIES = (
     (r"RCCL|rccl", "rccl-tests"),
     (r"nccl[-_]?tests|NCCL|GTC|aws-samples|coreweave|oracle|oci-hpc", "nccl-tests"),
 )
-"""Programs that call and time collectives, by patterns of sources; the first that is found counts."""
+"""Programs that call and time collectives, by patterns of sources; the first match counts."""
 
 STAGED = "nccl-tests-staged"
-"""Without copies from card to card: four and eight L40S reach 5 and 2 GB/s of 31, for data is staged in the memory of
-the host and waits there for other data. The other tables of cards do not show that."""
+"""Without peer access between cards: four and eight L40S reach 5 and 2 GB/s of 31, as data is staged in host memory and
+waits there for other data. The other tables of cards do not show that."""
 
 NETWORKS = (
     (r"EFA", "efa"),
@@ -77,7 +76,7 @@ ROW = ["gpu", "interconnect", "op", "gpus", "nodes", "source", "algo"]
 
 
 def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
-    """The rows that can be priced, and why others cannot, by their numbers."""
+    """Samples, and the reasons of rows that cannot be priced, by their numbers."""
     rows = table.reset_index(drop=True)
     if "algo" not in rows:
         rows["algo"] = ""
@@ -88,9 +87,9 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
         for row in rows.index[~(rows[name] >= least) | ~np.isfinite(rows[name])]:
             refused.setdefault(int(row), f"{name} is {rows[name][row]:g}, less than {word}")
     samples: dict[tuple[Any, ...], list[int]] = {}
-    for told, own in rows.drop(index=list(refused)).groupby(ROW, sort=False):
+    for values, own in rows.drop(index=list(refused)).groupby(ROW, sort=False):
         try:
-            key = _key(*told)
+            key = _key(*values)
         except (ValueError, OverflowError, CatalogError) as error:
             refused |= dict.fromkeys(map(int, own.index), str(error).partition(". ")[0])
             continue
@@ -100,7 +99,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
 
 
 def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, algo: str) -> tuple[Any, ...]:
-    """What tells one sample from another. Raises ValueError where a row cannot be priced."""
+    """What the rows of a sample have in common. Raises ValueError where a row cannot be priced."""
     name = GPUS.get(gpu, gpu.replace("_", "-"))
     if name not in gpus():
         raise ValueError(f"no GPU {gpu!r} in the catalog")
@@ -108,32 +107,32 @@ def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, al
         raise ValueError(f"no operation {op!r}")
     if n % 1 or nodes % 1 or n % nodes:
         raise ValueError(f"{n:g} GPUs do not spread evenly over {nodes:g} nodes")
-    if OPERATIONS[op] == "message" and n != 2:
+    if OPERATIONS[op] == "p2p" and n != 2:
         raise ValueError("a message has two ends")
     library = next((lib for pattern, lib in LIBRARIES if re.search(pattern, source)), "")
     if name == "l40s" and library:
         library = STAGED
-    sums = library != "nccl-tests-int8" and not re.match(r"Ring|Tree", algo)
-    return name, op, library, sums, _cluster(name, joined, int(n), int(nodes)), int(n), int(nodes)
+    nvls = library != "nccl-tests-int8" and not re.match(r"Ring|Tree", algo)
+    return name, op, library, nvls, _cluster(name, joined, int(n), int(nodes)), int(n), int(nodes)
 
 
 @cache
 def _cluster(gpu: str, joined: str, n: int, nodes: int) -> Cluster:
-    """The cluster that `joined` tells of. Raises ValueError where it tells too little."""
+    """The cluster that the column `interconnect` describes. Raises ValueError where it says too little."""
     usual = load("nodes", load("gpus", gpu).usual_node) if load("gpus", gpu).usual_node else None
     per = max(n // nodes, int(usual.gpus) if usual else 0)
     pairs = bool(re.search(r"pairs?\b|pairwise", joined))
     cards = not re.search("NVLink|Infinity", joined) and "PCIe" in joined
-    told: dict[str, Any] = {"gpu": gpu, "gpus": nodes * per, "gpus_per_node": per}
+    spec: dict[str, Any] = {"gpu": gpu, "gpus": nodes * per, "gpus_per_node": per}
     if pairs or cards:
-        told["scale_up_domain"] = 2 if pairs else 1
+        spec["scale_up_domain"] = 2 if pairs else 1
     if nodes > 1 and nodes * per > (usual.domain if usual and usual.domain > per else 0):
-        told["inter"] = _network(joined, per)
-    return load_cluster(told)
+        spec["inter"] = _network(joined, per)
+    return load_cluster(spec)
 
 
 def _network(joined: str, per: int) -> dict[str, Any]:
-    """Kind and rate per GPU of the network that is told."""
+    """Kind and rate per GPU of the network that is stated."""
     kind = next((kind for pattern, kind in NETWORKS if re.search(pattern, joined)), None)
     if kind is None or re.search("not stated|unstated", joined):
         raise ValueError("the network between the nodes is not stated")
@@ -150,20 +149,20 @@ def _network(joined: str, per: int) -> dict[str, Any]:
 
 
 def _sample(key: tuple[Any, ...], at: np.ndarray, size: np.ndarray, time: np.ndarray) -> Sample:
-    gpu, op, library, sums, cluster, n, nodes = key
+    gpu, op, library, nvls, cluster, n, nodes = key
     per = cluster.gpus // nodes
     ranks = [node * per + place for node in range(nodes) for place in range(n // nodes)]
-    spread = reach(cluster, ranks)
-    message = OPERATIONS[op] == "message"
+    place = reach(cluster, ranks)
+    message = OPERATIONS[op] == "p2p"
     work = Transfer(size, "all", 0, ranks[-1]) if message else Collective(op, size, ("all",))  # type: ignore[arg-type]
-    far = spread.islands.number > 1
-    fast = not far and spread.domains.number == 1 and cluster.domain >= per
+    far = place.nodes.number > 1
+    fast = not far and place.domains.number == 1 and cluster.domain >= per
     classes = {"all": np.ones(len(at), bool)}
     if fast and OPERATIONS[op] == "ring":
         classes |= {"node-large": size >= MIB, "node-small": size < MIB}
-    if not far and OPERATIONS[op] == "pair":
+    if not far and OPERATIONS[op] == "all_to_all":
         classes["alltoall-large"] = size >= MIB
     if far and op == "all_reduce":
         classes["multinode-large"] = size >= 16 * MIB
     section = "network" if far else OPERATIONS[op]
-    return Sample(section, gpu, library, cluster, spread, work, sums, at, time, op, classes)
+    return Sample(section, gpu, library, cluster, place, work, nvls, at, time, op, classes)

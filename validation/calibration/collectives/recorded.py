@@ -1,4 +1,4 @@
-"""Collectives of measurement files, measured here or imported, as samples that calibrations are fitted to."""
+"""Samples from measurement files: collectives that were measured here or imported, for calibrations."""
 
 from __future__ import annotations
 
@@ -19,27 +19,32 @@ from validation.calibration.collectives.sample import Sample
 from validation.measurements.measurement import MeasurementRow, read
 
 MESSAGES = ("p2p", "send_recv")
-"""Operations of two."""
+"""Operations between two GPUs."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Samples of one machine, as calibrations take those of a table. told: where they were measured."""
+    """Samples of one machine, which calibrations take like those of a table.
+
+    Attributes:
+        samples: of kernels or of collectives.
+        origin: where they were measured.
+    """
 
     samples: list[Any]
-    told: str
+    origin: str
 
     def source(self, _: Any) -> str:
-        """Of any of the samples."""
-        return self.told
+        """The origin of any of the samples."""
+        return self.origin
 
 
-def samples(
-    rows: Sequence[MeasurementRow], cluster_of: Callable[[int], Cluster], gpu: str, library: str, law: str = ""
+def make_samples(
+    rows: Sequence[MeasurementRow], cluster_of: Callable[[int], Cluster], gpu: str, library: str, section: str = ""
 ) -> list[Sample]:
-    """One for each operation and number of members, which are the first ranks of `cluster_of` so many.
+    """One sample for each operation and number of members: the first ranks of the cluster for that number.
 
-    law: the section that prices all of them; each operation's own if not given, the network's between islands.
+    section: that prices all of them; by default that of the operation, or of the network between nodes.
     """
     groups: dict[tuple[str, int], list[MeasurementRow]] = {}
     for row in rows:
@@ -48,24 +53,24 @@ def samples(
     found = []
     for (operation, members), some in groups.items():
         cluster = cluster_of(members)
-        spread = reach(cluster, [0, members - 1] if operation in MESSAGES else list(range(members)))
+        place = reach(cluster, [0, members - 1] if operation in MESSAGES else list(range(members)))
         nbytes: Any = np.array([float(row.shape["bytes"]) for row in some])
         seconds = np.array([row.median for row in some], float)
         plain = "all_to_all" if operation == "alltoall" else operation
         work: Any = Transfer(nbytes, "x", 0, 1) if operation in MESSAGES else Collective(plain, nbytes, ("x",))
-        own = law or ("network" if spread.islands.number > 1 else OPERATIONS[operation])
+        own = section or ("network" if place.nodes.number > 1 else OPERATIONS[operation])
         index = np.arange(len(some))
-        found.append(Sample(own, gpu, library, cluster, spread, work, True, index, seconds, plain))
+        found.append(Sample(own, gpu, library, cluster, place, work, True, index, seconds, plain))
     return found
 
 
-def recorded(path: Path) -> Recorded:
-    """The collectives of a measurement file whose job names the cluster. Raises PlanError where there is none."""
+def read_recorded(path: Path) -> Recorded:
+    """The collectives of a measurement file. Raises PlanError if it holds none, or no job that names their cluster."""
     found = read(path)
     if found.kind != "collectives" or not found.job:
         rule = "a calibration needs measured collectives and the job whose cluster they ran on"
         remedy = "Measure collectives, or import them with --job JOB"
         raise PlanError("--data", rule, remedy, str(path))
     cluster = load_job(found.job).cluster
-    made = samples(found.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
+    made = make_samples(found.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
     return Recorded(made, f"{found.title} on {found.machine.name}, {path.name}")

@@ -1,4 +1,4 @@
-"""What a reader of a table of collectives makes of it."""
+"""Samples of measured collectives, and their forecasts by cost models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hardware.cluster import Cluster
 from hardware.topology import Reach
 from simulator.costs.collectives import collective, p2p
-from simulator.costs.collectives.links import Laws, Links, hosted
+from simulator.costs.collectives.links import Links, TierCostModels, crosses_host
 from simulator.ir.ops import Collective, Transfer
 
 
@@ -17,11 +17,18 @@ from simulator.ir.ops import Collective, Transfer
 class Sample:
     """Rows of a table that differ in bytes only: one group of GPUs, one library, one operation.
 
-    operation: the law that prices them: ring, pair, message or network. gpu: its name in the catalog. library: the
-    program that called and timed them, by the names of calibrations. work: with an array of bytes. reach: how the group
-    spreads over `cluster`. sums: whether switches may add up (they add no 8-bit integers, and it can be turned off).
-    index: the rows in the table, from 0. seconds: measured. kind: the operation. classes: named sets of the rows, to be
-    scored apart.
+    Attributes:
+        operation: section of the cost model that prices them: ring, all_to_all, p2p or network.
+        gpu: its name in the catalog.
+        library: program that called and timed them, by the names of calibrations.
+        cluster: that they ran on.
+        reach: where the group sits in the cluster.
+        work: with an array of bytes.
+        nvls: whether NVLS may be used (it adds no 8-bit integers, and it can be turned off).
+        index: rows of the table, from 0.
+        seconds: measured [s].
+        kind: the collective operation.
+        classes: named sets of the rows, scored separately.
     """
 
     operation: str
@@ -30,7 +37,7 @@ class Sample:
     cluster: Cluster
     reach: Reach
     work: Collective | Transfer
-    sums: bool
+    nvls: bool
     index: np.ndarray
     seconds: np.ndarray
     kind: str
@@ -38,36 +45,36 @@ class Sample:
 
     @property
     def link(self) -> str:
-        """Catalog name of the slowest links inside the islands."""
-        return self.cluster.host.kind if hosted(self.reach) else self.cluster.scale_up.kind
+        """Catalog name of the slowest links within the nodes."""
+        return self.cluster.host.kind if crosses_host(self.reach) else self.cluster.scale_up.kind
 
     @property
     def network(self) -> str:
-        """Catalog name of the network between islands, empty within one."""
-        return self.cluster.scale_out.kind if self.reach.islands.number > 1 else ""
+        """Catalog name of the network between nodes, "" within one."""
+        return self.cluster.scale_out.kind if self.reach.nodes.number > 1 else ""
 
     def shape(self, at: int) -> str:
         """The sizes of one row."""
-        return f"{self.reach.members} GPUs in {self.reach.islands.number}, {self.work.nbytes[at]:,.0f} bytes"  # type: ignore[index]
+        return f"{self.reach.members} GPUs in {self.reach.nodes.number}, {self.work.nbytes[at]:,.0f} bytes"  # type: ignore[index]
 
 
-def links_of(sample: Sample, laws: Laws) -> Links:
+def links_of(sample: Sample, models: TierCostModels) -> Links:
     """The links of a sample's cluster as its library uses them."""
-    return Links(sample.cluster, laws, switch_sums=sample.sums)
+    return Links(sample.cluster, models, nvls=sample.nvls)
 
 
-def predict(sample: Sample, laws: Laws) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of a sample's rows, and the part of them that is no work."""
-    links = links_of(sample, laws)
+def predict(sample: Sample, models: TierCostModels) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of a sample's rows, and the part of them that moves no bytes."""
+    links = links_of(sample, models)
     if isinstance(sample.work, Transfer):
         busy, latency = p2p.seconds(sample.work.nbytes, sample.reach, links)
         return busy + latency, latency + np.zeros(len(sample.index))
     return collective.seconds(sample.work, sample.reach, links)
 
 
-def least(sample: Sample, laws: Laws) -> np.ndarray:
-    """What no collective of these sizes can beat on these links [s]."""
-    links = links_of(sample, laws)
+def lower_bound(sample: Sample, models: TierCostModels) -> np.ndarray:
+    """Time [s] that no collective of these sizes can beat on these links."""
+    links = links_of(sample, models)
     if isinstance(sample.work, Transfer):
-        return p2p.least(sample.work.nbytes, sample.reach, links)
-    return collective.least(sample.work, sample.reach, links)
+        return p2p.lower_bound(sample.work.nbytes, sample.reach, links)
+    return collective.lower_bound(sample.work, sample.reach, links)

@@ -1,1 +1,1 @@
-"""Calibration of the machine at hand: a fixed set of kernels and collectives, measured and fitted."""
+"""Calibration of the machine at hand: a fixed set of kernels and collectives is measured and fitted."""

@@ -1,7 +1,7 @@
-"""``meshcast calibrate --device``: measures the fixed set, fits the laws to it, writes the device and its calibration.
+"""``meshcast calibrate --device``: measures a fixed set of kernels, fits the cost models, writes a calibration.
 
-The folder holds ``measured.json`` (raw samples), the calibrations of the device and of its links by their names, and
-``device.yaml`` where the device is in no catalog. ``predict --calibration FOLDER`` uses it, with ``gpu:
+The folder holds ``measured.json`` (raw samples), the calibrations of the device and of its links under their names, and
+``device.yaml`` if the device is in no catalog. ``predict --calibration FOLDER`` uses it, with ``gpu:
 FOLDER/device.yaml`` in the job.
 """
 
@@ -24,24 +24,23 @@ from hardware.inline import ByGPU, Inter
 from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.calibration.check import STEPS
 from simulator.costs.calibration.cost_models import PROCESSES
-from simulator.costs.collectives.links import Laws, LinkLaw
-from simulator.costs.collectives.processes import ProcessLaw
-from simulator.costs.costs import TRAINING
+from simulator.costs.collectives.links import LinkCostModels, TierCostModels
+from simulator.costs.collectives.processes import ProcessCostModel
+from simulator.costs.costs import TRAINING_LIBRARIES
 from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Gemm, Work
 from validation.calibration.collectives import tables as collectives
-from validation.calibration.collectives.recorded import Recorded
-from validation.calibration.collectives.recorded import samples as sent
-from validation.calibration.collectives.sample import Sample as Sent
+from validation.calibration.collectives.recorded import Recorded, make_samples
+from validation.calibration.collectives.sample import Sample as CollectiveSample
 from validation.calibration.collectives.sample import predict
 from validation.calibration.device import describe
-from validation.calibration.device.kernels import cases
-from validation.calibration.device.neighbours import neighbours
-from validation.calibration.device.sustained_rate import stepped
+from validation.calibration.device.kernels import make_cases
+from validation.calibration.device.neighbours import run_neighbours
+from validation.calibration.device.sustained_rate import measure_sustained_rate
 from validation.calibration.fit import fit
 from validation.calibration.kernels import tables as kernels
 from validation.calibration.kernels.sample import Sample
-from validation.calibration.write import section, spreads, write
+from validation.calibration.write import find_sigmas, make_section, write
 from validation.distributed.measure import measure_collectives
 from validation.kernels.measure import INSTRUMENTS
 from validation.measurements.device import Device, versions
@@ -50,55 +49,55 @@ from validation.measurements.measurement import Measurement, MeasurementRow, utc
 MEASURED = "measured.json"
 
 SENT = tuple(int(1000 * 3.7**i) for i in range(9))
-"""Bytes of collectives: 1 kB to 35 MB, none of them a power of two."""
+"""Sizes of collectives [bytes]: 1 kB to 35 MB, none of them a power of two."""
 
 ROUNDS = 3
-"""Of the whole set: a machine is not equally fast all the time."""
+"""Times that the whole set is measured: a machine is not equally fast all the time."""
 
 REPEAT = 5
-"""Samples of each kernel, of which the median counts."""
+"""Samples of each kernel in a round, of which the median counts."""
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
 def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[str, Any]:
-    """Measures, fits and writes into `out`; what was written, and how far the set lies from its own laws.
+    """Measures, fits and writes into `out`. Returns what was written, and the errors of the fits.
 
     processes: devices that collectives are measured among. Raises PlanError where there is no such device.
     """
     device = Device.of(kind)
     most = torch.cuda.device_count() if kind == "cuda" else processes
-    sent = collectives_among(kind, min(processes, most)) if min(processes, most) > 1 else ()
+    collective_rows = collectives_among(kind, min(processes, most)) if min(processes, most) > 1 else ()
     company = processes - 1 if kind == "cpu" else 0
-    with neighbours(company):
-        measured, works = measure(device, progress, sent)
+    with run_neighbours(company):
+        measured, works = measure(device, progress, collective_rows)
     measured = measured.model_copy(update={"machine": device.machine(max(1, min(processes, most)))})
     out.mkdir(parents=True, exist_ok=True)
     measured.write(out / MEASURED)
     described = out / DEVICE
-    told = fitted(measured, works, device, out)
-    told["files"].insert(1, str(refresh(kind, out, processes)))
-    return told | {
+    found = fit_all(measured, works, device, out)
+    found["files"].insert(1, str(refresh(kind, out, processes)))
+    return found | {
         "title": measured.title,
         "device": str(described) if described.is_file() else "",
     }
 
 
 def refresh(kind: str, out: Path, processes: int) -> Path:
-    """Measures again what a training step takes off the rate of kernels, and writes it into `out`: how fast a machine
-    is that others use too changes from minute to minute."""
+    """Measures again what a training step takes off the rate of kernels, and writes it into `out`: the speed of a
+    machine that others use too changes from minute to minute."""
     described = out / DEVICE
-    name = str(described) if described.is_file() else describe.known(Device.of(kind).machine())
+    name = str(described) if described.is_file() else describe.catalog_name(Device.of(kind).machine())
     architecture = load("gpus", name).architecture
     file = out / f"{STEPS}.yaml"
-    with neighbours(processes - 1 if kind == "cpu" else 0):
-        write(file, "steps", {architecture: stepped(kind, name, architecture, out)})
+    with run_neighbours(processes - 1 if kind == "cpu" else 0):
+        write(file, "steps", {architecture: measure_sustained_rate(kind, name, architecture, out)})
     return file
 
 
 def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:
-    """Collectives of a few sizes among processes of this machine."""
-    name = describe.known(Device.of(kind).machine()) or ("cpu-core" if kind == "cpu" else "h100-sxm")
+    """Measured collectives of a few sizes among processes of this machine."""
+    name = describe.catalog_name(Device.of(kind).machine()) or ("cpu-core" if kind == "cpu" else "h100-sxm")
     job = {
         "model": "llama3-8b",  # any: nothing of it is run
         "cluster": {"gpu": name, "gpus": members, "gpus_per_node": members},
@@ -114,9 +113,9 @@ def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:
 def measure(
     device: Device, progress: Progress, collective_rows: Sequence[MeasurementRow] = ()
 ) -> tuple[Measurement, list[Work]]:
-    """The kernels of the set, in fp32 on a core and in bf16 on a GPU; the works that the first rows are of."""
+    """Measures the set, in fp32 on a CPU core and in bf16 on a GPU. Also returns the works of the first rows."""
     dtype = "fp32" if device.kind == "cpu" else "bf16"
-    every = list(cases(device, dtype))
+    every = list(make_cases(device, dtype))
     begun = utc_now()
     rows = []
     torch.manual_seed(0)
@@ -133,10 +132,10 @@ def measure(
                 shape=_shape(case.work),
             )
         )
-    rows.append(
-        MeasurementRow(name="stream", samples=(describe.streamed(device),), quantity="bytes", instrument="bytes/s")
-    )
-    rows.append(MeasurementRow(name="host launch", samples=tuple(_launches(device)), instrument="time.perf_counter"))
+    stream = describe.measure_stream(device)
+    rows.append(MeasurementRow(name="stream", samples=(stream,), quantity="bytes", instrument="bytes/s"))
+    launches = tuple(_measure_launch(device))
+    rows.append(MeasurementRow(name="host launch", samples=launches, instrument="time.perf_counter"))
     made = Measurement(
         kind="calibration",
         title=f"calibration of {device.machine().name}",
@@ -149,8 +148,8 @@ def measure(
     return made.with_samples([*rows, *collective_rows]), [case.work for case in every]
 
 
-def _launches(device: Device) -> list[float]:
-    """Seconds of the host to issue a small operation."""
+def _measure_launch(device: Device) -> list[float]:
+    """Time of the host to launch a small operation [s]."""
     x = torch.zeros(8, device=device.torch)
     found = []
     for _ in range(20):
@@ -176,44 +175,43 @@ def _shape(work: Work) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ fits
 
 
-def fitted(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> dict[str, Any]:
-    """Fits and writes all files into `out`; which there are, and how far the set lies from its own laws."""
+def fit_all(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> dict[str, Any]:
+    """Fits and writes all files into `out`. Returns their names, and the errors of the fits."""
     out.mkdir(parents=True, exist_ok=True)
-    name = _described(measured, works, device, out)
+    name = _name_device(measured, works, device, out)
     source = f"meshcast calibrate --device {device.kind} on {measured.machine.name}, torch {measured.versions['torch']}"
-    samples = _samples(measured, works, name)
+    samples = _make_samples(measured, works, name)
     tables: Any = [Recorded(samples, source)]
     found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False)
     file = out / f"{load('gpus', name).name}.yaml"
     write(file, str(load("gpus", name).title), found.data)
-    files, told = [file], [vars(one) for one in found.libraries]
+    files, errors = [file], [vars(one) for one in found.libraries]
     links = [row for row in measured.rows if "operation" in row.shape and "members" in row.shape]
     if links:
-        told += _links(links, name, measured.machine.count, source, device, out, files)
-    return {"files": [str(one) for one in [*files, *sorted(out.glob(DEVICE))]], "libraries": told}
+        errors += _calibrate_links(links, name, measured.machine.count, source, device, out, files)
+    return {"files": [str(one) for one in [*files, *sorted(out.glob(DEVICE))]], "libraries": errors}
 
 
-def _described(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
-    """What laws and files call the device: its name in the catalog, or the file that describes it."""
-    catalogued = describe.known(measured.machine)
+def _name_device(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
+    """The device's name in the catalog; if it has none, the file that describes it, which is written."""
+    catalogued = describe.catalog_name(measured.machine)
     if catalogued:
         return catalogued
     products = [(w, r) for w, r in zip(works, measured.rows, strict=False) if isinstance(w, Gemm)]
     flops = max(work.flops / min(row.samples) for work, row in products)
     stream = next(row.samples[0] for row in measured.rows if row.name == "stream")
-    told = (
-        describe.core(measured.machine, flops, stream) if device.kind == "cpu" else describe.gpu(device, flops, stream)
-    )
+    is_cpu = device.kind == "cpu"
+    found = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
     file = out / DEVICE
     file.write_text(
-        "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(told, sort_keys=False), "utf-8"
+        "# Measured; in the form of hardware/catalog/gpus.\n" + yaml.safe_dump(found, sort_keys=False), "utf-8"
     )
     load.cache_clear()
     return str(file)
 
 
-def _samples(measured: Measurement, works: Sequence[Work], name: str) -> list[Sample]:
-    """Works of one kind together, with arrays in their numeric fields."""
+def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[Sample]:
+    """Samples of the kernels: works of one kind together, with arrays in their numeric fields."""
     gpu = load("gpus", name)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for at, work in enumerate(works):
@@ -226,7 +224,7 @@ def _samples(measured: Measurement, works: Sequence[Work], name: str) -> list[Sa
         work = kind(**dict(plain), **arrays)
         seconds = np.array([measured.rows[at].median or 0.0 for at in index])
         part = section_of(works[index[0]], gpu)  # type: ignore[arg-type]
-        library = TRAINING.get((part, gpu.architecture), "torch")
+        library = TRAINING_LIBRARIES.get((part, gpu.architecture), "torch")
         found.append(Sample(part, name, library, (work,), np.array(index), seconds, "measured"))
     return found
 
@@ -235,27 +233,27 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _links(
+def _calibrate_links(
     rows: Sequence[MeasurementRow], name: str, members: int, source: str, device: Device, out: Path, files: list[Path]
 ) -> list[dict[str, Any]]:
-    """The links between the devices that took part."""
-    library, law = ("gloo", "processes") if device.kind == "cpu" else ("nccl-tests", "")
-    samples = sent(rows, lambda count: _cluster(name, count), name, library, law)
+    """Calibrates the links between the devices that took part, and returns the errors of the fits."""
+    library, section = ("gloo", "processes") if device.kind == "cpu" else ("nccl-tests", "")
+    samples = make_samples(rows, lambda count: _cluster(name, count), name, library, section)
     if device.kind == "cpu":
         file = out / f"{PROCESSES}.yaml"
-        data, told = _processes(samples, source)
+        data, errors = _fit_processes(samples, source)
         write(file, "processes of one host, as gloo joins them", {"processes": data})
         files.append(file)
-        return [told]
-    told_all: list[dict[str, Any]] = []
+        return [errors]
+    every: list[dict[str, Any]] = []
     tables: Any = [Recorded(samples, source)]
     for family in collectives.names(tables):
         found = collectives.calibrate(Calibration.shipped(), tables, family, leave_out=False)
         file = out / f"{family}.yaml"
         write(file, collectives.title(family), found.data)
         files.append(file)
-        told_all += [vars(one) for one in found.libraries]
-    return told_all
+        every += [vars(one) for one in found.libraries]
+    return every
 
 
 def _cluster(name: str, members: int) -> Cluster:
@@ -266,26 +264,27 @@ def _cluster(name: str, members: int) -> Cluster:
     ).cluster()
 
 
-def _processes(samples: Sequence[Sent], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The law of gloo's processes, fitted to all operations at once."""
+def _fit_processes(samples: Sequence[CollectiveSample], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The section of gloo's processes, fitted to all operations at once, and its errors."""
 
-    def by(sample: Sent, law: Any) -> tuple[np.ndarray, np.ndarray]:
-        link = LinkLaw(law, law, law)
-        return predict(sample, Laws(link, link, None))  # type: ignore[arg-type]
+    def seconds_by(sample: CollectiveSample, model: Any) -> tuple[np.ndarray, np.ndarray]:
+        link = LinkCostModels(model, model, model)
+        return predict(sample, TierCostModels(link, link, None))  # type: ignore[arg-type]
 
-    found = fit(ProcessLaw, samples, lambda sample, law: by(sample, law)[0])
-    prices = [by(sample, found.law(ProcessLaw, "gloo")) for sample in samples]
+    found = fit(ProcessCostModel, samples, lambda sample, model: seconds_by(sample, model)[0])
+    prices = [seconds_by(sample, found.make_model(ProcessCostModel, "gloo")) for sample in samples]
     predicted, launch = (np.concatenate(column) for column in zip(*prices, strict=True))
     seconds = np.concatenate([sample.seconds for sample in samples])
-    own = spreads(predicted, seconds, launch)
+    own = find_sigmas(predicted, seconds, launch)
     rows = len(seconds)
-    made = section(ProcessLaw, found, {"gloo": own}, {"any": own}, {"gloo": rows}, {"gloo": "any"}, {"gloo": source})
+    by_library: tuple[Any, ...] = ({"gloo": rows}, {"gloo": "any"}, {"gloo": source})
+    made = make_section(ProcessCostModel, found, {"gloo": own}, {"any": own}, *by_library)
     far = np.abs(predicted / seconds - 1)
-    told = {
+    errors = {
         "section": "processes",
         "library": "gloo",
         "rows": rows,
         "median": float(np.median(far)),
         "p90": float(np.quantile(far, 0.9)),
     }
-    return made, told
+    return made, errors

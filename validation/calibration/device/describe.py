@@ -1,4 +1,4 @@
-"""What the device at hand is, in the words of the catalog: a file like those of its GPUs."""
+"""Describes the device at hand as a file of the catalog describes a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from validation.measurements.device import Device, Machine
 from validation.measurements.measurement import utc_now
 
 LARGE = 128 * 2**20
-"""Bytes whose scaling in place tells the speed of the memory: far beyond any cache."""
+"""Bytes that are scaled in place to measure the memory bandwidth: far more than any cache holds."""
 
 KNOWN = {
     "NVIDIA H100 80GB HBM3": "h100-sxm",
@@ -37,14 +37,14 @@ KNOWN = {
     "Tesla V100-SXM2-16GB": "v100-sxm2-16",
     "Tesla V100-SXM2-32GB": "v100-sxm2-32",
 }
-"""Names in the catalog by those that torch.cuda.get_device_name tells; recalled, not checked on each GPU."""
+"""Names in the catalog by those of torch.cuda.get_device_name; recalled, not checked on each GPU."""
 
 ARCHITECTURES = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell"}
 """By the first number of the compute capability; 8.9 is ada."""
 
 
-def known(machine: Machine) -> str:
-    """The catalog's name of a GPU, "" where it has none."""
+def catalog_name(machine: Machine) -> str:
+    """The name of a GPU in the catalog, "" if it has none."""
     name = KNOWN.get(machine.name, "")
     assert not name or name in gpus()
     return name
@@ -78,7 +78,7 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
 
 
 def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
-    """A GPU that is in no catalog. Its peaks are what it reached, so its calibration's shares are of that."""
+    """The description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
     machine, properties = device.machine(), torch.cuda.get_device_properties(device.index)
     told = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
@@ -97,8 +97,8 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
     }
 
 
-def streamed(device: Device) -> float:
-    """Bytes/s of a long tensor scaled in place, read and written: nothing is fetched only to be written over."""
+def measure_stream(device: Device) -> float:
+    """Rate at which a long tensor is scaled in place, reads and writes in sum [bytes/s]: no write allocates."""
     tensor = torch.ones(LARGE // 4, device=device.torch)
     return 2 * LARGE / _middle(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
 
@@ -108,7 +108,7 @@ def _middle(samples: Sequence[float]) -> float:
 
 
 def _cache() -> int:
-    """Bytes of the last-level cache that a core reaches; 0 where the system does not tell."""
+    """Size of the last-level cache that a core reaches [bytes]; 0 if the system does not say."""
     places = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     sizes = [file.read_text().strip() for file in places]
     units = {"K": 2**10, "M": 2**20}
@@ -116,7 +116,7 @@ def _cache() -> int:
 
 
 def _clock() -> float:
-    """Of the first core now [Hz]; 0 where the system does not tell."""
+    """Clock of the first core now [Hz]; 0 if the system does not say."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     told = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]

@@ -1,6 +1,6 @@
-"""The small fixed set of kernels that a device is calibrated with.
+"""The fixed set of kernels that a device is calibrated with.
 
-Sizes lie between those of models, so that no model's own kernels are fitted: products around odd multiples of 64,
+Sizes lie between those of models, so that no model's own kernels are fitted: GEMMs around odd multiples of 64,
 sequences that no preset has. Memory-bound kernels are those of the reference trainer.
 """
 
@@ -23,15 +23,22 @@ Run = Callable[[], Any]
 
 
 class Case(NamedTuple):
-    """A kernel, and what makes its operands and then runs it."""
+    """A kernel: its work, and a function that makes its operands and returns a function that runs it."""
 
     work: Work
     make: Callable[[], Run]
 
 
 class Sizes(NamedTuple):
-    """rows: tokens of products. weights: (n, k). heads: (samples, positions, heads, key heads, width). streams: (rows,
-    columns) of memory-bound kernels. logits: (tokens, columns)."""
+    """Sizes of the set.
+
+    Attributes:
+        rows: tokens of GEMMs.
+        weights: (n, k) of GEMMs.
+        heads: (samples, positions, heads, key heads, width) of attention.
+        streams: (rows, columns) of memory-bound kernels.
+        logits: (tokens, columns) of the loss.
+    """
 
     rows: tuple[int, ...]
     weights: tuple[tuple[int, int], ...]
@@ -59,12 +66,12 @@ SIZES = {
 """By kind of device."""
 
 
-def cases(device: Device, dtype: str) -> Iterator[Case]:
-    """All kernels of the set, in `dtype`."""
+def make_cases(device: Device, dtype: str) -> Iterator[Case]:
+    """All kernels of the set in `dtype`."""
     sizes = SIZES[device.kind]
     of = _Maker(device, dtype)
     for m, (n, k) in product(sizes.rows, sizes.weights):
-        yield from of.products(m, n, k)
+        yield from of.gemms(m, n, k)
     for shape in sizes.heads:
         yield from of.attention(*shape)
     for rows, columns in sizes.streams:
@@ -81,8 +88,8 @@ class _Maker:
         made = torch.randn(shape, dtype=self.device.dtype(self.dtype), device=self.device.torch)
         return made.requires_grad_(grad)
 
-    def products(self, m: int, n: int, k: int) -> Iterator[Case]:
-        """Forward, the gradient of the input, the gradient of the weight."""
+    def gemms(self, m: int, n: int, k: int) -> Iterator[Case]:
+        """The forward GEMM and the gradients of input and weight."""
 
         def forward() -> Run:
             x, weight = self._new(m, k), self._new(n, k)
@@ -101,7 +108,7 @@ class _Maker:
         yield Case(Gemm(n, k, m, 1, self.dtype, "nt", out_dtype=self.dtype), of_weight)
 
     def attention(self, b: int, s: int, heads: int, keys: int, width: int) -> Iterator[Case]:
-        """Forward and backward of causal attention."""
+        """Causal attention forward and backward."""
 
         def inputs(grad: bool) -> list[torch.Tensor]:
             return [self._new(b, s, n, width).transpose(1, 2).requires_grad_(grad) for n in (heads, keys, keys)]
@@ -116,7 +123,7 @@ class _Maker:
         yield Case(back, lambda: _backward(functions.attention, inputs(True)))
 
     def streams(self, rows: int, columns: int) -> Iterator[Case]:
-        """Norms, activations, rope, additions, gathers, the optimizer, over so many rows and columns."""
+        """Norms, activations, rope, additions, gathers and the optimizer."""
         size = rows * columns * BYTES[self.dtype]
 
         def of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[bool], Callable[[], Run]]:
@@ -150,7 +157,7 @@ class _Maker:
         yield self._adam(rows, columns)
 
     def _rope(self, rows: int, columns: int) -> Iterator[Case]:
-        """Queries and as many keys and values, of which the first two are turned."""
+        """Rotary embeddings of queries and keys, beside values of the same width."""
         heads = columns // 64
         table = functions.rope_table(rows, 64, 1e4, self.device.torch)
         size = 2 * rows * heads * 64 * BYTES[self.dtype]
@@ -177,7 +184,7 @@ class _Maker:
         return make
 
     def _adam(self, rows: int, columns: int) -> Case:
-        """A fused step over fp32 weights: gradient, weight and two moments are read, all but the gradient written."""
+        """A fused Adam step on fp32 weights: reads gradient, weight and two moments, writes all but the gradient."""
         size = rows * columns
 
         def make() -> Run:
@@ -189,7 +196,7 @@ class _Maker:
         return Case(Memory("adam", 16 * size, 12 * size), make)
 
     def loss(self, tokens: int, columns: int) -> Iterator[Case]:
-        """Cross-entropy forward; its backward pass writes over what it kept, and is a stream."""
+        """Cross-entropy forward; its backward pass overwrites what it kept, and is a stream."""
 
         def make() -> Run:
             targets, group = torch.randint(0, columns, (1, tokens), device=self.device.torch), TensorGroup()
@@ -201,7 +208,7 @@ class _Maker:
 
 
 def _backward(function: Callable[..., Any], given: list[torch.Tensor]) -> Run:
-    """The backward pass alone, over and over."""
+    """Runs the backward pass alone."""
     out = function(*given)
     grad = torch.randn_like(out)
     return lambda: torch.autograd.grad(out, given, grad, retain_graph=True)

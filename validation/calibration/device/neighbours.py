@@ -1,4 +1,4 @@
-"""Company for a core that is measured: in training all cores of a host compute, and share its caches and power."""
+"""Background load while one core is measured: in training all cores of a host compute, and share caches and power."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from validation.distributed.launch import environment
 
 SIZES = (256, 512, 1408)
-"""Of the products that they compute: operands of some MB."""
+"""m, k, n of the GEMMs that the processes run: operands of some MB."""
 
 
 @contextmanager
-def neighbours(count: int) -> Iterator[None]:
-    """While it lasts, so many processes compute products without end."""
+def run_neighbours(count: int) -> Iterator[None]:
+    """Runs `count` processes that compute GEMMs for as long as the context lasts."""
     command = [sys.executable, "-m", "validation.calibration.device.neighbours"]
     running = [subprocess.Popen(command, env=environment("cpu")) for _ in range(count)]
     try:
@@ -27,7 +27,7 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Never ends by itself, but where whoever started it is gone."""
+    """Computes GEMMs until the parent process is gone."""
     import os
 
     import torch

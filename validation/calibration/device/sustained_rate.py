@@ -1,8 +1,8 @@
-"""What a training step takes off the rates of kernels that were measured alone, on the machine at hand.
+"""Measures the sustained rate of kernels in a training step on this machine, against kernels measured alone.
 
-In a step operands come from far, weights above all, caches hold what others left, and a GPU draws all its power. A
-small model, of sizes that no other has, is trained for some steps; a trace of one says how much of it was products and
-attention. Their rate against that of the kernels alone is what `Calibration.sustained_rate` reads.
+In a step operands are not in the caches, which hold what other kernels left, and a GPU reaches its power limit. A small
+model, of sizes that no preset has, is trained for some steps; the trace of one shows the time of GEMMs and attention.
+Their rate against that of the kernels alone is what `Calibration.sustained_rate` reads.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "cpu": {"layers": 3, "hidden": 448, "ffn": 1216, "heads": 7, "kv_heads": 7, "vocab": 5120, "seq": 192},
     "cuda": {"layers": 6, "hidden": 2816, "ffn": 7552, "heads": 22, "kv_heads": 22, "vocab": 40960, "seq": 3072},
 }
-"""Of the llama family, by kind of device."""
+"""Models of the llama family, by kind of device."""
 
-PRODUCTS = ("gemm", "attention")
-SPREAD = 0.05
-"""Between steps of different models on one machine: as of `simulator/costs/calibration/steps.yaml`."""
+GEMM_KINDS = ("gemm", "attention")
+SIGMA = 0.05
+"""Between steps of different models on one machine, as in `simulator/costs/calibration/steps.yaml`."""
 
 
-def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]:
+def measure_sustained_rate(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]:
     """The entry of this architecture in ``steps.yaml``.
 
     gpu: its name in the catalog, or its file. out: the folder with the calibration of its kernels.
@@ -48,20 +48,20 @@ def stepped(kind: str, gpu: str, architecture: str, out: Path) -> dict[str, Any]
             job, kind, place / "step.json", 15, 4, out, check=False, trace=trace, progress=lambda line: None
         )
         seen = compare_step(kineto.read(trace), Forecaster("calibration", job, out).report)
-    products = [line for line in seen.lines if line.kind in PRODUCTS]
-    real = sum(line.real for line in products)
-    simulated = sum(line.simulated for line in products)
+    lines = [line for line in seen.lines if line.kind in GEMM_KINDS]
+    real = sum(line.real for line in lines)
+    simulated = sum(line.simulated for line in lines)
     old = Calibration.from_folder(out).sustained_rate(architecture)
-    told = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
+    source = f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model"
     return {
-        "sustained": _entry(old * simulated / real, "rate of GEMMs and attention in a training step", told),
+        "sustained": _entry(old * simulated / real, "rate of GEMMs and attention in a training step", source),
     }
 
 
 def _entry(value: float, what: str, source: str) -> dict[str, Any]:
     return {
         "value": float(f"{value:.4g}"),
-        "spread": SPREAD,
+        "sigma": SIGMA,
         "rows": 1,
         "meaning": f"{what} against the same kernel alone",
         "source": source,

@@ -1,1 +1,1 @@
-"""Tables of measured kernels: readers, predictions, calibrations."""
+"""Calibration of GPUs: tables of measured kernels, their forecasts, and fits."""

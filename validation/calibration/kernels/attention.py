@@ -1,4 +1,4 @@
-"""Tables of fused attention: prompts in serving programs, and forward and backward passes of training kernels."""
+"""Reads tables of fused attention: prompts in serving programs, and forward and backward passes in training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
 PROMPTS = frozenset({"gpu", "batch", "seq", "heads", "kv_heads", "head_dim", "dtype", "causal", "time_us", "source"})
 PASSES = PROMPTS - {"head_dim"} | {"pass", "qk_head_dim", "v_head_dim"}
 COLUMNS = (PROMPTS, PASSES)
-"""Columns that tell the two formats."""
+"""Columns that identify the two formats."""
 OPTIONAL = frozenset({"pass"})
 
 LIBRARIES = (
@@ -42,7 +42,7 @@ LIBRARIES = (
     (r"\(FlashAttention-3|, FlashAttention-3|tritonbench FA3", "flash-3"),
     (r"FlashAttention-2", "flash-2"),
 )
-"""Whose kernels they are, by what their source contains; of several, the first."""
+"""Libraries, by patterns of sources; the first match counts."""
 
 WIDTHS = (
     (r"tensorrt-llm", "hopper", "bf16", (64, 128, 192, 256)),
@@ -50,8 +50,8 @@ WIDTHS = (
     (r"tensorrt-llm|trtllm-gen|flashinfer|triton", "", "", (64, 128, 256, 512)),
     (r"flash-", "", "", (64, 96, 128, 192, 256)),
 )
-"""Widths of heads that kernels exist for, others being filled up with zeros: by library, architecture and format. Heads
-with another width for values than for keys have kernels of their own."""
+"""Head widths that kernels exist for, by library, architecture and format; other heads are padded with zeros. Heads
+whose values have another width than their keys have kernels of their own."""
 
 OTHERS = (
     (r"tensorrt-llm-encoder", "blackwell", lambda width: width % 16 != 0, "-older"),
@@ -59,22 +59,22 @@ OTHERS = (
     (r"triton-sglang-encoder", "", lambda width: width % 16 != 0, "-unaligned"),
     (r"triton-sglang-encoder", "", lambda width: width & (width - 1) != 0, "-masked"),
 )
-"""Widths that other kernels of the same program work on, and how those are called here: TensorRT-LLM's older kernels,
+"""Head widths that a program runs with other kernels, and the suffix of their library: TensorRT-LLM's older kernels,
 FlashInfer's blocks of 64 queries instead of 128 (FA2DetermineCtaTileQ in its utils.cuh), and Triton's masked loads,
 which are narrow where Triton cannot rely on multiples of 16."""
 
 TOKENS = 8192
-"""Positions of a batch from which on a forward pass is as long as in training."""
+"""Tokens of a batch from which on a forward pass is as long as in training."""
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
 TOLD = {"qk": "the width of heads", "v": "the width of values"}
-"""Columns that are called otherwise in tables."""
+"""Columns in the words of errors."""
 PARTS = {"fwd": (False,), "bwd": (True,), "fwd_bwd": (False, True)}
-"""The passes that a row timed, and whether they are backward ones."""
+"""The passes of a row, by the column `pass`: whether each is a backward pass."""
 
 
 def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
-    """Samples, and why the other rows have no price."""
+    """Samples, and the reasons of rows that cannot be priced."""
     rows = table.reset_index(drop=True).rename(columns={"qk_head_dim": "qk", "v_head_dim": "v"})
     if "head_dim" in rows:
         rows = rows.assign(qk=rows["head_dim"], v=rows["head_dim"])
@@ -95,7 +95,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
 
 
 def library(source: str, gpu: str, dtype: str, width: int) -> str:
-    """Whose kernels a source measured, "" for one that is not known."""
+    """The library that a source measured, "" if it is unknown."""
     name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
     architecture = _gpu(gpu).architecture
     for pattern, where, concerned, other in OTHERS:
@@ -106,7 +106,7 @@ def library(source: str, gpu: str, dtype: str, width: int) -> str:
 
 
 def _refusal(row: dict[str, Any]) -> str:
-    """Why no law can price a row, "" if one can."""
+    """The reason why a row cannot be priced, "" if it can."""
     gpu, dtype = str(row["gpu"]), DTYPES.get(str(row["dtype"]), "")
     if gpu not in GPUS:
         return f"the GPU {gpu} is not known"
@@ -128,7 +128,7 @@ def _refusal(row: dict[str, Any]) -> str:
 
 
 def _sample(rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, passes: tuple[bool, ...]) -> Sample:
-    """Rows of one library, format and mask."""
+    """The sample of the rows of one library, format and mask."""
     sizes = {key: rows[key].to_numpy(float) for key in ("batch", "seq", "heads", "kv_heads", "qk", "v")}
     batch, positions, heads, kv_heads, qk, v = sizes.values()
     wide, deep = (np.where(qk == v, _width(name, gpu, dtype, each), each) for each in (qk, v))
@@ -144,7 +144,7 @@ def _sample(rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, p
     elif name.endswith("-fp8"):
         parts.append(Memory("cast", 2 * queries, written * queries))  # type: ignore[arg-type]
     elif name == "triton-sglang-encoder":
-        parts.append(Memory("add", _fetched(load("gpus", gpu), *sizes.values()), 0))  # type: ignore[arg-type]
+        parts.append(Memory("add", _refetched_bytes(load("gpus", gpu), *sizes.values()), 0))  # type: ignore[arg-type]
     every = np.ones(len(rows), bool)
     classes = {"all": every} | ({"backward": every} if any(passes) else {"forward-8k": batch * positions >= TOKENS})
     kind = "backward" if any(passes) else "fp8" if dtype == "fp8" else "bf16"
@@ -152,11 +152,11 @@ def _sample(rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, p
     return Sample("attention", gpu, name, tuple(parts), rows.index.to_numpy(), seconds, kind, classes)
 
 
-def _fetched(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk: Any, v: Any) -> np.ndarray:
-    """Bytes of keys and values that Triton's kernel for encoders fetches beyond the first time.
+def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk: Any, v: Any) -> np.ndarray:
+    """Bytes of keys and values that Triton's kernel for encoders fetches more than once.
 
-    Its grid counts sequences first, then heads, then blocks of 64 queries. If keys and values do not all fit into the
-    L2, they come from memory for each round of blocks, of which three run on a multiprocessor at a time.
+    Its grid runs over sequences first, then heads, then blocks of 64 queries. If keys and values do not all fit into
+    the L2, they come from memory for each round of blocks, of which three run on a multiprocessor at a time.
     """
     kept = 2 * batch * kv_heads * positions * (qk + v)
     together = np.maximum(3 * gpu.multiprocessors / (batch * heads), 1)
@@ -164,7 +164,7 @@ def _fetched(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk
 
 
 def _width(name: str, gpu: str, dtype: str, width: np.ndarray) -> np.ndarray:
-    """Of heads as the kernels of a library compute them."""
+    """Head widths as the kernels of a library compute them."""
     architecture = load("gpus", gpu).architecture
     for pattern, where, number, known in WIDTHS:
         if re.match(pattern, name) and where in architecture and number in dtype:
@@ -175,5 +175,5 @@ def _width(name: str, gpu: str, dtype: str, width: np.ndarray) -> np.ndarray:
 
 @cache
 def _gpu(name: str) -> GPU:
-    """By its name in tables."""
+    """A GPU by its name in tables."""
     return load("gpus", GPUS[name])

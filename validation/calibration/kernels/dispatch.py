@@ -1,4 +1,4 @@
-"""Tables of token dispatch and combination among the ranks of experts."""
+"""Reads tables of token dispatch and combine among the ranks of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.costs.collectives.dispatch import Dispatch
 from validation.calibration.kernels.sample import GPUS, Sample
 
 COLUMNS = (frozenset({"gpu", "library", "op", "gpus", "tokens_per_rank", "hidden", "topk", "num_experts", "time_us"}),)
-"""Columns that tell the format."""
+"""Columns that identify the format."""
 OPTIONAL = frozenset({"nodes", "sms", "dtype"})
 
 LIBRARIES = (
@@ -23,23 +23,23 @@ LIBRARIES = (
     (r"trtllm.*OneSided", "tensorrt-llm-one-sided"),
     (r"trtllm.*TwoSided", "tensorrt-llm-two-sided"),
 )
-"""Programs, by what the column `library` contains."""
+"""Libraries, by patterns of the column `library`."""
 
 OPERATIONS = {"dispatch": "dispatch", "combine": "combine", "combine_low_precision": "combine", "prepare": "prepare"}
 DTYPES = {"fp8": "fp8", "bf16": "bf16", "bfloat16": "bf16", "float16": "fp16", "nvfp4": "fp4"}
 
 DEGRADED = re.compile("identical table")
 """A source whose calls over eight nodes move 5 to 17 GB/s per port, less than half of what the same calls reach over
-four nodes and low-latency ones over eight: nobody's in particular, so that nothing is fitted to them."""
+four nodes and low-latency ones over eight: their library is left open, so that nothing is fitted to them."""
 
 PORT = "infiniband-ndr"
-"""Of every GPU in a table: none says it, and all that span nodes had 400 Gb/s for each GPU."""
+"""Network port of every GPU in a table: none states it, and all that span nodes had 400 Gb/s for each GPU."""
 
 WHOLE = ("gpus", "tokens_per_rank", "hidden", "topk", "num_experts")
 
 
 def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
-    """Samples, and why the other rows have no price."""
+    """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     table = table.assign(**{name: table.get(name) for name in ("nodes", "sms", "dtype", "source")})
     for name in (*WHOLE, "nodes", "sms", "time_us"):
@@ -63,14 +63,14 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
 
 
 def library(program: str) -> str:
-    """The library that a table's `library` stands for, "" for one that is not known."""
+    """The library that the column `library` names, "" if it is unknown."""
     return next((name for pattern, name in LIBRARIES if re.search(pattern, str(program))), "")
 
 
-def links(gpu: str) -> tuple[Link, Link]:
-    """The link that joins GPUs of this name in a node, and the port of each to the network."""
-    told = load("gpus", gpu)
-    return load("links", told.scale_up or told.host.name), load("links", PORT)
+def links_of(gpu: str) -> tuple[Link, Link]:
+    """The link that joins GPUs of this name within a node, and the port of each to the network."""
+    found = load("gpus", gpu)
+    return load("links", found.scale_up or found.host.name), load("links", PORT)
 
 
 def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows: pd.DataFrame) -> Dispatch:
@@ -79,9 +79,9 @@ def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows
     sms: Any = np.full(len(rows), float(all_of_them))
     low_latency = name == "deepep-low-latency"
     if low_latency:
-        # As many warp groups of a multiprocessor as give each expert one (DeepEP, csrc/kernels/internode_ll.cu).
+        # A multiprocessor has enough warp groups for one an expert (DeepEP, csrc/kernels/internode_ll.cu).
         sms = np.ceil(experts / np.ceil(experts / all_of_them))
-    told: Any = rows["sms"].to_numpy()
+    stated: Any = rows["sms"].to_numpy()
     low = DTYPES[dtype]
     return Dispatch(
         OPERATIONS[op],
@@ -91,11 +91,11 @@ def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows
         experts,
         ranks,
         nodes,
-        # What comes back has been added up, in 16 bits unless the operation says otherwise.
+        # Results come back added up, in 16 bits unless the operation says otherwise.
         "bf16" if op == "combine" and low != "fp16" else low,
-        np.where(told > 0, told, sms),
-        once=not low_latency,
-        even=name.startswith("tensorrt"),
+        np.where(stated > 0, stated, sms),
+        deduplicated=not low_latency,
+        balanced=name.startswith("tensorrt"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables of kernels bound by memory: the elementwise kernels of models, and streams."""
+"""Reads tables of memory-bound kernels: elementwise kernels of models, and streams."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from validation.calibration.kernels.sample import GPUS, Sample
 KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
 STREAMS = frozenset({"gpu", "op", "TBps", "source"})
 COLUMNS = (KERNELS, STREAMS)
-"""Columns that tell the two formats."""
+"""Columns that identify the two formats."""
 
 LIBRARIES = (
     (r"vidur", "vllm"),
     (r"trtllm|TensorRT", "tensorrt-llm"),
     (r"BabelStream", "babelstream"),
 )
-"""Whose kernels they are, by what their source contains."""
+"""Libraries, by patterns of sources."""
 
 WORK = {
     "norm": "norm",
@@ -33,20 +33,20 @@ WORK = {
     "amax_reduce": "amax",
     "cast_bf16_to_fp8": "cast",
 }
-"""The name of a table's operation in `simulator.ir.ops.Memory`."""
+"""Kinds of `simulator.ir.ops.Memory`, by the operations of tables."""
 
 ARRAY = 2**28
-"""Bytes of one array of BabelStream, by its defaults."""
+"""Default size of an array of BabelStream [bytes]."""
 ARRAYS = {"copy": (1, 1), "mul": (1, 1), "add": (2, 1), "triad": (2, 1), "dot": (2, 0)}
-"""How many arrays of BabelStream are read and written."""
+"""Arrays that a stream of BabelStream reads and writes."""
 
 LARGE = 16e6
-"""Bytes of kernels above which launches count little."""
+"""Traffic above which the launch matters little [bytes]."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is the same in both formats: columns of numbers, and why rows have no price."""
+    """What both formats have in common: columns of numbers, and reasons of rows that cannot be priced."""
 
     read: np.ndarray
     written: np.ndarray
@@ -55,7 +55,7 @@ class _Rows:
 
 
 def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
-    """Samples, and why the other rows have no price."""
+    """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     rows = _kernels(table) if set(table.columns) >= KERNELS else _streams(table)
     refused = {at: f"the GPU {gpu} is not known" for at, gpu in enumerate(table["gpu"]) if gpu not in GPUS}
@@ -75,7 +75,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
 
 
 def library(source: str) -> str:
-    """Whose kernels a source measured, "" for one that is not known."""
+    """The library that a source measured, "" if it is unknown."""
     return next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
 
 

@@ -1,12 +1,12 @@
-"""Tables of grouped matrix products, and of whole expert blocks.
+"""Reads tables of grouped GEMMs, and of whole expert blocks.
 
-A block is one rank's permute, up and gate product, activation, down product and unpermute, in a CUDA graph and without
-communication. Its `num_tokens` counts the tokens of all `ep` ranks; routing.py says how many rows each expert of the
-measured rank gets from them. Tables leave open which kernels a program fuses; that is known of the programs:
+A block is one rank's permute, up and gate GEMM, activation, down GEMM and unpermute, in a CUDA graph and without
+communication. Its `num_tokens` counts the tokens of all `ep` ranks; routing.py computes the rows of each expert of the
+measured rank. Tables do not state which kernels a program fuses; that is known of the programs:
 
-- trtllm-gen gathers the rows while it multiplies, and in bf16 it activates them in the same kernel; with 8-bit operands
-  its other kernels walk over the places of all tokens, also of those that another rank's experts have chosen.
-- all others permute, activate and unpermute in kernels of their own; fp8 operands are quantised on the way.
+- trtllm-gen gathers rows within the GEMM, and in bf16 computes the activation there as well; with 8-bit operands its
+  other kernels process the rows of all tokens, also of those that experts of other ranks get.
+- all others permute, activate and unpermute in separate kernels; fp8 operands are quantised on the way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
 BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
 PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})
 COLUMNS = (BLOCKS, PRODUCTS)
-"""Columns that tell the two formats."""
+"""Columns that identify the two formats."""
 OPTIONAL = frozenset({"hidden", "inter", "tp", "gated", "n", "k", "accumulate"})
 
 LIBRARIES = (
@@ -37,37 +37,37 @@ LIBRARIES = (
     (r"moe_torch_flow", "cutlass"),
     (r"SimuMax|Transformer ?Engine", "transformer-engine"),
 )
-"""Whose kernels they are, by what their source contains."""
+"""Libraries, by patterns of sources."""
 
 UNTUNED = "triton"
 LEAST = 4096
-"""The class "tuned-4k": at least so many tokens, of a program that tunes its kernels to the shape.
+"""Least tokens of the class "tuned-4k", of programs that tune their kernels to the shape.
 
-The class "own-4k": those of them whose kernels were tuned for the model itself. The benchmark of TensorRT-LLM keeps
+The class "own-4k" has those of them whose kernels were tuned for the model itself. The benchmark of TensorRT-LLM keeps
 tuned kernels in files named by number format, hidden, inter / tp and num_experts / ep. Where two models of a table
-share a name, the one that came second found no entry of its own and ran an untuned kernel, at a fifth of the rate;
-which one that was is not told (collector/trtllm/collect_moe.py in ai-dynamo/aiconfigurator @095f58a51c4c).
+share a name, the second one found no entry of its own and ran an untuned kernel, at a fifth of the rate; the table does
+not say which one that was (collector/trtllm/collect_moe.py in ai-dynamo/aiconfigurator @095f58a51c4c).
 """
 CACHED = r"moe_torch_flow_(?:cutlass|nongated)"
-"""Sources that use these files. DeepGEMM (fp8_block) has nothing to tune."""
+"""Sources that use these files. DeepGEMM (fp8_block) is not tuned."""
 
 SIZES = ("num_tokens", "hidden", "inter", "topk", "num_experts", "tp", "ep", "gated")
 SHAPE = ("groups", "m_per_group", "n", "k")
 PASSES = ("fwd", "dgrad", "wgrad")
 
 ROUTED = 16
-"""Most choices of a token that TensorRT-LLM finds in one kernel; for more, PyTorch goes through the logits again and
-again (tensorrt_llm/_torch/modules/fused_moe/routing.py)."""
+"""Most experts of a token that TensorRT-LLM selects in one kernel; for more, PyTorch reads the logits once for each
+(tensorrt_llm/_torch/modules/fused_moe/routing.py)."""
 
 INDEX = 8
-"""Bytes of the number of an expert and its weight."""
+"""Bytes of an expert's index and its weight."""
 
 SIZES_OF_GROUPS = 8
-"""How many sizes of groups a row's experts are sorted into."""
+"""Number of group sizes that the experts of a row are sorted into."""
 
 
 def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
-    """Samples, and why the other rows have no price."""
+    """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     blocks = set(table.columns) >= BLOCKS
     names = SIZES if blocks else SHAPE
@@ -89,13 +89,13 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
 
 
 def library(source: str, dtype: str) -> str:
-    """Whose kernels a source measured, "" for one that is not known. Those of 8-bit operands are others."""
+    """The library that a source measured, "" if it is unknown. Kernels of 8-bit operands are a library of their own."""
     name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
     return name and name + {"fp8": "-fp8", "fp8_block": "-fp8-block"}.get(dtype, "")
 
 
 def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
-    """Expert blocks of one GPU, library and number format."""
+    """The sample of the expert blocks of one GPU, library and number format."""
     dtype = rows["dtype"].iloc[0]
     form, wide = DTYPES[dtype], BYTES["bf16"]
     operand = BYTES[form]
@@ -124,7 +124,7 @@ def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
 
 
 def _groups(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """How many experts of which size the measured rank has: sizes x rows."""
+    """Numbers of experts on the measured rank and their loads: sizes x rows each."""
     counts, sizes = np.zeros((2, SIZES_OF_GROUPS, len(rows)))
     asked = zip(*(rows[name] for name in ("distribution", "num_tokens", "topk", "num_experts", "ep")), strict=True)
     for column, (distribution, *where) in enumerate(asked):
@@ -135,7 +135,7 @@ def _groups(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
-    """Grouped products of one GPU, library, number format and pass."""
+    """The sample of the grouped GEMMs of one GPU, library, number format and pass."""
     groups, m, n, k = (rows[name].to_numpy(float) for name in SHAPE)
     first = rows.iloc[0]
     form, out, accumulate = DTYPES[first["dtype"]], first["out_dtype"], _true(first.get("accumulate"))
@@ -167,7 +167,7 @@ def _true(cell: object) -> bool:
 def _results(table: pd.DataFrame) -> list[str]:
     """The number format of each result.
 
-    SimuMax names that of outputs, also where a gradient is added to a main gradient of another one: its lists come
+    SimuMax states that of outputs, also where a gradient is added to a main gradient in another format: its lists come
     first with main gradients in fp32, then again in bf16.
     """
     found: list[str] = []
@@ -183,7 +183,7 @@ def _results(table: pd.DataFrame) -> list[str]:
 
 
 def _shared(rows: pd.DataFrame) -> pd.Series:
-    """Whether another model of the table may have tuned the kernels of a row."""
+    """Whether the kernels of a row may have been tuned for another model of the table."""
     models: dict[tuple[float, ...], set[tuple[float, float]]] = {}
     split = [(tp, ep) for tp in set(rows["tp"]) for ep in set(rows["ep"])]
     most = (rows["tp"] * rows["ep"]).max()
@@ -197,7 +197,7 @@ def _shared(rows: pd.DataFrame) -> pd.Series:
 
 
 def _refused(table: pd.DataFrame, names: tuple[str, ...]) -> dict[int, str]:
-    """What can be wrong in both formats."""
+    """Reasons of rows that cannot be priced, in both formats."""
     refused = {}
     for at, row in enumerate(table.to_dict("records")):
         if row["gpu"] not in GPUS:
@@ -225,7 +225,7 @@ def _no_blocks(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
         elif row["num_experts"] % row["ep"] or row["inter"] % row["tp"]:
             shares = f"{row['num_experts']:g} by ep {row['ep']:g}, or inter {row['inter']:g} by tp {row['tp']:g}"
             refused[at] = f"num_experts cannot be divided evenly: {shares}"
-        elif not routing.known(row["distribution"]):
+        elif not routing.is_supported(row["distribution"]):
             refused[at] = f"the distribution {row['distribution']} is not known"
     return refused
 
@@ -243,7 +243,7 @@ def _no_products(table: pd.DataFrame, known: dict[int, str]) -> dict[int, str]:
 
 
 def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:
-    """A column as numbers; what a table lacks is not one, but blocks are gated unless it says otherwise."""
+    """A column as numbers, NaN if the table lacks it; blocks are gated unless the table says otherwise."""
     if name not in table:
         return np.full(len(table), 1.0 if name == "gated" else np.nan)
     return pd.to_numeric(table[name], errors="coerce").to_numpy(float)

@@ -1,7 +1,7 @@
-"""Tables of dense matrix products: of inference (m tokens by a weight of n x k) and of training, by layout.
+"""Reads tables of dense GEMMs: of inference (m tokens by a weight of n x k) and of training, by layout.
 
-Times of inference in 8 bits hold the kernels that quantise the activation: they are parts of a row. Tables of kernels
-alone say so in their source.
+Times of inference in 8 bits include the kernels that quantise the activation: they are parts of a row. Sources that
+measured the GEMM alone are listed in `ALONE`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
 PRODUCTS = frozenset({"gpu", "dtype", "m", "n", "k", "time_us", "source"})
 LAYOUTS = PRODUCTS | {"batch", "layout", "accumulate", "out_dtype"}
 COLUMNS = (PRODUCTS, LAYOUTS)
-"""Columns that tell the two formats."""
+"""Columns that identify the two formats."""
 
 LIBRARIES = (
     (r"trtllm|TensorRT", "tensorrt-llm"),
@@ -32,9 +32,9 @@ LIBRARIES = (
     (r"cuBLAS", "cublas"),
     (r"ThunderKittens", "thunderkittens"),
 )
-"""Whose kernels they are, by what their source contains."""
+"""Libraries, by patterns of sources."""
 ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens"
-"""Sources of 8-bit products whose activation was quantised before."""
+"""Sources of 8-bit GEMMs whose activation was quantised before."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
 """Least m, n and k of the class "large"."""
@@ -42,7 +42,14 @@ LARGE = 1024
 
 @dataclass(frozen=True)
 class _Same:
-    """What the rows of a sample have in common. how: layout, accumulate and out_dtype of products of training."""
+    """What the rows of a sample have in common.
+
+    Attributes:
+        gpu, dtype: as the table names them.
+        library: whose kernels they are.
+        alone: whether the activation was quantised before.
+        how: layout, accumulate and out_dtype of GEMMs of training.
+    """
 
     gpu: str
     dtype: str
@@ -52,7 +59,7 @@ class _Same:
 
 
 def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
-    """Samples, and why the other rows have no price."""
+    """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     layouts = set(table.columns) >= LAYOUTS
     sizes = ("batch", "m", "n", "k") if layouts else ("m", "n", "k")
@@ -85,7 +92,7 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> Sample:
     else:
         product, kind = Gemm(m, n, k, dtype=form), KINDS.get(same.dtype, "bf16")  # type: ignore[arg-type]
         if BYTES[form] == 1 and not same.alone:
-            parts += _quantised(m * k, same.library)
+            parts += _quantise(m * k, same.library)
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
     every, seconds = (*parts, product), micro * 1e-6
     section = section_of(product, load("gpus", GPUS[same.gpu]))
@@ -93,16 +100,16 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> Sample:
 
 
 def library(source: str, dtype: str) -> str:
-    """Whose kernels a source measured in a number format of the tables, "" for one that is not known."""
+    """The library that a source measured in a number format of the tables, "" if it is unknown."""
     name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
     return name and name + ("-" + KINDS[dtype] if KINDS.get(dtype, "").startswith("fp8") else "")
 
 
-def _quantised(elements: Any, name: str) -> list[Work]:
-    """The kernels that make an activation of 16 bits one of 8.
+def _quantise(elements: Any, name: str) -> list[Work]:
+    """The kernels that quantise an activation from 16 to 8 bits.
 
-    One scale for all of it needs its maximum first, in a kernel of its own; with one scale for each token (sgl-kernel's
-    per-token quantisation) a kernel walks over every token twice, for the maximum and to cast.
+    One scale for the whole tensor needs its maximum first, in a kernel of its own; with one scale for each token
+    (sgl-kernel's per-token quantisation) one kernel reads every token twice, for the maximum and for the cast.
     """
     wide, narrow = elements * BYTES["bf16"], elements * BYTES["fp8"]
     largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
@@ -114,7 +121,7 @@ def _format(dtype: Any) -> str:
 
 
 def _odd(row: dict[Any, Any], sizes: tuple[str, ...], layouts: bool) -> str:
-    """Why a row has no price; empty if it has one."""
+    """The reason why a row cannot be priced, "" if it can."""
     if row["gpu"] not in GPUS:
         return f"the GPU {row['gpu']} is not known"
     if row["dtype"] not in DTYPES:

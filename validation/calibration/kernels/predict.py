@@ -1,4 +1,4 @@
-"""Forecasts of samples of kernels."""
+"""Forecasts of samples of kernels by a calibration."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import numpy as np
 from hardware import load
 from hardware.errors import CatalogError
 from simulator.costs.calibration.calibration import Calibration
-from simulator.costs.coefficients import spread
+from simulator.costs.coefficients import estimate_sigma
 from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.kernels import sections
-from validation.calibration.kernels.dispatch import links
+from validation.calibration.kernels.dispatch import links_of
 from validation.calibration.kernels.sample import Sample
 from validation.calibration.tables.rows import Held, Priced
 
 
-def priced(calibration: Calibration, sample: Sample, without: str = "", library: str | None = None) -> Priced:
+def price(calibration: Calibration, sample: Sample, without: str = "", library: str | None = None) -> Priced:
     """The forecasts of a sample.
 
-    without: a calibration that is passed over. library: whose kernels they are taken for, instead of their own ("":
-    nobody's in particular).
+    without: a calibration file that is left out. library: that the kernels are priced as, instead of their own ("": the
+    mean of all).
     """
-    law = _law(calibration, sample, sample.operation, without, library)
-    return pricing(calibration, sample, without, library)(law)
+    model = _model(calibration, sample, sample.operation, without, library)
+    return price_by(calibration, sample, without, library)(model)
 
 
-def pricing(
+def price_by(
     calibration: Calibration, sample: Sample, without: str = "", library: str | None = None
 ) -> Callable[[Any], Priced]:
-    """The forecasts of a sample by the law of its operation, which is still open."""
+    """A function from the cost model of the sample's operation to its forecasts."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
     parts = [(part, _section_of(part, gpu)) for part in sample.parts]
     own = [part for part, section in parts if section == sample.operation]
     rest = [
-        _seconds(part, gpu, _law(calibration, sample, section, without, library))
+        _seconds(part, gpu, _model(calibration, sample, section, without, library))
         for part, section in parts
         if section != sample.operation
     ]
     before = [sum((pair[i] for pair in rest), nothing) for i in (0, 1)]
 
-    def by(law: Any) -> Priced:
-        times = [_seconds(part, gpu, law) for part in own]
+    def by(model: Any) -> Priced:
+        times = [_seconds(part, gpu, model) for part in own]
         seconds, launch = (sum((pair[i] for pair in times), before[i]) for i in (0, 1))
-        return Priced(seconds, launch, spread(law, seconds, launch))
+        return Priced(seconds, launch, estimate_sigma(model, seconds, launch))
 
     return by
 
@@ -55,13 +55,13 @@ def _section_of(part: Any, gpu: Any) -> str:
     return part.operation if isinstance(part, Dispatch) else sections.section_of(part, gpu)
 
 
-def _seconds(part: Any, gpu: Any, law: Any) -> tuple[Any, Any]:
+def _seconds(part: Any, gpu: Any, model: Any) -> tuple[Any, Any]:
     if isinstance(part, Dispatch):
-        return dispatch.seconds(part, gpu, *links(gpu.name), law)
-    return sections.SECTIONS[sections.section_of(part, gpu)].seconds(part, gpu, law)
+        return dispatch.seconds(part, gpu, *links_of(gpu.name), model)
+    return sections.SECTIONS[sections.section_of(part, gpu)].seconds(part, gpu, model)
 
 
-def _law(calibration: Calibration, sample: Sample, section: str, without: str, library: str | None) -> Any:
+def _model(calibration: Calibration, sample: Sample, section: str, without: str, library: str | None) -> Any:
     dtypes = [part.dtype for part in sample.parts if hasattr(part, "dtype")] or ["bf16"]
     used = sample.library if library is None else library
     gpu = load("gpus", sample.gpu)
@@ -71,17 +71,17 @@ def _law(calibration: Calibration, sample: Sample, section: str, without: str, l
 def hold(calibration: Calibration, sample: Sample) -> Held:
     """A sample beside its forecasts."""
     gpu = load("gpus", sample.gpu)
-    # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs bound such a kernel surely.
-    bound = sum((_least(part, gpu) for part in sample.parts), 0.0)
+    # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs are a certain bound.
+    bound = sum((_lower_bound(part, gpu) for part in sample.parts), 0.0)
     nothing = np.zeros(len(sample.index))
     try:
-        borrowed = priced(calibration, sample, without=sample.gpu).seconds
+        borrowed = price(calibration, sample, without=sample.gpu).seconds
     except CatalogError:  # no other GPU has such a section
         borrowed = nothing + np.nan
-    return Held(sample, priced(calibration, sample), borrowed, bound + nothing)
+    return Held(sample, price(calibration, sample), borrowed, bound + nothing)
 
 
-def _least(part: Any, gpu: Any) -> Any:
+def _lower_bound(part: Any, gpu: Any) -> Any:
     if isinstance(part, Dispatch):
-        return dispatch.least(part, *links(gpu.name))
+        return dispatch.lower_bound(part, *links_of(gpu.name))
     return part.flops / gpu.peak[part.dtype] if hasattr(part, "dtype") else 0.0

@@ -1,17 +1,17 @@
-"""How many tokens each expert of the fullest rank gets.
+"""Tokens of each expert on the most loaded rank, in benchmarks of expert blocks.
 
-Benchmarks of expert blocks send `tokens` tokens to `topk` of `experts` experts each; every one of `ranks` ranks holds
-neighbouring experts, and the rank with the most rows is measured.
+Benchmarks send `tokens` tokens to `topk` of `experts` experts each; each of `ranks` ranks holds consecutive experts,
+and the rank with the most rows is measured.
 
-- balanced: expert after expert in turn, so that loads differ by one row at most.
-- power law with exponent a: popularity x of an expert drawn with density x^-a between 1 and 0.8 tokens (0.01 and 2
-  where there are fewer rows than experts), loads in proportion to it. No expert gets a token twice: what is above
-  `tokens` goes to the idlest experts of each rank, rank after rank (collector/helper.py in ai-dynamo/aiconfigurator
-  @095f58a51c4c).
-- Zipf with exponent s: the i-th expert is i^-s as popular as the first; which rank holds it is chance.
+- balanced: experts take turns, so that loads differ by one row at most.
+- power law with exponent a: the popularity x of an expert is drawn with density x^-a between 1 and 0.8 tokens (0.01 and
+  2 where there are fewer rows than experts), and loads are proportional to it. No expert gets a token twice: what
+  exceeds `tokens` goes to the least loaded experts of each rank, rank after rank (collector/helper.py in
+  ai-dynamo/aiconfigurator @095f58a51c4c).
+- Zipf with exponent s: the i-th expert is i^-s as popular as the first; the rank that holds it is random.
 
-Random routings are answered by their mean: the largest load of the rank, the second largest, ... over many routings
-drawn from a fixed seed, so that an answer is always the same.
+Random routings are represented by their mean: the largest load of the rank, the second largest, ... over many routings
+drawn from a fixed seed, so that the result is always the same.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from functools import cache
 import numpy as np
 
 DRAWS = 8192
-"""Experts drawn for one answer, in so many routings as they make."""
+"""Popularities drawn for one mean: routings times experts."""
 ROUTINGS = (16, 128)
-"""Least and most of these."""
+"""Least and most routings of a mean."""
 STEEPEST = 10.0
-"""Exponents beyond leave nothing to any expert but the first."""
+"""Largest exponent: a larger one leaves nothing to any expert but the first."""
 
 
-def known(distribution: object) -> bool:
-    """Whether `loads` knows it."""
+def is_supported(distribution: object) -> bool:
+    """Whether `loads` supports this distribution."""
     exponent = _exponent(distribution)
     return distribution == "balanced" or (exponent is not None and exponent <= STEEPEST)
 
 
 def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
-    """Mean loads, largest first, of the fullest rank's experts: "balanced", or "power_law_1.2", "zipf_1.0", ..."""
+    """Mean loads of the experts of the most loaded rank, largest first.
+
+    distribution: "balanced", or "power_law_1.2", "zipf_1.0", ...
+    """
     found = _exponent(distribution)
     if found is None:
         return balanced(tokens, topk, experts, ranks)
@@ -45,19 +48,19 @@ def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -
 
 @cache
 def balanced(tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
-    """Loads of the first rank's experts when experts take turns."""
+    """Loads of the first rank's experts, largest first, when experts take turns."""
     local = experts // ranks
     if tokens >= experts:
         return np.full(local, tokens * topk / experts)
     stride = -(-experts // topk)
-    step = 1.0 if tokens >= stride else stride / tokens  # few tokens are spread over all experts
+    step = 1.0 if tokens >= stride else stride / tokens  # few tokens go round all experts
     chosen = (np.arange(tokens)[:, None] * step + np.arange(topk) * stride).astype(int) % experts
     return np.sort(np.bincount(chosen.ravel(), minlength=experts)[:local])[::-1].astype(float)
 
 
 @cache
 def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
-    """Mean loads, largest first, of the fullest rank's experts."""
+    """Mean loads of the experts of the most loaded rank, largest first."""
     low, high = (1.0, 0.8 * tokens) if tokens * topk > experts else (0.01, 2.0)
     draw = _uniform(experts)
     power = 1.0 - exponent
@@ -65,20 +68,20 @@ def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float)
         popularity = low * (high / low) ** draw
     else:
         popularity = (low**power + draw * (high**power - low**power)) ** (1 / power)
-    return _fullest(popularity, tokens, topk, ranks)
+    return _most_loaded(popularity, tokens, topk, ranks)
 
 
 @cache
 def zipf(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
-    """Mean loads, largest first, of the fullest rank's experts."""
+    """Mean loads of the experts of the most loaded rank, largest first."""
     order = np.argsort(_uniform(experts), axis=1)
-    return _fullest((1.0 + order) ** -exponent, tokens, topk, ranks)
+    return _most_loaded((1.0 + order) ** -exponent, tokens, topk, ranks)
 
 
 def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ...]:
-    """`loads`, largest first, as at most `most` pairs (how many experts, rows of each), idle experts left out.
+    """`loads`, largest first, as at most `most` pairs (number of experts, rows of each), without idle experts.
 
-    Experts in one pair are neighbours in size; pairs hold about as many rows each, and so are finest at the top.
+    Experts in one pair have similar loads; all pairs hold about the same number of rows, so they are finest at the top.
     """
     busy = loads[loads >= 0.5]
     if not len(busy):
@@ -98,27 +101,27 @@ def _exponent(distribution: object) -> float | None:
 
 
 def _uniform(experts: int) -> np.ndarray:
-    """Numbers between 0 and 1: routings x experts."""
+    """Uniform random numbers: routings x experts."""
     routings = int(np.clip(DRAWS // experts, *ROUTINGS))
     return np.random.default_rng(0).random((routings, experts))
 
 
-def _fullest(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> np.ndarray:
-    """Mean sorted loads of the fullest rank, by the popularity of experts in each of some routings."""
+def _most_loaded(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> np.ndarray:
+    """Mean sorted loads of the most loaded rank. popularity: of experts, routings x experts."""
     rows = tokens * topk
     loads = np.rint(popularity / popularity.sum(axis=1, keepdims=True) * rows)
     if loads.max() > tokens:
         above = np.maximum(loads - tokens, 0).sum(axis=1)
         loads = np.minimum(loads, tokens)
         for routing in np.flatnonzero(above):
-            loads[routing] = _pour(loads[routing].reshape(ranks, -1), above[routing], tokens).ravel()
+            loads[routing] = _fill_up(loads[routing].reshape(ranks, -1), above[routing], tokens).ravel()
     split = loads.reshape(len(loads), ranks, -1)
     best = split[np.arange(len(split)), split.sum(axis=2).argmax(axis=1)]
     return np.sort(best, axis=1)[:, ::-1].mean(axis=0)
 
 
-def _pour(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
-    """`loads` (ranks x experts) and `rows` more: as many to each rank, to its idlest experts, up to `most` to each."""
+def _fill_up(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
+    """`loads` (ranks x experts) with `rows` more, shared by all ranks, on their least loaded experts, up to `most` each."""
     loads = np.sort(loads, axis=1)
     while rows > 0.5:
         open_ranks = np.flatnonzero(loads[:, 0] < most - 0.5)

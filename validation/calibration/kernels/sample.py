@@ -1,4 +1,4 @@
-"""What every reader of a table of kernels makes of it."""
+"""Samples of measured kernels, and the names of GPUs and number formats in tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from simulator.ir.ops import Work
 class Sample:
     """Rows of a table that differ in sizes only: one GPU, one library, one operation.
 
-    operation: the section of a calibration that prices it (gemm, attention, memory, ...). gpu: its name in the catalog.
-    library: whose kernels they are, by the names of calibrations. parts: the kernels of a row one after another, with
-    arrays in their numeric fields; their times add up. index: the rows in the table, from 0. seconds: measured.
-    kind: what errors are grouped by (bf16, fp8, backward, ...). classes: named sets of the rows, to be scored apart
-    ("large": all of m, n, k at least 1024). tuned: whether they were chosen for these sizes; others say little of the
-    GPU.
+    Attributes:
+        operation: section of the cost model that prices it (gemm, attention, memory, ...).
+        gpu: its name in the catalog.
+        library: whose kernels they are, by the names of calibrations; "" if unknown.
+        parts: kernels of a row one after another, with arrays in their numeric fields; their times add up.
+        index: rows of the table, from 0.
+        seconds: measured [s].
+        kind: by which errors are grouped (bf16, fp8, backward, ...).
+        classes: named sets of the rows, scored separately ("large": all of m, n, k at least 1024).
+        tuned: whether the kernels were tuned for these sizes; others say little of the GPU.
     """
 
     operation: str
@@ -33,7 +37,7 @@ class Sample:
     tuned: bool = True
 
     def shape(self, at: int) -> str:
-        """The sizes of one row, of the kernel that has most to do."""
+        """The sizes of one row, of the kernel with most FLOPs."""
         part = max(self.parts, key=lambda each: float(np.max(each.flops)))
         sizes = {name: getattr(part, name) for name in part.__dataclass_fields__}
         return " ".join(f"{k} {v[at]:,.10g}" for k, v in sizes.items() if isinstance(v, np.ndarray) and v.ndim == 1)
@@ -54,7 +58,7 @@ GPUS = {
     "gb300": "gb300",
     "l40s": "l40s",
 }
-"""Names in the catalog, by those of tables: the catalog's own, and shorter ones."""
+"""Names in the catalog, by those in tables: the catalog's own, and shorter ones."""
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
-"""Number formats, by the names of tables."""
+"""Number formats, by their names in tables."""

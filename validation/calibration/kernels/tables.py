@@ -1,7 +1,7 @@
-"""Tables of measured kernels: readers of their formats, their forecasts, and calibrations from them.
+"""Tables of measured kernels: readers of their formats, forecasts, calibrations of GPUs, and goals.
 
-``gemm``, ``attention``, ``experts``, ``elementwise`` and ``dispatch`` read tables, ``routing`` says how many tokens
-each expert gets, ``held`` forecasts, ``calibration`` fits.
+``gemm``, ``attention``, ``experts``, ``elementwise`` and ``dispatch`` read tables, ``routing`` computes how many tokens
+each expert gets, ``predict`` forecasts, ``calibrate`` fits.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def read(path: Path) -> Table:
 
 
 def title(name: str) -> str:
-    """Of the file of a GPU."""
+    """The title of the file of a GPU."""
     return str(load("gpus", name).title)

@@ -1,1 +1,1 @@
-"""Rows of measured tables beside their predictions, and summaries of their errors."""
+"""Tables of measurements: their formats, their rows beside forecasts, and the errors of forecasts."""

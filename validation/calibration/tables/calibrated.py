@@ -1,4 +1,4 @@
-"""What a calibration from tables tells besides its file: how far rows lie from it, and how it fares unseen."""
+"""The result of a calibration from tables: the data of a file, how far rows lie from it, and how unseen rows fare."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from typing import Any
 import numpy as np
 
 from validation.calibration.tables.rows import Priced, Rows
-from validation.calibration.write import spreads
+from validation.calibration.write import find_sigmas
 
 FEWEST = 10
 """Rows of a library, a link or a network below which nothing is fitted to it."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """A library's rows as its own coefficients price them, and blindly: by the middle of all others.
+class LibraryErrors:
+    """Errors of the rows of a library, with its own coefficients and blindly: with the mean of all others.
 
-    median, p90: of the absolute error; blind_*: the same without having seen the library, None where there is no other.
+    Attributes:
+        section: of the calibration.
+        library: whose rows they are.
+        rows: how many.
+        median: of the absolute error.
+        p90: 90th percentile of the absolute error.
+        blind_median: the same without having seen the library; None where there is no other library.
+        blind_p90: likewise.
     """
 
     section: str
@@ -33,35 +40,35 @@ class Known:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A file as data, and how its libraries fare."""
+    """A calibration file as data, and the errors of its libraries."""
 
     name: str
     data: dict[str, Any]
-    libraries: list[Known]
+    libraries: list[LibraryErrors]
 
 
-def errors(samples: Sequence[Rows], prices: Sequence[Priced]) -> tuple[int, float, float]:
-    """How many rows there are, and median and 90th percentile of their absolute error."""
+def count_errors(samples: Sequence[Rows], prices: Sequence[Priced]) -> tuple[int, float, float]:
+    """Number of rows, and median and 90th percentile of their absolute error."""
     far = np.concatenate([np.abs(p.seconds / s.seconds - 1) for s, p in zip(samples, prices, strict=True)])
     return len(far), float(np.median(far)), float(np.quantile(far, 0.9))
 
 
-def spreads_of(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, Any]:
-    """The spreads of a library's rows, and those of each of their kinds where there are several."""
+def sigmas_by_kind(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, Any]:
+    """The sigmas of a library's rows, and of each of their kinds where there are several."""
     kinds: dict[str, list[tuple[Rows, Priced]]] = {}
     for pair in prices:
         kinds.setdefault(pair[0].kind, []).append(pair)
-    told: dict[str, Any] = dict(plain_spreads(prices))
+    found: dict[str, Any] = dict(sigmas_of_all(prices))
     if len(kinds) > 1:
-        told["kinds"] = {
-            kind: plain_spreads(own)
+        found["kinds"] = {
+            kind: sigmas_of_all(own)
             for kind, own in sorted(kinds.items())
             if sum(len(rows.index) for rows, _ in own) >= FEWEST
         }
-    return told
+    return found
 
 
-def plain_spreads(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, float]:
-    """Those of all rows together."""
+def sigmas_of_all(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, float]:
+    """The sigmas of all rows together."""
     columns = zip(*((p.seconds, s.seconds, p.launch) for s, p in prices), strict=True)
-    return spreads(*(np.concatenate(column) for column in columns))
+    return find_sigmas(*(np.concatenate(column) for column in columns))

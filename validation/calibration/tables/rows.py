@@ -11,11 +11,16 @@ Z90, Z50 = 1.645, 0.6745
 
 
 class Rows(Protocol):
-    """What a sample of kernels or of collectives says of its rows.
+    """Rows of a table that differ in sizes only: a sample of kernels or of collectives.
 
-    gpu: its name in the catalog. operation: section of the law that prices it. library: whose kernels. kind: what
-    errors are grouped by. classes: named sets of rows.
-    index: rows of the table, from 0. seconds: measured.
+    Attributes:
+        gpu: its name in the catalog.
+        operation: section of the cost model that prices it.
+        library: whose kernels they are.
+        kind: by which errors are grouped.
+        classes: named sets of rows.
+        index: rows of the table, from 0.
+        seconds: measured [s].
     """
 
     @property
@@ -37,21 +42,30 @@ class Rows(Protocol):
 
 
 class Priced(NamedTuple):
-    """Forecasts of rows [s], the part of them that is launch, and the spread of log(measured / forecast)."""
+    """Forecasts of rows.
+
+    Attributes:
+        seconds: forecast [s].
+        launch: the part of it that does not depend on the work [s].
+        sigma: standard deviation of log(measured / forecast).
+    """
 
     seconds: np.ndarray
     launch: np.ndarray
-    spread: np.ndarray
+    sigma: np.ndarray
 
 
 class Held(NamedTuple):
     """A sample beside its forecasts.
 
-    borrowed: seconds as the calibrations of other hardware would tell, NaN where there are none. least: what no
-    hardware can beat [s].
+    Attributes:
+        sample: the rows, a `Rows`.
+        priced: their forecasts.
+        borrowed: seconds with the coefficients of other hardware, NaN where there are none.
+        least: time that no hardware can beat [s].
     """
 
-    sample: Any  # a Rows
+    sample: Any
     priced: Priced
     borrowed: np.ndarray
     least: np.ndarray

@@ -1,7 +1,7 @@
-"""The rows of a CSV file as a reader wants them: columns of numbers and of words, and what is wrong with single rows.
+"""CSV files: columns of numbers and of words, and the faults of single rows.
 
-A file that cannot be read as a whole is refused with one message. A row that cannot is kept: it is answered with a
-reason, in its place, like one that no law can price.
+A file that cannot be read as a whole is refused with one message. A row that cannot be read keeps its place and is
+answered with a reason, like one that no cost model can price.
 """
 
 from __future__ import annotations
@@ -24,30 +24,36 @@ WORDS = frozenset(
     {"gpu", "dtype", "out_dtype", "op", "pass", "layout", "accumulate", "causal", "distribution"}
     | {"library", "interconnect", "algo", "source"}
 )
-"""Columns of words; all others that a format names are numbers."""
+"""Columns of words; all other columns of a format are numbers."""
 NAMES = ("gpu", "dtype", "out_dtype", "op", "pass")
-"""Words that mean the same in capitals."""
+"""Columns of words that are read without regard to case."""
 BLANK = frozenset({"interconnect", "source"})
 """Columns of a format that a row may leave empty."""
 
 MISSING = ("", "nan")
-"""What cells say nothing with."""
+"""Cells that hold nothing."""
 
 LEAST, MOST = 1e-9, 1e15
-"""Numbers beyond are no sizes and no times, whatever the unit: laws are not asked about them."""
+"""Range of sizes and times in whatever unit: cost models are not asked about numbers outside of it."""
 FEWER = {"num_experts": 4096, "topk": 4096, "gpus": 2**17, "nodes": 2**17}
-"""Columns whose numbers are counted one by one, and must stay smaller."""
+"""Largest values of columns over whose numbers loops run."""
 
 
 class Sheet(NamedTuple):
-    """A file as text: its header, and its rows without empty lines."""
+    """A file as text.
+
+    Attributes:
+        path: of the file.
+        columns: its header.
+        rows: its cells, without empty lines.
+    """
 
     path: Path
     columns: list[str]
     rows: list[list[str]]
 
     def filled(self, columns: Collection[str]) -> list[set[str]]:
-        """Which of these columns each row has something in."""
+        """Those of these columns that each row fills."""
         places = [(place, name) for place, name in enumerate(self.columns) if name in columns]
         return [
             {name for place, name in places if place < len(row) and row[place].strip().lower() not in MISSING}
@@ -55,7 +61,7 @@ class Sheet(NamedTuple):
         ]
 
     def frame(self, wanted: Collection[str], needed: Collection[str]) -> tuple[pd.DataFrame, dict[int, str]]:
-        """The columns `wanted` of those that are there, and why rows are none, by their numbers from 0.
+        """The columns `wanted` that the file has, and the faults of rows by their numbers from 0.
 
         needed: columns that a row must fill.
         """
@@ -82,7 +88,7 @@ class Sheet(NamedTuple):
 
 
 def _fault(name: str, cell: str, needed: bool) -> str:
-    """What is wrong with a cell, "" if nothing is."""
+    """The fault of a cell, "" if it has none."""
     if cell.lower() in MISSING:
         return f"{name} is missing" if needed else ""
     value, most = _number(cell), FEWER.get(name, MOST)
@@ -98,7 +104,7 @@ def _fault(name: str, cell: str, needed: bool) -> str:
 
 
 def _number(cell: str) -> float:
-    """NaN for what is none."""
+    """The number in a cell, NaN if it holds none."""
     try:
         return float(cell) if "_" not in cell else math.nan  # Python reads 1_000, tables do not mean it
     except ValueError:
@@ -106,7 +112,7 @@ def _number(cell: str) -> float:
 
 
 def sheet(path: Path) -> Sheet:
-    """The rows of a .csv or .csv.gz file. Raises PlanError where it is none."""
+    """Reads a .csv or .csv.gz file. Raises PlanError for a file that cannot be read."""
     rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
         kept = [row for row in rows if row]

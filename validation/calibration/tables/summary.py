@@ -1,4 +1,4 @@
-"""Errors of measured rows: per GPU, operation, kind and class, per library, and the rows that lie farthest off."""
+"""Errors of forecasts of measured rows: by GPU, operation, kind and class, by library, and of the worst rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from validation.calibration.tables.rows import Z50, Z90, Held
 
 SCORED = 20
-"""Cells with fewer rows are shown and held against no goal."""
+"""Rows below which a cell is held against no goal."""
 
 Goals = Mapping[tuple[str, str, str], tuple[float, float]]
-"""Median and 90th percentile of the absolute error that a law should stay below, by operation, kind and class."""
+"""Goals for the median and the 90th percentile of the absolute error, by operation, kind and class."""
 
 
 def summary(held: Sequence[Held], rows: int, goals: Goals) -> dict[str, Any]:
-    """All figures. rows: of the tables, refused ones included."""
+    """All figures of some tables. rows: of the tables, refused ones included."""
     priced = sum(len(one.sample.index) for one in held)
     return {
         **figures(held),
@@ -32,9 +32,9 @@ def summary(held: Sequence[Held], rows: int, goals: Goals) -> dict[str, Any]:
 
 
 def cells(held: Sequence[Held], goals: Goals) -> list[dict[str, Any]]:
-    """Figures of each GPU, operation, kind and class, beside their goal. met: None without one or with too few rows."""
+    """Figures of each GPU, operation, kind and class. met: their goal; None without one or with too few rows."""
     found = []
-    for (gpu, operation, kind), own in grouped(held, "gpu", "operation", "kind").items():
+    for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
         for name in sorted({name for one in own for name in one.sample.classes}):
             told = figures(own, name)
             if not told["rows"]:
@@ -47,8 +47,8 @@ def cells(held: Sequence[Held], goals: Goals) -> list[dict[str, Any]]:
     return found
 
 
-def grouped(held: Sequence[Held], *by: str) -> dict[tuple[str, ...], list[Held]]:
-    """The samples that agree in these fields, sorted by them."""
+def group(held: Sequence[Held], *by: str) -> dict[tuple[str, ...], list[Held]]:
+    """Samples grouped by these fields, sorted by them."""
     found: dict[tuple[str, ...], list[Held]] = {}
     for one in held:
         found.setdefault(tuple(getattr(one.sample, name) for name in by), []).append(one)
@@ -59,21 +59,21 @@ def libraries(held: Sequence[Held]) -> list[dict[str, Any]]:
     """Figures of each GPU, operation, library and kind."""
     return [
         {"gpu": gpu, "operation": operation, "library": library or "unnamed", "kind": kind} | figures(own)
-        for (gpu, operation, library, kind), own in grouped(held, "gpu", "operation", "library", "kind").items()
+        for (gpu, operation, library, kind), own in group(held, "gpu", "operation", "library", "kind").items()
     ]
 
 
 def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
-    """Of the rows of one class; None: of all.
+    """Figures of the rows of one class; None: of all rows.
 
-    median, p90, bias: of forecast / measured - 1 (absolute, absolute, signed). inside_90, inside_50: shares of rows in
-    these intervals. borrowed: the median absolute error with the calibrations of other hardware.
+    median, p90, bias: of forecast / measured - 1 (absolute, absolute, signed). inside_90, inside_50: shares of rows
+    inside the 90% and 50% intervals. borrowed: median absolute error with the coefficients of other hardware.
     """
     masks = [
         one.sample.classes.get(name, np.zeros(len(one.sample.index), bool)) if name else slice(None) for one in held
     ]
     rows = [
-        (one.errors[mask], (np.abs(one.far) / np.maximum(one.priced.spread, 1e-12))[mask], _borrowed(one)[mask])
+        (one.errors[mask], (np.abs(one.far) / np.maximum(one.priced.sigma, 1e-12))[mask], _borrowed(one)[mask])
         for one, mask in zip(held, masks, strict=True)
     ]
     error, apart, other = (np.concatenate(column) for column in zip(*rows, strict=True)) if rows else [np.zeros(0)] * 3
@@ -95,9 +95,9 @@ def _borrowed(one: Held) -> np.ndarray:
 
 
 def worst(held: Sequence[Held], count: int = 12) -> list[dict[str, Any]]:
-    """The rows farthest from their forecasts, one a GPU, operation and kind."""
+    """The rows with the largest errors, one for each GPU, operation and kind."""
     found = []
-    for (gpu, operation, kind), own in grouped(held, "gpu", "operation", "kind").items():
+    for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
         one = max(own, key=lambda each: float(np.max(np.abs(each.far))))
         at = int(np.argmax(np.abs(one.far)))
         told = {"gpu": gpu, "operation": operation, "kind": kind, "library": one.sample.library or "unnamed"}

@@ -1,4 +1,4 @@
-"""Tables of measurements: which reader a file belongs to, what it makes of the rows, and one answer for each."""
+"""Tables of measurements: the reader that a file belongs to, the samples of its rows, and one answer for each row."""
 
 from __future__ import annotations
 
@@ -34,28 +34,37 @@ SOURCES = {
     "vTrain": "VIA-Research/vTrain @f8dda8473a48, trace",
     "BabelStream": "Azure/AI-benchmarking-guide @8fd0c6e1bd0f",
 }
-"""Where measurements were published, by the first words of a row's `source`."""
+"""Publications of measurements, by the first words of a row's `source`."""
 
 LONGEST = 160
-"""Characters of a reason, which may quote what a row says."""
+"""Most characters of a reason, which may quote a row."""
 
 
 class Reader(Protocol):
-    """A module that reads one or more formats.
+    """A module that reads one or more formats of tables.
 
-    COLUMNS: of each format those that tell it. A module may also have OPTIONAL: columns that it reads where there are.
+    Attributes:
+        COLUMNS: for each format the columns that identify it. A module may also have OPTIONAL: further columns that it
+            reads where a table has them.
     """
 
     COLUMNS: tuple[frozenset[str], ...]
 
     @staticmethod
     def read(table: pd.DataFrame) -> tuple[list[Any], dict[int, str]]:
-        """Samples, and the reasons of rows that no law can price, by their numbers from 0."""
+        """Samples, and the reasons of rows that no cost model can price, by their numbers from 0."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file of measurements. refused: rows, from 0, that no law can price, and why."""
+    """A file of measurements.
+
+    Attributes:
+        path: of the file.
+        frame: its columns `source` and `time_us`.
+        samples: of its rows.
+        refused: reasons of the rows, from 0, that no cost model can price.
+    """
 
     path: Path
     frame: pd.DataFrame
@@ -63,21 +72,21 @@ class Table:
     refused: dict[int, str] = field(default_factory=dict)
 
     def source(self, sample: Rows) -> str:
-        """Where the rows of `sample` were published."""
+        """The publications of a sample's rows."""
         if "source" not in self.frame:
             return self.path.name
         told = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
-        return "; ".join(dict.fromkeys(published(one) for one in told if one)) or self.path.name
+        return "; ".join(dict.fromkeys(expand_source(one) for one in told if one)) or self.path.name
 
     def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
-        """One answer for each row, in their order. held: the samples beside their forecasts."""
+        """One answer for each row, in the order of the file. held: the samples beside their forecasts."""
         measured = _times(self.frame)
         rows: list[dict[str, Any]] = [
             {
                 "file": str(self.path),
                 "line": at + 1,
                 "status": "refused",
-                "reason": self.refused.get(at, "no law prices it"),
+                "reason": self.refused.get(at, "no cost model prices it"),
                 "predicted_us": None,
                 "interval_90_us": None,
                 "measured_us": measured[at],
@@ -86,7 +95,7 @@ class Table:
             for at in range(len(self.frame))
         ]
         for one in held:
-            micro, room = one.priced.seconds * 1e6, np.exp(Z90 * one.priced.spread)
+            micro, room = one.priced.seconds * 1e6, np.exp(Z90 * one.priced.sigma)
             columns = one.sample.index, micro, micro / room, micro * room, one.errors, one.sample.seconds * 1e6
             for at, value, low, high, error, took in zip(*(column.tolist() for column in columns), strict=True):
                 told = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
@@ -97,15 +106,15 @@ class Table:
 
 
 def _times(frame: pd.DataFrame) -> list[float | None]:
-    """The measured times [us], None where a row has none."""
+    """Measured times of rows [us], None where a row has none."""
     if "time_us" not in frame:
         return [None] * len(frame)
     values = pd.to_numeric(frame["time_us"], errors="coerce").tolist()
     return [value if math.isfinite(value) else None for value in values]
 
 
-def published(source: str) -> str:
-    """A row's `source` with the repository or paper that its tag stands for."""
+def expand_source(source: str) -> str:
+    """A row's `source`, with the repository or paper that its tag stands for."""
     tag = next((tag for tag in SOURCES if source.startswith(tag)), "")
     return f"{SOURCES[tag]}: {source.removeprefix(tag).strip()}" if tag else source
 
@@ -133,10 +142,10 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
 
 
 def _by_form(told: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
-    """The rows of each format that a table has the columns of.
+    """The rows of each format whose columns a table has.
 
-    A row is of the largest format whose columns it fills. One that fills a part of what a larger format has more is not
-    of the smaller one: something is missing in it. Rows of none are left to the largest.
+    A row belongs to the largest format whose columns it fills. A row that fills some of the extra columns of a larger
+    format does not belong to the smaller one: something is missing in it. All other rows are left to the largest.
     """
     if len(forms) == 1:
         return {0: list(range(len(told.rows)))}
@@ -163,12 +172,12 @@ def _read(told: Sheet, own: frozenset[str], reader: Reader, rows: np.ndarray) ->
 
 
 def optional(reader: Reader) -> frozenset[str]:
-    """Columns that a reader looks at where a table has them."""
+    """Further columns that a reader uses where a table has them."""
     return getattr(reader, "OPTIONAL", frozenset())
 
 
 def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:
-    """What the format with the largest part of its columns there still lacks."""
+    """What the format that the columns come closest to still lacks."""
     known = [own for reader in readers for own in reader.COLUMNS]
     best = max(known, key=lambda own: len(own & columns) / len(own))
     listed = ", ".join(sorted(best - columns))
