@@ -221,7 +221,7 @@ def test_version() -> None:
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_a_glance_imports_nothing_heavy(option: str) -> None:
     code = (
-        "import sys\nfrom experiments.cli import app\n"
+        "import sys\nfrom experiments.cli.app import app\n"
         f"try:\n    app([{option!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
         "print(sorted({'numpy', 'simpy', 'matplotlib', 'pandas', 'torch'} & set(sys.modules)))"
     )
@@ -233,7 +233,7 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
 def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
     """What is heavy and not needed: drawing and tables."""
     code = (
-        "import os, sys\nfrom experiments.cli import main\n"
+        "import os, sys\nfrom experiments.cli.app import main\n"
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'validation', 'experiments.plots'}\n"

@@ -93,7 +93,7 @@ def test_help_fits_a_screen() -> None:
 
 def asked(**told: str) -> str:
     """What meshcast tells a shell that asks in these words."""
-    code = "import sys; sys.argv = ['meshcast']; from experiments.cli import main; main()"
+    code = "import sys; sys.argv = ['meshcast']; from experiments.cli.app import main; main()"
     env = {**os.environ, **told}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env).stdout
 

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps.jobs import answers
+from experiments.sweeps.jobs import forecast_lines
 from hardware.errors import MeshcastError
 from simulator import load_job, simulate
 from simulator.forecast.shared_work import SharedWork
@@ -181,7 +181,7 @@ def fuzz(draws: int) -> None:
         def mappings(told: Any) -> None:
             if isinstance(told, dict):
                 check_answer(told, base, shared_work)
-            (answer,) = answers([json.dumps(told)], "jobs.jsonl", base)
+            (answer,) = forecast_lines([json.dumps(told)], "jobs.jsonl", base)
             assert "error" in answer or answer["step_time_s"] > 0
 
         @settings(max_examples=draws // 2, suppress_health_check=list(HealthCheck))

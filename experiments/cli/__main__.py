@@ -1,0 +1,5 @@
+"""``python -m experiments.cli``, which torchrun needs, is ``meshcast``."""
+
+from experiments.cli.app import main
+
+main()
