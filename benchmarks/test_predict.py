@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.sweeps.grid import load_sweep
-from experiments.sweeps.jobs import answers
+from experiments.sweeps.jobs import forecast_lines
 from experiments.sweeps.run import run
 from simulator import load_job, simulate
 from simulator.costs.costs import Costs
@@ -84,7 +84,7 @@ def test_many_jobs(benchmark):
         for micro in (1, 2, 4, 8)
         for chunks in (1, 2, 3)
     ]
-    found = benchmark.pedantic(lambda: list(answers(lines, "jobs", Path("."))), rounds=3)
+    found = benchmark.pedantic(lambda: list(forecast_lines(lines, "jobs", Path("."))), rounds=3)
     valid = sum("error" not in answer for answer in found)
     benchmark.extra_info["valid jobs a second"] = valid / benchmark.stats["min"]
     assert valid == 120

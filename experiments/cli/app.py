@@ -183,7 +183,7 @@ def forecast_all(
     jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
 ) -> bool:
     """Answers every line of `jobs` into `out` (kept when interrupted) or to stdout; whether some plan does not fit."""
-    from experiments.sweeps.jobs import answers, progress
+    from experiments.sweeps.jobs import forecast_lines, progress
 
     if jobs.is_dir() or not jobs.exists():
         rule = "it is a folder" if jobs.is_dir() else "no such file"
@@ -196,7 +196,7 @@ def forecast_all(
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
         target = stack.enter_context(out.open("w", encoding="utf-8", buffering=1)) if out is not None else sys.stdout
         wanted = progress(lines, jobs, out is not None and jobs.is_file())
-        for told in answers(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
+        for told in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
             misfit |= told.get("status") == "does-not-fit"
             target.write(json.dumps(told) + "\n")
     return misfit
@@ -304,16 +304,16 @@ def plot(
     """Draw a sweep as a heatmap over two of its fields, or tell why a cell of it is blank."""
     with answering():
         from experiments.plots import heatmap
-        from experiments.sweeps import selection as plotting
+        from experiments.sweeps import selection
 
         if out is None and why is None:
             raise PlanError("plot", "it takes --out FILE, --why X,Y or both", "See meshcast plot --help")
         files = figure_files(out, ("heatmap",), "--out") if out is not None else {}
-        rows = plotting.rows_of(results)
-        x, y = plotting.axes(rows, x, y)
+        rows = selection.read_rows(results)
+        x, y = selection.choose_axes(rows, x, y)
         cells = heatmap.cells(rows, x, y, value)
         if why is not None:
-            for line in heatmap.reasons(cells, *plotting.place(why, rows, x, y)):
+            for line in heatmap.reasons(cells, *selection.parse_cell(why, rows, x, y)):
                 typer.echo(line)
         for file in files.values():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -374,17 +374,17 @@ def scale(
 ) -> None:
     """Forecast one job on ever more GPUs: the scaling curve, and where its bottleneck changes."""
     with answering(as_json):
-        from experiments.sweeps.scaling import counts, curve, table
+        from experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
 
         files = figure_files(plot, ("scaling",)) if plot is not None else {}
-        found = curve(job, counts(gpus), "strong" if strong else "weak", over)
+        found = forecast_curve(job, parse_counts(gpus), "strong" if strong else "weak", over)
         for place in files.values():
             from experiments.plots import scaling
 
             place.parent.mkdir(parents=True, exist_ok=True)
             scaling.draw(found, place)
         if as_json:
-            emit({"kind": found.kind, "axis": found.axis, "points": table(found)})
+            emit({"kind": found.kind, "axis": found.axis, "points": curve_rows(found)})
         else:
             from experiments.pages.forecast import show
             from experiments.pages.scaling import page

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.sweeps.scaling import Curve, brief
+from experiments.sweeps.scaling import Curve, shorten
 from simulator.report.figures import shown_in
 
 
@@ -30,10 +30,10 @@ def page(found: Curve) -> RenderableType:
             f"{point.tokens_per_s:,.0f}",
             f"{found.efficiency(point):.1%}",
             *(figure.cell(figure.compute(report)) for figure in figures),
-            brief(point.bottleneck) + ("" if report.fits else "; does not fit"),
+            shorten(point.bottleneck) + ("" if report.fits else "; does not fit"),
         )
     notes = [
-        f"Between {one.gpus:,} and {other.gpus:,} GPUs {brief(other.bottleneck)} overtakes {brief(one.bottleneck)}."
+        f"Between {one.gpus:,} and {other.gpus:,} GPUs {shorten(other.bottleneck)} overtakes {shorten(one.bottleneck)}."
         for one, other in found.changes
     ]
     notes.append("low, high: nine of ten measured steps should lie between; largest cost: beside matrix work")

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.sweeps.run import Sweep, load_sweep, run
-from experiments.sweeps.store import RANKED_BY, parts_of
+from experiments.sweeps.store import RANKED_BY, parts_folder
 from simulator.report.figures import shown_in
 
 REASONS = 10
@@ -32,7 +32,7 @@ def sweep(path: Path, out: Path, workers: int | None, restart: bool) -> tuple[Sw
             after.callback(watch.bar.stop)
             return read, run(read, out, workers=workers, restart=restart, watch=watch)
     except KeyboardInterrupt:
-        kept = f"{watch.done:,} of {read.points:,} points are kept in {parts_of(out)}"
+        kept = f"{watch.done:,} of {read.points:,} points are kept in {parts_folder(out)}"
         typer.echo(f"meshcast: interrupted, {kept}; the same command goes on from there", err=True)
         raise
 

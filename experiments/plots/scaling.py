@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
-from experiments.sweeps.scaling import Curve, Point, brief
+from experiments.sweeps.scaling import Curve, Point, shorten
 from simulator.program.categories import EXPOSED
 from simulator.report.report import Report
 
@@ -156,7 +156,7 @@ def _key(sheet: Sheet, curve: Curve, top: float) -> None:
     for when, what in notes[-4:]:
         y += LINE
         sheet.text(KEY + 0.42, y, when, ha="right", fontsize=style.SMALL)
-        sheet.text(KEY + 0.5, y, fitting(brief(what), right - KEY - 0.5), fontsize=style.SMALL)
+        sheet.text(KEY + 0.5, y, fitting(shorten(what), right - KEY - 0.5), fontsize=style.SMALL)
     y = top + UPPER + 0.2
     for name, colour in reversed(PARTS):
         sheet.patch(KEY, y, 0.09, 0.09, facecolor=colour, linewidth=0)

@@ -1,7 +1,7 @@
-"""Constraints of a sweep, like ``plan.tp * plan.pp <= 64``: plain arithmetic, never run as Python.
+"""Constraints of a sweep such as ``plan.tp * plan.pp <= 64``: plain arithmetic, never executed as Python.
 
-An expression is read with ``ast`` and turned into nested functions of what its names stand for. It knows numbers, words
-in quotes, true and false, names with dots, ``+ - * // % **``, comparisons, ``and or not`` and parentheses.
+An expression is parsed with ``ast`` and compiled to nested functions of the values of its names. It knows numbers,
+strings in quotes, true and false, names with dots, ``+ - * // % **``, comparisons, ``and or not`` and parentheses.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 from hardware.errors import PlanError
 
 LONGEST = 1_000
-"""Characters of an expression."""
+"""Maximum number of characters of an expression."""
 
 MOST_BITS = 4_096
-"""Of the result of a power: whoever needs larger numbers has mistyped an exponent."""
+"""Maximum size of the result of a power [bits]; a larger one is a mistyped exponent."""
 
 Look = Callable[[str], Any]
-"""What a name stands for."""
+"""Returns the value of a name."""
 Term = Callable[[Look], Any]
 
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -45,13 +45,13 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 WORDS = {"true": True, "false": False, "null": None}
 
 DOT = "\u00b7"
-"""Stands for the dots of a name while ``ast`` reads it: a letter to Python, so that ``batch.global`` is no keyword."""
+"""Replaces dots in names before ``ast`` parses them: a letter to Python, so that ``batch.global`` has no keyword."""
 NAME = re.compile(r"""'[^']*'|"[^"]*"|(?<![\w.])[A-Za-z_]\w*(?:\.\w+)+""")
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A constraint. Raises PlanError where it cannot be told for one point: a word in arithmetic, division by zero."""
+    """A constraint. Raises PlanError if a point gives it no truth value: text in arithmetic, division by zero."""
 
     text: str
     where: str
@@ -66,8 +66,8 @@ class Expression:
             raise PlanError(self.where, rule, remedy or "Correct the expression", self.text) from None
 
 
-def parsed(text: str, where: str) -> Expression:
-    """The constraint that `text` writes. where: what errors call it. Raises PlanError."""
+def parse_constraint(text: str, where: str) -> Expression:
+    """Parses a constraint. where: its place in error messages. Raises PlanError if it is malformed."""
     reader = _Reader(text, where)
     if len(text) > LONGEST:
         reader.refuse(f"{len(text):,} characters, a constraint has at most {LONGEST:,}", "Write it as several")
@@ -86,7 +86,7 @@ def parsed(text: str, where: str) -> Expression:
 
 
 class _Reader:
-    """Turns nodes of one expression into functions."""
+    """Compiles the nodes of one expression to functions."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
@@ -96,7 +96,7 @@ class _Reader:
         raise PlanError(self.where, rule, remedy, self.text)
 
     def condition(self, node: ast.expr) -> Term:
-        """What says yes or no."""
+        """Compiles a node with a truth value."""
         match node:
             case ast.BoolOp(op, values):
                 conditions, settles = [self.condition(value) for value in values], isinstance(op, ast.Or)
@@ -133,7 +133,7 @@ class _Reader:
         return holds
 
     def term(self, node: ast.expr) -> Term:
-        """What has a value."""
+        """Compiles a node with a value of any type."""
         match node:
             case ast.Constant(value) if isinstance(value, int | float | str):
                 if not isinstance(value, str) and not math.isfinite(value):

@@ -1,7 +1,7 @@
-"""The sweep file: a job, the fields of it that vary, and the points that this makes; read and checked.
+"""The sweep file: a job, the fields that vary, and the grid of points that they span, read and checked.
 
-A point is a mapping of changes to the job: ``{"plan.tp": 8, "batch.micro": 1}``. Points are made one by one, by their
-index: a sweep of millions costs no memory.
+A point is a mapping of changes to the job: ``{"plan.tp": 8, "batch.micro": 1}``. Points are made from their index on
+demand, so a sweep of millions needs no memory for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from experiments.sweeps.expressions import Expression, parsed
+from experiments.sweeps.expressions import Expression, parse_constraint
 from hardware import load_cluster
 from hardware.errors import MeshcastError, PlanError, nearest
 from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validated
@@ -28,21 +28,21 @@ from simulator.job.load import set_field
 from simulator.models.load import load_model
 
 MOST_POINTS = 10_000_000
-"""Of a sweep: days of work on a large machine; beyond it a range has slipped."""
+"""Maximum number of points of a sweep: days of work on a large machine; more are a mistyped range."""
 
 MOST_VALUES = 100_000
-"""Of one list."""
+"""Maximum number of values of one list."""
 
 MOST_CONSTRAINTS = 100
 
 LARGEST = 2**63 - 1
-"""Of whole numbers: what a column of the results holds."""
+"""Largest integer that a column of the results can hold."""
 
 DERIVED = ("gpus", "layers")
-"""Names beside the job's own fields; ``model.heads`` and other whole numbers of the model are known too."""
+"""Names in constraints besides fields of the job; ``model.heads`` and other integers of the model are known too."""
 
 Changes = dict[str, Any]
-"""Fields of a job and their values at one point."""
+"""Changed fields of a job with their values at one point."""
 
 MISSING = object()
 
@@ -53,23 +53,23 @@ class SweepFile(Strict):
     job: Any
     """A job, or the path of a job file from the sweep's folder."""
     vary: dict[str, Any] = {}
-    """Fields and their values: a list, {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}. Their product."""
+    """Fields and their values: a list, {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}."""
     zipped: list[dict[str, list[Any]]] = Field(default=[], alias="zip")
-    """In each mapping the lists move together."""
+    """Mappings from fields to lists of one length; the lists of a mapping vary together."""
     listed: list[dict[str, Any]] | None = Field(default=None, alias="list")
-    """Changes that are made together, one mapping a point."""
+    """Mappings of changes that are made together, one mapping a point."""
     where: list[str] = Field(default=[], max_length=MOST_CONSTRAINTS)
-    """Constraints; a point that breaks one is left out."""
+    """Constraints; a point that violates one is left out."""
 
 
 class Inline(BaseModel):
-    """A sweep file whose job stands in it."""
+    """A sweep file that contains its job."""
 
     job: JobFile
 
 
 class Spot(NamedTuple):
-    """A place of the sweep file, for errors."""
+    """A place in the sweep file, for error messages."""
 
     document: Document
     place: Place
@@ -90,28 +90,28 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that was read and checked: its points are the product of its axes, the last one moving fastest."""
+    """A sweep after reading and checking: its points are the product of its axes, the last one varies fastest."""
 
     job: dict[str, Any]
-    """As plain data, before any change."""
+    """The job as plain data, without changes."""
     base: Path
-    """The folder that paths in the job start from."""
+    """Folder of relative paths in the job."""
     axes: tuple[tuple[Changes, ...], ...]
     where: tuple[Expression, ...] = ()
     name: str = "sweep"
 
     @cached_property
     def points(self) -> int:
-        """Their number, those that `where` leaves out included."""
+        """Number of points of the grid, those that `where` leaves out included."""
         return math.prod(map(len, self.axes))
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """All fields that vary, in the order of the file."""
+        """Fields that vary, in the order of the file."""
         return tuple(dict.fromkeys(name for axis in self.axes for changes in axis for name in changes))
 
     def point(self, index: int) -> Changes:
-        """The changes of one point, in the order in which they are made: a field before those inside it."""
+        """Changes of one point in the order in which they are made: a field before fields inside it."""
         found: Changes = {}
         for axis in reversed(self.axes):
             index, at = divmod(index, len(axis))
@@ -123,7 +123,7 @@ class Sweep:
         return sorted(self.fields, key=lambda name: name.count("."))
 
     def values(self, name: str) -> Iterator[Any]:
-        """The values of one field."""
+        """Values of one field."""
         return (changes[name] for axis in self.axes for changes in axis if name in changes)
 
 
@@ -131,10 +131,10 @@ class Sweep:
 
 
 def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None = None) -> Sweep:
-    """The sweep in a file (YAML or JSON) or a mapping.
+    """Reads a sweep from a YAML or JSON file or a mapping.
 
-    base: the folder that paths in it start from; the file's own, or the current one, if not given.
-    Raises PlanError for the first thing that is wrong.
+    base: folder of relative paths; that of the file, or the current one, if None.
+    Raises PlanError for the first mistake.
     """
     if isinstance(source, Mapping):
         document, folder = Document(copy.deepcopy(dict(source)), "", "sweep"), Path(".")
@@ -163,7 +163,7 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
 
 
 def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path]:
-    """The job, and the folder that paths in it start from."""
+    """The job, and the folder of relative paths in it."""
     if not isinstance(given, str):
         document = spot.document._replace(data=given)
     else:
@@ -179,9 +179,9 @@ def _job(given: Any, folder: Path, spot: Spot) -> tuple[Document, Path]:
 
 
 def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> Iterator[tuple[Changes, ...]]:
-    """The axes of the grid: fields that vary alone, fields that move together, and the list.
+    """Axes of the grid: one for every field of `vary`, one for every mapping of `zip`, one for `list`.
 
-    taken: where each field varies; filled here.
+    taken: places where fields vary; this function fills it.
     """
 
     def take(name: str, spot: Spot) -> None:
@@ -216,7 +216,7 @@ def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> It
 
 
 def _check_field(name: str, spot: Spot) -> None:
-    """Refuses what no job has; what is free (a model's fields, a framework's) is left to the job."""
+    """Refuses fields that no job has. Fields of models and frameworks are checked with the job."""
     keys = name.split(".")
     if not all(keys):
         raise spot.wrong("a field is written with dots between its keys", "For example plan.tp", name)
@@ -229,7 +229,7 @@ def _check_field(name: str, spot: Spot) -> None:
 
 
 def _check_job(sweep: Sweep, own: Document, taken: Mapping[str, Spot], spot: Spot) -> None:
-    """Refuses a job that is wrong whatever varies, and changes that it has no place for. own: the job as read."""
+    """Refuses a job that is invalid at every point, and changes of fields that it cannot have. own: the job as read."""
     varying = {name.split(".")[0] for name in sweep.fields}
     given = {name: None for name in ("model", "cluster") if name in varying} | sweep.job
     if own.where == spot.document.where:
@@ -237,19 +237,19 @@ def _check_job(sweep: Sweep, own: Document, taken: Mapping[str, Spot], spot: Spo
     else:
         validated(JobFile, given, own.where, PlanError, text=own.text)
     try:
-        at(sweep.job, sweep.point(0))
+        apply_changes(sweep.job, sweep.point(0))
     except PlanError as error:
         raise taken[error.where].wrong(error.rule, error.remedy, error.value) from None
 
 
 def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, ...]:
-    """The constraints, held against the first point so that a slip shows at once."""
+    """Parses the constraints and evaluates them at the first point, so that a mistake shows before the sweep starts."""
     names = Names(sweep.job, sweep.base)
     first = sweep.point(0)
     made = []
     for i, text in enumerate(file.where):
         spot = top.below("where", i)
-        expression = parsed(text, spot.name)
+        expression = parse_constraint(text, spot.name)
         try:
             for name in expression.names:
                 if names.find(name, first) is MISSING and name not in sweep.fields:
@@ -257,7 +257,7 @@ def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, 
                     raise spot.wrong(f"neither a field of the job nor known: {name}", nearest(name, known), text)
             expression(names.at(first))
         except MeshcastError as error:
-            if error.where == spot.name:  # otherwise the first point names no model or cluster, which its row will tell
+            if error.where == spot.name:  # otherwise model or cluster of the point are invalid, which its row says
                 raise
         made.append(expression)
     return tuple(made)
@@ -267,7 +267,7 @@ def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, 
 
 
 def _values(given: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[Any]:
-    """The values of a field that varies. number_of: the number that a name or number stands for."""
+    """Values of a field that varies. number_of: resolves a number, or the name of one."""
     if isinstance(given, list):
         _check_values(given, spot)
         seen: set[str] = set()
@@ -294,7 +294,7 @@ def _check_values(values: list[Any], spot: Spot) -> None:
 
 
 def _check_plain(value: Any, spot: Spot) -> None:
-    """Refuses what JSON does not know, and numbers that no column holds."""
+    """Refuses values that JSON cannot express, and integers too large for a column."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -348,7 +348,7 @@ _MAKERS: dict[str, Callable[[Any, Spot, Callable[[Any, Spot], int]], Sequence[An
 
 
 def _numbers(told: Any, spot: Spot, lengths: tuple[int, ...], example: str) -> list[Any]:
-    """A list of so many finite numbers."""
+    """Checks that a value is a list of finite numbers of one of the `lengths`."""
     good = isinstance(told, list) and len(told) in lengths
     if not good or any(isinstance(n, bool) or not isinstance(n, int | float) for n in told):
         raise spot.wrong(f"needs a list of {' or '.join(map(str, lengths))} numbers", f"Write {example}", told)
@@ -358,7 +358,7 @@ def _numbers(told: Any, spot: Spot, lengths: tuple[int, ...], example: str) -> l
 
 
 def _number_of(told: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
-    """A whole number above 0, as it is or as a name that stands for it."""
+    """A positive integer, given as a number or by the name of one."""
     number = told
     if isinstance(told, str):
         roots = {"gpus": "cluster", "layers": "model"}.get(told, told)
@@ -379,15 +379,15 @@ def _number_of(told: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
 
 
 def _touches(one: str, other: str) -> bool:
-    """Whether one of two fields is the other, or lies inside it."""
+    """Whether two fields are equal or one contains the other."""
     return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
 # --------------------------------------------------------------------------------------- one point
 
 
-def at(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """The job of a point, as plain data. Raises PlanError for a change that it has no place for."""
+def apply_changes(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """The job with the changes of a point, as plain data. Raises PlanError for a field that the job cannot have."""
     made = copy.deepcopy(job)
     for name, value in changes.items():
         set_field(made, name, copy.deepcopy(value), name)
@@ -395,14 +395,14 @@ def at(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 class Names:
-    """What names in a constraint stand for: fields of a point's job, and what follows from its model and cluster."""
+    """Values of names in constraints: fields of a point's job, and numbers of its model and cluster."""
 
     def __init__(self, job: dict[str, Any], base: Path) -> None:
         self.job, self.base = job, base
         self._known: dict[str, Any] = {}
 
     def at(self, changes: Changes) -> Callable[[str], Any]:
-        """Look-up of names at one point."""
+        """Returns the function that looks names up at one point."""
 
         def look(name: str) -> Any:
             found = self.find(name, changes)
@@ -413,7 +413,7 @@ class Names:
         return look
 
     def find(self, name: str, changes: Changes) -> Any:
-        """The value of a name, or MISSING. Raises MeshcastError for a model or cluster that is wrong."""
+        """Value of a name, or MISSING. Raises MeshcastError for an invalid model or cluster."""
         if name in changes:
             return changes[name]
         keys = name.split(".")
@@ -428,7 +428,7 @@ class Names:
         return self._derived(name, changes) if data is MISSING else data
 
     def _derived(self, name: str, changes: Changes) -> Any:
-        """What follows from the model or the cluster of a point."""
+        """Number of the model or the cluster of a point."""
         if name in ("gpus", "cluster.gpus"):
             return self._part("cluster", changes).gpus
         own = re.fullmatch(r"(?:model\.)?(\w+)", name)
@@ -438,11 +438,11 @@ class Names:
         return value if isinstance(value, int) else MISSING
 
     def _part(self, key: str, changes: Changes) -> Any:
-        """The model or cluster at a point; equal ones are read once."""
+        """Model or cluster of a point; equal ones are loaded once."""
         own = {name: value for name, value in changes.items() if name.split(".")[0] == key}
         same = json.dumps([key, own])
         if same not in self._known:
-            spec = at({key: self.job.get(key)}, own)[key]
+            spec = apply_changes({key: self.job.get(key)}, own)[key]
             load = load_cluster if key == "cluster" else load_model
             self._known[same] = load(spec, key, self.base)
         return self._known[same]

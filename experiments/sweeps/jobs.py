@@ -1,4 +1,4 @@
-"""Many jobs from one file: ``predict --jobs``. One JSON object a line in, one a line out, in the same order."""
+"""``predict --jobs``: forecasts of many jobs from one file, a JSON object a line, answered in the same order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.engine.play import Engine
 from simulator.forecast.shared_work import SharedWork
 
 
-def answers(
+def forecast_lines(
     lines: Iterable[str],
     name: str,
     base: Path,
@@ -24,9 +24,11 @@ def answers(
     skip: bool = True,
     calibration: Calibration | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The answer to every line that is not empty; a line that is wrong answers with its error.
+    """Answers of all lines that are not empty; the answer of an invalid line is its error.
 
-    name: what errors call the file. base: the folder that paths in jobs start from. changes: made in every job first.
+    name: the file in error messages.
+    base: folder of relative paths in jobs.
+    changes: fields that are set in every job first.
     engine, skip, calibration: see simulator.forecast.simulate.
     """
     shared_work = SharedWork()
@@ -34,7 +36,7 @@ def answers(
         if line.strip():
             where, told = f"{name}:{number}", dict[str, Any]()
             try:
-                told = _parsed(line)
+                told = _parse_job(line)
                 report = simulate(load_job(told, changes, base), engine, skip, shared_work, calibration)
                 yield report.to_dict()
             except MeshcastError as error:
@@ -44,7 +46,7 @@ def answers(
 
 
 def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
-    """The same lines, with a bar on a terminal while they are asked for."""
+    """The same lines; on a terminal a progress bar follows them."""
     if not (wanted and sys.stderr.isatty()):
         yield from lines
         return
@@ -58,9 +60,9 @@ def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
         yield from bar.track(lines, total=total)
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _parse_job(line: str) -> dict[str, Any]:
     try:
-        told = json.loads(line, object_pairs_hook=_once, parse_constant=_refused)
+        told = json.loads(line, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise PlanError("", f"not a job in JSON ({reason})", "Write one job as one JSON object a line") from None
@@ -69,7 +71,7 @@ def _parsed(line: str) -> dict[str, Any]:
     return told
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -77,5 +79,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refused(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")

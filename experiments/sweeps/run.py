@@ -5,8 +5,8 @@
     from experiments.sweeps.run import load_sweep, run
     summary = run(load_sweep("sweep.yaml"), "results.parquet")
 
-Points are forecast in chunks of neighbours, and a chunk is the same whoever forecasts it: so are the results, on one
-worker or many, resumed or not.
+Consecutive points are forecast in chunks. A chunk has the same rows in any process, so the result depends neither on
+the number of workers nor on interruptions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from experiments.sweeps.expressions import Expression, parsed
-from experiments.sweeps.grid import Changes, Names, Sweep, at, load_sweep
+from experiments.sweeps.expressions import Expression, parse_constraint
+from experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
 from experiments.sweeps.store import Row, Store
 from hardware.errors import MeshcastError, PlanError
 from simulator import load_job, simulate
@@ -33,30 +33,30 @@ from simulator.report.figures import row_of
 __all__ = ["Sweep", "load_sweep", "run"]
 
 CHUNK = 64
-"""Points that are forecast and kept together: about a second of work, which is what an interruption costs."""
+"""Points that are forecast and stored together: about a second of work, which an interruption loses."""
 
 MOST_CHUNKS = 10_000
-"""Larger sweeps have larger chunks instead of more files."""
+"""Maximum number of chunks: sweeps beyond have larger chunks instead."""
 
 WINDOW = 128
-"""Chunks that are handed to the executor at once; two windows are under way."""
+"""Chunks in one call of the executor's `map`; two calls are in progress."""
 
 
 class Executor(Protocol):
-    """Whatever has the `map` of the standard library's executors: it may work anywhere, and be lazy or not."""
+    """Anything with the `map` of the standard library's executors, local or remote, lazy or not."""
 
     def map(self, work: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]: ...
 
 
 class Chunk(NamedTuple):
-    """Some points that follow each other, with all that a worker needs to forecast them."""
+    """Consecutive points, with everything that a worker needs to forecast them."""
 
     start: int
     points: list[Changes]
     job: dict[str, Any]
     base: str
     where: tuple[tuple[str, str], ...]
-    """Texts of the constraints, and their places."""
+    """Texts of the constraints, each with its place for error messages."""
 
 
 def run(
@@ -68,23 +68,23 @@ def run(
     restart: bool = False,
     watch: Callable[[int, int], None] = lambda done, points: None,
 ) -> dict[str, Any]:
-    """Forecasts every point of a sweep into the Parquet file `out`; the summary of its rows.
+    """Forecasts every point of a sweep into the Parquet file `out` and returns the summary of its rows.
 
-    What an earlier run of the same sweep has kept beside `out` is not forecast again.
+    Chunks that an earlier run of the same sweep has stored are not forecast again.
 
-    executor: anything whose `map` is that of the standard library's executors; processes of this machine if not given.
-    workers: so many processes; one for each core if not given.
-    restart: discard what another sweep has left at `out`, or an earlier run of this one.
-    watch: called after every chunk with the points that are done and that there are.
-    Raises PlanError where rows cannot be written; KeyboardInterrupt leaves all finished chunks for the next run.
+    executor: runs the chunks; processes of this machine if None.
+    workers: number of these processes; one per core if None.
+    restart: discards results of another sweep, or of an earlier run of this one, at `out`.
+    watch: called after every chunk with the number of finished points and of all points.
+    Raises PlanError if rows cannot be written. KeyboardInterrupt leaves the finished chunks for the next run.
     """
     size = max(CHUNK, -(-sweep.points // MOST_CHUNKS))
     store = Store(Path(out), sweep, size, restart)
     if not store.finished:
         todo = [number for number in range(store.chunks) if number not in store.kept]
         watch(store.points_kept, sweep.points)
-        with _at_work(executor, min(workers or os.cpu_count() or 1, len(todo)), store) as at_work:
-            answers = _in_windows(at_work, (_chunk(sweep, number, size) for number in todo))
+        with _open_executor(executor, min(workers or os.cpu_count() or 1, len(todo)), store) as at_work:
+            answers = _map_in_windows(at_work, (_make_chunk(sweep, number, size) for number in todo))
             for number, rows in zip(todo, answers, strict=True):
                 store.keep(number, rows)
                 watch(store.points_kept, sweep.points)
@@ -92,47 +92,49 @@ def run(
     return store.summary()
 
 
-def _chunk(sweep: Sweep, number: int, size: int) -> Chunk:
+def _make_chunk(sweep: Sweep, number: int, size: int) -> Chunk:
     start = number * size
     points = [sweep.point(index) for index in range(start, min(start + size, sweep.points))]
     where = tuple((constraint.text, constraint.where) for constraint in sweep.where)
     return Chunk(start, points, sweep.job, str(sweep.base.absolute()), where)
 
 
-def _in_windows(executor: Executor, chunks: Iterator[Chunk]) -> Iterator[list[Row]]:
-    """The rows of every chunk, in order; the next window is at work before this one is read."""
+def _map_in_windows(executor: Executor, chunks: Iterator[Chunk]) -> Iterator[list[Row]]:
+    """Rows of every chunk, in order; the next window is submitted before the current one is read."""
     ahead: Iterator[list[Row]] = iter(())
     while window := list(islice(chunks, WINDOW)):
-        following = iter(executor.map(answered, window))
+        following = iter(executor.map(forecast_chunk, window))
         yield from ahead
         ahead = following
     yield from ahead
 
 
 class _Here:
-    """The executor of one worker: this process."""
+    """Executor of one worker: this process."""
 
     map = staticmethod(map)
 
 
 @contextmanager
-def _at_work(executor: Executor | None, workers: int, store: Store) -> Iterator[Executor]:
-    """The executor given, or processes that live as long as this."""
+def _open_executor(executor: Executor | None, workers: int, store: Store) -> Iterator[Executor]:
+    """The given executor, or processes that end with the context."""
     if executor is not None or workers <= 1:
         yield executor or _Here()
         return
-    pool = ProcessPoolExecutor(workers, initializer=_obey)
+    pool = ProcessPoolExecutor(workers, initializer=_follow_parent)
     try:
         yield pool
     except BrokenExecutor:
-        rule = f"a worker has died, most likely for want of memory; {store.points_kept:,} points are kept"
-        raise PlanError("--workers", rule, f"Run it again with fewer, it goes on from {store.parts}", workers) from None
-    finally:  # whoever interrupts waits for the chunks at work, not for those that wait
+        rule = f"a worker was killed, most likely for lack of memory; {store.points_kept:,} points are kept"
+        raise PlanError(
+            "--workers", rule, f"Run it again with fewer workers, it goes on from {store.parts}", workers
+        ) from None
+    finally:  # an interruption waits for running chunks, not for submitted ones
         pool.shutdown(cancel_futures=True)
 
 
-def _obey() -> None:
-    """A worker leaves Ctrl-C to its parent, and does not outlive it."""
+def _follow_parent() -> None:
+    """Makes a worker ignore Ctrl-C, which its parent handles, and end with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:
@@ -144,27 +146,27 @@ def _obey() -> None:
 _local = threading.local()
 
 
-def answered(chunk: Chunk) -> list[Row]:
-    """The rows of a chunk, without the points that break a constraint."""
+def forecast_chunk(chunk: Chunk) -> list[Row]:
+    """Rows of a chunk, without points that violate a constraint."""
     names = Names(chunk.job, Path(chunk.base))
-    where = [parsed(*constraint) for constraint in chunk.where]
-    if not hasattr(_local, "workshop"):  # one for each thread of a worker: what it knows changes no answer
+    where = [parse_constraint(*constraint) for constraint in chunk.where]
+    if not hasattr(_local, "workshop"):  # one per thread; it changes no answer
         _local.shared_work = SharedWork()
-    rows = (_row(changes, chunk, names, where) for changes in chunk.points)
+    rows = (_forecast_point(changes, chunk, names, where) for changes in chunk.points)
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
 
 
-def _row(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) -> Row | None:
-    """The row of one point; None if it is left out."""
+def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) -> Row | None:
+    """Row of one point; None if it violates a constraint."""
     try:
         look = names.at(changes)
         if not all(holds(look) for holds in where):
             return None
-        report = simulate(load_job(at(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
+        report = simulate(load_job(apply_changes(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
         told = report.to_dict()
         return {**changes, "status": told["status"], **row_of(told), "limits": told["limits"]}
     except MeshcastError as error:
         place = error.where.removeprefix("job.")
         return {**changes, "status": "invalid", "reason": f"{type(error).__name__} {place}: {error.rule}"}
-    except Exception as error:  # a defect of meshcast, which must cost one row and not all the others
+    except Exception as error:  # a defect of meshcast costs one row, not the sweep
         return {**changes, "status": "invalid", "reason": f"meshcast failed: {type(error).__name__}: {error}"}

@@ -1,6 +1,6 @@
-"""Scaling curves: one job on ever more GPUs, along one axis of its plan.
+"""Scaling curves: one job on increasing numbers of GPUs, of which one mesh axis grows.
 
-Strong scaling keeps the global batch, weak scaling the batch of every GPU; everything else of the job stays.
+Strong scaling keeps the global batch size, weak scaling the batch size per GPU; the rest of the job is unchanged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from simulator.report.report import Report
 Kind = Literal["weak", "strong"]
 
 MATRIX = "matrix work"
-"""What a step spends its time on when nothing else takes more."""
+"""Bottleneck of a step of which other parts take less than a tenth."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One number of GPUs: its forecast, or why there is none."""
+    """Forecast for one number of GPUs, or the error of a job that cannot run on it."""
 
     gpus: int
     report: Report | None
@@ -37,12 +37,12 @@ class Point:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole cluster."""
+        """Throughput of the whole cluster."""
         return self.report.tokens_per_s_per_gpu * self.gpus if self.report else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where nine of ten measured rates should lie [tokens/s]."""
+        """Interval that should hold nine of ten measured throughputs [tokens/s]."""
         if self.report is None:
             return math.nan, math.nan
         low, high = self.report.interval_90
@@ -50,7 +50,7 @@ class Point:
 
     @property
     def bottleneck(self) -> str:
-        """The largest cost of the step beside matrix work, unless all of them together are a tenth of it."""
+        """Largest part of the step other than GEMMs and attention; `MATRIX` if all of these are below a tenth of it."""
         if self.report is None:
             return ""
         costs, step = self.report.costs, self.report.step_time
@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A job along `axis` of its plan; `points` by number of GPUs."""
+    """Scaling of a job along a mesh axis; `points` are sorted by their number of GPUs."""
 
     job: Job
     kind: Kind
@@ -68,33 +68,36 @@ class Curve:
 
     @property
     def known(self) -> list[Point]:
-        """The points that have a forecast."""
+        """Points with a forecast."""
         return [point for point in self.points if point.report is not None]
 
     def efficiency(self, point: Point) -> float:
-        """Tokens/s of a GPU against those of a GPU in the smallest forecast."""
+        """Throughput of a GPU relative to that of a GPU at the smallest point with a forecast."""
         first = self.known[0]
         return point.tokens_per_s / point.gpus / (first.tokens_per_s / first.gpus)
 
     @property
     def changes(self) -> list[tuple[Point, Point]]:
-        """Neighbours between which the bottleneck changes."""
+        """Neighbouring points with different bottlenecks."""
         pairs = zip(self.known, self.known[1:], strict=False)
         return [(one, other) for one, other in pairs if one.bottleneck != other.bottleneck]
 
 
-def curve(source: str | Path | Mapping[str, Any], gpus: Sequence[int], kind: Kind, axis: str | None = None) -> Curve:
-    """The scaling of a job. axis: of the mesh, the one that grows; the first one of its data scheme if not given.
+def forecast_curve(
+    source: str | Path | Mapping[str, Any], gpus: Sequence[int], kind: Kind, axis: str | None = None
+) -> Curve:
+    """Forecasts a job on every number of GPUs.
 
-    Raises PlanError for a job or an axis that cannot be scaled; a number of GPUs that the plan does not fit is a point
-    with its error.
+    axis: mesh axis that grows; the first axis of the data scheme if None.
+    Raises PlanError for a job or axis that cannot be scaled. A number of GPUs that the plan does not divide is a point
+    with an error.
     """
     job = load_job(source)
     chosen = axis or _data_axis(job)
     if chosen not in job.plan.mesh:
         raise PlanError("--over", "no such axis in plan.mesh", nearest(chosen, job.plan.mesh), chosen)
     if job.cluster.groups:
-        rule = "a cluster of several kinds of nodes has no larger one of its kind"
+        rule = "a cluster of several kinds of nodes cannot be scaled"
         raise PlanError("cluster.groups", rule, "Describe it by one kind of node")
     base = Path(".") if isinstance(source, Mapping) else Path(source).parent
     shop = SharedWork()
@@ -104,23 +107,23 @@ def curve(source: str | Path | Mapping[str, Any], gpus: Sequence[int], kind: Kin
 def _points(job: Job, gpus: Sequence[int], kind: Kind, axis: str, base: Path, shop: SharedWork) -> Iterator[Point]:
     for count in gpus:
         try:
-            yield Point(count, simulate(load_job(scaled(job, count, kind, axis), base=base), shared_work=shop))
+            yield Point(count, simulate(load_job(scale_job(job, count, kind, axis), base=base), shared_work=shop))
         except MeshcastError as error:
             yield Point(count, None, error)
 
 
-def scaled(job: Job, gpus: int, kind: Kind, axis: str) -> dict[str, Any]:
-    """The job on `gpus` GPUs, as a mapping in long form. Raises PlanError where a degree is no whole number."""
-    told, factor = job.to_dict(), Fraction(gpus, job.cluster.gpus)
-    plan = told["plan"]
+def scale_job(job: Job, gpus: int, kind: Kind, axis: str) -> dict[str, Any]:
+    """The job on `gpus` GPUs as a mapping in long form. Raises PlanError if a degree would not be an integer."""
+    scaled, factor = job.to_dict(), Fraction(gpus, job.cluster.gpus)
+    plan = scaled["plan"]
     plan["mesh"] = {**plan["mesh"], axis: _whole(f"plan.mesh.{axis}", plan["mesh"][axis] * factor, gpus)}
     for view in plan.get("views", {}).values():
-        outer = next(iter(view))  # the axis along which copies lie
+        outer = next(iter(view))  # the axis of expert replicas
         view[outer] = _whole(f"plan.views.{outer}", view[outer] * factor, gpus)
     if kind == "weak":
-        told["batch"]["global"] = _whole("batch.global", told["batch"]["global"] * factor, gpus)
-    told["cluster"] = resized(job.cluster, gpus)
-    return told
+        scaled["batch"]["global"] = _whole("batch.global", scaled["batch"]["global"] * factor, gpus)
+    scaled["cluster"] = resize_cluster(job.cluster, gpus)
+    return scaled
 
 
 def _whole(where: str, value: Fraction, gpus: int) -> int:
@@ -130,8 +133,8 @@ def _whole(where: str, value: Fraction, gpus: int) -> int:
     return int(value)
 
 
-def resized(cluster: Cluster, gpus: int) -> Cluster:
-    """A cluster of the same nodes with another number of GPUs."""
+def resize_cluster(cluster: Cluster, gpus: int) -> Cluster:
+    """The cluster with another number of GPUs, in nodes of the same kind."""
     nodes = math.ceil(gpus / cluster.gpus_per_node)
     return Cluster(
         name=f"{cluster.node.name}:{nodes}",
@@ -153,13 +156,13 @@ def _data_axis(job: Job) -> str:
     return axis
 
 
-def brief(bottleneck: str) -> str:
-    """A bottleneck in few words."""
+def shorten(bottleneck: str) -> str:
+    """Short name of a bottleneck."""
     return bottleneck.removeprefix("exposed ").removeprefix("the ").removesuffix(" communication")
 
 
-def table(found: Curve) -> list[dict[str, Any]]:
-    """The curve as plain rows."""
+def curve_rows(found: Curve) -> list[dict[str, Any]]:
+    """Rows of the curve for ``scale --json``."""
     rows = []
     for point in found.points:
         row: dict[str, Any] = {"gpus": point.gpus, "error": point.error.to_dict() if point.error else None}
@@ -170,7 +173,7 @@ def table(found: Curve) -> list[dict[str, Any]]:
                 "tokens_per_s": point.tokens_per_s,
                 "efficiency": found.efficiency(point),
                 "bottleneck": point.bottleneck,
-                # Memory stands beside the other figures: a row is as flat as it can be.
+                # Memory figures are keys of the row itself, not of a `memory` inside it.
                 **nest((figure.where.removeprefix("memory."), figure.compute(report)) for figure in shown_in("points")),
             }
         else:
@@ -180,14 +183,11 @@ def table(found: Curve) -> list[dict[str, Any]]:
 
 
 MOST_POINTS = 1000
-"""Most numbers of GPUs on one curve."""
+"""Maximum number of points of one curve."""
 
 
-def counts(words: str) -> list[int]:
-    """Numbers of GPUs as a person writes them: ``8,16,24``, or ``8..4096`` for all doublings of the first.
-
-    Raises PlanError for anything else.
-    """
+def parse_counts(words: str) -> list[int]:
+    """Parses numbers of GPUs: ``8,16,24``, or ``8..4096`` for all doublings of 8. Raises PlanError for other text."""
     found: list[int] = []
     for word in words.split(","):
         first, dots, last = (part.strip() for part in word.partition(".."))

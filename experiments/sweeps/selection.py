@@ -1,4 +1,4 @@
-"""``meshcast plot``: a finished sweep as a heatmap over two of its fields, and why a cell is blank."""
+"""``meshcast plot``: rows of a finished sweep, the two fields of its heatmap, and one cell of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from hardware.errors import PlanError
 Row = dict[str, Any]
 
 
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a sweep's Parquet file.
-
-    Raises PlanError for a file that is none.
-    """
+def read_rows(path: Path) -> list[Row]:
+    """Reads the rows of a sweep's Parquet file. Raises PlanError for any other file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -26,19 +23,19 @@ def rows_of(path: Path) -> list[Row]:
     except (pa.ArrowException, OSError) as error:
         raise PlanError(str(path), f"not a Parquet file ({error})", "Name the --out of a finished sweep") from None
     if not found or not {"index", "status", "reason"} <= set(found[0]):
-        raise PlanError(str(path), "it holds no rows of a sweep", "Name the --out of a finished sweep")
+        raise PlanError(str(path), "it has no rows of a sweep", "Name the --out of a finished sweep")
     return found
 
 
-def fields(rows: list[Row]) -> list[str]:
-    """The fields that the sweep varied."""
+def varied_fields(rows: list[Row]) -> list[str]:
+    """Fields that the sweep varied."""
     names = list(rows[0])
     return names[1 : names.index("status")]
 
 
-def axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str]:
-    """The fields across and down: the first two that take several values, where they are not given."""
-    several = [name for name in fields(rows) if len({repr(row[name]) for row in rows}) > 1]
+def choose_axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str]:
+    """Fields across and down; one that is not given is the first that takes several values."""
+    several = [name for name in varied_fields(rows) if len({repr(row[name]) for row in rows}) > 1]
     left = [name for name in several if name not in (x, y)]
     x = x or (left.pop(0) if left else None)
     y = y or (left.pop(0) if left else None)
@@ -47,11 +44,8 @@ def axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str]:
     return x, y
 
 
-def place(words: str, rows: list[Row], x: str, y: str) -> tuple[Any, Any]:
-    """The values that ``4,8`` means: one of `x`, one of `y`.
-
-    Raises PlanError where the sweep has no such values.
-    """
+def parse_cell(words: str, rows: list[Row], x: str, y: str) -> tuple[Any, Any]:
+    """Values of `x` and `y` that ``4,8`` names. Raises PlanError if the sweep has no such values."""
     parts = [part.strip() for part in words.split(",")]
     if len(parts) != 2:
         raise PlanError("--why", f"it names a value of {x} and one of {y}", "Write it like --why 4,8", words)

@@ -1,7 +1,7 @@
-"""Where the rows of a sweep go: chunk by chunk into a folder of parts, in the end joined into one Parquet file.
+"""Storage of a sweep's rows: a file for every chunk in a folder of parts, which are joined into one Parquet file.
 
-A part is complete or absent, whatever happens: it is written beside, flushed to the disk and renamed. Whoever resumes
-finds which chunks are kept; the joined file is the same, byte for byte.
+A part is complete or absent after any crash: it is written under another name, flushed to disk and renamed. A resumed
+sweep skips the chunks that are stored, and its joined file has the same bytes.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP = 20_000
-"""Rows of a row group of the joined file."""
+"""Rows in a row group of the joined file."""
 
 BEST = 10
-"""Plans of the summary."""
+"""Number of best plans in the summary."""
 
 MOST_REASONS = 1_000
-"""Kinds of reasons that are told apart."""
+"""Maximum number of distinct reasons in the summary."""
 
 RANKED_BY = "tokens_per_s_per_gpu"
-"""Figure by which plans are the best, its largest value first."""
+"""Figure by which the best plans are ranked, largest value first."""
 
 Row = dict[str, Any]
 
 
 def fingerprint(sweep: Sweep, chunk: int) -> str:
-    """Of all that the rows follow from: the points, the job with the files it names, and this version of meshcast."""
-    told = [product_version(), chunk, sweep.job, sweep.axes, [constraint.text for constraint in sweep.where]]
-    found = hashlib.sha256(json.dumps(told).encode())
-    for word in sorted(set(_words([sweep.job, sweep.axes]))):
-        with suppress(OSError, ValueError):  # a word that is no path
+    """Hash of everything that the rows depend on: points, job, files that the job names, version of meshcast."""
+    inputs = [product_version(), chunk, sweep.job, sweep.axes, [constraint.text for constraint in sweep.where]]
+    found = hashlib.sha256(json.dumps(inputs).encode())
+    for word in sorted(set(_strings_in([sweep.job, sweep.axes]))):
+        with suppress(OSError, ValueError):  # a string that is not a path
             path = sweep.base / word
             found.update((path / "config.json" if path.is_dir() else path).read_bytes())
     return found.hexdigest()
 
 
-def _words(data: Any) -> Iterator[str]:
+def _strings_in(data: Any) -> Iterator[str]:
     if isinstance(data, str):
         yield data
     elif isinstance(data, dict | list | tuple):
         for inner in data.values() if isinstance(data, dict) else data:
-            yield from _words(inner)
+            yield from _strings_in(inner)
 
 
 class Store:
-    """The rows of one sweep on the disk. Raises PlanError where they cannot be kept, and says what was."""
+    """Rows of one sweep on disk. Raises PlanError if they cannot be written, and says how many points are stored."""
 
     def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False) -> None:
         self.out, self.sweep, self.chunk = out, sweep, chunk
-        self.parts = parts_of(out)
+        self.parts = parts_folder(out)
         self.chunks = -(-sweep.points // chunk)
-        self.mark = fingerprint(sweep, chunk)
+        self.fingerprint = fingerprint(sweep, chunk)
         self.kept: set[int] = set()
         with self._writing():
             self._open(restart)
 
     @property
     def points_kept(self) -> int:
-        """Points whose chunks are on the disk."""
+        """Number of points whose chunks are stored."""
         if self.finished:
             return self.sweep.points
         last = self.chunks - 1
@@ -88,11 +88,11 @@ class Store:
             rule = f"there is no folder {self.out.parent}"
             raise PlanError("--out", rule, "Make it, or name a file in one that there is", str(self.out))
         about = self.parts / "_sweep.json"
-        begun = _read_mark(about)
-        whole = self._mark_of_out()
+        begun = _read_fingerprint(about)
+        whole = self._fingerprint_of_out()
         if not restart:
             for mark, path in ((begun, self.parts), (whole if begun is None else None, self.out)):
-                if mark not in (None, self.mark):
+                if mark not in (None, self.fingerprint):
                     rule = f"{path} holds rows of another sweep, or of another version of meshcast"
                     raise PlanError("--out", rule, "Name another --out, or discard them with --restart")
             self.finished = begun is None and whole is not None
@@ -102,11 +102,11 @@ class Store:
             return
         self.parts.mkdir(exist_ok=True)
         self._lock()
-        self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.mark}).encode())
+        self._write(about, json.dumps({"sweep": self.sweep.name, "fingerprint": self.fingerprint}).encode())
         self.kept = {n for n in range(self.chunks) if self._part(n).exists()}
 
-    def _mark_of_out(self) -> str | None:
-        """The fingerprint of the joined file, None where there is none; refuses a file that is something else."""
+    def _fingerprint_of_out(self) -> str | None:
+        """Fingerprint in the joined file, None if there is no such file; refuses a file that no sweep has written."""
         if not self.out.exists():
             return None
         import pyarrow as pa
@@ -117,20 +117,20 @@ class Store:
         except pa.ArrowException:
             told = None
         if told is None:
-            raise PlanError("--out", f"{self.out} is there and no sweep's result", "Name another file")
+            raise PlanError("--out", f"{self.out} exists and is not the result of a sweep", "Name another file")
         return str(json.loads(told)["fingerprint"])
 
     def _lock(self) -> None:
-        """Refuses a second process on the same parts; the system gives the lock back however a process ends."""
+        """Refuses a second process on the same parts; the system releases the lock however a process ends."""
         try:
             import fcntl
         except ImportError:  # not on Windows
             return
         self._locked = (self.parts / "_lock").open("w")
         try:
-            fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone: a forked worker has none
+            fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
         except (BlockingIOError, PermissionError):
-            rule = f"another process is at work on {self.out}"
+            rule = f"another process is writing {self.out}"
             raise PlanError("--out", rule, "Wait for it, or name another --out") from None
         except OSError:  # a file system without locks
             pass
@@ -138,12 +138,12 @@ class Store:
     # ------------------------------------------------------------------------------------ writing
 
     def keep(self, number: int, rows: Sequence[Row]) -> None:
-        """Writes the rows of one chunk."""
+        """Stores the rows of one chunk."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         columns = {
-            name: [_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
+            name: [_to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
             for name, kind in zip(self._schema.names, self._schema.types, strict=True)
         }
         file = io.BytesIO()
@@ -153,7 +153,7 @@ class Store:
         self.kept.add(number)
 
     def join(self) -> None:
-        """Makes the one file out of all parts, and removes them."""
+        """Joins all parts into one file, then removes them."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -166,7 +166,7 @@ class Store:
                     writer.write_table(pa.concat_tables(tables).combine_chunks())
                     tables.clear()
         self.finished = True
-        with suppress(OSError):  # what lies on is taken away next time
+        with suppress(OSError):  # the next run removes what stays
             self._clear()
 
     def _part(self, number: int) -> Path:
@@ -178,7 +178,7 @@ class Store:
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[IO[bytes]]:
-        """A file that takes the place of `path` when it is whole and on the disk."""
+        """A temporary file that replaces `path` once it is complete and on disk."""
         beside = self.parts / "_writing"
         with beside.open("wb") as file:
             yield file
@@ -194,49 +194,49 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Tells what could not be written, and how many points are kept."""
+        """Turns an OSError into a PlanError that says how many points are stored."""
         try:
             yield
         except OSError as error:
             rule = f"{self.out} cannot be written ({error.strerror or error})"
             if self.kept:
                 rule += f"; {self.points_kept:,} of {self.sweep.points:,} points are kept in {self.parts}"
-            remedy = "Make room, or name a file in a folder that you may write to, and run it again"
+            remedy = "Free disk space, or name a file in a writable folder, and run the command again"
             raise PlanError("--out", rule, remedy) from None
 
     def _clear(self) -> None:
-        """Removes the parts, the mark first: a folder without one holds nothing."""
+        """Removes the parts, the fingerprint first: without it a folder counts as empty."""
         if not self.parts.is_dir():
             return
         names = sorted(os.listdir(self.parts), key=lambda name: name != "_sweep.json")
         for name in names:
             if name in ("_sweep.json", "_lock", "_writing") or re.fullmatch(r"\d{7}\.parquet", name):
                 (self.parts / name).unlink()
-        with suppress(OSError):  # something of somebody else lies in it
+        with suppress(OSError):  # it holds files of somebody else
             self.parts.rmdir()
 
     @cached_property
     def _schema(self) -> pa.Schema:
-        """The columns: the point, what varies, and the answer."""
+        """Columns: index, varied fields, status, figures, limits."""
         import pyarrow as pa
 
         kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
         given = {*self.sweep.job, *(name.split(".")[0] for name in self.sweep.fields)}
         names = {
             "index": pa.int64(),
-            **{name: kinds[_kind(self.sweep.values(name))] for name in self.sweep.fields},
+            **{name: kinds[_column_type(self.sweep.values(name))] for name in self.sweep.fields},
             "status": pa.string(),
             "reason": pa.string(),
             **{figure.name: kinds[figure.kind] for figure in columns(given)},
             "limits": pa.string(),
         }
-        about = {"version": product_version(), "fingerprint": self.mark, "job": self.sweep.job}
+        about = {"version": product_version(), "fingerprint": self.fingerprint, "job": self.sweep.job}
         return pa.schema(list(names.items()), {"meshcast": json.dumps(about)})
 
     # ------------------------------------------------------------------------------------ reading
 
     def summary(self) -> dict[str, Any]:
-        """Counts by status, the best plans that fit, and why points are invalid; read from the joined file."""
+        """Counts by status, the best plans that fit, and the reasons of invalid points, read from the joined file."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -245,9 +245,9 @@ class Store:
         best: list[Row] = []
         with pq.ParquetFile(self.out) as file:
             for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
-                statuses.update(_counted(batch["status"]))
-                for reason, count in _counted(batch["reason"].drop_null()).items():
-                    same = re.sub(r"\d[\d,.]*", "#", reason)  # numbers apart, one rule
+                statuses.update(_count_values(batch["status"]))
+                for reason, count in _count_values(batch["reason"].drop_null()).items():
+                    same = re.sub(r"\d[\d,.]*", "#", reason)  # reasons that differ in numbers only are one
                     same = same if same in first or len(first) < MOST_REASONS else "other reasons"
                     reasons[same] += count
                     first.setdefault(same, reason if same != "other reasons" else same)
@@ -268,12 +268,12 @@ class Store:
         }
 
 
-def parts_of(out: Path) -> Path:
-    """The folder where the rows lie until all are there."""
+def parts_folder(out: Path) -> Path:
+    """Folder of the stored chunks of an unfinished sweep."""
     return out.with_name(out.name + ".parts")
 
 
-def _read_mark(path: Path) -> str | None:
+def _read_fingerprint(path: Path) -> str | None:
     try:
         return str(json.loads(path.read_bytes())["fingerprint"])
     except (FileNotFoundError, NotADirectoryError):
@@ -282,12 +282,12 @@ def _read_mark(path: Path) -> str | None:
         return "unreadable"
 
 
-def _counted(column: Any) -> dict[str, int]:
+def _count_values(column: Any) -> dict[str, int]:
     return {one["values"]: one["counts"] for one in column.value_counts().to_pylist()}
 
 
-def _kind(values: Iterator[Any]) -> type:
-    """The narrowest kind of column that holds all values: truth, whole numbers, numbers, or text."""
+def _column_type(values: Iterator[Any]) -> type:
+    """Narrowest type that holds all values: bool, int, float or str."""
     kinds = {type(value) for value in values if value is not None}
     for kind, admits in ((bool, {bool}), (int, {int}), (float, {int, float})):
         if kinds and kinds <= admits:
@@ -295,6 +295,6 @@ def _kind(values: Iterator[Any]) -> type:
     return str
 
 
-def _cell(value: Any, text: bool) -> Any:
-    """A value as its column holds it: what is no word is written as JSON where others are."""
+def _to_cell(value: Any, text: bool) -> Any:
+    """A value for its column; in a column of text, a value that is not text is written as JSON."""
     return value if not text or value is None or isinstance(value, str) else json.dumps(value)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.plots import heatmap
-from experiments.sweeps import selection as plotting
+from experiments.sweeps import selection
 from experiments.sweeps.grid import load_sweep
 from experiments.sweeps.run import run
 from hardware.errors import PlanError
@@ -72,10 +72,10 @@ def test_what_the_sweep_does_not_have_is_told(words: tuple[str, str, str]) -> No
 
 
 def test_a_real_sweep(results: Path, tmp_path: Path) -> None:
-    rows = plotting.rows_of(results)
-    assert plotting.fields(rows) == ["plan.tp", "plan.pp", "batch.micro"]
-    assert plotting.axes(rows, None, None) == ("plan.tp", "plan.pp")
-    assert plotting.axes(rows, None, "batch.micro") == ("plan.tp", "batch.micro")
+    rows = selection.read_rows(results)
+    assert selection.varied_fields(rows) == ["plan.tp", "plan.pp", "batch.micro"]
+    assert selection.choose_axes(rows, None, None) == ("plan.tp", "plan.pp")
+    assert selection.choose_axes(rows, None, "batch.micro") == ("plan.tp", "batch.micro")
     found = heatmap.cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
     assert (8, 2) not in found, "left out"
     assert found[3, 1].best is None and "divide" in heatmap.reasons(found, 3, 1)[0]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
-from experiments.sweeps.jobs import answers
+from experiments.sweeps.jobs import forecast_lines
 from simulator import simulate
 
 JOBS: list[dict[str, Any]] = [
@@ -33,7 +33,7 @@ def run(*words: str) -> Any:
 def test_jobs_that_share_a_workshop_are_answered_as_alone() -> None:
     # Twice each, and the other way round, so that everything that can be shared is.
     for order in (JOBS, [*JOBS, *JOBS], JOBS[::-1]):
-        found = list(answers(lines(order), "jobs.jsonl", Path(".")))
+        found = list(forecast_lines(lines(order), "jobs.jsonl", Path(".")))
         assert found == [simulate(job).to_dict() for job in order]
 
 
@@ -55,7 +55,9 @@ def test_plans_that_use_other_axes_share_nothing_that_differs() -> None:
     alone = {json.dumps(job): simulate(job).to_dict() for job in jobs}
     for order in permutations(jobs[:3]), permutations(jobs[3:]):
         for some in order:
-            assert list(answers(lines(list(some)), "jobs", Path("."))) == [alone[json.dumps(job)] for job in some]
+            assert list(forecast_lines(lines(list(some)), "jobs", Path("."))) == [
+                alone[json.dumps(job)] for job in some
+            ]
 
 
 def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
@@ -73,13 +75,13 @@ def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
         for ep, etp in ((8, 1), (1, 8), (4, 2), (2, 4), (2, 2), (1, 1))
     ]
     for order in (jobs, jobs[::-1]):
-        assert list(answers(lines(order), "jobs", Path("."))) == [simulate(job).to_dict() for job in order]
+        assert list(forecast_lines(lines(order), "jobs", Path("."))) == [simulate(job).to_dict() for job in order]
 
 
 def test_a_plan_has_one_data_scheme() -> None:
     schemes = [{"use": "data/ddp", "over": "a"}, {"use": "data/fsdp", "over": "b"}]
     plan = {"mesh": {"a": 2, "b": 4}, "schemes": schemes}
-    (told,) = answers(lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path("."))
+    (told,) = forecast_lines(lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path("."))
     assert told["error"]["rule"] == "a plan has one data scheme"
 
 
@@ -91,7 +93,7 @@ def test_what_was_answered_before_changes_no_bit() -> None:
         for batch in (64, 192)
         for plan in plans
     ]
-    assert list(answers(lines(jobs), "jobs", Path("."))) == [simulate(job).to_dict() for job in jobs]
+    assert list(forecast_lines(lines(jobs), "jobs", Path("."))) == [simulate(job).to_dict() for job in jobs]
 
 
 def test_no_accepted_value_ends_the_run() -> None:
@@ -107,7 +109,7 @@ def test_no_accepted_value_ends_the_run() -> None:
     ]
     jobs = [{**JOBS[1], "framework": {"name": "megatron-core", "set": one}} for one in settings]
     jobs += [{**JOBS[1], "run": {"tokens": 1e308, "price_per_gpu_hour": 1e308}}]
-    found = list(answers(lines(jobs), "jobs", Path(".")))
+    found = list(forecast_lines(lines(jobs), "jobs", Path(".")))
     assert ["error" in answer for answer in found] == [False, True, False, True, False, True, False, True, True]
     json.dumps(found, allow_nan=False)
 
@@ -126,7 +128,7 @@ def test_no_accepted_value_ends_the_run() -> None:
     ],
 )
 def test_a_bad_line_answers_with_its_error(line: Any, where: str, words: str) -> None:
-    first, bad, last = answers(lines([JOBS[0], line, JOBS[1]]), "jobs.jsonl", Path("."))
+    first, bad, last = forecast_lines(lines([JOBS[0], line, JOBS[1]]), "jobs.jsonl", Path("."))
     assert first["id"] == "a" and last["id"] == 2 and first["status"] == last["status"] == "fits"
     assert set(bad) == {"id", "line", "error"} and bad["line"] == 2
     assert bad["id"] == (line.get("id") if isinstance(line, dict) else None)
@@ -136,7 +138,7 @@ def test_a_bad_line_answers_with_its_error(line: Any, where: str, words: str) ->
 
 
 def test_empty_lines_are_no_jobs_but_count(tmp_path: Path) -> None:
-    (bad,) = answers(["", "  \n", "{}"], "jobs.jsonl", tmp_path)
+    (bad,) = forecast_lines(["", "  \n", "{}"], "jobs.jsonl", tmp_path)
     assert bad["line"] == 3 and bad["error"]["where"].startswith("jobs.jsonl:3")
 
 

@@ -10,7 +10,15 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.pages.scaling import page
 from experiments.plots import scaling
-from experiments.sweeps.scaling import MATRIX, Curve, counts, curve, resized, scaled, table
+from experiments.sweeps.scaling import (
+    MATRIX,
+    Curve,
+    curve_rows,
+    forecast_curve,
+    parse_counts,
+    resize_cluster,
+    scale_job,
+)
 from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import load_job, simulate
@@ -30,7 +38,7 @@ EXPERTS = {
 
 def test_a_point_is_the_forecast_of_the_job_with_that_many_gpus() -> None:
     for kind, batches in (("weak", (32, 64, 256)), ("strong", (64, 64, 64))):
-        found = curve(JOB, (8, 16, 64), kind)  # type: ignore[arg-type]
+        found = forecast_curve(JOB, (8, 16, 64), kind)  # type: ignore[arg-type]
         for point, batch in zip(found.points, batches, strict=True):
             alone = {**JOB, "cluster": f"dgx-h100:{point.gpus // 8}", "batch": {"global": batch, "micro": 1}}
             assert point.report is not None
@@ -39,7 +47,7 @@ def test_a_point_is_the_forecast_of_the_job_with_that_many_gpus() -> None:
 
 
 def test_efficiency_is_one_at_the_smallest_and_falls_under_strong_scaling() -> None:
-    found = curve(JOB, (128, 8, 32), "strong")
+    found = forecast_curve(JOB, (128, 8, 32), "strong")
     told = [found.efficiency(point) for point in found.points]
     assert [point.gpus for point in found.points] == [8, 32, 128]
     assert told[0] == 1 and told[0] > told[1] > told[2] > 0
@@ -48,28 +56,28 @@ def test_efficiency_is_one_at_the_smallest_and_falls_under_strong_scaling() -> N
 def test_experts_copies_grow_with_the_axis() -> None:
     job = load_job(EXPERTS)
     assert job.plan.views == {"experts": {"edp": 4, "ep": 4, "etp": 1}}
-    told = scaled(job, 64, "weak", "dp")
+    told = scale_job(job, 64, "weak", "dp")
     assert told["plan"]["views"] == {"experts": {"edp": 16, "ep": 4, "etp": 1}}
     assert told["plan"]["mesh"] == {"pp": 1, "dp": 32, "tp": 2} and told["batch"]["global"] == 256
 
 
 def test_another_axis_may_grow() -> None:
-    found = curve(JOB, (16, 32), "strong", "tp")
+    found = forecast_curve(JOB, (16, 32), "strong", "tp")
     assert [point.report.job.plan.mesh["tp"] for point in found.points if point.report] == [2, 4]
 
 
 def test_what_does_not_divide_is_a_point_with_its_error() -> None:
-    found = curve(JOB, (8, 12, 16), "weak")
-    assert [row["status"] for row in table(found)] == ["fits", "fits", "fits"]
-    found = curve(JOB, (1, 16), "weak")
-    rows = table(found)
+    found = forecast_curve(JOB, (8, 12, 16), "weak")
+    assert [row["status"] for row in curve_rows(found)] == ["fits", "fits", "fits"]
+    found = forecast_curve(JOB, (1, 16), "weak")
+    rows = curve_rows(found)
     assert [row["status"] for row in rows] == ["invalid", "fits"]
     assert rows[0]["error"]["where"] == "plan.mesh.dp" and "0.5" in rows[0]["error"]["rule"]
     assert [point.gpus for point in found.known] == [16]
 
 
 def test_the_bottleneck_is_the_largest_cost() -> None:
-    found = curve(JOB, (8, 128), "strong")
+    found = forecast_curve(JOB, (8, 128), "strong")
     for point in found.known:
         assert point.report is not None
         costs = point.report.costs
@@ -90,15 +98,15 @@ def test_the_bottleneck_is_the_largest_cost() -> None:
 def test_a_cluster_keeps_its_nodes(spec: Any) -> None:
     cluster = load_cluster(spec)
     for gpus in (8, 16, 20, 512):
-        other = resized(cluster, gpus)
+        other = resize_cluster(cluster, gpus)
         assert (other.gpus, other.node, other.fabric) == (gpus, cluster.node, cluster.fabric)
         assert (other.nodes - 1) * other.gpus_per_node < gpus <= other.nodes * other.gpus_per_node
 
 
 def test_counts() -> None:
-    assert counts("8,16, 24") == [8, 16, 24]
-    assert counts("8..64") == [8, 16, 32, 64]
-    assert counts("3..20,7") == [3, 6, 12, 7]
+    assert parse_counts("8,16, 24") == [8, 16, 24]
+    assert parse_counts("8..64") == [8, 16, 32, 64]
+    assert parse_counts("3..20,7") == [3, 6, 12, 7]
 
 
 @pytest.mark.parametrize(
@@ -106,24 +114,24 @@ def test_counts() -> None:
 )
 def test_counts_that_are_none(words: str) -> None:
     with pytest.raises(PlanError) as caught:
-        counts(words)
+        parse_counts(words)
     assert caught.value.where == "--gpus" and caught.value.remedy
 
 
 def test_what_cannot_be_scaled_is_told() -> None:
     with pytest.raises(PlanError, match="no such axis"):
-        curve(JOB, (8,), "weak", "dq")
+        forecast_curve(JOB, (8,), "weak", "dq")
     plan = {"mesh": {"tp": 16}, "schemes": [{"use": "tensor/megatron-sp", "over": "tp"}]}
     with pytest.raises(PlanError, match="no data scheme"):
-        curve({**JOB, "model": {**JOB["model"], "heads": 16}, "plan": plan}, (8,), "weak")
+        forecast_curve({**JOB, "model": {**JOB["model"], "heads": 16}, "plan": plan}, (8,), "weak")
     mixed = {"groups": [{"node": "dgx-h100", "nodes": 1}, {"node": "dgx-a100", "nodes": 1}]}
     with pytest.raises(PlanError, match="several kinds"):
-        curve({**JOB, "cluster": mixed}, (8,), "weak")
+        forecast_curve({**JOB, "cluster": mixed}, (8,), "weak")
 
 
 def test_figure_and_page(tmp_path: Path) -> None:
     for points in ((8, 16, 64), (16,), (1,), (1, 16)):
-        found = curve(JOB, points, "weak")
+        found = forecast_curve(JOB, points, "weak")
         files = [tmp_path / f"{i}.svg" for i in range(2)]
         for file in files:
             scaling.draw(found, file)

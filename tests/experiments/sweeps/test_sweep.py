@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.sweeps import run as sweeps
-from experiments.sweeps.expressions import parsed
+from experiments.sweeps.expressions import parse_constraint
 from experiments.sweeps.grid import MISSING, Names
 from experiments.sweeps.run import load_sweep, run
 from hardware.errors import PlanError
@@ -48,7 +48,7 @@ def test_a_field_is_set_before_those_inside_it() -> None:
     of = sweep(vary={"model.layers": [2, 4], "model": [{"preset": "gpt2-124m"}, {"preset": "gpt2-355m"}]})
     assert [list(point) for point in points(of)] == [["model", "model.layers"]] * 4
     assert of.fields == ("model.layers", "model")
-    answers = sweeps.answered(sweeps._chunk(of, 0, 4))
+    answers = sweeps.forecast_chunk(sweeps._make_chunk(of, 0, 4))
     assert [row["status"] for row in answers] == ["fits"] * 4
     assert answers[0]["step_time_s"] < answers[1]["step_time_s"] and answers[0]["model"] == {"preset": "gpt2-124m"}
 
@@ -237,7 +237,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: 
 def test_deep_expressions_are_refused_or_read() -> None:
     for text in ("not " * 240 + "true", "-" * 900 + "1 < 2", "(" * 90 + "1" + ")" * 90 + " < 2"):
         try:
-            assert parsed(text, "where[0]")(lambda name: 0) is True
+            assert parse_constraint(text, "where[0]")(lambda name: 0) is True
         except PlanError as error:
             assert error.where == "where[0]"
 

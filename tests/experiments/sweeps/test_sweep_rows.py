@@ -15,7 +15,7 @@ import pytest
 
 from experiments.sweeps import run as sweeps
 from experiments.sweeps.run import load_sweep, run
-from experiments.sweeps.store import parts_of
+from experiments.sweeps.store import parts_folder
 from hardware.errors import MeshcastError, PlanError
 from simulator import simulate
 from simulator.report.figures import parts_of_step
@@ -131,7 +131,7 @@ def test_any_number_of_workers_gives_the_same_bytes(
     out = tmp_path / "rows.parquet"
     run(load_sweep(GRID), out, workers=workers, watch=lambda done, points: seen.append(done))
     assert out.read_bytes() == reference.read_bytes()
-    assert seen == list(range(0, 33, 4)) and not parts_of(out).exists()
+    assert seen == list(range(0, 33, 4)) and not parts_folder(out).exists()
 
 
 @pytest.mark.parametrize("executor", [Lazy(), Whole(), ThreadPoolExecutor(3)], ids=["lazy", "whole", "threads"])
@@ -166,8 +166,8 @@ def test_what_is_kept_is_not_forecast_again(
     for after, done in ((0, 0), (3, 3), (1, 4), (0, 4)):
         with pytest.raises(KeyboardInterrupt):
             run(load_sweep(GRID), out, Stopping(after))
-        assert not out.exists() and len(list(parts_of(out).glob("*.parquet"))) == done
-    frame = pandas.read_parquet(parts_of(out))  # what is there may be read
+        assert not out.exists() and len(list(parts_folder(out).glob("*.parquet"))) == done
+    frame = pandas.read_parquet(parts_folder(out))  # what is there may be read
     assert len(frame) == len(pq.read_table(reference).to_pandas().query("index < 16"))
     asked: list[int] = []
 
@@ -180,7 +180,7 @@ def test_what_is_kept_is_not_forecast_again(
     run(load_sweep(GRID), out, Counting())
     assert asked == [16, 20, 24, 28]
     assert out.read_bytes() == reference.read_bytes()
-    monkeypatch.setattr(sweeps, "answered", None)  # what is finished asks nobody
+    monkeypatch.setattr(sweeps, "forecast_chunk", None)  # what is finished asks nobody
     assert run(load_sweep(GRID), out)["rows"] == 24
 
 
@@ -221,14 +221,14 @@ def test_what_is_no_sweep_is_never_replaced(tmp_path: Path, restart: bool) -> No
         else:
             pq.write_table(pa.table({"a": [1]}), out)
         before = out.read_bytes()
-        with pytest.raises(PlanError, match="no sweep's result"):
+        with pytest.raises(PlanError, match="not the result of a sweep"):
             run(sweep(vary={"plan.tp": [1]}), out, Lazy(), restart=restart)
         assert out.read_bytes() == before
 
 
 def test_what_others_keep_beside_the_parts_stays(tmp_path: Path) -> None:
-    parts_of(tmp_path / "out.parquet").mkdir()
-    note = parts_of(tmp_path / "out.parquet") / "note.txt"
+    parts_folder(tmp_path / "out.parquet").mkdir()
+    note = parts_folder(tmp_path / "out.parquet") / "note.txt"
     note.write_text("mine")
     run(sweep(vary={"plan.tp": [1]}), tmp_path / "out.parquet", Lazy())
     assert note.read_text() == "mine" and [path.name for path in note.parent.iterdir()] == ["note.txt"]

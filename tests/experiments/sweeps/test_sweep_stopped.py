@@ -33,9 +33,9 @@ KILLED = """\
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell are told to ignore it
 import sys
-from experiments import sweep
-sweep.CHUNK = 4
-from experiments.cli import main
+from experiments.sweeps import run as sweeps
+sweeps.CHUNK = 4
+from experiments.cli.app import main
 main()
 """
 
@@ -160,13 +160,13 @@ def test_a_folder_that_is_read_only_is_told_before_the_work(tmp_path: Path, monk
     of = load_sweep(GRID)
     run(of, tmp_path / "others.parquet", Lazy())  # writable so far, and by then all that it takes is imported
     tmp_path.chmod(0o500)
-    monkeypatch.setattr(sweeps, "answered", None)
+    monkeypatch.setattr(sweeps, "forecast_chunk", None)
     with unprivileged(), pytest.raises(PlanError, match="Permission denied"):
         run(of, tmp_path / "rows.parquet", Lazy())
 
 
 def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "answered", None)
+    monkeypatch.setattr(sweeps, "forecast_chunk", None)
     for out in (tmp_path / "none" / "rows.parquet", tmp_path):
         with pytest.raises(PlanError, match=r"--out"):
             run(load_sweep(GRID), out, Lazy())
@@ -184,5 +184,5 @@ def test_a_worker_that_dies_ends_in_one_message(small_chunks: None, tmp_path: Pa
     deadly = Sweep({**of.job, "id": Dying()}, of.base, of.axes, of.where)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored, "fingerprint", lambda *_: "same")
-        with pytest.raises(PlanError, match="a worker has died"):
+        with pytest.raises(PlanError, match="a worker was killed"):
             run(deadly, tmp_path / "rows.parquet", workers=2)
