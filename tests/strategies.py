@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from hypothesis import settings
@@ -16,7 +16,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.load import load_job
 from simulator.models.model import Model
-from simulator.scheduling.schedule import PipelineShape, Schedule
+from simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from tests.contract.played import Ideal
 
 SHARE = 1 if settings.get_current_profile_name() == "all" else 3
@@ -118,8 +118,8 @@ FREE = tuple(use for use in EVERY if not find_scheme(use).required_roles)
 """Those that need no other scheme."""
 WHOLE = tuple(use for use in FREE if "slices" not in find_scheme(use).Options.model_fields)
 """And of these, those that do not cut sequences."""
-TWO_WAYS = ("pipeline/chimera", "pipeline/dualpipe", "pipeline/dualpipe-v")
-"""Schedules with two ways through the devices, or with pairs of passes."""
+SLICED = tuple(use for use in EVERY if "slices" in find_scheme(use).Options.model_fields)
+"""Those that cut sequences."""
 DATAS = ("data/ddp", "data/zero-1", "data/fsdp")
 MODULES = ("core_attn", "attention", "mlp", "moe")
 FORMATS = ("bf16", "bf16", "fp8-delayed", "fp8-blockwise")
@@ -155,7 +155,7 @@ def views_of(sizes: Sequence[int]) -> list[dict[str, int]]:
     ]
 
 
-CHAIN = {"pipeline/graphpipe": {"branches": 1}}
+CHAINS = {"pipeline/graphpipe": {"branches": 1}}
 """Options with which a schedule of graphs has a chain of stages."""
 
 
@@ -163,12 +163,33 @@ def accepted(pipeline: str, pp: int, chunks: int, most: int) -> list[int]:
     """The numbers of micro-batches, up to `most`, for which a schedule exists."""
     kind = find_scheme(pipeline)
     assert issubclass(kind, Schedule)
-    schedule, found = kind(("pp",), kind.Options(chunks=chunks, **CHAIN.get(pipeline, {}))), []
+    schedule, found = kind(("pp",), kind.Options(chunks=chunks, **CHAINS.get(pipeline, {}))), []
     for m in range(1, most + 1):
         with suppress(PlanError):
             schedule.check(PipelineShape(pp, m, schedule.chunks_per_device(), len(schedule.slices)))
             found.append(m)
     return found
+
+
+def overlaps_passes(pipeline: str) -> bool:
+    """Whether devices play a forward and a backward pass at once; asked of the smallest pipelines."""
+    kind = find_scheme(pipeline)
+    assert issubclass(kind, Schedule)
+    for pp, chunks in product((2, 4), (1, 2)):
+        for m in () if kind.needs_durations else accepted(pipeline, pp, chunks, 8)[-1:]:
+            schedule = kind(("pp",), kind.Options(chunks=chunks, **CHAINS.get(pipeline, {})))
+            shape = PipelineShape(pp, m, schedule.chunks_per_device(), len(schedule.slices))
+            return any(isinstance(item, OverlappedPasses) for order in schedule.orders(shape) for item in order)
+    return False
+
+
+BIDIRECTIONAL = tuple(use for use in EVERY if getattr(find_scheme(use), "directions", 1) > 1)
+"""Schedules with two ways through the devices."""
+NO_FLUSH = tuple(use for use in EVERY if not getattr(find_scheme(use), "flush", True))
+"""Schedules that never empty the pipeline."""
+PAIRED = tuple(use for use in EVERY if overlaps_passes(use))
+"""Schedules with pairs of passes."""
+TWO_WAYS = tuple(use for use in EVERY if use in (*BIDIRECTIONAL, *PAIRED))
 
 
 @st.composite
@@ -194,7 +215,7 @@ def jobs(
     chunks = draw(st.sampled_from([n for n in (1, 2, 3) if accepted(pipeline, 2, n, 12)]))
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if accepted(pipeline, n, chunks, 12)]))
     stages = pp * chunks
-    options = dict(CHAIN.get(pipeline, {}))
+    options = dict(CHAINS.get(pipeline, {}))
     if "slices" in find_scheme(pipeline).Options.model_fields:
         options["slices"] = draw(st.integers(1, 3))
     # Without a view experts are copies, of which tensor ranks hold parts.

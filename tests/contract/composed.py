@@ -8,6 +8,7 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import FAMILIES
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract import of_pipeline
+from tests.strategies import CHAINS
 
 SCHEMES = [
     use
@@ -27,9 +28,6 @@ DEFAULTS = {
     "expert": "expert/all-to-all",
     "memory": "memory/recompute-selective",
 }
-
-CHAINS = {"pipeline/graphpipe": {"branches": 1}}
-"""Options with which a schedule of graphs has a chain of stages."""
 
 
 def axes_for(use: str, name: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from simulator.report.report import Report
 from simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
-from tests.strategies import PRICES, SECONDS, TWO_WAYS, examples, jobs
+from tests.strategies import BIDIRECTIONAL, PAIRED, PRICES, SECONDS, TWO_WAYS, examples, jobs
 from validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 
@@ -194,7 +194,7 @@ def test_of_two_passes_the_one_goes_on_that_can() -> None:
     assert [port.exit for port in both.block.ports] == [(where[i][5],) for i in (0, 1)]
 
 
-@pytest.mark.parametrize("use", TWO_WAYS[1:])
+@pytest.mark.parametrize("use", PAIRED)
 @pytest.mark.parametrize("p", [2, 4, 6, 8])
 def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
     """What a data scheme puts ahead of the first forward pass or behind the last backward pass is in no pair."""
@@ -322,7 +322,7 @@ def summed(played: Played, device: int) -> list[Collective]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("data", "dp", "cut"), [("data/ddp", 2, 1), ("data/zero-1", 2, 2), ("data/fsdp", 2, 2)])
-@pytest.mark.parametrize("use", TWO_WAYS[:2])
+@pytest.mark.parametrize("use", BIDIRECTIONAL)
 def test_two_ways_hold_and_sum_everything_twice(use: str, data: str, dp: int, cut: int, tied: bool) -> None:
     two, one = run(use, data, dp, tied=tied), run("pipeline/1f1b", data, dp, tied=tied)
     model = two.plan.job.model
@@ -340,7 +340,7 @@ def test_two_ways_hold_and_sum_everything_twice(use: str, data: str, dp: int, cu
     assert not any(summed(one, device) for device in (1, 2))
 
 
-@pytest.mark.parametrize("use", TWO_WAYS[:2])
+@pytest.mark.parametrize("use", BIDIRECTIONAL)
 def test_two_devices_meet_to_sum_their_gradients(use: str) -> None:
     played = run(use)
     for device in (0, 1):

@@ -33,7 +33,7 @@ from simulator.scheduling.no_flush import (
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
-from tests.strategies import PRICES, SECONDS, examples, jobs, shapes
+from tests.strategies import NO_FLUSH, PRICES, SECONDS, examples, jobs, shapes
 from validation.pipelines.cases import ScheduleCase, answer, count_weight_versions, period, replay
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
@@ -320,19 +320,19 @@ def test_versions_of_weights_that_rest_cut_are_cut_too() -> None:
 
 
 @examples(25)
-@given(told=jobs(USES, launch=LAUNCH, passes=24))
+@given(told=jobs(NO_FLUSH, launch=LAUNCH, passes=24))
 def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
     check_steps(told)
 
 
 @examples(10)
-@given(told=jobs(USES, launch=LAUNCH, passes=24, formats=("bf16",)))
+@given(told=jobs(NO_FLUSH, launch=LAUNCH, passes=24, formats=("bf16",)))
 def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> None:
     check_steps(on_catalog(told, "dgx-h100"))
 
 
 @examples(20)
-@given(told=jobs(USES, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
+@given(told=jobs(NO_FLUSH, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
 def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
     found = play_by_engines(told, price)
     check_alike(found)

@@ -26,10 +26,8 @@ from simulator.scheduling.sequence_slicing import choose_balanced_slices, choose
 from tests.contract.measure import ops_beside, saved
 from tests.contract.played import PAID, Ideal, play_job
 from tests.simulator.engine.engines import check_reports
-from tests.strategies import SECONDS, changed, examples, jobs, shapes
+from tests.strategies import SECONDS, SLICED, changed, examples, jobs, shapes
 from validation.pipelines.cases import answer
-
-SLICED = ("pipeline/seq1f1b", "pipeline/terapipe")
 
 
 def printed(name: str, p: int, m: int, slices: int) -> list[str]:
