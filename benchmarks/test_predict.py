@@ -16,7 +16,7 @@ from simulator.forecast.stages import lower_stages
 from simulator.program.build import build
 from simulator.program.timetable import timetable
 from validation.published.answer import answers as published
-from validation.published.rows import shipped
+from validation.published.rows import read_shipped
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith("sweep-"))
@@ -112,5 +112,5 @@ def test_sweep(benchmark, tmp_path):
 
 def test_published_runs(benchmark):
     """The 21 rows that ship."""
-    found = benchmark.pedantic(lambda: list(published(list(shipped()), workers=1)), rounds=3)
+    found = benchmark.pedantic(lambda: list(published(list(read_shipped()), workers=1)), rounds=3)
     assert len(found) == 21

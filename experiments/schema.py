@@ -1,7 +1,7 @@
-"""JSON Schemas (draft 2020-12) of what meshcast reads, made from the models that read it.
+"""JSON Schemas (draft 2020-12) of the files that meshcast reads, made from the pydantic models that read them.
 
-For editors, and for programs that write jobs. Relations between fields (which degrees fit which cluster) are checked by
-meshcast alone, which also takes a number in quotes, and yes for true.
+They serve editors and programs that write jobs. They do not express relations between fields (which degrees fit which
+cluster), and they are stricter than meshcast, which also accepts quoted numbers and ``yes`` for true.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from simulator.job.job import Batch, FrameworkChoice, JobFile, LongPlan, Precisi
 from simulator.models.load import ALIASES, presets
 from simulator.models.model import MLA, UNDESCRIBED, Model, MoEShape
 from validation.measurements.measurement import Measurement
-from validation.published.rows import Row
+from validation.published.rows import PublishedRun
 
 Schema = dict[str, Any]
 
@@ -51,42 +51,41 @@ JOB = (
 )
 CLUSTERS = (Cluster, ByGPU, ByGroups)
 FILES: dict[str, tuple[type[BaseModel], str]] = {
-    "published": (Row, "A published run; null or a missing key: not told."),
+    "published": (PublishedRun, "A published run. Null or a missing key: not stated by the source."),
     "measurement": (
         Measurement,
-        "What was measured beside what was forecast before; times in seconds, memory in bytes.",
+        "Measured samples and the forecasts made before; times in seconds, memory in bytes.",
     ),
 }
-"""What stands in files of its own."""
+"""Files that are no part of a job: model and description of each."""
 
 
 class Generator(GenerateJsonSchema):
-    """Without titles that repeat a field's name."""
+    """Schemas without titles, which would repeat the field names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def schema(kind: str) -> Schema:
-    """The schema of a job, a sweep, the cluster, model or framework in a job, a line of a file of published runs, or a
-    measurement file.
+    """Schema of one of `KINDS`: a job or a part of it, a sweep, a published run, a measurement file.
 
     Raises PlanError for another `kind`.
     """
     if kind not in KINDS:
         raise PlanError("KIND", "there is no schema of this name", nearest(kind, KINDS), kind)
     if kind in FILES:
-        model, told = FILES[kind]
+        model, description = FILES[kind]
         made = model.model_json_schema(schema_generator=Generator)
-        defs, made = made.pop("$defs"), made | {"description": told}
+        defs, made = made.pop("$defs"), made | {"description": description}
     else:
         defs = definitions()
         made = defs.pop(kind)
-    return {"$schema": DRAFT, "title": f"meshcast {kind}", **made, "$defs": _needed(made, defs)}
+    return {"$schema": DRAFT, "title": f"meshcast {kind}", **made, "$defs": _select_definitions(made, defs)}
 
 
 def definitions() -> Schema:
-    """Every part of a job under its model's name; under ``job``, ``model``, ... what may stand there."""
+    """Definitions of all parts of a job by class name, and of the keys ``job``, ``model``, ``cluster`` and so on."""
     _, made = models_json_schema([(one, "validation") for one in (*JOB, *CLUSTERS)], schema_generator=Generator)
     defs: Schema = made["$defs"]
     for model in JOB:
@@ -101,39 +100,42 @@ def definitions() -> Schema:
 
 
 def _sweep(defs: Schema) -> Schema:
-    """Model and cluster may vary, then the job need not have them."""
+    """A sweep; its job need not have a model or cluster, since both may vary."""
     made: Schema = defs.pop("SweepFile")
     made["properties"]["job"] |= {"anyOf": [_word("the path of a job file", ["job.yaml"]), _free(defs["job"])]}
-    number = {"anyOf": [{"type": "integer", "minimum": 1}, _word("a field or a number known of the job", ["gpus"])]}
+    number = {
+        "anyOf": [{"type": "integer", "minimum": 1}, _word("a field, or a number that the job implies", ["gpus"])]
+    }
     ends = {"type": "array", "items": {"type": "number"}, "minItems": 2}
     makers = {"divisors": number, "powers": ends | {"maxItems": 2}, "range": ends | {"maxItems": 3}}
     values: list[Schema] = [{"type": "array", "minItems": 1}]
-    for name, told in makers.items():
-        one = {"type": "object", "properties": {name: told}, "required": [name]}
+    for name, argument in makers.items():
+        one = {"type": "object", "properties": {name: argument}, "required": [name]}
         values.append(one | {"additionalProperties": False})
     made["properties"]["vary"]["additionalProperties"] = {"anyOf": values}
     return made
 
 
 def _model(defs: Schema) -> Schema:
-    """A name, fields, or a name and changes; null is a field's default."""
-    words: Schema = {"source": {"type": "string", "description": "The public text that the fields are from."}}
+    """A model: a name, fields, or a name with changes; null stands for a field's default."""
+    words: Schema = {"source": {"type": "string", "description": "Public source of the fields."}}
     words |= {key: {"enum": [None, False, 0, "", [], {}]} for key in UNDESCRIBED}
     for shape in SHAPES:
-        told = defs[shape.__name__]
-        for key, field in told["properties"].items():
-            if key not in told["required"] and {"type": "null"} not in field.get("anyOf", ()):
-                told["properties"][key] = {"anyOf": [field, {"type": "null"}]}
+        entry = defs[shape.__name__]
+        for key, field in entry["properties"].items():
+            if key not in entry["required"] and {"type": "null"} not in field.get("anyOf", ()):
+                entry["properties"][key] = {"anyOf": [field, {"type": "null"}]}
     fields = {**defs["Model"]["properties"], **words}
     defs["Model"]["properties"] = fields
     changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoEShape")}
     name = _word("a preset, or the path of a config.json, its folder, or a YAML file", [*presets(), *ALIASES])
-    on_top = _free(defs["Model"]) | {"description": "Fields changed in a preset or file.", "required": ["preset"]}
+    on_top = _free(defs["Model"]) | {"description": "A preset or file with changed fields.", "required": ["preset"]}
     on_top["properties"] = {"preset": name, **fields, "mla": changes["MLA"], "moe": changes["MoEShape"]}
     return {"anyOf": [name, on_top, _ref("Model")]}
 
 
 def _cluster(defs: Schema) -> Schema:
+    """A cluster: a name, or one of the forms of `CLUSTERS`."""
     for key in ("groups", "assumed"):  # meshcast fills them in
         del defs["Cluster"]["properties"][key]
     known = [*clusters(), *(f"{node}:1" for node in nodes())]
@@ -142,7 +144,7 @@ def _cluster(defs: Schema) -> Schema:
 
 
 def _framework(defs: Schema) -> Schema:
-    """A name, or a name with some of its habits set."""
+    """A framework: a name, or a name with changed fields."""
     for part in FRAMEWORK_PARTS:
         defs[part.__name__] = _free(defs[part.__name__])
     names = {"type": "string", "enum": list(framework_names())}
@@ -151,17 +153,17 @@ def _framework(defs: Schema) -> Schema:
 
 
 def _plan(defs: Schema) -> Schema:
-    """Short, or long: every scheme has options of its own."""
+    """A plan in short or long form; in the long one each scheme has its own options."""
     entry = defs.pop("SchemeEntry")["properties"]
     schemes = []
     for use in scheme_names():
         kind = find_scheme(use)
         made = kind.Options.model_json_schema(schema_generator=Generator)
         assert "$defs" not in made, use
-        told = {"use": {"const": use}, "over": entry["over"], **made.get("properties", {})}
+        properties = {"use": {"const": use}, "over": entry["over"], **made.get("properties", {})}
         about = f"{kind.paper.title} ({kind.paper.ref})"
         required = ["use", *made.get("required", ())]
-        one = {"description": about, "properties": told, "required": required}
+        one = {"description": about, "properties": properties, "required": required}
         schemes.append({"type": "object", **one, "additionalProperties": False})
     defs["scheme"] = {"anyOf": schemes}
     short, long = defs["ShortPlan"]["properties"], defs["LongPlan"]["properties"]
@@ -174,7 +176,7 @@ def _plan(defs: Schema) -> Schema:
 
 
 def _free(made: Schema) -> Schema:
-    """The same of which nothing is required."""
+    """The schema without required keys."""
     return {key: value for key, value in made.items() if key != "required"}
 
 
@@ -186,8 +188,8 @@ def _word(what: str, examples: Iterable[str]) -> Schema:
     return {"type": "string", "minLength": 1, "description": what, "examples": list(examples)}
 
 
-def _needed(made: Schema, defs: Mapping[str, Schema]) -> Schema:
-    """Those of `defs` that `made` refers to, and what they refer to."""
+def _select_definitions(made: Schema, defs: Mapping[str, Schema]) -> Schema:
+    """The definitions that `made` refers to, directly or through others."""
     found, asked = set[str](), [made]
     while asked:
         for name in _names(asked.pop()) - found:
@@ -197,7 +199,7 @@ def _needed(made: Schema, defs: Mapping[str, Schema]) -> Schema:
 
 
 def _names(made: Any) -> set[str]:
-    """The definitions that a schema refers to."""
+    """Names of the definitions that a schema refers to directly."""
     if isinstance(made, dict):
         own = {made["$ref"].rpartition("/")[2]} if isinstance(made.get("$ref"), str) else set()
         return own.union(*map(_names, made.values()))
@@ -205,7 +207,7 @@ def _names(made: Any) -> set[str]:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """What stands in quotes below each field of a `model`, by the field's name in files."""
+    """Docstring below each field of a `model`, by the field's name in files."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
     found = {}

@@ -46,12 +46,12 @@ def block(name: str, language: str, at: int = 0) -> Any:
 JOB = [job.JobFile, job.Batch, job.Precision, job.RunLength, job.ShortPlan, job.LongPlan, job.SchemeEntry]
 SPEC = [
     rows.Spec,
-    rows.Shape,
+    rows.RunModel,
     rows.Degrees,
-    rows.Batch,
+    rows.RunBatch,
     rows.Recompute,
-    rows.Offload,
-    rows.Adapters,
+    rows.RunOffload,
+    rows.RunAdapters,
     rows.Network,
 ]
 
@@ -63,7 +63,7 @@ SPEC = [
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
         ("cluster", [cluster.Cluster, cluster.Group, mixed.ByGroups], {"name", "title", "source", "assumed"}),
         ("model", [Model, MoEShape, MLA], set()),
-        ("published-runs", [*SPEC, rows.Overlap, rows.Row, rows.Measured], set()),
+        ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
         ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),
     ],
 )
@@ -104,7 +104,7 @@ def test_the_model_is_its_preset() -> None:
 
 
 def test_the_published_run_is_forecast_without_assumptions() -> None:
-    told = answer(rows.Row.model_validate_json(json.dumps(block("published-runs", "json"))))
+    told = answer(rows.PublishedRun.model_validate_json(json.dumps(block("published-runs", "json"))))
     assert (told["status"], told["assumed"]) == ("predicted", [])
     assert {key for key in told if f"`{key}`" not in page("published-runs")} == set()
 

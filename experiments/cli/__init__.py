@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: one function per command, error messages, exit codes."""

@@ -1,4 +1,4 @@
-"""``python -m experiments.cli``, which torchrun needs, is ``meshcast``."""
+"""``python -m experiments.cli``: the ``meshcast`` command without an installation, for example under torchrun."""
 
 from experiments.cli.app import main
 

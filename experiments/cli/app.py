@@ -1,7 +1,7 @@
 """The command line: ``meshcast predict``, ``sweep``, ``list``, ``validate`` and the rest.
 
-Answers go to stdout, messages to stderr. Exit codes: 0 answered, 2 a mistake of the user (told in one message), 3 under
-``--strict`` a plan that does not fit, 130 interrupted. Whatever is heavy is imported inside the commands.
+Answers go to stdout, messages to stderr. Exit codes: 0 answered; 2 invalid input, explained in one message; 3 a plan
+that does not fit, under ``--strict``; 130 interrupted. Heavy modules are imported inside the commands.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TRACES = (".json", ".json.gz")
 
 app = typer.Typer(
     name="meshcast",
-    help="Forecasts the step time and memory of LLM training on a GPU cluster before anyone rents it.",
+    help="Forecasts the step time and memory of LLM training on a GPU cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -49,14 +49,14 @@ app = typer.Typer(
 
 def main() -> None:
     """The ``meshcast`` command."""
-    # Nothing here multiplies matrices: the threads that numpy would start for that cost more than all it does for us.
+    # meshcast multiplies no matrices, and starting numpy's BLAS threads would take longer than a forecast.
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-    gc.set_threshold(50_000)  # a forecast leaves little to collect, and looking for it took a twentieth of the time
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  closed by whoever started us
+    gc.set_threshold(50_000)  # a forecast leaves little garbage; collecting it more often costs 5 %
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  the caller may have closed it
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that knows no block characters gets question marks
+        if hasattr(stream, "reconfigure"):  # terminals without block characters print question marks
             stream.reconfigure(errors="replace")
     try:
         app()
@@ -81,7 +81,7 @@ def top(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """The options of meshcast itself."""
+    """Options of meshcast itself."""
 
 
 # ------------------------------------------------------------------------------------------- predict
@@ -91,50 +91,53 @@ def top(
 def predict(
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")] = None,
     change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field first, e.g. plan.tp=4.")
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
     ] = None,
     as_json: AsJson = False,
     plot: Annotated[
         str | None,
         typer.Option(
-            "--plot", metavar="PATH", help="Draw the timeline into a .png or .svg file, or all figures into a FOLDER/."
+            "--plot", metavar="PATH", help="Draw the timeline into a .png or .svg file, or all figures into FOLDER/."
         ),
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", metavar="FILE", help="Write what ran when into a .json or .json.gz, for ui.perfetto.dev."
+            "--trace", metavar="FILE", help="Write the step as a Chrome trace (.json, .json.gz) for ui.perfetto.dev."
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when the plan does not fit in memory.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 3 if the plan does not fit in memory.")
+    ] = False,
     engine: Annotated[
         str,
         typer.Option(
             "--engine",
             metavar="{matrices|sweep|simpy|shared}",
-            help="How the step is played: all give one answer, but in `shared` traffic on one link slows each other.",
+            help="How to play the step. All agree, except `shared`, which also models contention on links.",
         ),
     ] = "matrices",
     every_round: Annotated[
-        bool, typer.Option("--every-round", help="Play every round, also those that are proven to repeat.")
+        bool, typer.Option("--every-round", help="Play every round of micro-batches, also those that provably repeat.")
     ] = False,
     calibration: cli_validate.Calibration = None,
     jobs: Annotated[
         Path | None,
-        typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object a line; answers likewise."),
+        typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object per line."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the answers of --jobs into a file.")
+        Path | None, typer.Option("--out", metavar="FILE", help="File for the answers of --jobs; stdout if not given.")
     ] = None,
 ) -> None:
     """Forecast one training step: how long it takes, where the time goes, and whether it fits in memory."""
     with answering(as_json):
         from simulator.costs.calibration.calibration import Calibration
 
-        known = Calibration.from_folder(cli_validate.folder(calibration))
+        known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
         if jobs is not None:
             if job is not None or plot is not None or trace is not None:
-                raise PlanError("--jobs", "many jobs are forecast without JOB, --plot and --trace", "Leave them out")
+                raise PlanError("--jobs", "it cannot be combined with JOB, --plot or --trace", "Leave them out")
             if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
                 raise typer.Exit(TOO_LARGE)
             return
@@ -163,10 +166,10 @@ def predict(
             show(page(report, list(files.values()), str(trace) if trace else None))
         if strict and not report.fits:
             missing = max(report.excess) / 2**30
-            told = OutOfMemory(
+            misfit = OutOfMemory(
                 str(job), f"the plan needs {missing:.1f} GiB more than a GPU has", "See the memory of its stages"
             )
-            typer.echo(f"meshcast: {told}", err=True)
+            typer.echo(f"meshcast: {misfit}", err=True)
             raise typer.Exit(TOO_LARGE)
 
 
@@ -175,19 +178,19 @@ def engine_of(name: str) -> Engine:
     from simulator.engine.play import ENGINES
 
     if name not in ENGINES:
-        raise PlanError("--engine", "no such engine", nearest(name, ENGINES), name)
+        raise PlanError("--engine", "there is no engine of this name", nearest(name, ENGINES), name)
     return cast("Engine", name)
 
 
 def forecast_all(
     jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
 ) -> bool:
-    """Answers every line of `jobs` into `out` (kept when interrupted) or to stdout; whether some plan does not fit."""
+    """Writes the answers to `jobs` to `out` (kept if interrupted) or stdout; returns whether a plan does not fit."""
     from experiments.sweeps.jobs import forecast_lines, progress
 
     if jobs.is_dir() or not jobs.exists():
         rule = "it is a folder" if jobs.is_dir() else "no such file"
-        raise PlanError(str(jobs), rule, "Name a file with one JSON object a line")
+        raise PlanError(str(jobs), rule, "Name a file with one JSON object per line")
     if out is not None:
         check_place(out, "--out")
         if out.exists() and out.samefile(jobs):
@@ -196,14 +199,14 @@ def forecast_all(
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, ExitStack() as stack:
         target = stack.enter_context(out.open("w", encoding="utf-8", buffering=1)) if out is not None else sys.stdout
         wanted = progress(lines, jobs, out is not None and jobs.is_file())
-        for told in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
-            misfit |= told.get("status") == "does-not-fit"
-            target.write(json.dumps(told) + "\n")
+        for answer in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
+            misfit |= answer.get("status") == "does-not-fit"
+            target.write(json.dumps(answer) + "\n")
     return misfit
 
 
 def draw(report: Any, files: dict[str, Path]) -> None:
-    """Draws figures into their files, and makes their folder."""
+    """Draws the figures into their files; makes the folder if needed."""
     if not files:
         return
     from experiments.plots import breakdown, memory, timeline
@@ -218,7 +221,7 @@ def draw(report: Any, files: dict[str, Path]) -> None:
 
 
 def check_trace(path: Path, job: Path) -> None:
-    """Refuses before the work what cannot be written after it."""
+    """Raises PlanError, before any work, for a trace file that cannot be written."""
     if not path.name.lower().endswith(TRACES):
         remedy = f"Write {path.stem or 'trace'}.json.gz"
         raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, str(path))
@@ -233,25 +236,26 @@ def check_trace(path: Path, job: Path) -> None:
 @app.command()
 def sweep(
     path: Annotated[Path, typer.Argument(metavar="SWEEP", help="A sweep file, YAML or JSON.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write one row a point into a Parquet file.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Parquet file, one row per point.")],
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; one for each core if not given.")
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="Number of processes; one per core if not given."),
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Discard what an earlier sweep has left at --out.")
+        bool, typer.Option("--restart", help="Discard the results of an earlier sweep at --out.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a job at every point of a grid. Interrupted, the same command goes on where it stopped."""
+    """Forecast a job at every point of a grid. The same command resumes an interrupted sweep."""
     with answering(as_json):
         from experiments.pages import sweep as sweeping
         from experiments.pages.forecast import show
 
-        read, told = sweeping.sweep(path, out, workers, restart)
+        read, answer = sweeping.sweep(path, out, workers, restart)
         if as_json:
-            emit(told)
+            emit(answer)
         else:
-            show(sweeping.page(read, told))
+            show(sweeping.page(read, answer))
 
 
 # ---------------------------------------------------------------------------------------------- list
@@ -266,14 +270,16 @@ def list_(
     v: cli_schedule.Chunks = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a job can name; or the order of one pipeline schedule, step by step."""
+    """List the names that a job can use, or show the order of one pipeline schedule step by step."""
     with answering(as_json):
         if kind == "schedule":
             cli_schedule.show_schedule(name, p, m, v, as_json)
             return
         for option, given in {"NAME": name, "--p": p, "--m": m, "--v": v}.items():
             if given is not None:
-                raise PlanError(option, f"{kind} are listed as a whole", "Leave it out, or list schedule", given)
+                raise PlanError(
+                    option, f"list {kind} takes no such argument", "Leave it out, or write list schedule", given
+                )
         from experiments.pages.forecast import show
         from experiments.pages.listing import listing, table
 
@@ -290,18 +296,18 @@ def list_(
 @app.command()
 def plot(
     results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The Parquet file of a finished sweep.")],
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="The .png or .svg to draw.")] = None,
-    x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="The varied field across.")] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="The varied field down.")] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="File of the figure, .png or .svg.")] = None,
+    x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="Varied field on the x axis.")] = None,
+    y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="Varied field on the y axis.")] = None,
     value: Annotated[
-        str, typer.Option("--value", metavar="COLUMN", help="What a cell shows, of its best plan that fits.")
+        str, typer.Option("--value", metavar="COLUMN", help="Column to show, of the best plan of a cell that fits.")
     ] = "tokens_per_s_per_gpu",
     title: Annotated[str | None, typer.Option("--title", help="The title; the file's name if not given.")] = None,
     why: Annotated[
-        str | None, typer.Option("--why", metavar="X,Y", help="Tell why the cell of these two values is blank.")
+        str | None, typer.Option("--why", metavar="X,Y", help="Explain why the cell of these two values is blank.")
     ] = None,
 ) -> None:
-    """Draw a sweep as a heatmap over two of its fields, or tell why a cell of it is blank."""
+    """Draw a sweep as a heatmap over two of its fields, or explain why a cell is blank."""
     with answering():
         from experiments.plots import heatmap
         from experiments.sweeps import selection
@@ -327,7 +333,7 @@ def plot(
 def schema(
     kind: Annotated[str, typer.Argument(metavar="[job|sweep|cluster|model|framework|published|measurement]")] = "job",
 ) -> None:
-    """Print the JSON Schema of a job, or of one of its parts, for editors and programs."""
+    """Print the JSON Schema of a job or of another file that meshcast reads."""
     with answering():
         from experiments.schema import schema as made
 
@@ -336,8 +342,8 @@ def schema(
 
 @app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to; - prints it.")] = Path("job.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write; - prints it.")] = Path("job.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a first job, with a comment on every key."""
     with answering():
@@ -347,9 +353,7 @@ def init(
             return
         check_place(file, "FILE")
         if file.exists() and not force:
-            raise PlanError(
-                "FILE", "it is there already", "Name another file, or write over it with --force", str(file)
-            )
+            raise PlanError("FILE", "it exists already", "Name another file, or overwrite it with --force", str(file))
         file.write_text(text, "utf-8")
         typer.echo(f"wrote {file}; now: meshcast predict {file}")
 
@@ -360,19 +364,22 @@ def init(
 @app.command()
 def scale(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
-    gpus: Annotated[str, typer.Option("--gpus", metavar="COUNTS", help="8,16,24 or 8..4096 for all doublings of 8.")],
+    gpus: Annotated[
+        str, typer.Option("--gpus", metavar="COUNTS", help="8,16,24, or 8..4096 for all doublings from 8.")
+    ],
     strong: Annotated[
-        bool, typer.Option("--strong/--weak", help="Keep the global batch, or the batch of every GPU.")
+        bool, typer.Option("--strong/--weak", help="Keep the global batch (strong), or the batch of each GPU (weak).")
     ] = False,
     over: Annotated[
-        str | None, typer.Option("--over", metavar="AXIS", help="The axis that grows; the data scheme's if not given.")
+        str | None,
+        typer.Option("--over", metavar="AXIS", help="Mesh axis that grows; that of the data scheme if not given."),
     ] = None,
     as_json: AsJson = False,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="PATH", help="Draw the curve into a .png or .svg file.")
+        str | None, typer.Option("--plot", metavar="PATH", help="Draw the scaling curve into a .png or .svg file.")
     ] = None,
 ) -> None:
-    """Forecast one job on ever more GPUs: the scaling curve, and where its bottleneck changes."""
+    """Forecast a job on growing numbers of GPUs: the scaling curve, and where the bottleneck changes."""
     with answering(as_json):
         from experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
 

@@ -1,4 +1,4 @@
-"""What the commands share: how they answer, how they fail, and where they may write."""
+"""Shared by all commands: JSON answers, error messages, exit codes, checks of output paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON."
 
 @contextmanager
 def answering(as_json: bool = False) -> Iterator[None]:
-    """Ends a mistake of the user in one message, or with --json in one error object."""
+    """Turns invalid input into one message, or with --json into one error object, and an exit code."""
     try:
         yield
         sys.stdout.flush()
@@ -34,7 +34,7 @@ def answering(as_json: bool = False) -> Iterator[None]:
         else:
             typer.echo(f"meshcast: {error}", err=True)
         raise typer.Exit(WRONG) from None
-    except BrokenPipeError:  # whoever read our answer has seen enough; typer ends quietly
+    except BrokenPipeError:  # the reader has closed the pipe; typer exits quietly
         raise
     except OSError as error:
         typer.echo(f"meshcast: {error}", err=True)
@@ -44,26 +44,26 @@ def answering(as_json: bool = False) -> Iterator[None]:
 
 
 def emit(answer: Any) -> None:
-    """Prints JSON: the same answer always gives the same bytes."""
+    """Prints an answer as JSON; equal answers give equal bytes."""
     typer.echo(json.dumps(answer, indent=2))
 
 
 def figure_files(
     plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown"), option: str = "--plot"
 ) -> dict[str, Path]:
-    """Which figure goes where: the first one into a file, all of them into a folder.
+    """Files of the figures: the first figure if `plot` is a file, all of them if it is a folder.
 
-    Refuses before the work what cannot be drawn after it.
+    Raises PlanError, before any work, for a path that cannot be written.
     """
     path, named = Path(plot), plot.endswith(("/", os.sep))
     if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
         if path.suffix.lower() not in FIGURES:
-            remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for a folder of all figures"
+            remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for all figures"
             raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
         check_place(path, option)
         return {names[0]: path}
     if path.exists() and not path.is_dir():
-        raise unwritable(path, "it is no folder", option)
+        raise unwritable(path, "it is not a folder", option)
     files = {name: path / f"{name}.png" for name in names}
     for place in files.values() if path.is_dir() else [path]:
         check_place(place, option)
@@ -71,7 +71,7 @@ def figure_files(
 
 
 def check_place(path: Path, option: str) -> None:
-    """Refuses the name of a file that cannot be written."""
+    """Raises PlanError for a file that cannot be written."""
     if not path.parent.is_dir():
         raise unwritable(path, f"there is no folder {path.parent}", option)
     if path.is_dir():
@@ -81,6 +81,7 @@ def check_place(path: Path, option: str) -> None:
 
 
 def unwritable(path: Path, reason: str, option: str = "--plot") -> PlanError:
+    """The error for a file that cannot be written."""
     return PlanError(
         option, f"the file cannot be written ({reason})", "Name a file in a folder that you may write to", str(path)
     )

@@ -1,4 +1,4 @@
-"""``meshcast measure``: real torch work on this machine. ``meshcast import``: what other programs measured."""
+"""``meshcast measure`` runs torch work on this machine; ``meshcast import`` reads other programs' measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cli.console import AsJson, answering, check_place, emit
-from experiments.cli.validate import Calibration, folder, needs_torch, writable
+from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
 from hardware.errors import PlanError, nearest
 
 KINDS = ("kernels", "stages", "distributed", "collectives", "campaign")
@@ -22,7 +22,7 @@ TAKES = {
     "collectives": ("size", "operation", "repeat", "warmup"),
     "campaign": (),
 }
-"""The options that each kind takes, besides those that all take."""
+"""Options of each kind of measurement, besides the common ones."""
 
 FORMS = ("nccl-tests", "kineto", "megatron-log", "torchtitan-log")
 IMPORTS = {
@@ -31,85 +31,87 @@ IMPORTS = {
     "megatron-log": ("skip", "tokens", "gpus"),
     "torchtitan-log": ("skip", "tokens", "gpus"),
 }
-"""The same of what is imported."""
+"""Options of each format to import, besides the common ones."""
 
-Change = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job first.")
-]
+Change = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job.")]
 
 
 def measure(
     kind: Annotated[str, typer.Argument(metavar="{kernels|stages|distributed|collectives|campaign}")],
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; or a campaign of many.")],
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; or a campaign file.")],
     device: Annotated[
-        str | None, typer.Option("--device", metavar="{cpu|cuda}", help="What it runs on; cuda if not given.")
+        str | None, typer.Option("--device", metavar="{cpu|cuda}", help="Device to measure; cuda if not given.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The measurement file; of a campaign a FOLDER.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Measurement file to write; of a campaign a FOLDER.")
     ] = None,
     calibration: Calibration = None,
     change: Change = None,
     mode: Annotated[
-        list[str] | None, typer.Option("--mode", metavar="{eager|cuda-graph|compile}", help="kernels: how launched.")
+        list[str] | None, typer.Option("--mode", metavar="{eager|cuda-graph|compile}", help="kernels: launch modes.")
     ] = None,
     tp: Annotated[
-        list[int] | None, typer.Option("--tp", metavar="N", help="kernels: degrees; may be repeated.")
+        list[int] | None, typer.Option("--tp", metavar="N", help="kernels: tensor-parallel degrees; may be repeated.")
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option("--dtype", metavar="{fp32|bf16|fp8}", help="kernels: number formats.")
     ] = None,
     recompute: Annotated[
-        list[str] | None, typer.Option("--recompute", metavar="{none|selective|full}", help="stages: each way apart.")
+        list[str] | None,
+        typer.Option("--recompute", metavar="{none|selective|full}", help="stages: recomputations to measure."),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="distributed: steps that are timed.")
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="distributed: timed steps.")] = None,
+    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", help="Samples of each quantity.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option("--warmup", metavar="N", help="Untimed runs before the first sample.")
     ] = None,
-    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", help="Samples of each thing.")] = None,
-    warmup: Annotated[int | None, typer.Option("--warmup", metavar="N", help="Times before the first sample.")] = None,
     size: Annotated[
-        list[int] | None, typer.Option("--size", metavar="BYTES", help="collectives: of the buffer.")
+        list[int] | None, typer.Option("--size", metavar="BYTES", help="collectives: sizes of the buffer.")
     ] = None,
     operation: Annotated[
-        list[str] | None, typer.Option("--operation", metavar="NAME", help="collectives: which of them.")
+        list[str] | None, typer.Option("--operation", metavar="NAME", help="collectives: which ones.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="distributed: rank 0's Kineto trace of one step.")
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="distributed: file for rank 0's Kineto trace of a step."),
     ] = None,
     check: Annotated[
         bool | None, typer.Option("--check/--no-check", help="distributed: compare with serial training first.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run real torch work of a job on this machine, and write it beside what was forecast before."""
+    """Measure real torch work of a job on this machine, and write it together with its blind forecast."""
     with answering(as_json):
         if kind not in KINDS:
-            raise PlanError("KIND", "there is nothing of this name", nearest(kind, KINDS), kind)
+            raise PlanError("KIND", "there is no kind of this name", nearest(kind, KINDS), kind)
         given = {
             "mode": mode, "tp": tp, "dtype": dtype, "recompute": recompute, "steps": steps, "repeat": repeat,
             "warmup": warmup, "size": size, "operation": operation, "trace": trace, "check": check,
         }  # fmt: skip
-        options = _taken(kind, given, TAKES[kind])
+        options = _select_options(kind, given, TAKES[kind])
         plural = {"mode": "modes", "tp": "tps", "dtype": "dtypes", "size": "sizes", "operation": "operations"}
         options = {plural.get(name, name): value for name, value in options.items()}
-        needs_torch()
+        require_torch()
         if kind == "campaign":
             if device is not None or calibration is not None or change:
-                rule = "a campaign names its device and jobs, and calibrates by itself"
+                rule = "a campaign names its device and jobs, and makes its own calibration"
                 raise PlanError("measure campaign", rule, "Leave out --device, --calibration and --set")
             _campaign(job, out or Path("measured"), as_json)
             return
-        folder(calibration)
+        check_calibration_folder(calibration)
         file = out or Path("measured.json")
         for place, option in ((file, "--out"), (trace, "--trace")):
             if place is not None and place.absolute().parent.is_dir():
                 check_place(place, option)
-        told = _job(job, change or ())
-        found = _room(kind)(told, device or "cuda", file, calibration=calibration, command=_command(), **options)
-        _show(found, file, kind, as_json)
+        long_form = _load_long_form(job, change or ())
+        found = _measuring_function(kind)(
+            long_form, device or "cuda", file, calibration=calibration, command=_command(), **options
+        )
+        _show_measurement(found, file, kind, as_json)
 
 
 def _campaign(file: Path, out: Path, as_json: bool) -> None:
-    """Calibrates and measures all that a campaign asks for, then shows every kind that was measured."""
+    """Runs a campaign, then prints the errors of each kind of measurement."""
     from experiments.pages.forecast import show
     from experiments.pages.measurements import page, validated
     from experiments.pages.published import progress
@@ -117,11 +119,11 @@ def _campaign(file: Path, out: Path, as_json: bool) -> None:
     from validation.measurements import campaign
 
     planned = campaign.load(file)
-    writable(out)
+    check_writable_folder(out)
     done: dict[str, list[Path]] = {}
     total = len(planned.runs)
     runs = campaign.run_all(
-        planned, out, _room, lambda device, to, n: calibrate(device, to, n, progress), refresh, _command()
+        planned, out, _measuring_function, lambda device, to, n: calibrate(device, to, n, progress), refresh, _command()
     )
     for number, (run, found) in enumerate(runs, 1):
         if isinstance(found, str):
@@ -137,18 +139,18 @@ def _campaign(file: Path, out: Path, as_json: bool) -> None:
         show(page(answer, brief=True))
 
 
-def _taken(kind: str, given: dict[str, Any], takes: Sequence[str]) -> dict[str, Any]:
-    """The options that were given; refuses those that `kind` has no use for."""
+def _select_options(kind: str, given: dict[str, Any], takes: Sequence[str]) -> dict[str, Any]:
+    """The given options. Raises PlanError for one that `kind` does not take."""
     for name, value in given.items():
         if value is not None and name not in takes:
             known = ", ".join(f"--{one}" for one in takes)
-            told = value if isinstance(value, str | int) else str(value)
-            raise PlanError(f"--{name}", f"{kind} take no such option", f"They take {known}", told)
+            shown = value if isinstance(value, str | int) else str(value)
+            raise PlanError(f"--{name}", f"{kind} takes no such option", f"It takes {known}", shown)
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _room(kind: str) -> Any:
-    """What measures a kind."""
+def _measuring_function(kind: str) -> Any:
+    """The function that measures a kind."""
     if kind == "kernels":
         from validation.kernels.measure import measure as kernels
 
@@ -164,14 +166,16 @@ def _room(kind: str) -> Any:
 
 
 def _with_progress(measuring: Any) -> Any:
+    """A measuring function that prints its progress to stderr."""
+
     def run(*given: Any, **options: Any) -> Any:
         return measuring(*given, progress=lambda line: typer.echo(line, err=True), **options)
 
     return run
 
 
-def _job(path: Path, changes: Sequence[str]) -> dict[str, Any]:
-    """The job in long form, with paths that start from here."""
+def _load_long_form(path: Path, changes: Sequence[str]) -> dict[str, Any]:
+    """A job in long form, with paths relative to the working directory."""
     from simulator.job.load import load_job
 
     found = load_job(path, changes).to_dict()
@@ -182,10 +186,11 @@ def _job(path: Path, changes: Sequence[str]) -> dict[str, Any]:
 
 
 def _command() -> str:
+    """The command line, for the file."""
     return " ".join(["meshcast", *sys.argv[1:]])
 
 
-def _show(found: Any, out: Path, kind: str, as_json: bool) -> None:
+def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     if as_json:
@@ -205,40 +210,44 @@ def _show(found: Any, out: Path, kind: str, as_json: bool) -> None:
 
 def import_(
     form: Annotated[str, typer.Argument(metavar="{nccl-tests|kineto|megatron-log|torchtitan-log}")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What that program wrote.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The measurement file.")] = Path("measured.json"),
-    job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="What ran: it is forecast, too.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of that program.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Measurement file to write.")] = Path(
+        "measured.json"
+    ),
+    job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="The job that ran, to forecast it.")] = None,
     calibration: Calibration = None,
     change: Change = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="nccl-tests: where the file is silent.")] = None,
-    members: Annotated[
-        int | None, typer.Option("--members", help="nccl-tests: ranks, where the file is silent.")
+    operation: Annotated[
+        str | None, typer.Option("--operation", help="nccl-tests: the collective, if not recorded.")
     ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="kineto: whose trace it is.")] = None,
-    skip: Annotated[int | None, typer.Option("--skip", help="logs: first lines that are warm-up.")] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", help="torchtitan-log: of a step.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="torchtitan-log: of the run.")] = None,
+    members: Annotated[
+        int | None, typer.Option("--members", help="nccl-tests: number of ranks, if not recorded.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="kineto: the traced rank, if not recorded.")] = None,
+    skip: Annotated[int | None, typer.Option("--skip", help="logs: lines to leave out as warm-up.")] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", help="torchtitan-log: tokens per step.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="torchtitan-log: number of GPUs.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn what other programs measured into a measurement file."""
+    """Convert measurements of other programs into a measurement file."""
     with answering(as_json):
         if form not in FORMS:
-            raise PlanError("FORM", "nothing of this name is read", nearest(form, FORMS), form)
+            raise PlanError("FORM", "there is no format of this name", nearest(form, FORMS), form)
         given = {"operation": operation, "members": members, "rank": rank, "skip": skip, "tokens": tokens, "gpus": gpus}
-        options = _taken(form, given, IMPORTS[form])
-        folder(calibration)
+        options = _select_options(form, given, IMPORTS[form])
+        check_calibration_folder(calibration)
         if out.absolute().parent.is_dir():
             check_place(out, "--out")
         from validation.measurements.import_nccl_tests import import_nccl_tests
         from validation.measurements.import_trace import import_trace
         from validation.measurements.import_training_log import import_training_log
 
-        told = _job(job, change or ()) if job is not None else None
-        common: dict[str, Any] = {"job": told, "calibration": calibration, "command": _command()}
+        long_form = _load_long_form(job, change or ()) if job is not None else None
+        common: dict[str, Any] = {"job": long_form, "calibration": calibration, "command": _command()}
         if form == "nccl-tests":
             found = import_nccl_tests(file, **common, **options)
         elif form == "kineto":
-            if told is None:
+            if long_form is None:
                 raise PlanError("--job", "a trace is compared with the job that ran", "Name its file: --job job.yaml")
             found = import_trace(file, **common, **options)
         else:

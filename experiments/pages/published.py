@@ -57,19 +57,19 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 def published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
     """Forecasts of published runs: the answer, and how many runs have none because somebody interrupted."""
     from validation.published.answer import answers
-    from validation.published.baseline import compare
-    from validation.published.rows import read, shipped
-    from validation.published.summary import summary
+    from validation.published.baseline import add_baselines
+    from validation.published.rows import read, read_shipped
+    from validation.published.summary import summarize_answers
 
-    runs = [run for path in paths for run in read(path)] if paths else list(shipped())
+    runs = [run for path in paths for run in read(path)] if paths else list(read_shipped())
     rows: list[dict[str, Any]] = []
     try:
         for row in progress(answers(runs, workers), len(runs), "runs"):
             rows.append(row)
     except KeyboardInterrupt:
         pass
-    compare(rows)
-    return {"rows": rows, "summary": summary(rows)}, len(runs) - len(rows)
+    add_baselines(rows)
+    return {"rows": rows, "summary": summarize_answers(rows)}, len(runs) - len(rows)
 
 
 def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:

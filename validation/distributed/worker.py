@@ -42,9 +42,9 @@ def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     device = Device.of(task["device"], int(os.environ.get("LOCAL_RANK", "0")) if task["device"] == "cuda" else 0)
     dist.init_process_group(device.backend, timeout=TIMEOUT, device_id=device.torch if device.kind == "cuda" else None)
     try:
-        for told in TASKS[task["what"]](task, device):
+        for message in TASKS[task["what"]](task, device):
             if dist.get_rank() == 0:
-                yield told
+                yield message
     finally:
         dist.destroy_process_group()
 
@@ -134,17 +134,17 @@ def _report_failure(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told: dict[str, Any] = {"when": time.time(), "rank": int(os.environ["RANK"])}
+        report: dict[str, Any] = {"when": time.time(), "rank": int(os.environ["RANK"])}
         if isinstance(error, MeshcastError):
-            told |= {
+            report |= {
                 "where": error.where,
                 "rule": error.rule,
                 "remedy": error.remedy,
                 "value": error.to_dict()["value"],
             }
         else:
-            told["line"] = _line(error)
-        (folder / f"error.{told['rank']}.json").write_text(json.dumps(told), "utf-8")
+            report["line"] = _line(error)
+        (folder / f"error.{report['rank']}.json").write_text(json.dumps(report), "utf-8")
         sys.stderr.flush()
         os._exit(1)  # other ranks may have failed or be waiting, so an orderly shutdown could hang
 
@@ -162,8 +162,8 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it and stops its workers
     task = json.loads((folder / "task.json").read_text("utf-8"))
     with _report_failure(folder), (folder / "messages.jsonl").open("a", encoding="utf-8") as file:
-        for told in run(task):
-            file.write(json.dumps(told) + "\n")
+        for message in run(task):
+            file.write(json.dumps(message) + "\n")
             file.flush()
 
 

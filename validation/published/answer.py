@@ -1,8 +1,4 @@
-"""Forecasts of published runs, one answer a run, on all cores.
-
-An answer is plain data: what is printed with ``--json``. Runs are forecast in chunks, on any number of processes: who
-forecasts a chunk changes nothing.
-"""
+"""Forecasts of published runs on all cores: one answer per run, the plain data of ``--json``."""
 
 from __future__ import annotations
 
@@ -18,61 +14,61 @@ from hardware.units import GIB
 from simulator.forecast.shared_work import SharedWork
 from simulator.forecast.simulate import simulate
 from simulator.report.report import Report
-from validation.published.baseline import at_peak, peak_of
-from validation.published.mapping import Mapped, mapped
-from validation.published.rows import Row, Unread
+from validation.published.baseline import peak_format, seconds_at_peak
+from validation.published.mapping import MappedJob, map_run
+from validation.published.rows import PublishedRun, UnreadableLine
 
 Answer = dict[str, Any]
 
 CHUNK = 16
-"""Runs that are forecast with one workshop: neighbours of a file are alike and share what they have in common."""
+"""Runs per task of the process pool. Neighbours in a file are similar, so the runs of a chunk reuse lowered stages."""
 
 
-def answers(runs: Sequence[Row | Unread], workers: int | None = None) -> Iterator[Answer]:
-    """The answer to every run, in their order.
+def answers(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None = None) -> Iterator[Answer]:
+    """Answers to all runs, in order.
 
-    workers: processes; one for each core if not given.
+    workers: number of processes; None: one per core. The answers do not depend on it.
     """
     chunks = [runs[at : at + CHUNK] for at in range(0, len(runs), CHUNK)]
     count = min(workers or os.cpu_count() or 1, len(chunks))
     if count <= 1:
-        yield from chain.from_iterable(map(_chunk, chunks))
+        yield from chain.from_iterable(map(_answer_chunk, chunks))
         return
-    # Ctrl-C reaches the whole group of processes: the parent alone heeds it.
+    # Ctrl-C reaches the whole process group; only the parent handles it.
     pool = ProcessPoolExecutor(count, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
-        yield from chain.from_iterable(pool.map(_chunk, chunks))
-    finally:  # whoever interrupts waits for the chunks at work, not for those that wait
+        yield from chain.from_iterable(pool.map(_answer_chunk, chunks))
+    finally:  # after an interrupt running chunks finish, queued ones are cancelled
         pool.shutdown(cancel_futures=True)
 
 
-def _chunk(runs: Sequence[Row | Unread]) -> list[Answer]:
-    shop = SharedWork()
-    return [answer(run, shop) for run in runs]
+def _answer_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]:
+    shared_work = SharedWork()
+    return [answer(run, shared_work) for run in runs]
 
 
-def answer(run: Row | Unread, shop: SharedWork | None = None) -> Answer:
-    """The answer to one run: its forecast beside what was measured, or ``refused`` with the reason."""
-    if isinstance(run, Unread):
-        return _refused(run.id, run.reason) | {"source": None, "gpu": None, "class": None, "stack": None}
-    told = _answer(run, shop)
-    return told | {"source": run.source, "gpu": run.spec.gpu, "class": run.spec.kind, "stack": run.spec.stack}
+def answer(run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = None) -> Answer:
+    """Answer to one run: its forecast and what was measured, or status ``refused`` with the reason."""
+    if isinstance(run, UnreadableLine):
+        return _refusal_answer(run.id, run.reason) | {"source": None, "gpu": None, "class": None, "stack": None}
+    found = _answer_run(run, shared_work)
+    return found | {"source": run.source, "gpu": run.spec.gpu, "class": run.spec.kind, "stack": run.spec.stack}
 
 
-def _answer(run: Row, shop: SharedWork | None) -> Answer:
+def _answer_run(run: PublishedRun, shared_work: SharedWork | None) -> Answer:
     measured = run.measured.model_dump(exclude_none=True)
     try:
-        job = mapped(run)
-        report = simulate(job.job, shared_work=shop)
-        return _predicted(run, job, report) | {"measured": measured}
+        job = map_run(run)
+        report = simulate(job.job, shared_work=shared_work)
+        return _forecast_answer(run, job, report) | {"measured": measured}
     except MeshcastError as error:
         given = "" if error.value is None else f" is {shorten(error.value)}"
-        return _refused(run.id, f"{error.where}{given}: {error.rule}") | {"measured": measured}
-    except Exception as error:  # a defect of meshcast, which must cost one row and not all the others
-        return _refused(run.id, f"meshcast failed: {type(error).__name__}: {error}") | {"measured": measured}
+        return _refusal_answer(run.id, f"{error.where}{given}: {error.rule}") | {"measured": measured}
+    except Exception as error:  # a defect of meshcast should cost one row, not the whole table
+        return _refusal_answer(run.id, f"meshcast failed: {type(error).__name__}: {error}") | {"measured": measured}
 
 
-def _refused(name: str | None, reason: str) -> Answer:
+def _refusal_answer(name: str | None, reason: str) -> Answer:
     return {
         "id": name,
         "status": "refused",
@@ -88,11 +84,11 @@ def _refused(name: str | None, reason: str) -> Answer:
     }
 
 
-def _predicted(run: Row, job: Mapped, report: Report) -> Answer:
+def _forecast_answer(run: PublishedRun, job: MappedJob, report: Report) -> Answer:
     step, (low, high) = run.step_time, report.interval_90
-    memory = _memory(run.spec.memory_kind, report) / GIB
+    memory = _peak_memory(run.spec.memory_kind, report) / GIB
     printed = run.measured.peak_memory_gib
-    peak = peak_of(run.spec.precision)
+    peak = peak_format(run.spec.precision)
     return {
         "id": run.id,
         "status": "predicted",
@@ -107,13 +103,13 @@ def _predicted(run: Row, job: Mapped, report: Report) -> Answer:
         "error": report.step_time / step - 1 if step else None,
         "memory_error": memory / printed - 1 if printed else None,
         "peak": peak,
-        "at_peak_s": at_peak(report, peak),
+        "at_peak_s": seconds_at_peak(report, peak),
         "baseline": None,
     }
 
 
-def _memory(kind: str | None, report: Report) -> float:
-    """The peak in the words of the run [bytes]; of the whole device where it does not say."""
+def _peak_memory(kind: str | None, report: Report) -> float:
+    """Peak memory by the counter that the run used [bytes]; of the whole device if the run does not say."""
     if kind == "torch-allocated":
         return report.peak_allocated
     return report.peak_reserved if kind == "torch-reserved" else report.peak_device

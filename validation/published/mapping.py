@@ -1,7 +1,7 @@
-"""From a published run to a job: the same facts in the words of a job file.
+"""Maps a published run to a job.
 
-What a run leaves open is taken from the habits of its program (``stacks``) and listed, or the run is refused where
-nobody could guess it. Whatever the simulator itself does not describe yet, it refuses by itself.
+What a run does not state is taken from the defaults of its training program (``stacks``) and listed as assumed; a run
+that leaves a decisive fact open is refused. What the simulator does not support it refuses itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hardware.errors import PlanError
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import CommunicationOverlap, Framework, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
-from validation.published.rows import Adapters, Row, Spec
-from validation.published.stacks import HOST_BOUND, LAST, RELATIVES, SPREAD, Stack, framework, stack
+from validation.published.rows import PublishedRun, RunAdapters, Spec
+from validation.published.stacks import FALLBACK, HOST_BOUND_SIGMA, MEGATRON_BASED, SIGMA, Stack, framework, stack
 
 T = TypeVar("T")
 
@@ -25,10 +25,10 @@ SCHEDULES = {
     **{"interleaved": "interleaved-1f1b", "zb-v-half": "v-half", "zb-v-min": "v-min"},
     **{"zb-1p": "zb-auto", "zb-2p": "zb-auto"},
 }
-"""Names of schedules that differ from a plan's."""
+"""Schedules whose names in published runs differ from those of plans."""
 
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}
-"""The memory limit that their names hold: activations of so many rounds of one micro-batch a stage."""
+"""Memory limits in the names of zb-1p and zb-2p: activations of one or two rounds of micro-batches."""
 
 SHARDING = {
     "none": "data/ddp",
@@ -41,101 +41,101 @@ SHARDING = {
 }
 
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "vocab", "tied", "norm", "qk_layernorm")
-"""What a model cannot be forecast without."""
-
+"""Fields without which a model cannot be forecast."""
 
 TARGETS = {"qkv": "attn_qkv", "proj": "attn_proj"}
-"""The linears that have adapters."""
+"""LoRA targets by their names in published runs."""
 
 USUAL_RANK = 16
-"""Of adapters, where a run does not say it: that of the MLPerf benchmark, and of NVIDIA NeMo's recipes."""
+"""Rank of adapters, if a run does not state it: that of the MLPerf benchmark and of NVIDIA NeMo's recipes."""
 
 USUAL_TARGETS = ("qkv",)
-"""What has adapters in NVIDIA NeMo's performance recipes (``recipe.peft.target_modules`` of llama3_8b.py and others),
-where a run does not say it."""
+"""Targets of adapters, if a run does not state them: those of NVIDIA NeMo's performance recipes
+(``recipe.peft.target_modules`` of llama3_8b.py and others)."""
 
 
-class Open:
-    """What a run leaves open and its forecast takes for granted: fields, each with the spread that it adds."""
+class Assumptions:
+    """The fields that a forecast assumes because its run does not state them, each with the sigma that it adds."""
 
     def __init__(self, experts: bool) -> None:
-        self.spreads = SPREAD | (HOST_BOUND if experts else {})
+        self.sigmas = SIGMA | (HOST_BOUND_SIGMA if experts else {})
         self.fields: dict[str, float] = {}
 
-    def note(self, field: str, why: str = "") -> None:
-        """Lists a field. why: which of its spreads, where it has several."""
-        self.fields[field] = self.spreads[why or field]
+    def add(self, field: str, why: str = "") -> None:
+        """Lists a field. why: key of its sigma, if it has several."""
+        self.fields[field] = self.sigmas[why or field]
 
-    def given(self, field: str, value: T | None, usual: T) -> T:
-        """The value of a field, or the usual one."""
+    def value_or_usual(self, field: str, value: T | None, usual: T) -> T:
+        """Value of a field; if it is not stated, the usual one, listed as assumed."""
         if value is None:
-            self.note(field)
+            self.add(field)
             return usual
         return value
 
-    def widened(self, spread: float) -> float:
-        """`spread` and what all assumptions add; they are independent of each other."""
-        return math.hypot(spread, *self.fields.values())
+    def combine_sigma(self, sigma: float) -> float:
+        """Root of the sum of squares of `sigma` and the sigmas of all assumptions, taken as independent."""
+        return math.hypot(sigma, *self.fields.values())
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """A job, and the fields of the run that were assumed for it."""
+class MappedJob:
+    """A job, and the fields that were assumed for it."""
 
     job: dict[str, Any]
     assumed: tuple[str, ...]
 
 
-def mapped(row: Row) -> Mapped:
-    """The job of a run.
+def map_run(row: PublishedRun) -> MappedJob:
+    """Job of a run.
 
-    Raises PlanError for a run that leaves open what nobody could guess, or is of a kind that no job describes.
+    Raises PlanError for a run that leaves a decisive fact open, or of a kind that no job can describe.
     """
     spec = row.spec
     refuse_undescribed(spec)
     refuse_unknown(spec)
-    defaults, left = stack(spec.stack), Open(spec.model.moe is not None)
+    defaults, assumptions = stack(spec.stack), Assumptions(spec.model.moe is not None)
     if spec.kind == "sft-packed":  # forecast as one long causal sequence
-        left.note("class")
-    if left.given("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
-        left.note("optimizer")
-    left.given("offload.kind", spec.offload.kind, "none")
-    model = _model(spec, defaults, left)
+        assumptions.add("class")
+    if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
+        assumptions.add("optimizer")
+    assumptions.value_or_usual("offload.kind", spec.offload.kind, "none")
+    model = _model(spec, defaults, assumptions)
     job = {
         "id": row.id,
         "model": model,
-        "cluster": _cluster(spec, left),
-        "batch": {"global": spec.batch.total, "micro": _micro(spec, left), "sequence": spec.batch.seq},
+        "cluster": _cluster(spec, assumptions),
+        "batch": {"global": spec.batch.total, "micro": _micro(spec, assumptions), "sequence": spec.batch.seq},
         "precision": {
             "compute": spec.precision,
-            "gradients": left.given("grad_dtype", spec.grad_dtype, None),
-            "main_weights": left.given("main_weights", spec.main_weights, None),
+            "gradients": assumptions.value_or_usual("grad_dtype", spec.grad_dtype, None),
+            "main_weights": assumptions.value_or_usual("main_weights", spec.main_weights, None),
         },
         "optimizer": "adam",
-        "train": _train(spec, left),
-        "plan": _plan(spec, defaults, left),
+        "train": _train(spec, assumptions),
+        "plan": _plan(spec, defaults, assumptions),
     }
-    job["framework"] = _framework(spec, defaults, left)  # the last, for its spread is that of all that was assumed
+    # Last, because the framework's sigma includes those of all assumptions.
+    job["framework"] = _framework(spec, defaults, assumptions)
     if row.measured.peak_memory_gib is not None and spec.memory_kind in (None, "unknown"):
-        left.note("memory_kind")
-    return Mapped(job, tuple(sorted(left.fields)))
+        assumptions.add("memory_kind")
+    return MappedJob(job, tuple(sorted(assumptions.fields)))
 
 
 # ------------------------------------------------------------------------------------------ refusals
 
 
 def refuse_undescribed(spec: Spec) -> None:
-    """Kinds of runs that no job can say."""
+    """Raises PlanError for kinds of runs that no job can describe."""
     lacking = {
-        "hybrid-ssm": "state-space layers are not described yet",
-        "other": "its attention is of a kind that no block describes",
+        "hybrid-ssm": "state-space layers are not supported yet",
+        "other": "its kind of attention is not supported",
     }
     if spec.kind in lacking or spec.model.ssm:
         raise _refusal("class", lacking.get(spec.kind, lacking["hybrid-ssm"]), spec.kind)
 
 
 def refuse_unknown(spec: Spec) -> None:
-    """Facts that decide the step and that nobody could guess."""
+    """Raises PlanError for a run that does not state a decisive fact."""
     needed: dict[str, Any] = {
         "gpu": spec.gpu,
         "gpus": spec.gpus,
@@ -148,7 +148,7 @@ def refuse_unknown(spec: Spec) -> None:
     needed |= {f"mesh.{axis}": getattr(spec.mesh, axis) for axis in degrees}
     for field, value in needed.items():
         if value is None:
-            raise _refusal(field, "it is not published, and no other fact tells it")
+            raise _refusal(field, "it is not published and cannot be derived")
 
 
 def _refusal(field: str, rule: str, value: Any = None) -> PlanError:
@@ -158,157 +158,172 @@ def _refusal(field: str, rule: str, value: Any = None) -> PlanError:
 # --------------------------------------------------------------------------------------------- parts
 
 
-def _model(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
-    """The keys of a model, as the run has them."""
-    told = spec.model
-    model = told.model_dump(exclude={"attention", "ssm", "seq"}, exclude_none=True)
+def _model(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+    """Model of the run."""
+    shape = spec.model
+    model = shape.model_dump(exclude={"attention", "ssm", "seq"}, exclude_none=True)
     model["seq"] = spec.batch.seq
-    model["positions"] = left.given("model.positions", told.positions, "rope" if told.norm == "rmsnorm" else "learned")
+    model["positions"] = assumptions.value_or_usual(
+        "model.positions", shape.positions, "rope" if shape.norm == "rmsnorm" else "learned"
+    )
     if defaults.dropout is not None:
-        left.note("model.dropout")
+        assumptions.add("model.dropout")
         model["dropout"] = defaults.dropout
-    if told.vocab and told.vocab % spec.width("tp"):  # padded by the framework
-        left.note("model.vocab")
-    if told.window:  # the only architecture with a window in the vocabulary is gpt-oss: every second layer slides
+    if shape.vocab and shape.vocab % spec.width("tp"):  # padded by the framework
+        assumptions.add("model.vocab")
+    if shape.window:  # only gpt-oss states a window, and it has one in every second layer
         model["full_every"] = 2
     return model
 
 
-def _cluster(spec: Spec, left: Open) -> dict[str, Any]:
-    """The cluster; what is null is filled in by the catalog."""
-    left.given("gpus_per_node", spec.gpus_per_node, None)
+def _cluster(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
+    """Cluster of the run; the catalog fills in nulls."""
+    assumptions.value_or_usual("gpus_per_node", spec.gpus_per_node, None)
     inter = spec.inter
-    if spec.gpus and spec.gpus > (spec.domain or 1) and inter.kind != "none":  # otherwise no network takes part
-        left.given("inter.kind", inter.kind, None)
-        left.given("inter.gbps_per_gpu", inter.gbps_per_gpu, None)
+    if spec.gpus and spec.gpus > (spec.domain or 1) and inter.kind != "none":  # otherwise there is no network traffic
+        assumptions.value_or_usual("inter.kind", inter.kind, None)
+        assumptions.value_or_usual("inter.gbps_per_gpu", inter.gbps_per_gpu, None)
     return {
         "gpu": spec.gpu,
         "gpus": spec.gpus,
         "gpus_per_node": spec.gpus_per_node,
-        "scale_up_domain": left.given("scale_up_domain", spec.scale_up_domain, None),
+        "scale_up_domain": assumptions.value_or_usual("scale_up_domain", spec.scale_up_domain, None),
         "inter": inter.model_dump(exclude={"stated"}),
     }
 
 
-def _micro(spec: Spec, left: Open) -> int:
-    """Sequences of a micro-batch; derived where one number alone is possible."""
+def _micro(spec: Spec, assumptions: Assumptions) -> int:
+    """Sequences per micro-batch; derived if only one value is possible."""
     if spec.batch.micro is not None:
         return spec.batch.micro
     own = (spec.batch.total or 1) // spec.width("dp")
-    # Interleaved schedules run micro-batches in rounds, one a stage.
+    # Interleaved schedules need micro-batches in multiples of the stages.
     round_ = spec.width("pp") if spec.schedule == "interleaved" else 1
     fits = [micro for micro in range(1, own + 1) if own % micro == 0 and own // micro % round_ == 0]
     if len(fits) != 1:
-        raise _refusal("batch.micro", "it is not published, and several micro-batches are possible")
-    left.note("batch.micro")
+        raise _refusal("batch.micro", "it is not published, and several values are possible")
+    assumptions.add("batch.micro")
     return fits[0]
 
 
-def _train(spec: Spec, left: Open) -> dict[str, Any]:
-    """What is trained: adapters, or all."""
+def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
+    """Training mode: adapters, or all weights."""
     if spec.kind != "lora" and spec.lora is None:
         return {"mode": "full"}
-    told = spec.lora or Adapters()
-    targets = told.targets if told.targets is not None else left.given("lora.targets", None, USUAL_TARGETS)
+    adapters = spec.lora or RunAdapters()
+    targets = (
+        adapters.targets
+        if adapters.targets is not None
+        else assumptions.value_or_usual("lora.targets", None, USUAL_TARGETS)
+    )
     for word in targets:
         if word not in TARGETS:
-            raise _refusal("lora.targets", f"only {', '.join(TARGETS)} are described", word)
-    rank = left.given("lora.rank", told.rank, USUAL_RANK)
+            raise _refusal("lora.targets", f"only {', '.join(TARGETS)} are supported", word)
+    rank = assumptions.value_or_usual("lora.rank", adapters.rank, USUAL_RANK)
     return {"mode": "lora", "rank": rank, "targets": [TARGETS[word] for word in targets]}
 
 
-def _framework(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
-    """The framework that stands for the run's program, with what the run says of it."""
+def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+    """Framework profile of the run's training program, with the settings that the run states."""
     name = framework(spec.stack)
     changes: dict[str, Any] = {}
     if name != spec.stack:
-        left.note("stack", "stack, built on megatron-core" if spec.stack in RELATIVES and name == LAST else "")
-    left.given("stack_version", spec.stack_version, None)
-    changes["attention"] = left.given("model.attention", spec.model.attention, defaults.attention)
+        assumptions.add(
+            "stack", "stack, built on megatron-core" if spec.stack in MEGATRON_BASED and name == FALLBACK else ""
+        )
+    assumptions.value_or_usual("stack_version", spec.stack_version, None)
+    changes["attention"] = assumptions.value_or_usual("model.attention", spec.model.attention, defaults.attention)
     for field in ("compile", "cuda_graphs"):
-        value = left.given(field, getattr(spec, field), False)
+        value = assumptions.value_or_usual(field, getattr(spec, field), False)
         if field in Framework.model_fields:
             changes[field] = value
         elif value:
-            left.note(field)
+            assumptions.add(field)
     overlap = {}
     for axis, value in spec.overlap:
         if spec.width(axis) == 1:
             continue
-        value = left.given(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
-        # How tensor parallelism overlaps differs: torch's way stands in for no other.
+        value = assumptions.value_or_usual(f"overlap.{axis}", value, defaults.overlap if name != spec.stack else None)
+        # Tensor-parallel overlap differs between programs: `overlap.tp` means PyTorch's async-TP only.
         if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = overlap
-    changes["spread"] = left.widened(load_framework(name).spread)
+    changes["spread"] = assumptions.combine_sigma(load_framework(name).spread)
     return {"name": name, "release": spec.stack_version, "set": changes}
 
 
-def _plan(spec: Spec, defaults: Stack, left: Open) -> dict[str, Any]:
-    """Mesh and schemes, outermost first."""
+def _plan(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
+    """Plan of the run: mesh and schemes, outermost first."""
     dp, tp, pp, cp = (spec.width(axis) for axis in ("dp", "tp", "pp", "cp"))
     mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     schemes: list[dict[str, Any]] = []
     if pp > 1:
-        schemes.append(_pipeline(spec, left))
-    sharding = left.given("sharding", spec.sharding, defaults.sharding) if dp * cp > 1 else spec.sharding or "none"
+        schemes.append(_pipeline(spec, assumptions))
+    sharding = (
+        assumptions.value_or_usual("sharding", spec.sharding, defaults.sharding)
+        if dp * cp > 1
+        else spec.sharding or "none"
+    )
     data = {"use": SHARDING[sharding], "over": "dp"}
     if sharding != "none" and dp * cp > 1:
-        group = left.given("shard_group", spec.shard_group, _usual_group(spec, sharding))
+        group = assumptions.value_or_usual("shard_group", spec.shard_group, _usual_group(spec, sharding))
         if group != dp * cp and sharding != "fsdp-grad-op":
             if sharding != "fsdp-hybrid" or dp % group:
-                rule = f"{SHARDING[sharding]} over {group} of {dp * cp} data-parallel ranks is not described"
+                rule = f"{SHARDING[sharding]} over {group} of {dp * cp} data-parallel ranks is not supported"
                 raise _refusal("shard_group", rule, group)
             if "replicate" not in _options("data/fsdp"):
-                rule = f"copies of groups of {group} ranks that share a model are not described yet"
+                rule = f"hybrid sharding over groups of {group} ranks is not supported yet"
                 raise _refusal("sharding", rule, sharding)
             mesh = {"pp": pp, "replicate": dp // group, "shard": group, "cp": cp, "tp": tp}
             data = {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
     schemes.append(data)
     if cp > 1:
-        left.note("mesh.cp")  # which way was taken is not in a row's words
+        assumptions.add("mesh.cp")  # a spec does not state the kind of context parallelism
         schemes.append({"use": defaults.context, "over": "cp"})
     if tp > 1:
-        split = left.given("sequence_parallel", spec.sequence_parallel, defaults.sequence_parallel)
+        split = assumptions.value_or_usual("sequence_parallel", spec.sequence_parallel, defaults.sequence_parallel)
         schemes.append({"use": "tensor/megatron-sp" if split else "tensor/megatron", "over": "tp"})
     plan: dict[str, Any] = {"mesh": mesh, "schemes": schemes}
     if spec.model.moe:
         plan["views"] = {"experts": _experts(spec, schemes)}
-    schemes += _memory(spec, defaults, left)
+    schemes += _memory(spec, defaults, assumptions)
     if spec.pipeline_split == "ends-as-layers":
         plan["partition"] = "ends-as-layers"
     elif spec.pipeline_split == "uneven":
-        left.note("pipeline_split")
-        plan["partition"] = _as_even(spec, schemes[0]["chunks"] * pp)
+        assumptions.add("pipeline_split")
+        plan["partition"] = _uneven_layers(spec, schemes[0]["chunks"] * pp)
     return plan
 
 
-def _as_even(spec: Spec, stages: int) -> list[int]:
-    """Layers of every stage where they do not divide: as even as can be, the embedding, the loss and every layer of
-    multi-token prediction (the last ones in the last stage) counting as a layer each."""
+def _uneven_layers(spec: Spec, stages: int) -> list[int]:
+    """Layers of each stage if they do not divide evenly.
+
+    As even as possible, where the embedding, the loss and each multi-token-prediction layer (in the last stage) count
+    as one layer.
+    """
     layers, further = spec.model.layers or 0, spec.model.mtp or 0
     each, more = divmod(layers + 2 + further, stages)
     found = [each + (stage < more) for stage in range(stages)]
     found[0] -= 1
     found[-1] -= 1 + further
-    if found[-1] < 0:  # the ends fill more than a stage
+    if found[-1] < 0:  # embedding and loss fill more than a stage
         found[1:3] = [found[1] + found[-1], *found[2:3]]
         found[-1] = 0
     return found
 
 
 def _options(use: str) -> Container[str]:
-    """The options of a scheme; none where there is no such scheme."""
+    """Options of a scheme; empty if there is no such scheme."""
     return find_scheme(use).Options.model_fields if use in scheme_names() else ()
 
 
 def _usual_group(spec: Spec, sharding: str) -> int:
-    """Ranks that share a copy of the split state: a node's where copies exist beyond, otherwise all."""
+    """Ranks over which state is sharded: those of a node with hybrid sharding, otherwise all replicas."""
     return (spec.gpus_per_node or 1) if sharding == "fsdp-hybrid" else spec.width("dp") * spec.width("cp")
 
 
-def _chunks_of(use: str) -> int | None:
-    """The chunks a device of a schedule that exists for one number alone."""
+def _only_chunk_count(use: str) -> int | None:
+    """Chunks per device of a schedule that supports only one number of them; otherwise None."""
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
     fits = []
@@ -319,12 +334,13 @@ def _chunks_of(use: str) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _pipeline(spec: Spec, left: Open) -> dict[str, Any]:
+def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
+    """Pipeline scheme of the run, with its chunks."""
     chunks = spec.mesh.vpp
     use = f"pipeline/{SCHEDULES.get(spec.schedule or '', spec.schedule)}"
-    fixed = _chunks_of(use) if use in scheme_names() else None
+    fixed = _only_chunk_count(use) if use in scheme_names() else None
     if fixed is not None and chunks in (None, 1):
-        # The schedule says it: 1 is what rows write where nothing is interleaved.
+        # The schedule fixes it; runs write 1 where nothing is interleaved.
         chunks = fixed
     elif chunks is None:
         places = (spec.model.layers or 0) + 2 * (spec.pipeline_split == "ends-as-layers")
@@ -334,8 +350,8 @@ def _pipeline(spec: Spec, left: Open) -> dict[str, Any]:
         if len(fits) != 1:
             raise _refusal("mesh.vpp", "it is not published, and several numbers of chunks are possible")
         chunks = fits[0]
-        left.note("mesh.vpp")
-    schedule = left.given("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")
+        assumptions.add("mesh.vpp")
+    schedule = assumptions.value_or_usual("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")
     entry = {"use": f"pipeline/{SCHEDULES.get(schedule, schedule)}", "over": "pp", "chunks": chunks}
     if schedule in ROUNDS_IN_FLIGHT:
         entry["memory_limit"] = ROUNDS_IN_FLIGHT[schedule] * spec.width("pp")
@@ -343,7 +359,7 @@ def _pipeline(spec: Spec, left: Open) -> dict[str, Any]:
 
 
 def _experts(spec: Spec, schemes: list[dict[str, Any]]) -> dict[str, int]:
-    """The second reading of a stage's ranks, for its experts; adds the scheme of their axes."""
+    """Expert view of a stage's ranks (edp, ep, etp); appends the expert scheme to `schemes`."""
     ranks, ep, etp = math.prod(spec.width(axis) for axis in ("dp", "cp", "tp")), spec.width("ep"), spec.width("etp")
     if ranks % (ep * etp):
         raise _refusal("mesh.ep", f"ep x etp = {ep} x {etp} must divide dp x cp x tp = {ranks}", ep)
@@ -352,15 +368,15 @@ def _experts(spec: Spec, schemes: list[dict[str, Any]]) -> dict[str, int]:
     return {"edp": ranks // (ep * etp), "ep": ep, "etp": etp}
 
 
-def _memory(spec: Spec, defaults: Stack, left: Open) -> list[dict[str, Any]]:
-    """What is computed again, and what is kept in host memory."""
+def _memory(spec: Spec, defaults: Stack, assumptions: Assumptions) -> list[dict[str, Any]]:
+    """Memory schemes: recomputation and offloading."""
     found: list[dict[str, Any]] = []
-    told = spec.recompute
-    kind = left.given("recompute.kind", told.kind, defaults.recompute)
+    recompute = spec.recompute
+    kind = assumptions.value_or_usual("recompute.kind", recompute.kind, defaults.recompute)
     if kind == "full":
-        found.append({"use": "memory/recompute-full", "layers": told.layers})
+        found.append({"use": "memory/recompute-full", "layers": recompute.layers})
     elif kind == "selective":
-        modules = left.given("recompute.modules", told.modules, ["core_attn"])
+        modules = assumptions.value_or_usual("recompute.modules", recompute.modules, ["core_attn"])
         found.append({"use": "memory/recompute-selective", "modules": modules})
     if spec.offload.kind not in (None, "none"):
         layers = {} if spec.offload.layers is None else {"layers": spec.offload.layers}

@@ -1,7 +1,6 @@
-"""Published runs as data: one JSON object a line, whose ``spec`` describes the run in fixed words.
+"""Published runs as data: one JSON object per line, with the configuration in ``spec`` and figures in ``measured``.
 
-Null, or a key that is missing, means that the source does not say; it never means "off". ``measured`` holds the figures
-of the source; whatever else a row carries is prose for people.
+Null or a missing key means that the source does not state it, never "off". Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -21,18 +20,20 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Part(BaseModel):
+class SpecModel(BaseModel):
+    """Base of the parts of a spec: immutable, exact types, unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Network(Part):
+class Network(SpecModel):
     kind: Literal["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot", "none"] | None = None
     gbps_per_gpu: Positive | None = None
     stated: bool | None = None
 
 
-class Shape(Part):
-    """The model; experts, latent attention and state-space layers are handed on as they stand."""
+class RunModel(SpecModel):
+    """The model; `moe`, `mla` and `ssm` are passed to the job unchanged."""
 
     layers: Count | None = None
     hidden: Count | None = None
@@ -55,7 +56,7 @@ class Shape(Part):
     mtp: Annotated[int, Field(ge=0, le=1000)] | None = None
 
 
-class Degrees(Part):
+class Degrees(SpecModel):
     dp: Count | None = None
     tp: Count | None = None
     pp: Count | None = None
@@ -65,37 +66,37 @@ class Degrees(Part):
     vpp: Count | None = None
 
 
-class Batch(Part):
+class RunBatch(SpecModel):
     micro: Count | None = None
     total: Count | None = Field(default=None, alias="global")
     seq: Count | None = None
 
 
-class Recompute(Part):
+class Recompute(SpecModel):
     kind: Literal["none", "selective", "full"] | None = None
     layers: Count | None = None
     modules: list[str] | None = None
 
 
-class Offload(Part):
+class RunOffload(SpecModel):
     kind: Literal["none", "activations", "optimizer", "params"] | None = None
     layers: Count | None = None
 
 
-class Overlap(Part):
+class RunOverlap(SpecModel):
     dp: bool | None = None
     tp: bool | None = None
     pp: bool | None = None
     ep: bool | None = None
 
 
-class Adapters(Part):
+class RunAdapters(SpecModel):
     rank: Count | None = None
     targets: list[str] | None = None
 
 
-class Spec(Part):
-    """A run in fixed words."""
+class Spec(SpecModel):
+    """Configuration of a run."""
 
     kind: Literal["dense", "moe", "hybrid-ssm", "lora", "sft-packed", "other"] = Field(alias="class")
     stack: str
@@ -116,33 +117,33 @@ class Spec(Part):
     optimizer: Literal["adam", "adamw", "muon", "lamb"] | None = None
     compile: bool | None = None
     cuda_graphs: bool | None = None
-    model: Shape = Shape()
-    lora: Adapters | None = None
+    model: RunModel = RunModel()
+    lora: RunAdapters | None = None
     mesh: Degrees = Degrees()
-    batch: Batch = Batch()
+    batch: RunBatch = RunBatch()
     schedule: str | None = None
     pipeline_split: Literal["even", "ends-as-layers", "uneven"] | None = None
     sequence_parallel: bool | None = None
     sharding: Literal["none", "zero1", "zero2", "zero3", "fsdp-full", "fsdp-hybrid", "fsdp-grad-op"] | None = None
     shard_group: Count | None = None
     recompute: Recompute = Recompute()
-    offload: Offload = Offload()
-    overlap: Overlap = Overlap()
+    offload: RunOffload = RunOffload()
+    overlap: RunOverlap = RunOverlap()
     memory_kind: Literal["torch-allocated", "torch-reserved", "nvidia-smi", "unknown"] | None = None
     filled: list[str] = []
 
     def width(self, axis: str) -> int:
-        """Ranks along one axis; 1 where that is not known."""
+        """Degree along an axis; 1 if unknown."""
         return getattr(self.mesh, axis) or 1
 
     @property
     def domain(self) -> int | None:
-        """GPUs joined at full speed, where known: those of a node if nobody says otherwise."""
+        """GPUs of the scale-up domain if known, otherwise of a node."""
         return self.scale_up_domain or self.gpus_per_node
 
 
-class Measured(BaseModel):
-    """What was measured; figures beyond these are carried along."""
+class PublishedFigures(BaseModel):
+    """Measured figures; unknown keys are kept."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -151,33 +152,33 @@ class Measured(BaseModel):
     peak_memory_gib: Positive | None = None
 
 
-class Row(BaseModel):
+class PublishedRun(BaseModel):
     """One published run."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
     id: str
     spec: Spec
-    measured: Measured = Measured()
+    measured: PublishedFigures = PublishedFigures()
 
     @property
     def source(self) -> str:
-        """Where it was published: its id up to the first dash."""
+        """Source of the run: its id up to the first dash."""
         return "vtrain-multi" if self.id.startswith("vtrain-multi-") else self.id.partition("-")[0]
 
     @property
     def step_time(self) -> float | None:
-        """Measured seconds of a step; from the throughput where no time is printed."""
-        told, spec = self.measured, self.spec
-        if told.step_time_s is not None or told.tokens_per_s_per_gpu is None:
-            return told.step_time_s
+        """Measured seconds per step, from the throughput if no time is published; None if neither is known."""
+        measured, spec = self.measured, self.spec
+        if measured.step_time_s is not None or measured.tokens_per_s_per_gpu is None:
+            return measured.step_time_s
         if not (spec.gpus and spec.batch.total and spec.batch.seq):
             return None
-        return spec.batch.total * spec.batch.seq / (spec.gpus * told.tokens_per_s_per_gpu)
+        return spec.batch.total * spec.batch.seq / (spec.gpus * measured.tokens_per_s_per_gpu)
 
 
-class Unread(BaseModel):
-    """A line that describes no run, and why."""
+class UnreadableLine(BaseModel):
+    """A line that cannot be read as a run, and the reason."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -185,36 +186,36 @@ class Unread(BaseModel):
     reason: str
 
 
-def read(path: Path) -> list[Row | Unread]:
-    """The runs of a JSONL file, in its order.
-
-    Raises PlanError for a file that cannot be read.
-    """
-    return [_row(where, found) for where, found in read_lines(path)]
+def read(path: Path) -> list[PublishedRun | UnreadableLine]:
+    """Runs of a JSONL file, in order. Raises PlanError for a file that cannot be read."""
+    return [_parse_run(where, found) for where, found in read_lines(path)]
 
 
-def _row(where: str, found: dict[str, Any] | str) -> Row | Unread:
+def _parse_run(where: str, found: dict[str, Any] | str) -> PublishedRun | UnreadableLine:
     if isinstance(found, str):
-        return Unread(reason=found)
+        return UnreadableLine(reason=found)
     try:
-        return validated(Row, found, f"{where} ", PlanError)
+        return validated(PublishedRun, found, f"{where} ", PlanError)
     except PlanError as error:
         name = found.get("id")
-        return Unread(id=name if isinstance(name, str) else None, reason=str(error))
+        return UnreadableLine(id=name if isinstance(name, str) else None, reason=str(error))
 
 
-def shipped() -> list[Row]:
-    """The runs that ship with meshcast: classic tables, each row under its paper's number."""
+def read_shipped() -> list[PublishedRun]:
+    """The runs that ship with meshcast: tables of three papers."""
     files = sorted(resources.files("validation.published").joinpath("shipped").iterdir(), key=lambda file: file.name)
-    return [row for file in files if file.name.endswith(".yaml") for row in _table(file.name, read_yaml(file).data)]
+    return [
+        row for file in files if file.name.endswith(".yaml") for row in _expand_table(file.name, read_yaml(file).data)
+    ]
 
 
-def _table(name: str, table: Mapping[str, Any]) -> list[Row]:
-    """The rows of one compact file: what all have in common is written once, under ``common``."""
-    made = [{**row, "spec": _over(table["common"], row["spec"])} for row in table["rows"]]
-    return [validated(Row, row, f"{name} {row['id']}", PlanError) for row in made]
+def _expand_table(name: str, table: Mapping[str, Any]) -> list[PublishedRun]:
+    """Runs of one shipped file, whose ``common`` part of the spec is shared by all its rows."""
+    made = [{**row, "spec": _merge(table["common"], row["spec"])} for row in table["rows"]]
+    return [validated(PublishedRun, row, f"{name} {row['id']}", PlanError) for row in made]
 
 
-def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key: _over(base[key], value) for key, value in own.items() if isinstance(value, dict) and key in base}
+def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Recursive merge of two mappings; `own` wins."""
+    both = {key: _merge(base[key], value) for key, value in own.items() if isinstance(value, dict) and key in base}
     return {**base, **own, **both}

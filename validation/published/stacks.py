@@ -1,7 +1,7 @@
-"""What a training program does where a published run is silent, and how far off that may be.
+"""Defaults of training programs, for what a published run does not state, and the uncertainty that each adds.
 
-A run that leaves a field open is forecast with the habit of its program, the field is listed as assumed, and the
-interval grows by the field's `SPREAD`.
+A field that a run leaves open gets the default of its program, is listed as assumed, and widens the interval by its
+`SIGMA`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from simulator.job.framework import framework_names
 
 @dataclass(frozen=True)
 class Stack:
-    """The usual choices of one training program.
+    """Defaults of one training program.
 
-    near: frameworks that come closest, the closest first. overlap: whether communication runs under computation, where
-    no framework of its own says so. dropout: of the models that were trained with it. context: how attention goes
-    across ranks that share sequences; Megatron-Core's ``cp_comm_type`` is p2p unless told otherwise.
+    near: frameworks that come closest to it, the closest first.
+    sharding, recompute, attention, sequence_parallel: its default settings.
+    overlap: whether communication overlaps computation, if the program has no framework profile of its own.
+    dropout: of the models that were trained with it.
+    context: scheme of context parallelism; the default of Megatron-Core's ``cp_comm_type`` is p2p.
     """
 
     near: tuple[str, ...] = ()
@@ -31,15 +33,15 @@ class Stack:
     context: str = "sequence/megatron-cp"
 
 
-LAST = "megatron-core"
-"""The framework that stands in where nothing nearer is described."""
+FALLBACK = "megatron-core"
+"""Framework of programs that have no nearer profile."""
 
-RELATIVES = frozenset({"nemo", "mlperf-nemo", "megatron-bridge", "primus"})
-"""Programs that are built on Megatron-Core, whose own published runs they are."""
+MEGATRON_BASED = frozenset({"nemo", "mlperf-nemo", "megatron-bridge", "primus"})
+"""Programs built on Megatron-Core; its profile was fitted on their published runs."""
 
-GATHERED = "sequence/all-gather"
+ALL_GATHER = "sequence/all-gather"
 
-FSDP = Stack(near=("llm-foundry", "torchtitan"), sharding="fsdp-full", sequence_parallel=False, context=GATHERED)
+FSDP = Stack(near=("llm-foundry", "torchtitan"), sharding="fsdp-full", sequence_parallel=False, context=ALL_GATHER)
 
 STACKS = {
     "megatron-core": Stack(),
@@ -60,29 +62,29 @@ STACKS = {
     ),
     "llm-foundry": FSDP,
     "fms-fsdp": FSDP,
-    "torchtitan": Stack(near=("llm-foundry",), sharding="fsdp-full", recompute="selective", context=GATHERED),
+    "torchtitan": Stack(near=("llm-foundry",), sharding="fsdp-full", recompute="selective", context=ALL_GATHER),
     "colossalai": Stack(near=("llm-foundry", "torchtitan"), sharding="zero2", sequence_parallel=False),
     "nanotron": Stack(near=("torchtitan",)),
-    # MaxText's remat_policy is `full` unless told otherwise; PaxML's recipes recompute nearly everything too.
-    "jax": Stack(sharding="fsdp-full", recompute="full", sequence_parallel=False, context=GATHERED),
+    # MaxText's remat_policy defaults to `full`; PaxML's recipes recompute nearly everything too.
+    "jax": Stack(sharding="fsdp-full", recompute="full", sequence_parallel=False, context=ALL_GATHER),
 }
-"""Programs with habits of their own; all others go about it like Megatron-Core."""
+"""Programs with defaults of their own; all others have those of Megatron-Core."""
 
 
 def stack(name: str) -> Stack:
-    """The habits of a program."""
+    """Defaults of a program."""
     return STACKS.get(name, Stack())
 
 
 def framework(name: str) -> str:
-    """The framework that describes a program, or the nearest that does."""
+    """The framework profile of a program, or the nearest one."""
     known = framework_names()
-    return next((choice for choice in (name, *stack(name).near) if choice in known), LAST)
+    return next((choice for choice in (name, *stack(name).near) if choice in known), FALLBACK)
 
 
-SPREAD = {
+SIGMA = {
     "stack": 0.15,  # unknown code: published steps lie within 0.78 and 1.35 of the forecast, nine of ten
-    "stack, built on megatron-core": 0.03,  # the framework's own spread was taken over such runs; releases differ
+    "stack, built on megatron-core": 0.03,  # the framework's own sigma was fitted on such runs; releases differ
     "stack_version": 0.03,  # releases within a year: 5 to 15 % from the oldest to the newest of dense models
     "class": 0.10,  # packed samples attend within themselves only: attention's share of a step
     "recompute.kind": 0.10,  # none against full is 31 % (26 to 33), and the usual choice is more likely than not
@@ -117,11 +119,11 @@ SPREAD = {
     "inter.gbps_per_gpu": 0.02,  # 400 against 200 Gb/s is 2 % (0 to 5)
     "memory_kind": 0.0,  # says nothing about time
 }
-"""By field of a run, the standard deviation of log(step time) that its assumption adds.
+"""Standard deviation of log(step time) that assuming a field adds, by field.
 
-Ranges in the comments are those of forecasts of some 600 published dense runs, the tenth to the ninetieth percentile,
-when the field alone is altered; half of such a range is 1.3 standard deviations.
+The comments give how the forecasts of some 600 published dense runs change when only this field changes, 10th to 90th
+percentile in parentheses; half of such a range is 1.3 standard deviations.
 """
 
-HOST_BOUND = {"cuda_graphs": 0.15, "compile": 0.05}
-"""The same for models with experts, whose many small kernels wait for the host where no graph replays them."""
+HOST_BOUND_SIGMA = {"cuda_graphs": 0.15, "compile": 0.05}
+"""`SIGMA` of models with experts, whose many small kernels wait for the host without CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Errors of many forecasts, added up: of all runs, and of the runs of each source, GPU, class and program."""
+"""Error statistics of the forecasts of published runs: of all, and by source, GPU, class and training program."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 GROUPS = ("source", "gpu", "class", "stack")
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of all answers, and again of each group; reasons of refusals; forecasts that beat their FLOPs."""
+def summarize_answers(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Statistics of all answers and of each group; reasons of refusals; forecasts faster than their FLOPs at peak."""
     names = {group: sorted({str(row[group]) for row in rows if row[group] is not None}) for group in GROUPS}
     return {
-        **figures(rows),
+        **compute_figures(rows),
         **{
-            f"by_{group}": {name: figures([row for row in rows if row[group] == name]) for name in names[group]}
+            f"by_{group}": {name: compute_figures([row for row in rows if row[group] == name]) for name in names[group]}
             for group in GROUPS
         },
         "refusals": dict(Counter(_reason(row) for row in rows if row["status"] == "refused").most_common()),
@@ -25,8 +25,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and errors of some answers; of `compared` rows both forecast and measured time are known."""
+def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and error statistics; `compared` rows have a forecast and a measured time."""
     done = [row for row in rows if row["status"] == "predicted"]
     timed = [row for row in done if row["error"] is not None]
     naive = [row["baseline"] for row in timed if row["baseline"]]
@@ -36,16 +36,16 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "predicted": len(done),
         "refused": len(rows) - len(done),
         "compared": len(timed),
-        **errors([row["error"] for row in timed]),
+        **error_statistics([row["error"] for row in timed]),
         "inside_interval": fmean(map(_inside, timed)) if timed else None,
-        "baseline": errors([each["error"] for each in naive]),
-        "baseline_from_other_sources": errors([error for error in blind if error is not None]),
+        "baseline": error_statistics([each["error"] for each in naive]),
+        "baseline_from_other_sources": error_statistics([error for error in blind if error is not None]),
         "memory": _memory([row["memory_error"] for row in done if row["memory_error"] is not None]),
     }
 
 
-def errors(found: Sequence[float]) -> dict[str, float | None]:
-    """Median, mean and 90th percentile of the absolute errors, and the median of the errors."""
+def error_statistics(found: Sequence[float]) -> dict[str, float | None]:
+    """Median, mean and 90th percentile of |error|, and the median error (bias)."""
     if not found:
         return dict.fromkeys(("median", "mean", "p90", "bias"))
     sizes = sorted(map(abs, found))
@@ -53,7 +53,7 @@ def errors(found: Sequence[float]) -> dict[str, float | None]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of all lie; between two values in proportion."""
+    """Quantile of sorted values, linearly interpolated."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -61,16 +61,16 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def beats_its_flops(row: dict[str, Any]) -> bool:
-    """Whether a forecast is faster than its matrix products at peak, which would be a defect."""
+    """Whether a forecast is faster than its FLOPs at peak, which would be a defect."""
     return bool(row["at_peak_s"]) and row["predicted"]["step_time_s"] < row["at_peak_s"]
 
 
 def _memory(found: Sequence[float]) -> dict[str, Any]:
-    return {"compared": len(found), **errors(found)}
+    return {"compared": len(found), **error_statistics(found)}
 
 
 def measured_step(row: dict[str, Any]) -> float:
-    """The measured time [s] of an answer that has an error."""
+    """Measured step time [s] of an answer that has an error."""
     return float(row["predicted"]["step_time_s"] / (1 + row["error"]))
 
 
@@ -80,7 +80,9 @@ def _inside(row: dict[str, Any]) -> bool:
 
 
 def _reason(row: dict[str, Any]) -> str:
-    """A reason without what differs from row to row, the place in a list of schemes; of a line that could not be read
-    the line is all there is to go by."""
+    """Reason of a refusal without line numbers and list indices, so that equal reasons count together.
+
+    Reasons of unreadable lines stay whole.
+    """
     reason = str(row["reason"])
     return reason if row["source"] is None else re.sub(r"^\S+:\d+:? |\[\d+\]", "", reason)

@@ -202,7 +202,7 @@ def test_validate_without_data_runs_the_examples() -> None:
 
 def test_what_cannot_be_validated_yet_says_so(tmp_path: Path) -> None:
     result = run("validate", "claims")
-    assert result.exit_code == 2 and "later release" in result.stderr
+    assert result.exit_code == 2 and "not implemented yet" in result.stderr
     assert run("validate", "pipeline", "--data", tmp_path / "absent").exit_code == 2
 
 

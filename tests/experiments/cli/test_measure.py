@@ -54,8 +54,8 @@ def measured(tmp_path: Path) -> Path:
     ("words", "said"),
     [
         (("kernel", "JOB"), "Did you mean 'kernels'"),
-        (("kernels", "JOB", "--steps", "3"), "kernels take no such option"),
-        (("distributed", "JOB", "--tp", "2"), "distributed take no such option"),
+        (("kernels", "JOB", "--steps", "3"), "kernels takes no such option"),
+        (("distributed", "JOB", "--tp", "2"), "distributed takes no such option"),
         (("campaign", "JOB", "--device", "cpu"), "names its device"),
         (("kernels", "absent.yaml", "--device", "cpu"), "absent.yaml"),
     ],
@@ -70,7 +70,7 @@ def test_without_torch_it_says_what_to_install(job: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("experiments.cli.validate.find_spec", lambda name: None)
     for words in (("measure", "kernels", job), ("calibrate", "--device", "cpu", "--out", job.parent / "mine")):
         result = run(*words)
-        assert result.exit_code == 2 and "torch is not installed" in result.stderr
+        assert result.exit_code == 2 and "it is not installed" in result.stderr
 
 
 def test_a_measurement_is_held_against_its_forecast(measured: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_files_of_another_kind_are_called_by_their_name(measured: Path, tmp_path
     assert run("validate", "stages").exit_code == 2
     table = tmp_path / "t.csv"
     table.write_text("a,b\n1,2\n", "utf-8")
-    assert "held apart" in run("validate", "kernels", measured, table).stderr
+    assert "cannot be mixed" in run("validate", "kernels", measured, table).stderr
     assert "takes no such option" in run("validate", "distributed", measured, "--jobs", "2").stderr
 
 
@@ -101,10 +101,10 @@ def test_a_log_is_imported_and_forecast(job: Path, tmp_path: Path) -> None:
     found = json.loads(out.read_text("utf-8"))
     assert len(found["rows"][0]["samples"]) == 6 and found["rows"][0]["forecasts"]["catalog"]["value"] > 0
     assert "Did you mean" in run("import", "megatron-logs", log).stderr
-    assert "take no such option" in run("import", "megatron-log", log, "--rank", "1").stderr
+    assert "takes no such option" in run("import", "megatron-log", log, "--rank", "1").stderr
 
 
 def test_a_calibration_of_this_machine_takes_no_tables(tmp_path: Path) -> None:
     result = run("calibrate", "kernels", "--device", "cpu", "--out", tmp_path / "mine")
-    assert result.exit_code == 2 and "calibrated by what it measures itself" in result.stderr
-    assert "needed without --device" in run("calibrate", "--out", tmp_path / "mine").stderr
+    assert result.exit_code == 2 and "this machine is measured" in result.stderr
+    assert "required without --device" in run("calibrate", "--out", tmp_path / "mine").stderr

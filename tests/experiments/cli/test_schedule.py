@@ -104,7 +104,7 @@ def test_an_order_that_stands_still_is_shown_where_it_does(tmp_path: Path) -> No
         (("list", "schedule", "1f2b", "--p", 4, "--m", 8), "Did you mean 'pipeline/1f1b'"),
         (("list", "schedule", "1f1b", "--p", 4, "--m", 8, "--v", 2), "has one chunk a device"),
         (("list", "schedule", "none.csv"), "none.csv: it cannot be read"),
-        (("list", "gpus", "h100-sxm"), "NAME is 'h100-sxm': gpus are listed as a whole"),
+        (("list", "gpus", "h100-sxm"), "NAME is 'h100-sxm': list gpus takes no such argument"),
         (("list", "gpus", "--p", 4), "--p is 4"),
         (("export", "job"), "there is no export of this kind. Valid: schedule"),
         (("export", "schedule", "bpipe", "--p", 4, "--m", 8), "does not have an action"),

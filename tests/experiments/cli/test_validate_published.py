@@ -16,7 +16,7 @@ from experiments.cli import app as cli
 from experiments.plots import published as plots
 from experiments.plots import style
 from validation.published import answer as module
-from validation.published.rows import shipped
+from validation.published.rows import read_shipped
 
 
 def run(*words: object) -> Result:
@@ -32,7 +32,7 @@ def answer() -> dict[str, Any]:
 
 
 def test_without_data_the_shipped_tables_are_run(answer: dict[str, Any]) -> None:
-    assert [row["id"] for row in answer["rows"]] == [each.id for each in shipped()]
+    assert [row["id"] for row in answer["rows"]] == [each.id for each in read_shipped()]
     told = answer["summary"]
     assert told["predicted"] == told["compared"] == 21 and told["refused"] == 0
     for key in ("median", "mean", "p90", "bias", "inside_interval", "baseline", "memory", "refusals"):
@@ -91,7 +91,7 @@ def test_an_interrupted_run_prints_what_was_done(monkeypatch: pytest.MonkeyPatch
     result = run("--jobs", 1, "--json")
     assert result.exit_code == 130
     assert len(json.loads(result.stdout)["rows"]) == module.CHUNK
-    assert f"{len(shipped()) - module.CHUNK} runs are not answered" in result.stderr
+    assert f"{len(read_shipped()) - module.CHUNK} runs are not answered" in result.stderr
 
 
 # ------------------------------------------------------------------------------------------- figures
@@ -105,7 +105,7 @@ def styled(dots: list[plots.Dot]) -> Figure:
 
 
 def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
-    some = [run.model_dump(by_alias=True) for run in shipped()[::8]]
+    some = [run.model_dump(by_alias=True) for run in read_shipped()[::8]]
     (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, some)), "utf-8")
     draw = ("--data", tmp_path / "some.jsonl", "--plot")
     assert run(*draw, f"{tmp_path}/out/", "--jobs", 1).exit_code == 0

@@ -10,20 +10,20 @@ import pytest
 
 from validation.published import answer as module
 from validation.published.answer import answer, answers
-from validation.published.baseline import compare
-from validation.published.rows import Row, Unread, read, shipped
-from validation.published.summary import summary
+from validation.published.baseline import add_baselines
+from validation.published.rows import PublishedRun, UnreadableLine, read, read_shipped
+from validation.published.summary import summarize_answers
 
 KEYS = {"id", "status", "reason", "assumed", "predicted", "measured", "error", "memory_error"}
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Row]:
-    return shipped()
+def runs() -> list[PublishedRun]:
+    return read_shipped()
 
 
 @pytest.fixture(scope="module")
-def told(runs: list[Row]) -> list[dict[str, Any]]:
+def told(runs: list[PublishedRun]) -> list[dict[str, Any]]:
     return list(answers(runs, workers=1))
 
 
@@ -38,10 +38,10 @@ def sound(rows: list[dict[str, Any]]) -> None:
             assert 0 < low < step < high and row["predicted"]["peak_memory_gib"] > 0
             assert len(set(row["assumed"])) == len(row["assumed"])
     json.dumps(rows, allow_nan=False)
-    assert summary(rows)["faster_than_peak"] == []
+    assert summarize_answers(rows)["faster_than_peak"] == []
 
 
-def test_shipped_runs_are_answered(runs: list[Row], told: list[dict[str, Any]]) -> None:
+def test_shipped_runs_are_answered(runs: list[PublishedRun], told: list[dict[str, Any]]) -> None:
     assert [row["id"] for row in told] == [run.id for run in runs]
     assert {row["status"] for row in told} == {"predicted"}
     sound(told)
@@ -50,7 +50,7 @@ def test_shipped_runs_are_answered(runs: list[Row], told: list[dict[str, Any]]) 
         assert row["memory_error"] is None
 
 
-def test_the_number_of_processes_changes_nothing(runs: list[Row], told: list[dict[str, Any]]) -> None:
+def test_the_number_of_processes_changes_nothing(runs: list[PublishedRun], told: list[dict[str, Any]]) -> None:
     assert json.dumps(list(answers(runs, workers=2))) == json.dumps(told)
 
 
@@ -62,12 +62,12 @@ def test_recomputation_costs_what_the_papers_say(told: list[dict[str, Any]]) -> 
 
 
 def test_a_line_that_is_no_run_is_refused() -> None:
-    row = answer(Unread(id="x-1", reason="runs.jsonl:3: not valid JSON"))
+    row = answer(UnreadableLine(id="x-1", reason="runs.jsonl:3: not valid JSON"))
     sound([row])
     assert row["id"] == "x-1" and row["source"] is None and "runs.jsonl:3" in row["reason"]
 
 
-def test_memory_is_forecast_in_the_words_of_the_run(runs: list[Row]) -> None:
+def test_memory_is_forecast_in_the_words_of_the_run(runs: list[PublishedRun]) -> None:
     def peak(kind: str | None) -> dict[str, Any]:
         spec = runs[0].spec.model_copy(update={"memory_kind": kind})
         measured = runs[0].measured.model_copy(update={"peak_memory_gib": 30.0})
@@ -80,13 +80,13 @@ def test_memory_is_forecast_in_the_words_of_the_run(runs: list[Row]) -> None:
     assert "memory_kind" in found["unknown"]["assumed"] and "memory_kind" not in found["nvidia-smi"]["assumed"]
 
 
-def test_what_the_simulator_refuses_is_the_reason(runs: list[Row]) -> None:
+def test_what_the_simulator_refuses_is_the_reason(runs: list[PublishedRun]) -> None:
     spec = runs[0].spec.model_copy(update={"gpu": "abacus"})
     row = answer(runs[0].model_copy(update={"spec": spec}))
     assert row["status"] == "refused" and "abacus" in row["reason"]
 
 
-def test_a_defect_costs_one_row(runs: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_costs_one_row(runs: list[PublishedRun], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("lost")
 
@@ -98,7 +98,7 @@ def test_a_defect_costs_one_row(runs: list[Row], monkeypatch: pytest.MonkeyPatch
 # -------------------------------------------------------------------------------- the whole data set
 
 
-def published(shared: Path) -> list[Row | Unread]:
+def published(shared: Path) -> list[PublishedRun | UnreadableLine]:
     path = shared / "data" / "published_runs.jsonl"
     if not path.exists():
         pytest.skip("the published runs are not beside the checkout")
@@ -108,7 +108,7 @@ def published(shared: Path) -> list[Row | Unread]:
 def test_a_sample_of_published_runs_is_answered(shared: Path) -> None:
     sample = published(shared)[::23]
     rows = list(answers(sample, workers=1))
-    compare(rows)
+    add_baselines(rows)
     assert [row["id"] for row in rows] == [run.id for run in sample]
     sound(rows)
 
@@ -117,10 +117,10 @@ def test_a_sample_of_published_runs_is_answered(shared: Path) -> None:
 def test_every_published_run_is_answered(shared: Path) -> None:
     all_runs = published(shared)
     rows = list(answers(all_runs))
-    compare(rows)
+    add_baselines(rows)
     assert [row["id"] for row in rows] == [run.id for run in all_runs]
     sound(rows)
-    figures = summary(rows)
+    figures = summarize_answers(rows)
     assert (
         figures["predicted"] + figures["refused"]
         == len(all_runs)

@@ -10,9 +10,9 @@ from hardware.errors import MeshcastError
 from simulator import load_job
 from simulator.job.framework import framework_names, load_framework
 from validation.published import mapping as module
-from validation.published.mapping import Mapped, mapped
-from validation.published.rows import Row
-from validation.published.stacks import SPREAD, STACKS, framework
+from validation.published.mapping import MappedJob, map_run
+from validation.published.rows import PublishedRun
+from validation.published.stacks import SIGMA, STACKS, framework
 
 SPEC: dict[str, Any] = {
     "class": "dense",
@@ -74,7 +74,7 @@ MOE = {
 }
 
 
-def row(measured: dict[str, Any] | None = None, **changes: Any) -> Row:
+def row(measured: dict[str, Any] | None = None, **changes: Any) -> PublishedRun:
     """The run above with some fields changed; ``mesh__tp=2`` changes one inside."""
     spec = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
     for key, value in changes.items():
@@ -84,18 +84,18 @@ def row(measured: dict[str, Any] | None = None, **changes: Any) -> Row:
             spec[name][inner] = value
         else:
             spec[name] = value
-    return Row.model_validate({"id": "test-1", "spec": spec, "measured": measured or {}})
+    return PublishedRun.model_validate({"id": "test-1", "spec": spec, "measured": measured or {}})
 
 
-def uses(told: Mapped) -> list[str]:
+def uses(told: MappedJob) -> list[str]:
     return [entry["use"] for entry in told.job["plan"]["schemes"]]
 
 
-def entry(told: Mapped, use: str) -> dict[str, Any]:
+def entry(told: MappedJob, use: str) -> dict[str, Any]:
     return next(one for one in told.job["plan"]["schemes"] if one["use"] == use)
 
 
-def spread(told: Mapped) -> float:
+def spread(told: MappedJob) -> float:
     return float(told.job["framework"]["set"]["spread"])
 
 
@@ -103,7 +103,7 @@ def spread(told: Mapped) -> float:
 
 
 def test_a_run_that_says_everything_assumes_nothing() -> None:
-    told = mapped(row())
+    told = map_run(row())
     assert told.assumed == ()
     assert spread(told) == load_framework("megatron-core").spread
     job = told.job
@@ -118,7 +118,7 @@ def test_a_run_that_says_everything_assumes_nothing() -> None:
 
 
 def test_the_job_is_one_that_meshcast_reads() -> None:
-    job = load_job(mapped(row()).job)
+    job = load_job(map_run(row()).job)
     assert job.model.layers == 32 and job.cluster.gpus == 64 and job.framework.attention == "flash"
     assert job.framework.overlap.dp and job.framework.overlap.pp
 
@@ -141,52 +141,52 @@ def test_the_job_is_one_that_meshcast_reads() -> None:
     ],
 )
 def test_words_that_differ(changes: dict[str, Any], use: str) -> None:
-    assert use in uses(mapped(row(**changes)))
+    assert use in uses(map_run(row(**changes)))
 
 
 def test_schedules_of_one_number_of_chunks_say_it_themselves() -> None:
     for schedule, chunks in (("zb-v", 2), ("zb-v-min", 2), ("zb-h1", 1), ("dualpipe", 1), ("gpipe", 1)):
         for written in (None, 1):
-            told = mapped(row(schedule=schedule, mesh__vpp=written))
+            told = map_run(row(schedule=schedule, mesh__vpp=written))
             (found,) = (one for one in told.job["plan"]["schemes"] if one["use"].startswith("pipeline/"))
             assert found["chunks"] == chunks and "mesh.vpp" not in told.assumed
 
 
 def test_the_memory_limit_of_zb_auto_is_in_the_name_of_the_run() -> None:
-    limits = {name: entry(mapped(row(schedule=name, mesh__vpp=1)), "pipeline/zb-auto") for name in ("zb-1p", "zb-2p")}
+    limits = {name: entry(map_run(row(schedule=name, mesh__vpp=1)), "pipeline/zb-auto") for name in ("zb-1p", "zb-2p")}
     assert {name: one["memory_limit"] for name, one in limits.items()} == {"zb-1p": 2, "zb-2p": 4}
 
 
 def test_hybrid_sharding_has_two_axes_where_the_scheme_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     run = row(sharding="fsdp-hybrid", shard_group=4)
     monkeypatch.setattr(module, "_options", lambda _: {"replicate"})
-    told = mapped(run)
+    told = map_run(run)
     assert told.job["plan"]["mesh"] == {"pp": 2, "replicate": 2, "shard": 4, "cp": 1, "tp": 4}
     assert entry(told, "data/fsdp") == {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
     monkeypatch.setattr(module, "_options", lambda _: ())
-    with pytest.raises(MeshcastError, match="copies of groups of 4 ranks"):
-        mapped(run)
+    with pytest.raises(MeshcastError, match="hybrid sharding over groups of 4 ranks"):
+        map_run(run)
 
 
 def test_recomputed_layers_and_modules() -> None:
-    assert entry(mapped(row(recompute={"kind": "full", "layers": 3})), "memory/recompute-full")["layers"] == 3
-    told = mapped(row(recompute={"kind": "selective", "modules": ["mlp"]}))
+    assert entry(map_run(row(recompute={"kind": "full", "layers": 3})), "memory/recompute-full")["layers"] == 3
+    told = map_run(row(recompute={"kind": "selective", "modules": ["mlp"]}))
     assert entry(told, "memory/recompute-selective")["modules"] == ["mlp"]
 
 
 def test_ends_take_the_place_of_layers() -> None:
-    assert mapped(row(model__layers=30, pipeline_split="ends-as-layers")).job["plan"]["partition"] == "ends-as-layers"
+    assert map_run(row(model__layers=30, pipeline_split="ends-as-layers")).job["plan"]["partition"] == "ends-as-layers"
 
 
 def test_a_scheme_of_one_rank_is_left_out() -> None:
     alone = {"gpus": 4, "mesh__pp": 1, "mesh__dp": 4, "mesh__tp": 1, "mesh__vpp": 1, "shard_group": 4}
-    told = mapped(row(schedule=None, pipeline_split=None, **alone))
+    told = map_run(row(schedule=None, pipeline_split=None, **alone))
     assert uses(told) == ["data/zero-1"] and told.assumed == ()
 
 
 @pytest.mark.parametrize(("ep", "etp", "over", "edp"), [(8, 1, "ep", 4), (8, 2, ["ep", "etp"], 2), (1, 1, None, 32)])
 def test_experts_have_a_view_of_their_own(ep: int, etp: int, over: Any, edp: int) -> None:
-    told = mapped(row(kind="moe", model__moe=MOE, mesh__ep=ep, mesh__etp=etp))
+    told = map_run(row(kind="moe", model__moe=MOE, mesh__ep=ep, mesh__etp=etp))
     assert told.job["plan"]["views"] == {"experts": {"edp": edp, "ep": ep, "etp": etp}}
     assert ("expert/all-to-all" in uses(told)) == (over is not None)
     if over is not None:
@@ -195,9 +195,9 @@ def test_experts_have_a_view_of_their_own(ep: int, etp: int, over: Any, edp: int
 
 
 def test_windows_slide_in_every_second_layer() -> None:
-    model = mapped(row(model__window=128)).job["model"]
+    model = map_run(row(model__window=128)).job["model"]
     assert model["window"] == 128 and model["full_every"] == 2
-    assert "full_every" not in mapped(row()).job["model"]
+    assert "full_every" not in map_run(row()).job["model"]
 
 
 # ----------------------------------------------------------------------------------- what is assumed
@@ -240,7 +240,7 @@ def test_windows_slide_in_every_second_layer() -> None:
     ],
 )
 def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: str, use: str) -> None:
-    told = mapped(row(**changes))
+    told = map_run(row(**changes))
     assert field in told.assumed
     assert not use or use in uses(told)
     assert spread(told) > load_framework(told.job["framework"]["name"]).spread
@@ -248,17 +248,17 @@ def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: 
 
 def test_assumptions_add_up_as_independent_ones_do() -> None:
     own = load_framework("megatron-core").spread
-    told = mapped(row(recompute={}, grad_dtype=None))
+    told = map_run(row(recompute={}, grad_dtype=None))
     assert told.assumed == ("grad_dtype", "recompute.kind")
-    assert spread(told) ** 2 == pytest.approx(own**2 + SPREAD["recompute.kind"] ** 2 + SPREAD["grad_dtype"] ** 2)
+    assert spread(told) ** 2 == pytest.approx(own**2 + SIGMA["recompute.kind"] ** 2 + SIGMA["grad_dtype"] ** 2)
 
 
 def test_what_takes_no_part_is_not_assumed() -> None:
     one_node = {"gpus": 8, "mesh__dp": 1, "mesh__tp": 4, "batch__global": 16, "shard_group": 1}
-    assert mapped(row(inter={}, **one_node)).assumed == ()  # no network
-    assert "overlap.ep" not in mapped(row()).assumed  # no experts
-    assert "memory_kind" not in mapped(row()).assumed  # no memory figure
-    assert "memory_kind" in mapped(row(measured={"peak_memory_gib": 40.0})).assumed
+    assert map_run(row(inter={}, **one_node)).assumed == ()  # no network
+    assert "overlap.ep" not in map_run(row()).assumed  # no experts
+    assert "memory_kind" not in map_run(row()).assumed  # no memory figure
+    assert "memory_kind" in map_run(row(measured={"peak_memory_gib": 40.0})).assumed
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_layers_that_do_not_divide_are_spread_as_evenly_as_can_be(
     layers: int, mtp: int, stages: int, split: list[int]
 ) -> None:
     chunks = stages // 4
-    told = mapped(
+    told = map_run(
         row(model__layers=layers, model__mtp=mtp, mesh__pp=4, mesh__vpp=chunks, pipeline_split="uneven", gpus=64)
     )
     assert told.job["plan"]["partition"] == split and sum(split) == layers
@@ -282,31 +282,33 @@ def test_layers_that_do_not_divide_are_spread_as_evenly_as_can_be(
 
 
 def test_what_is_filled_in_by_the_source_is_not_assumed() -> None:
-    assert mapped(row(filled=[f"{key}:convention" for key in SPREAD])).assumed == ()
+    assert map_run(row(filled=[f"{key}:convention" for key in SIGMA])).assumed == ()
 
 
 def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
-    told = mapped(row(kind="lora", lora={"rank": 8, "targets": ["qkv", "proj"]}))
+    told = map_run(row(kind="lora", lora={"rank": 8, "targets": ["qkv", "proj"]}))
     assert told.job["train"] == {"mode": "lora", "rank": 8, "targets": ["attn_qkv", "attn_proj"]}
     assert not {"lora.rank", "lora.targets"} & {*told.assumed}
-    for silent in (mapped(row(kind="lora", lora={"rank": None, "targets": None})), mapped(row(kind="lora"))):
+    for silent in (map_run(row(kind="lora", lora={"rank": None, "targets": None})), map_run(row(kind="lora"))):
         assert silent.job["train"] == {"mode": "lora", "rank": 16, "targets": ["attn_qkv"]}
         assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and spread(silent) > spread(told)
     assert load_job(told.job).adapters is not None
-    assert load_job(mapped(row()).job).adapters is None
+    assert load_job(map_run(row()).job).adapters is None
 
 
 def test_experts_make_unknown_graphs_matter() -> None:
     experts = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": False}
-    widened = {name: spread(mapped(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))}
-    assert widened["b"] > 2 * widened["a"]
+    combine_sigma = {
+        name: spread(map_run(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))
+    }
+    assert combine_sigma["b"] > 2 * combine_sigma["a"]
 
 
 def test_every_program_has_a_framework() -> None:
     for name in (*STACKS, "nemo", "internal", "never-heard-of"):
         assert framework(name) in framework_names()
         if name not in framework_names():
-            assert "stack" in mapped(row(stack=name)).assumed
+            assert "stack" in map_run(row(stack=name)).assumed
 
 
 # ---------------------------------------------------------------------------------- what is refused
@@ -315,7 +317,7 @@ def test_every_program_has_a_framework() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"kind": "lora", "lora": {"rank": 16, "targets": ["router"]}}, "lora.targets", "described"),
+        ({"kind": "lora", "lora": {"rank": 16, "targets": ["router"]}}, "lora.targets", "supported"),
         ({"kind": "hybrid-ssm"}, "class", "state-space"),
         ({"model__ssm": {"state": 128}}, "class", "state-space"),
         ({"kind": "other"}, "class", "attention"),
@@ -331,11 +333,11 @@ def test_every_program_has_a_framework() -> None:
         ({"batch__seq": None}, "batch.seq", "not published"),
         ({"batch__micro": None}, "batch.micro", "several"),
         ({"mesh__vpp": None}, "mesh.vpp", "several"),
-        ({"shard_group": 4}, "shard_group", "not described"),
-        ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not described"),
+        ({"shard_group": 4}, "shard_group", "not supported"),
+        ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not supported"),
     ],
 )
 def test_what_nobody_could_guess_is_refused(changes: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(MeshcastError) as told:
-        mapped(row(**changes))
+        map_run(row(**changes))
     assert told.value.where == f"spec.{field}" and words in told.value.rule

@@ -10,8 +10,8 @@ import pytest
 from hardware.errors import PlanError
 from simulator.models.flops import step_flops
 from simulator.models.load import load_model
-from validation.published.mapping import mapped
-from validation.published.rows import Row, Unread, read, shipped
+from validation.published.mapping import map_run
+from validation.published.rows import PublishedRun, UnreadableLine, read, read_shipped
 
 GOOD = {"id": "a-1", "spec": {"class": "dense", "stack": "nemo"}, "measured": {"step_time_s": 2}, "notes": "prose"}
 
@@ -37,8 +37,8 @@ def test_lines_that_are_no_runs_keep_their_place(tmp_path: Path) -> None:
         GOOD,
     )
     found = read(path)
-    assert [isinstance(run, Row) for run in found] == [True, *[False] * 8, True]
-    reasons = [(run.id, run.reason) for run in found if isinstance(run, Unread)]
+    assert [isinstance(run, PublishedRun) for run in found] == [True, *[False] * 8, True]
+    reasons = [(run.id, run.reason) for run in found if isinstance(run, UnreadableLine)]
     for (name, reason), line, words in zip(
         reasons,
         (3, 4, 5, 6, 7, 8, 9, 10),
@@ -57,20 +57,20 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_the_source_is_the_id_up_to_its_first_dash() -> None:
     names = {"mbridge-25.09-x": "mbridge", "alone": "alone", "vtrain-multi-0001": "vtrain-multi"}
     for name, source in names.items():
-        assert Row.model_validate(GOOD | {"id": name}).source == source
+        assert PublishedRun.model_validate(GOOD | {"id": name}).source == source
 
 
 def test_throughput_stands_in_for_a_step_time() -> None:
     spec = GOOD["spec"] | {"gpus": 8, "batch": {"global": 16, "seq": 1024}}  # type: ignore[operator]
-    rate = Row.model_validate(GOOD | {"spec": spec, "measured": {"tokens_per_s_per_gpu": 512.0}})
+    rate = PublishedRun.model_validate(GOOD | {"spec": spec, "measured": {"tokens_per_s_per_gpu": 512.0}})
     assert rate.step_time == 16 * 1024 / (8 * 512)
-    assert Row.model_validate(GOOD | {"measured": {"tokens_per_s_per_gpu": 512.0}}).step_time is None
-    assert Row.model_validate(GOOD).step_time == 2
-    assert Row.model_validate(GOOD | {"measured": {}}).step_time is None
+    assert PublishedRun.model_validate(GOOD | {"measured": {"tokens_per_s_per_gpu": 512.0}}).step_time is None
+    assert PublishedRun.model_validate(GOOD).step_time == 2
+    assert PublishedRun.model_validate(GOOD | {"measured": {}}).step_time is None
 
 
 def test_shipped_rows_are_the_papers_tables() -> None:
-    runs = shipped()
+    runs = read_shipped()
     count = {source: sum(run.source == source for run in runs) for source in {run.source for run in runs}}
     assert count == {"narayanan": 10, "korthikanti": 8, "smith": 3}
     assert len({run.id for run in runs}) == len(runs)
@@ -81,9 +81,9 @@ def test_shipped_rows_are_the_papers_tables() -> None:
 
 
 def test_times_of_table_1_follow_from_its_teraflops() -> None:
-    for run in shipped():
+    for run in read_shipped():
         if run.source == "narayanan":
-            model = load_model(mapped(run).job["model"])
+            model = load_model(map_run(run).job["model"])
             batch, rate = run.spec.batch, (run.measured.model_extra or {})["tflops_per_gpu"]
             flops = step_flops("megatron_2021", model, 2048, batch.total or 0)
             assert run.step_time == pytest.approx(flops / ((run.spec.gpus or 0) * rate * 1e12), rel=1e-4), run.id

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from validation.published.baseline import compare
-from validation.published.summary import errors, quantile, summary
+from validation.published.baseline import add_baselines
+from validation.published.summary import error_statistics, quantile, summarize_answers
 
 
 def row(
@@ -19,7 +19,7 @@ def row(
     gpu: str = "h100-sxm",
     low: float = 0.9,
     high: float = 1.1,
-    at_peak: float | None = None,
+    seconds_at_peak: float | None = None,
     memory: float | None = None,
 ) -> dict[str, Any]:
     return {
@@ -34,7 +34,7 @@ def row(
         "error": predicted / measured - 1 if measured else None,
         "memory_error": memory,
         "peak": "bf16",
-        "at_peak_s": at_peak,
+        "at_peak_s": seconds_at_peak,
         "baseline": None,
         "source": source,
         "gpu": gpu,
@@ -58,7 +58,7 @@ def test_figures_of_hand_made_rows() -> None:
         refused("plan.schemes[2].use is 'x': no such scheme", "b"),
         refused("runs.jsonl:7: not valid JSON", None),
     ]
-    told = summary(rows)
+    told = summarize_answers(rows)
     assert (told["rows"], told["predicted"], told["refused"], told["compared"]) == (7, 4, 3, 3)
     assert told["median"] == pytest.approx(0.1) and told["mean"] == pytest.approx(0.35 / 3)
     assert told["p90"] == pytest.approx(0.18) and told["bias"] == pytest.approx(0.05)
@@ -71,27 +71,29 @@ def test_figures_of_hand_made_rows() -> None:
 
 
 def test_nothing_to_compare_has_no_errors() -> None:
-    told = summary([refused("no")])
+    told = summarize_answers([refused("no")])
     assert told["median"] is None and told["inside_interval"] is None and told["memory"]["compared"] == 0
-    assert summary([])["rows"] == 0
+    assert summarize_answers([])["rows"] == 0
 
 
 def test_a_forecast_faster_than_its_work_is_named() -> None:
-    told = summary([row(10, 4, at_peak=5.0), row(10, 6, "fine", at_peak=5.0), row(10, 6, "unknown")])
+    told = summarize_answers(
+        [row(10, 4, seconds_at_peak=5.0), row(10, 6, "fine", seconds_at_peak=5.0), row(10, 6, "unknown")]
+    )
     assert told["faster_than_peak"] == ["a-1"]
 
 
 def test_the_naive_forecast_knows_the_work_alone() -> None:
     # Shares of peak: 0.5 and 0.4 in a, 0.25 in b; another GPU with 0.2.
     rows = [
-        row(10, 9, at_peak=5.0),
-        row(10, 9, at_peak=4.0),
-        row(20, 9, "b", at_peak=5.0),
-        row(5, 9, "c", "a100-sxm-80", at_peak=1.0),
+        row(10, 9, seconds_at_peak=5.0),
+        row(10, 9, seconds_at_peak=4.0),
+        row(20, 9, "b", seconds_at_peak=5.0),
+        row(5, 9, "c", "a100-sxm-80", seconds_at_peak=1.0),
         row(5, 9, "c", "a100-sxm-80"),
         refused("no"),
     ]
-    compare(rows)
+    add_baselines(rows)
     told = [one["baseline"] for one in rows]
     assert [one and one["step_time_s"] for one in told] == pytest.approx([12.5, 10, 12.5, 5, None, None])
     assert [one and one["error"] for one in told[:4]] == pytest.approx([0.25, 0, -0.375, 0])
@@ -100,15 +102,15 @@ def test_the_naive_forecast_knows_the_work_alone() -> None:
 
 
 def test_a_single_source_has_no_other() -> None:
-    rows = [row(10, 9, at_peak=5.0)]
-    compare(rows)
+    rows = [row(10, 9, seconds_at_peak=5.0)]
+    add_baselines(rows)
     assert rows[0]["baseline"]["error_from_other_sources"] is None
-    assert summary(rows)["baseline_from_other_sources"]["median"] is None
+    assert summarize_answers(rows)["baseline_from_other_sources"]["median"] is None
 
 
 @given(st.lists(st.floats(-0.9, 10), min_size=1, max_size=40))
 def test_errors_are_ordered_and_bounded(found: list[float]) -> None:
-    told = {key: value for key, value in errors(found).items() if value is not None}
+    told = {key: value for key, value in error_statistics(found).items() if value is not None}
     sizes = sorted(map(abs, found))
     assert sizes[0] <= told["median"] <= told["p90"] <= sizes[-1]
     assert min(found) <= told["bias"] <= max(found)
