@@ -28,7 +28,7 @@ def test_the_table_of_a_schedule() -> None:
     assert found.exit_code == 0 and found.stdout == TABLE
 
 
-def test_several_stages_are_told_apart_and_pairs_stand_together() -> None:
+def test_stages_are_numbered_and_overlapped_passes_share_a_cell() -> None:
     interleaved = run("list", "schedule", "interleaved-1f1b", "--p", 2, "--m", 4, "--v", 2).stdout
     assert "device 1      1F0 1F1 3F0 3BW0··· 3F1 3BW1··· 1F2 1BW0···" in interleaved
     assert "0F3+7BW5" in run("list", "schedule", "dualpipe", "--p", 4, "--m", 8).stdout
@@ -41,7 +41,7 @@ def test_activation_transfers_have_a_row_of_their_own() -> None:
     assert transfers[1][:4] == ["transfers", "0K1", "0K2", "0G1"]
 
 
-def test_a_long_table_goes_on_below() -> None:
+def test_a_wide_table_continues_below() -> None:
     found = run("list", "schedule", "gpipe", "--p", 3, "--m", 40)
     lines = found.stdout.splitlines()
     assert max(map(len, lines)) <= 100
@@ -65,7 +65,7 @@ def test_every_kind_has_its_colour() -> None:
     assert styles == {"F": {"blue"}, "B": {"green"}, "W": {"yellow"}}
 
 
-def test_the_table_for_programs() -> None:
+def test_the_table_as_json() -> None:
     found = answer("list", "schedule", "zb-h1", "--p", 4, "--m", 8, "--json")
     assert (found["slots"], found["in_flight_b"]) == (27, [4, 3, 2, 1])
     assert found["rows"][3][:3] == [
@@ -86,7 +86,7 @@ def test_a_file_is_shown_and_written_again(tmp_path: Path) -> None:
     assert run("export", "schedule", file).stdout_bytes == file.read_bytes()
 
 
-def test_an_order_that_stands_still_is_shown_where_it_does(tmp_path: Path) -> None:
+def test_a_deadlock_is_shown_in_the_order(tmp_path: Path) -> None:
     file = tmp_path / "stuck.csv"
     file.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     found = run("list", "schedule", file)

@@ -1,4 +1,4 @@
-"""torch's schedule files: read, written, played; and equal to what torch makes itself."""
+"""CSV files of torch's schedules: read, written, played, and equal to torch's own."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         ("pipedream", "a flush at the end of every step"),
     ],
 )
-def test_what_torch_has_no_word_for_is_not_exported(name: str, words: str) -> None:
+def test_actions_that_torch_does_not_have_are_not_exported(name: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         export_csv(name, 4, 8, None)
 
@@ -178,7 +178,7 @@ def test_a_job_without_a_file_is_refused() -> None:
         simulate(told)
 
 
-def test_an_order_that_stands_still_is_shown(tmp_path: Path) -> None:
+def test_an_order_that_deadlocks_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     with pytest.raises(ScheduleError, match="stands still") as refused:
@@ -186,11 +186,11 @@ def test_an_order_that_stands_still_is_shown(tmp_path: Path) -> None:
     assert "0F0 >0BW0< 0F1 0BW1" in str(refused.value) and ">1F1<" in str(refused.value)
 
 
-# --------------------------------------------------------------------------------------- what torch makes
+# --------------------------------------------------------------------------------------- torch's own files
 
 
 def stages(p: int, v: int, rank: int = 0) -> list[Any]:
-    """As much of torch's stages as its schedules look at when they are made."""
+    """The attributes of torch's stages that its schedules read."""
     return [
         SimpleNamespace(
             group_size=p,
@@ -247,7 +247,7 @@ EQUAL = [
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "p", "m", "v"), EQUAL)
 def test_what_we_write_is_what_torch_writes(name: str, p: int, m: int, v: int, tmp_path: Path) -> None:
-    """But for the steps in which torch's ranks idle: ours say only the order."""
+    """Except for idle steps, which our orders do not have."""
     pytest.importorskip("torch")
     theirs = of_torch(name, p, m, v, tmp_path / "theirs.csv")
     found = parse_csv(theirs)

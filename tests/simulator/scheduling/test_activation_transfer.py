@@ -1,4 +1,4 @@
-"""Activations that rest on another device: BPipe's orders, its bound, and what moves do to times and memory."""
+"""Activation transfers: BPipe's orders and bound, and the effect of transfers on time and memory."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_the_passes_are_those_of_1f1b(shape: PipelineShape) -> None:
 
 
 @given(shape=shapes(most_p=12, most_m=40))
-def test_a_micro_batch_moves_once_and_comes_back_to_its_device(shape: PipelineShape) -> None:
+def test_a_micro_batch_is_evicted_once_and_loaded_back(shape: PipelineShape) -> None:
     found = orders(shape.p, shape.m)
     for x, order in enumerate(found):
         y, own = shape.p - 1 - x, Counter(action.kind for action in order if action.stage == x)
         moves = max(0, shape.m - bound(shape.p) + 1) if min(shape.m, shape.p - x) > bound(shape.p) else 0
         assert own["E"] == own["L"] == moves
         assert Counter(action.kind for action in found[y] if action.stage == x and x < y)["K"] == moves
-        # In the steady state one micro-batch goes and one comes between two backward passes.
+        # In steady state at most one micro-batch is evicted and one loaded between two backward passes.
         backs = [at for at, action in enumerate(order) if action.kind == "BW" and action.stage == x]
         for begin, end in pairwise(backs):
             between = Counter(action.kind for action in order[begin:end] if action.stage == x)
@@ -93,7 +93,7 @@ def test_a_micro_batch_moves_once_and_comes_back_to_its_device(shape: PipelineSh
 
 @given(shape=shapes(most_p=12, most_m=32), times=TRIPLE)
 def test_no_device_holds_more_than_the_bound(shape: PipelineShape, times: tuple[float, float, float]) -> None:
-    """And the time is 1F1B's to the last pass, however long passes last."""
+    """The bound holds, and the makespan is 1F1B's, for any durations of passes."""
     p, m = shape.p, shape.m
     found, plain = case("bpipe", p, m, times), case("1f1b", p, m, times)
     assert max(found["in_flight_b"]) == min(m, p, bound(p))
@@ -109,18 +109,18 @@ def test_the_bound(p: int, most: int) -> None:
     assert max(case("1f1b", p, 4 * p)["in_flight_b"]) == p
 
 
-def test_moves_are_hidden_while_a_pass_lasts_longer() -> None:
-    """What comes back is called one backward pass ahead: a hop shorter than that costs what 1F1B's hops cost."""
+def test_transfers_shorter_than_a_pass_are_hidden() -> None:
+    """Activations are loaded one backward pass ahead: a shorter hop costs no more than in 1F1B."""
     for hop in (0.25, 1.0):
         assert case("bpipe", 8, 32, hop=hop)["makespan"] == case("1f1b", 8, 32, hop=hop)["makespan"]
     assert case("bpipe", 8, 32, hop=40)["makespan"] > case("1f1b", 8, 32, hop=40)["makespan"]
 
 
-# ----------------------------------------------------------------------------------- moves of any schedule
+# ----------------------------------------------------------------------------------- transfers of any schedule
 
 
 class Lent(Schedule):
-    """GPipe on two devices; the first lends micro-batches to the second."""
+    """GPipe on two devices; the first evicts micro-batches to the second."""
 
     name = "lent"
     needs_durations = True
@@ -137,7 +137,7 @@ class Lent(Schedule):
         return insert_transfers(self, shape, plain, moves, durations)
 
 
-def test_moves_stand_where_the_other_device_is_by_then() -> None:
+def test_transfers_are_put_before_the_pass_that_the_other_device_runs_then() -> None:
     shape = PipelineShape(2, 3)
     quick, slow = ((1.0, one) for one in (0.5, 4.0))
     back, nothing = (1.0, 1.0), (0.0, 0.0)
@@ -173,7 +173,7 @@ class GivenOrders(Lent):
     ],
     ids=["never given back", "never evicted", "kept twice", "no such stage", "evicted twice"],
 )
-def test_half_a_move_is_refused(taken: str | None, put: tuple[int, int, Action] | None, words: str) -> None:
+def test_half_a_transfer_is_refused(taken: str | None, put: tuple[int, int, Action] | None, words: str) -> None:
     schedule, shape = GivenOrders(("pp",)), PipelineShape(2, 3)
     rows = Lent(("pp",)).orders(shape)
     schedule.rows = [[turn for turn in row if str(turn) != taken] for row in rows]
@@ -183,7 +183,7 @@ def test_half_a_move_is_refused(taken: str | None, put: tuple[int, int, Action] 
         timetable(schedule, shape)
 
 
-def test_a_load_behind_its_backward_pass_stands_still() -> None:
+def test_a_load_after_its_backward_pass_deadlocks() -> None:
     schedule, shape = GivenOrders(("pp",)), PipelineShape(2, 3)
     rows = Lent(("pp",)).orders(shape)
     load = Action(0, "L", 1)
@@ -220,7 +220,7 @@ def job(
 @pytest.mark.parametrize(
     "plan", [{}, {"pp": 5, "partition": [2, 2, 2, 1, 1]}, {"tp": 2, "dp": 2}, {"pp": 8, "m": 14, "recompute": "full"}]
 )
-def test_all_engines_agree_on_moves(plan: dict[str, Any], overlap: bool, launch: float) -> None:
+def test_all_engines_agree_on_transfers(plan: dict[str, Any], overlap: bool, launch: float) -> None:
     check_reports(job("bpipe", launch=launch, overlap=overlap, **plan))
 
 
@@ -231,14 +231,14 @@ def test_all_engines_agree_on_moves(plan: dict[str, Any], overlap: bool, launch:
     launch=st.sampled_from([0.0, 1e-6, 1e-4]),
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-4])),
 )
-def test_all_engines_agree_however_slow_moves_are(m: int, pp: int, launch: float, price: Ideal) -> None:
+def test_all_engines_agree_for_slow_transfers(m: int, pp: int, launch: float, price: Ideal) -> None:
     told = job("bpipe", m, pp, launch)
     check_alike(play_by_engines(told, price))
 
 
 @settings(max_examples=15, deadline=None)
 @given(m=st.integers(1, 16), pp=st.sampled_from([2, 4, 8]))
-def test_nothing_is_computed_or_sent_that_1f1b_does_not(m: int, pp: int) -> None:
+def test_only_transfers_are_added_to_1f1b(m: int, pp: int) -> None:
     ours, plain = play_job(job("bpipe", m, pp)), play_job(job("1f1b", m, pp))
     assert ours.flops("F", "B", "W", "R") == plain.flops("F", "B", "W", "R")
     assert sent_between_stages(ours) == sent_between_stages(plain)
@@ -247,7 +247,7 @@ def test_nothing_is_computed_or_sent_that_1f1b_does_not(m: int, pp: int) -> None
 
 
 def moves_of(run: Played) -> list[tuple[int, int, int]]:
-    """Bytes, sender and receiver of all that was moved."""
+    """Bytes, sender and receiver of every transfer."""
     found = []
     for _, op in run.instances():
         if op.stream == "pipeline-moves" and op.work is not None:
@@ -257,7 +257,7 @@ def moves_of(run: Played) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("plan", [{}, {"recompute": "selective"}, {"recompute": "full"}])
-def test_what_moves_is_what_a_forward_pass_saves(plan: dict[str, Any]) -> None:
+def test_a_transfer_has_the_bytes_that_a_forward_pass_saves(plan: dict[str, Any]) -> None:
     run = play_job(job("bpipe", 9, **plan))
     table = run.program.timetable
     forward = next(i for i, slot in enumerate(table.slots) if slot.stage == 0 and slot.kind == "F")
@@ -266,8 +266,8 @@ def test_what_moves_is_what_a_forward_pass_saves(plan: dict[str, Any]) -> None:
 
 
 def test_memory_is_balanced() -> None:
-    """The first device gives what the last one takes: of eight 1F1B's fullest device holds 8 stages' activations, ours
-    as many as five, with those on their way. Where room is made a pass ahead, a keeper may have one more."""
+    """The last device keeps the activations of the first: of eight devices 1F1B's fullest holds 8 micro-batches,
+    BPipe's 5, those in transfer included. Where a pass is freed early, a keeper may have one more."""
     m, pp = 24, 8
     ours, plain = play_job(job("bpipe", m, pp)), play_job(job("1f1b", m, pp))
     one = moves_of(ours)[0][0]
@@ -289,8 +289,8 @@ def over_time_of(run: Played, device: int) -> Any:
     return over_time(run.program, run.flat, run.times, device, run.resting(device))
 
 
-def test_a_backward_pass_waits_for_what_comes_back() -> None:
-    """Over links so slow that nothing is hidden, every load ends before its backward pass begins."""
+def test_a_backward_pass_waits_for_its_load() -> None:
+    """Over slow links, where no transfer is hidden, every load ends before its backward pass begins."""
     run = play_job(job("bpipe", 6), Ideal(links=1e5))
     table, flat, times = run.program.timetable, run.flat, run.times
     where = {str(action): number for number, action in enumerate(table.actions)}
@@ -299,6 +299,6 @@ def test_a_backward_pass_waits_for_what_comes_back() -> None:
         gone = times.end[flat.behind[where[f"0E{k}"]] - 1]
         first = flat.first[where[f"0BW{k}"]]
         waits = [n for n in range(first, flat.behind[where[f"0BW{k}"]]) if times.begin[n] >= come]
-        assert gone <= come and waits, "what needs the gradient comes behind"
+        assert gone <= come and waits, "the backward pass begins after the load"
         assert times.end[flat.behind[where[f"0BW{k}"]] - 1] > come
     assert run.step.span > play_job(job("1f1b", 6), Ideal(links=1e5)).step.span

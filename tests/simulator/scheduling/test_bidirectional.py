@@ -1,4 +1,4 @@
-"""Two ways through the devices, and passes that are played in pairs: Chimera, DualPipe, DualPipe-V."""
+"""Bidirectional schedules and overlapped passes: Chimera, DualPipe, DualPipe-V."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def made(use: str, chunks: int | None = None) -> Schedule:
 
 
 def printed(use: str, shape: PipelineShape, device: int, whole: str = "B") -> str:
-    """An order as papers print it: upper case for the first way (or chunk), lower case for the second, micro-batches
-    counted within each way. whole: the letter of both gradients at once."""
+    """An order as papers print it: upper case for the first direction (or chunk), lower case for the second,
+    micro-batches counted in each direction. whole: the letter of a whole backward pass."""
     schedule = made(use)
 
     def of(action: Action) -> str:
@@ -115,7 +115,7 @@ def test_a_shape_that_does_not_exist_is_refused(use: str, shape: PipelineShape, 
 
 
 def max_idle(run: ScheduleReplay) -> float:
-    """Devices own different numbers of pairs, so they are not equally busy."""
+    """Devices have different numbers of overlapped pairs, so they are not equally busy."""
     return run.makespan - min(run.busy)
 
 
@@ -133,7 +133,7 @@ def test_the_bubble_of_chimera(half: int, groups: int, tf: float, tb: float, tw:
 @examples(60)
 @given(half=st.integers(1, 8), more=st.integers(0, 12), time=SECONDS, hidden=st.sampled_from([0, 0.25, 0.5, 1]))
 def test_the_bubble_of_dualpipe(half: int, more: int, time: float, hidden: float) -> None:
-    """For equal F, B and W, a pair lasting from as long as a whole backward pass to as long as both."""
+    """For equal F, B and W, and a pair that takes between a whole backward pass and the sum of both passes."""
     p, pair = 2 * half, (3 - hidden) * time
     run = replay(ScheduleCase(schedule="dualpipe", p=p, m=2 * p + 2 * more, t_f=time, t_b=time, t_w=time, t_pair=pair))
     assert max_idle(run) == pytest.approx((half - 1) * (pair + 2 * time - 3 * time))
@@ -143,7 +143,7 @@ def test_the_bubble_of_dualpipe(half: int, more: int, time: float, hidden: float
 @settings(max_examples=60)
 @given(p=st.integers(1, 12), more=st.integers(0, 12), time=SECONDS, hidden=st.sampled_from([0, 0.25, 0.5, 1]))
 def test_the_bubble_of_dualpipe_v(p: int, more: int, time: float, hidden: float) -> None:
-    """The same on half of the devices; times are of one chunk here."""
+    """As DualPipe on half of the devices; times are of one chunk."""
     pair = (3 - hidden) * time
     device = {"t_f": 2 * time, "t_b": 2 * time, "t_w": 2 * time, "t_pair": 2 * pair}
     run = replay(ScheduleCase(schedule="dualpipe-v", p=p, m=2 * p + more, **device))  # type: ignore[arg-type]
@@ -163,8 +163,7 @@ def test_dualpipe_with_unequal_times_idles_less(p: int, pair: float, idle: float
 
 
 def part(*ops: tuple[str, float, tuple[int, ...]], count: int = 1) -> PricedBlock:
-    """A pass of ops on streams, each so long, each waiting for others and the first for what comes in; the last makes
-    the result."""
+    """A pass: ops with stream, duration and dependencies; the first waits for the input, the last makes the output."""
     after = [waits for *_, waits in ops]
     block = Block(
         [Op(f"{i}", stream) for i, (stream, *_) in enumerate(ops)], after, (Port((0,), (len(ops) - 1,), False),), []
@@ -174,8 +173,8 @@ def part(*ops: tuple[str, float, tuple[int, ...]], count: int = 1) -> PricedBloc
     )
 
 
-def test_of_two_passes_the_one_goes_on_that_can() -> None:
-    """The communication of each is hidden behind the computation of the other, from layer to layer."""
+def test_overlapped_passes_take_turns_as_their_inputs_arrive() -> None:
+    """The communication of each pass is hidden by the computation of the other, layer by layer."""
     forward = part((COMPUTE, 1, ()), ("expert", 3, (0,)), (COMPUTE, 1, (1,)), count=2)
     backward = part((COMPUTE, 2, ()), ("expert", 3, (0,)), (COMPUTE, 2, (1,)), count=2)
     (one, _), (other, _) = concatenate([forward]), concatenate([backward])
@@ -186,7 +185,7 @@ def test_of_two_passes_the_one_goes_on_that_can() -> None:
         begin.append(max(free.get(op.stream, 0.0), *(seen[i] for i in after), 0.0))
         free[op.stream] = begin[-1] + seconds
         seen.append(free[op.stream])
-    # Each goes on with its next layer beside the messages of the other: 16 seconds instead of 10 and 14.
+    # Each computes its next layer while the other communicates: 16 seconds instead of 10 and 14.
     assert [begin[where[0][i]] for i in range(6)] == [0, 1, 4, 5, 7, 11]
     assert [begin[where[1][i]] for i in range(6)] == [1, 4, 7, 9, 11, 14]
     assert max(seen) == 16
@@ -197,7 +196,7 @@ def test_of_two_passes_the_one_goes_on_that_can() -> None:
 @pytest.mark.parametrize("use", PAIRED)
 @pytest.mark.parametrize("p", [2, 4, 6, 8])
 def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
-    """What a data scheme puts ahead of the first forward pass or behind the last backward pass is in no pair."""
+    """The first forward and last backward pass of a stage, which data schemes extend, are never overlapped."""
     for m in range(2 * p, 4 * p, 2):
         slots = timetable(made(use), PipelineShape(p, m, 2)).slots
         leaders = [slot for slot in slots if slot.partner]
@@ -223,8 +222,7 @@ def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: I
 
 
 def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list[list[ScheduleItem]]:
-    """Orders of which nobody has thought: whatever can come next, backward passes at once or in two parts, and some
-    neighbours played as pairs."""
+    """Random valid orders: whole or split backward passes, and some neighbours as overlapped pairs."""
     left: dict[Action, set[tuple[int, str, int]]] = {}
     stages = range(shape.stages)
     for stage in stages:
@@ -266,7 +264,7 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
     orders = any_orders(plan.schedule, plan.shape, Random(random.random()))
 
     class Given(type(plan.schedule)):  # type: ignore[misc]
-        """The same places of stages, in these orders."""
+        """The same placement of stages, with these orders."""
 
         name = "given"
 
@@ -279,7 +277,7 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
         table = timetable(Given(plan.schedule.axes, plan.schedule.options, plan.mesh), plan.shape)
         program = build(table, stages, price, plan.pipeline_axis, framework.overlap.pp, updates, framework.launch_s)
     except ScheduleError:
-        # Two passes of a pair that wait for each other by way of other devices; or two that both have ops beside them.
+        # A deadlock: the passes of a pair wait for each other through other devices; or both have side ops.
         assume(False)
     ways = [play_forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in WAYS]
     assert all(peak.left == pytest.approx(0, abs=1e-6) for peak in ways[0].peaks)
@@ -287,14 +285,14 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_who_comes_behind_an_empty_pass_waits_for_what_was_sent(tp: int) -> None:
-    """The stage of the embedding has no gradients of inputs to make; a device that waits for its sends still does."""
+def test_a_pass_after_an_empty_one_waits_for_the_sends(tp: int) -> None:
+    """The stage of the embedding has no B; a device that waits for its sends still waits after it."""
     schemes = [{"use": "pipeline/dualpipe", "over": "pp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
     told = job({"mesh": {"pp": 2, "tp": tp}, "schemes": schemes, "partition": [0, 2]}, layers=2, overlap=False)
     check_alike(play_by_engines(told, Ideal(links=1e5)))
 
 
-# ------------------------------------------------------------------------------- weights that are there twice
+# ------------------------------------------------------------------------------- two copies of the weights
 
 
 def job(plan: dict[str, Any], layers: int = 8, overlap: bool = True, batch: int = 16, **model: Any) -> dict[str, Any]:
@@ -315,7 +313,7 @@ def run(use: str, data: str = "data/ddp", dp: int = 1, pp: int = 4, **more: Any)
 
 
 def summed(played: Played, device: int) -> list[Collective]:
-    """What a device sums over the pipeline's axis, but for the norm of the gradients."""
+    """All-reduces of a device over the pipeline's axis, without that of the gradient norm."""
     works = [op.work for _, op in played.instances(device) if op.phase == "U" and isinstance(op.work, Collective)]
     return [work for work in works if work.axes == ("pp",) and work.nbytes > 4]
 
@@ -323,12 +321,12 @@ def summed(played: Played, device: int) -> list[Collective]:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("data", "dp", "cut"), [("data/ddp", 2, 1), ("data/zero-1", 2, 2), ("data/fsdp", 2, 2)])
 @pytest.mark.parametrize("use", BIDIRECTIONAL)
-def test_two_ways_hold_and_sum_everything_twice(use: str, data: str, dp: int, cut: int, tied: bool) -> None:
+def test_two_directions_hold_and_reduce_everything_twice(use: str, data: str, dp: int, cut: int, tied: bool) -> None:
     two, one = run(use, data, dp, tied=tied), run("pipeline/1f1b", data, dp, tied=tied)
     model = two.plan.job.model
     held = [sum(param.size for param in two.held(device)) for device in range(4)]
     held_alone = sum(param.size for device in range(4) for param in one.held(device))
-    # With tied ends the last stage finds the table of the other way's first stage on its device.
+    # With tied embeddings the last stage shares the table of the other direction's first stage on its device.
     assert sum(held) == 2 * model.parameters
     for name in ("parameters", "gradients", "optimizer"):
         alone, copied = (sum(played.resting(device)[name] for device in range(4)) for played in (one, two))
@@ -341,7 +339,7 @@ def test_two_ways_hold_and_sum_everything_twice(use: str, data: str, dp: int, cu
 
 
 @pytest.mark.parametrize("use", BIDIRECTIONAL)
-def test_two_devices_meet_to_sum_their_gradients(use: str) -> None:
+def test_two_devices_all_reduce_their_gradients(use: str) -> None:
     played = run(use)
     for device in (0, 1):
         ends = []
@@ -353,7 +351,7 @@ def test_two_devices_meet_to_sum_their_gradients(use: str) -> None:
 
 
 @pytest.mark.parametrize("use", TWO_WAYS)
-def test_nothing_is_done_twice_and_all_memory_is_given_back(use: str) -> None:
+def test_work_is_conserved_and_all_memory_is_freed(use: str) -> None:
     played = run(use)
     assert played.flops("F") == pytest.approx(played.wanted)
     alone = run("pipeline/1f1b")
@@ -362,11 +360,11 @@ def test_nothing_is_done_twice_and_all_memory_is_given_back(use: str) -> None:
     assert not summed(run("pipeline/dualpipe-v"), 0)
 
 
-# --------------------------------------------------------------------------------- what pairs are there for
+# --------------------------------------------------------------------------------- what overlap hides
 
 
 def unpaired(program_of: Played, price: Ideal) -> float:
-    """The step of the same orders, one pass of a pair after the other."""
+    """The step of the same orders, with the passes of a pair one after the other."""
     plan, schedule = program_of.plan, program_of.plan.schedule
 
     class Alone(type(schedule)):  # type: ignore[misc]
@@ -387,7 +385,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
 
 @pytest.mark.parametrize("use", ["pipeline/dualpipe", "pipeline/dualpipe-v"])
 @pytest.mark.parametrize("links", [2e6, 1e7, 5e7])
-def test_pairs_hide_the_messages_of_experts(use: str, links: float) -> None:
+def test_overlap_hides_token_dispatch_and_combine(use: str, links: float) -> None:
     schemes = [
         {"use": use, "over": "pp"},
         {"use": "data/zero-1", "over": "dp"},
@@ -404,7 +402,7 @@ def test_pairs_hide_the_messages_of_experts(use: str, links: float) -> None:
     for device in range(2):
         account = breakdown(program, paired.times.span, paired.step.occupancy(device), device)
         assert account.hidden["ep"] > 0.2 * min(account.parts["ep"] + account.hidden["ep"], account.parts["gemm"])
-    # No faster than what one stream has to do.
+    # No faster than the work of one stream.
     compute = max(program.sums[device, :4, 0].sum() for device in range(2))
     assert paired.times.span >= compute
     free = play_job(told, replace(price, links=math.inf))
@@ -420,7 +418,7 @@ DEEPSEEK = {
 
 
 def deepseek(use: str) -> Report:
-    """As it was trained: 16 stages, experts over 64 ranks (arXiv 2412.19437, section 3.2)."""
+    """The published configuration: 16 stages, experts over 64 ranks (arXiv 2412.19437, section 3.2)."""
     schemes = [
         {"use": use, "over": "pp"},
         {"use": "data/zero-1", "over": "dp"},
@@ -431,13 +429,13 @@ def deepseek(use: str) -> Report:
 
 
 def exposed(report: Report) -> float:
-    """Messages of experts beside which nothing is computed, on a device in the middle of the pipeline [s]."""
+    """Exposed token dispatch and combine, on a device in the middle of the pipeline [s]."""
     play = report.play
     return breakdown(play.program, play.step.span, play.step.occupancy(8), 8).parts["ep"]
 
 
-def test_deepseek_v3_hides_messages_of_experts_in_pairs() -> None:
-    """Messages take longer than all computing here, so at best they hide all of that: 12.3 of 20 seconds."""
+def test_deepseek_v3_hides_token_dispatch_and_combine() -> None:
+    """Communication takes longer than computation here, so at best all of that is hidden: 12.3 of 20 seconds."""
     paired, usual = deepseek("pipeline/dualpipe"), deepseek("pipeline/1f1b")
     assert exposed(paired) < 0.65 * exposed(usual)
     assert paired.step_time < 0.75 * usual.step_time

@@ -1,4 +1,4 @@
-"""Schedules whose orders follow from durations, or are left at run time; and the shortest that there can be."""
+"""Schedules that depend on durations or decide at run time, held against the shortest possible order."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_zb_auto_has_the_bubble_rates_of_the_paper(
 
 @given(data=st.data(), p=st.integers(1, 6), tf=SECONDS, tb=SECONDS, limit=st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_with_few_micro_batches_zb_auto_leaves_only_one_w_behind(
+def test_with_few_micro_batches_zb_auto_ends_with_a_single_w(
     data: st.DataObject, p: int, tf: float, tb: float, limit: int
 ) -> None:
     m, tw = data.draw(st.integers(1, p)), data.draw(SECONDS.filter(lambda tw: tw <= min(tf, tb)))
@@ -99,9 +99,7 @@ def test_with_few_micro_batches_zb_auto_leaves_only_one_w_behind(
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("rounds", [2, 3, 5])
-def test_zb_auto_with_passes_that_last_alike_is_zb_h1_and_in_twice_the_memory_waits_for_nothing(
-    p: int, rounds: int
-) -> None:
+def test_zb_auto_with_equal_passes_is_zb_h1_and_idles_nowhere_in_twice_the_memory(p: int, rounds: int) -> None:
     case = {"p": p, "m": rounds * p, "t_f": 1, "t_b": 1, "t_w": 1}
     plain, auto = (answer({**case, "schedule": name}) for name in ("zb-h1", "zb-auto"))
     keys = ("makespan", "span_max", "bubble_rate", "in_flight_b", "in_flight_w")
@@ -113,9 +111,7 @@ def test_zb_auto_with_passes_that_last_alike_is_zb_h1_and_in_twice_the_memory_wa
 
 @given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), limit=st.integers(1, 15))
 @examples(100)
-def test_zb_auto_stays_within_its_memory_and_never_stands_still(
-    data: st.DataObject, p: int, m: int, limit: int
-) -> None:
+def test_zb_auto_stays_within_its_memory_and_never_deadlocks(data: st.DataObject, p: int, m: int, limit: int) -> None:
     times, shape, one = data.draw(unequal_durations(p)), PipelineShape(p, m), schedule("zb-auto", memory_limit=limit)
     orders = timetable(one, shape, times).orders
     kept = times.kept_for_weights or (0.4,) * p
@@ -130,7 +126,7 @@ def test_zb_auto_stays_within_its_memory_and_never_stands_still(
 
 @given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20))
 @settings(max_examples=40, deadline=None)
-def test_zb_auto_weighs_only_how_durations_compare(data: st.DataObject, p: int, m: int) -> None:
+def test_zb_auto_depends_on_ratios_of_durations_only(data: st.DataObject, p: int, m: int) -> None:
     times = data.draw(unequal_durations(p))
     rows = [tuple(8 * t for t in row) for row in (times.forward, times.input_gradients, times.weight_gradients)]
     slower = PassDurations(rows[0], rows[1], rows[2], times.recomputation, 8 * times.hop, times.kept_for_weights)
@@ -139,7 +135,7 @@ def test_zb_auto_weighs_only_how_durations_compare(data: st.DataObject, p: int, 
     )
 
 
-def test_passes_made_again_count_as_part_of_the_backward_pass() -> None:
+def test_recomputation_counts_as_part_of_the_backward_pass() -> None:
     shape = PipelineShape(3, 9)
     apart = PassDurations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
     assert schedule("zb-auto").orders(shape, apart) == schedule("zb-auto").orders(
@@ -160,7 +156,7 @@ f0 f1 f2 f3 f4 f5 f6 f7 -- r0 b0 c0 r1 b1 c1 r2 b2 c2 -- -- -- r3 b3 c3 r4 b4 c4
 -- -- f0 f1 f2 r0 b0 c0 r1 b1 c1 r2 b2 c2 f3 f4 f5 r3 b3 c3 r4 b4 c4 r5 b5 c5 f6 f7 -- r6 b6 c6 r7 b7 c7 -- -- -- --
 -- -- -- f0 b0 c0 f1 b1 c1 f2 b2 c2 -- -- -- f3 b3 c3 f4 b4 c4 f5 b5 c5 -- -- -- f6 b6 c6 f7 b7 c7 -- -- -- -- -- --
 """
-"""What the generator published with arXiv 2111.04007 makes of p = 4, m = 8; b and c are the halves of B."""
+"""Output of the generator published with arXiv 2111.04007 for p = 4, m = 8; b and c are the two slots of B."""
 
 SLOTS = {"F": 1.0, "R": 1.0, "BW": 2.0}
 
@@ -192,7 +188,7 @@ def test_the_last_stage_of_varuna_is_fed_in_threes(p: int, m: int) -> None:
 
 
 def jitter(shape: PipelineShape, seed: int) -> Callable[[ScheduleItem], float]:
-    """Factors of 1 +- 40 %, the same for a pass whoever plays it and whenever."""
+    """Factors of 1 +- 40 % on every pass, the same in every play."""
     drawn = random.Random(seed)
     factors = {
         Action(stage, kind, k): drawn.uniform(0.6, 1.4)
@@ -209,7 +205,7 @@ def jitter(shape: PipelineShape, seed: int) -> Callable[[ScheduleItem], float]:
 
 
 def static(one: Schedule) -> Schedule:
-    """The same orders, which are not left at run time."""
+    """The same schedule without decisions at run time."""
 
     class Static(type(one)):  # type: ignore[misc]
         next_item = Schedule.next_item
@@ -234,14 +230,14 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
         assert [sorted(map(str, order)) for order in ahead.orders] == [sorted(map(str, order)) for order in orders]
         assert frozen.orders == orders
         ratios.append(max(ahead.free_at) / max(frozen.free_at))
-    # A gradient may come while the pass that was pulled ahead runs: seldom, and then by little.
+    # A gradient may arrive while a pass that was pulled ahead runs: rarely, and the loss is small.
     assert max(ratios) <= 1.02 and sum(ratio > 1 for ratio in ratios) <= 1
     assert sum(ratios) / len(ratios) < 1 - gain
 
 
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 12), name=st.sampled_from(["1f1b", "gpipe", "zb-auto"]))
 @settings(max_examples=40, deadline=None)
-def test_orders_that_nobody_leaves_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
+def test_orders_without_decisions_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
     times, shape = data.draw(unequal_durations(p)), PipelineShape(p, m)
     rows = {"t_f": list(times.forward), "t_b": list(times.input_gradients), "t_w": list(times.weight_gradients)}
     play = played(schedule(name), shape, PassDurations(**{**vars(times), "kept_for_weights": None}))
@@ -275,7 +271,7 @@ FULL = {"use": "memory/recompute-full"}
     ],
     ids=["zb-1p", "zb-2p", "little memory", "varuna"],
 )
-def test_all_engines_play_policies_alike(told: dict[str, Any]) -> None:
+def test_all_engines_agree_on_list_schedules(told: dict[str, Any]) -> None:
     check_reports(told)
 
 
@@ -286,7 +282,7 @@ def test_a_job_with_more_memory_for_zb_auto_takes_no_longer() -> None:
     assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
 
 
-def test_varuna_makes_nothing_again_on_its_last_stage() -> None:
+def test_varuna_recomputes_nothing_on_its_last_stage() -> None:
     plan = resolve_plan(load_job(job("varuna", FULL)))
     _, program = build_program(plan, PAID)
     again = dict.fromkeys(range(4), 0)
@@ -345,7 +341,7 @@ def test_no_order_is_shorter_than_the_shortest(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_zb_auto_is_the_shortest_where_stages_are_alike(seed: int) -> None:
+def test_zb_auto_is_the_shortest_for_equal_stages(seed: int) -> None:
     solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest
@@ -372,7 +368,7 @@ def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, 
     assert shortest.bound <= max(played(one, shape, times).spans) <= shortest.found * 7 / 6
 
 
-def test_the_oracle_says_what_it_cannot_count() -> None:
+def test_the_solver_refuses_durations_that_are_no_multiples_of_a_step() -> None:
     solve_shortest = pytest.importorskip(
         "validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
     ).solve_shortest

@@ -1,4 +1,4 @@
-"""Schedules without a flush: orders that never end, versions of the weights, updates between passes, steady steps."""
+"""Schedules without a flush: endless orders, weight versions, updates between passes, steps in steady state."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_longer_run_begins_like_a_shorter_one(use: str, shape: PipelineShape, 
         assert one[: last + 1] == other[: last + 1]
 
 
-def test_updates_stand_behind_the_gradients_that_they_need() -> None:
+def test_updates_come_after_the_gradients_that_they_need() -> None:
     order = shipped("pipeline/pipedream").order(PipelineShape(2, 4), 0)
     each, twice = (" ".join(str(action) for action in insert_updates(order, every)) for every in (1, 2))
     assert each == "0F0 0F1 0BW0 0O0 0F2 0BW1 0O1 0F3 0BW2 0O2 0BW3 0O3"
@@ -108,8 +108,8 @@ def test_first_and_last_passes_count_from_update_to_update(use: str, shape: Pipe
 
 @both
 @given(shape=shapes(most_p=6, most_m=12), batches=st.integers(3, 8))
-def test_no_more_versions_are_held_than_micro_batches_meet(use: str, shape: PipelineShape, batches: int) -> None:
-    """Every micro-batch meets one that is there when it comes by forward; counted one by one."""
+def test_no_more_versions_are_held_than_micro_batches_use(use: str, shape: PipelineShape, batches: int) -> None:
+    """Every micro-batch uses a version that exists at its forward pass; versions are counted one by one."""
     if not accepts(use, shape):
         return
     schedule, run = shipped(use), PipelineShape(shape.p, max(shape.m * batches, 4 * shape.p // shape.m * shape.m))
@@ -137,8 +137,8 @@ def test_no_more_versions_are_held_than_micro_batches_meet(use: str, shape: Pipe
 
 
 def slowest(forward: list[float], backward: list[float], hop: float) -> float:
-    """A micro-batch in steady 1F1B, from its critical circuits: j - i + 1 micro-batches go from device i to j and back,
-    each through all of them once."""
+    """Time of a micro-batch in steady 1F1B, from the critical circuits: j - i + 1 micro-batches go from device i to j
+    and back in one round, through every device between."""
     u, p = [f + b for f, b in zip(forward, backward, strict=True)], len(forward)
     return max((sum(u[i : j + 1]) + 2 * (j - i) * hop) / (j - i + 1) for i in range(p) for j in range(i, p))
 
@@ -160,7 +160,7 @@ def test_the_period_is_that_of_the_slowest_circuit(
 
 
 @both
-def test_a_batch_from_an_empty_to_an_empty_pipe_is_that_of_1f1b(use: str) -> None:
+def test_a_single_batch_with_warmup_and_cooldown_is_that_of_1f1b(use: str) -> None:
     times = {"t_f": [1, 2, 1.5], "t_b": [2, 1, 3], "t_w": 0.5, "hop": 0.25, "order": True}
     for m in (3, 4, 7):
         found, flushed = (
@@ -181,7 +181,7 @@ def test_versions_do_not_depend_on_how_much_is_asked() -> None:
                 assert count_weight_versions(case.model_copy(update={"schedule": "pipedream-2bw"})) == [2] * p
 
 
-def test_two_versions_are_too_few_for_less_than_a_pipe_of_micro_batches() -> None:
+def test_two_versions_are_too_few_for_fewer_micro_batches_than_devices() -> None:
     found = answer({"schedule": "pipedream-2bw", "p": 4, "m": 3, "t_f": 1, "t_b": 1})
     assert found["status"] == "refused"
     assert "4 would work" in found["reason"] and "pipeline/pipedream" in found["reason"]
@@ -189,7 +189,7 @@ def test_two_versions_are_too_few_for_less_than_a_pipe_of_micro_batches() -> Non
         simulate(job("pipedream-2bw", pp=4, m=3))
 
 
-def test_devices_of_nearly_one_pace_are_as_slow_as_the_slower_one() -> None:
+def test_of_devices_of_nearly_equal_speed_the_slower_one_sets_the_period() -> None:
     told = {"schedule": "pipedream", "p": 3, "m": 3, "t_f": [1, 1, 1], "t_b": [2, 2.0000001, 2]}
     assert answer(told)["period"] == pytest.approx(3.0000001, rel=1e-9)
 
@@ -221,7 +221,7 @@ def job(
 
 
 def computing(run: Played) -> list[float]:
-    """How long every device computes in the whole run."""
+    """Compute time of every device in the whole run [s]."""
     return [
         sum(run.flat.seconds[n] for n in numbers)
         for (_, stream), numbers in sorted(run.flat.queues.items())
@@ -245,7 +245,7 @@ def test_with_free_communication_a_step_is_what_the_slowest_device_computes(
 
 
 def test_a_step_of_2bw_is_shorter_than_that_of_pipedream_and_of_1f1b() -> None:
-    """It fills no pipe, and updates once."""
+    """It has no warm-up, and one update a batch."""
     steps = {
         name: simulate(job(name, model={"hidden": 512})).step_time for name in ("1f1b", "pipedream", "pipedream-2bw")
     }
@@ -253,7 +253,7 @@ def test_a_step_of_2bw_is_shorter_than_that_of_pipedream_and_of_1f1b() -> None:
 
 
 def updates_of(run: Played, device: int) -> list[list[int]]:
-    """The numbers of the ops of every update, without marks."""
+    """Indices of the ops of every update, without markers."""
     return [
         [number for number in run.ops(action) if run.flat.ops[number].work is not None]
         for action in run.program.timetable.updates[device]
@@ -264,7 +264,7 @@ def updates_of(run: Played, device: int) -> list[list[int]]:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("data", [{"zero": 0}, {"zero": 1}, {"fsdp": True}])
 def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict[str, Any]) -> None:
-    """It begins when gradients have been summed, and weights are gathered when it is done: nothing runs beside it."""
+    """It begins after the reduction of the gradients, and the all-gather of weights follows it: nothing overlaps it."""
     framework = {"overlap": {"dp": overlap, "pp": overlap}}
     run = play_job(job(use.partition("/")[2], 2, 4, dp=2, tp=2, framework=framework, **data), PAID)
     ops, times = run.flat.ops, run.times
@@ -283,7 +283,7 @@ def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict
 
 
 @both
-def test_devices_do_not_meet_at_their_updates(use: str) -> None:
+def test_devices_do_not_synchronise_at_their_updates(use: str) -> None:
     run = play_job(job(use.partition("/")[2], 4, 4, tp=2))
     assert not run.program.meetings and not run.program.updates
     norms = [op for _, op in run.instances() if op.name == "grad-norm"]
@@ -292,8 +292,8 @@ def test_devices_do_not_meet_at_their_updates(use: str) -> None:
 
 
 @both
-def test_what_two_devices_hold_is_exchanged_as_it_comes(use: str) -> None:
-    """Tied embeddings: in every update the first and the last device give each other their gradients, and go on."""
+def test_shared_weights_are_reduced_at_every_update(use: str) -> None:
+    """Tied embeddings: at every update the first and the last device exchange their gradients."""
     run = play_job(job(use.partition("/")[2], 4, 4, model={"tied": True}))
     sums = [op.work for _, op in run.instances() if isinstance(op.work, Collective) and op.work.axes == ("pp",)]
     assert len(sums) == 2 * len(run.program.timetable.updates[0])
@@ -312,10 +312,10 @@ def test_memory_holds_versions_of_the_weights_and_1f1b_s_activations(use: str) -
         assert found.peaks[device].left == 0
 
 
-def test_versions_of_weights_that_rest_cut_are_cut_too() -> None:
+def test_versions_of_sharded_weights_are_sharded_too() -> None:
     found, flushed = (simulate(job(name, 2, 4, dp=2, fsdp=True)).play for name in ("pipedream-2bw", "1f1b"))
     for one, other in zip(found.resting, flushed.resting, strict=True):
-        # The weights rest in the optimizer's format, the older ones in that of the computation.
+        # The newest weights are in the optimizer's format, older versions in the compute format.
         assert one["parameters"] == pytest.approx(other["parameters"] * (4 + 2) / 4)
 
 
@@ -341,7 +341,7 @@ def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: I
 
 
 def check_steps(told: dict[str, Any]) -> None:
-    """All engines agree on the run, on a step, whose account adds up to it, and on the first steps."""
+    """All engines agree on the run, on the first steps, and on one step, whose breakdown adds up to it."""
     found = simulate_by_engines(told)
     check_alike([report.play for report in found])
     first = found[0]
@@ -374,7 +374,7 @@ def test_noise_is_for_steps_with_a_flush() -> None:
 # -------------------------------------------------------------------------------------- several steps
 
 
-def test_with_a_flush_steps_are_alike() -> None:
+def test_with_a_flush_all_steps_are_equal() -> None:
     report = simulate(job("1f1b"))
     assert report.first_steps(3) == [report.step_time] * 3
     assert report.first_steps(0) == []
@@ -382,13 +382,13 @@ def test_with_a_flush_steps_are_alike() -> None:
 
 @both
 @pytest.mark.parametrize(("pp", "m"), [(1, 2), (2, 2), (4, 4), (4, 100)])
-def test_only_the_first_step_fills_the_pipe(use: str, pp: int, m: int) -> None:
+def test_only_the_first_step_has_a_warmup(use: str, pp: int, m: int) -> None:
     report = simulate(job(use.partition("/")[2], pp, m))
     first, *others = report.first_steps(300)
     assert first >= others[0] * (1 - 1e-9)
     assert pp == 1 or first > others[-1]
     assert others[-1] == pytest.approx(report.step_time, rel=1e-9)
-    # What the run has played stands there: when the last device has made the updates of so many batches.
+    # The first steps are those of the run: when the last device has run the updates of that many batches.
     table, window = report.play.program.timetable, report.play.window
     assert window is not None
     per_step, ends = m // table.every, window.moments.max(axis=0)
@@ -432,7 +432,7 @@ def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
 
 
 def test_replays_end() -> None:
-    """A pipe that is too wide to be played until it is steady is refused, not waited for."""
+    """A pipeline too deep to be played to its steady state is refused."""
     found = answer({"schedule": "pipedream", "p": 1024, "m": 8, "t_f": 1, "t_b": 1})
     assert found["status"] == "refused" and "steady" in found["reason"]
     assert replay(ScheduleCase(schedule="1f1b", p=64, m=8, t_f=1.0, t_b=1.0)).makespan == 71 * 2

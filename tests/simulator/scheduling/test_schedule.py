@@ -1,4 +1,4 @@
-"""Orders of actions: what is refused before it is played, and how it is told."""
+"""Orders of actions: what is refused before it is played, and the message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOOD = ["0F0 0F1 0BW0 0BW1", "1F0 1BW0 1F1 1BW1"]
 
 
 class Given(Schedule):
-    """A schedule that was written by hand."""
+    """A schedule with orders given by the test."""
 
     name = "given"
     rows: list[list[Action]] = []
@@ -74,7 +74,7 @@ def test_an_order_that_is_not_complete_is_refused(rows: list[str], words: list[s
         timetable(given_schedule(*rows), SHAPE)
     text = str(refused.value)
     assert "pipeline/given" in text and "exactly once" in text
-    assert "device 0: " in text and "device 1: " in text, "the table stands in the message"
+    assert "device 0: " in text and "device 1: " in text, "the message has the orders"
     for word in words:
         assert word in text or word == "Action"
 
@@ -88,14 +88,14 @@ def test_an_order_that_is_not_complete_is_refused(rows: list[str], words: list[s
     ],
     ids=["backward first", "each waits for the other", "the last stage turned round"],
 )
-def test_a_standstill_is_found_and_shown(rows: list[str], marked: list[str]) -> None:
+def test_a_deadlock_is_found_and_shown(rows: list[str], marked: list[str]) -> None:
     with pytest.raises(ScheduleError, match="stands still") as refused:
         timetable(given_schedule(*rows), SHAPE)
     for cell in marked:
         assert cell in str(refused.value)
 
 
-def test_backward_passes_in_two_parts() -> None:
+def test_split_backward_passes() -> None:
     rows = ["0F0 0F1 0B0 0W0 0B1 0W1", "1F0 1B0 1F1 1B1 1W0 1W1"]
     assert timetable(given_schedule(*rows), SHAPE).orders
     with pytest.raises(ScheduleError, match="0W0"):
@@ -105,7 +105,7 @@ def test_backward_passes_in_two_parts() -> None:
 
 
 def needs(found: Timetable) -> dict[str, str | None]:
-    """What every action needs from another stage."""
+    """The inputs of every action from other stages."""
     actions = found.actions
     return {str(a): str(actions[n]) if n >= 0 else None for a, n in zip(actions, found.need, strict=True)}
 
@@ -155,7 +155,7 @@ def test_a_timetable_is_its_orders_in_numbers(shape: PipelineShape, use: str) ->
             first, last = (action.microbatch == turns[at] for at in (0, -1))
             assert found.slots[found.slot[i]] == Slot(action.stage, action.kind, first, last)
             assert found.device_of[i] == device == found.device(action.stage)
-            # What it needs, near and far, comes before it: from the stage before it (or behind), and on its own.
+            # Its inputs come before it: from the previous (or next) stage, and from its own.
             step = -1 if action.kind == "F" else 1
             source = Action(action.stage + step, action.kind, action.microbatch)
             assert found.need[i] == number.get(source, -1)
@@ -169,13 +169,13 @@ def test_a_timetable_is_its_orders_in_numbers(shape: PipelineShape, use: str) ->
 
 @given(shape=shapes(st.integers(1, 4), most_p=6, most_m=48), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
 def test_rounds_repeat_and_need_nothing_that_comes_later(shape: PipelineShape, use: str) -> None:
-    """From round to round, the same tasks on every device, needing the same of the same round or of the one before."""
+    """In every round the same tasks on every device, with inputs from the same round or the one before."""
     if not fits(use, shape):
         return
     found = timetable(shipped(use), shape)
     rounds = found.rounds
     if rounds is None:
-        # GPipe has two parts, neither of which is a round; the others have some as soon as there is much to do.
+        # GPipe has no rounds; the others have some for enough micro-batches.
         assert use == "gpipe" or shape.m < 6 * shape.p * shape.v
         return
     length, slot, need = rounds.length, found.slot, found.need
@@ -188,7 +188,7 @@ def test_rounds_repeat_and_need_nothing_that_comes_later(shape: PipelineShape, u
             assert need[i + length] == (need[i] + length if need[i] >= 0 else -1)
         for i in range(found.starts[device], ends[device]):
             if need[i] >= 0:
-                # Nothing in a round needs a later one; nothing in front of the rounds needs one at all.
+                # No action depends on a later round; none before the rounds depends on any.
                 other = need[i] - rounds.first[found.device_of[need[i]]]
                 assert other // length <= max((i - begin) // length, -1)
     before = {n for n, d in enumerate(found.device_of) if n < rounds.first[d]}
@@ -198,7 +198,7 @@ def test_rounds_repeat_and_need_nothing_that_comes_later(shape: PipelineShape, u
 
 @given(shape=shapes(most_p=4, most_m=6), data=st.data())
 def test_two_actions_of_one_micro_batch_never_swap(shape: PipelineShape, data: st.DataObject) -> None:
-    """Turning the forward and the backward of one micro-batch round stands still, wherever it is done."""
+    """A backward pass before its forward pass deadlocks on every device."""
     orders = timetable(shipped("gpipe"), shape).orders
     device, k = data.draw(st.integers(0, shape.p - 1)), data.draw(st.integers(0, shape.m - 1))
     order = orders[device]

@@ -1,4 +1,4 @@
-"""Sequences cut into slices: orders, where they are cut, and what a stage does with a slice."""
+"""Sequences in slices: orders, the choice of lengths, and the ops of a slice."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ def test_terapipe_takes_the_sum_of_all_slices_and_the_longest_for_every_further_
 
 @pytest.mark.parametrize("slices", [0, -1, 2000, [], [1, 0], [1, -2], [math.inf], 2.5, "many"])
 @pytest.mark.parametrize("name", ["seq1f1b", "terapipe"])
-def test_slices_that_are_none_are_refused(name: str, slices: Any) -> None:
+def test_invalid_slices_are_refused(name: str, slices: Any) -> None:
     found = answer({"schedule": name, "p": 2, "m": 2, "slices": slices, "t_f": 1, "t_b": 1, "t_w": 1})
     assert found["status"] == "refused" and found["reason"].startswith("case.slices")
 
 
-# ------------------------------------------------------------------------------------- where to cut
+# ------------------------------------------------------------------------------------- choice of lengths
 
 
 @st.composite
 def slice_times(draw: st.DrawFn) -> tuple[int, Any]:
-    """Granules of a sequence, and seconds of every slice: any, or growing with length and with what is before."""
+    """Granules of a sequence, and seconds of every slice: random, or growing with length and with the tokens before."""
     n = draw(st.integers(1, 7))
     if draw(st.booleans()):
         table = {(a, b): draw(SECONDS) for a in range(1, n + 1) for b in range(n + 1 - a)}
@@ -102,7 +102,7 @@ def slice_times(draw: st.DrawFn) -> tuple[int, Any]:
 
 
 def every_cut(n: int, count: int | None = None) -> list[tuple[int, ...]]:
-    """All ways to cut n granules of 8 tokens, into so many slices."""
+    """All divisions of n granules of 8 tokens into that many slices."""
     numbers = range(n) if count is None else (count - 1,)
     inner = (cuts for number in numbers for cuts in combinations(range(1, n), number))
     return [tuple(8 * (b - a) for a, b in pairwise((0, *cuts, n))) for cuts in inner]
@@ -113,7 +113,7 @@ def of_slices(lengths: Sequence[int], lasts: Any) -> list[float]:
 
 
 @given(drawn=slice_times(), m=st.integers(1, 5), p=st.integers(1, 9))
-def test_the_quickest_slices_are_those_of_a_search_through_all(drawn: tuple[int, Any], m: int, p: int) -> None:
+def test_the_fastest_slices_are_those_of_an_exhaustive_search(drawn: tuple[int, Any], m: int, p: int) -> None:
     n, lasts = drawn
 
     def takes(lengths: Sequence[int]) -> float:
@@ -126,7 +126,7 @@ def test_the_quickest_slices_are_those_of_a_search_through_all(drawn: tuple[int,
 
 
 @given(drawn=slice_times(), data=st.data())
-def test_the_evenest_slices_are_those_of_a_search_through_all(drawn: tuple[int, Any], data: st.DataObject) -> None:
+def test_the_balanced_slices_are_those_of_an_exhaustive_search(drawn: tuple[int, Any], data: st.DataObject) -> None:
     n, lasts = drawn
     count = data.draw(st.integers(1, n))
     found = choose_balanced_slices(8 * n, 8, lasts, count)
@@ -136,8 +136,8 @@ def test_the_evenest_slices_are_those_of_a_search_through_all(drawn: tuple[int, 
 
 @examples(50)
 @given(grows=st.floats(1e-3, 1), fixed=st.floats(0, 4), p=st.integers(4, 96))
-def test_where_attention_grows_long_slices_come_first(grows: float, fixed: float, p: int) -> None:
-    """TeraPipe, table 3: lengths only shrink, as far as whole granules let them."""
+def test_with_attention_the_first_slices_are_longest(grows: float, fixed: float, p: int) -> None:
+    """TeraPipe, table 3: lengths decrease, up to the granule."""
 
     def lasts(tokens: int, before: int) -> float:
         return fixed + tokens + grows * tokens * (before + tokens / 2)
@@ -152,7 +152,7 @@ def test_where_attention_grows_long_slices_come_first(grows: float, fixed: float
 
 @st.composite
 def sliced_jobs(draw: st.DrawFn, **how: Any) -> dict[str, Any]:
-    """Whole jobs with sequences in slices, equal or not."""
+    """Jobs with sequences in equal or unequal slices."""
     job = draw(jobs(("pipeline/gpipe",), **how))
     weights = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     equal = draw(st.booleans())
@@ -165,9 +165,9 @@ def sliced_jobs(draw: st.DrawFn, **how: Any) -> dict[str, Any]:
 
 @examples(50)
 @given(job=sliced_jobs(recompute=False))
-def test_slices_do_the_products_of_whole_sequences(job: dict[str, Any]) -> None:
-    """All but the experts': their places are filled up to a whole number in every slice. Fused attention, that is:
-    unfused kernels leave out the scores of later slices, which they compute for whole sequences."""
+def test_slices_have_the_flops_of_whole_sequences(job: dict[str, Any]) -> None:
+    """Without experts, whose capacity is rounded up in every slice, and with fused attention: unfused kernels skip the
+    scores of later slices, which they compute for whole sequences."""
     plain = {**job, "model": job["model"].model_copy(update={"moe": None}), "plan": {**job["plan"], "views": {}}}
     plain["plan"]["schemes"] = [one for one in job["plan"]["schemes"] if not one["use"].startswith("expert/")]
     played = play_job(changed(plain, attention="flash"), engine="sweep")
@@ -198,7 +198,7 @@ def test_all_engines_agree_on_slices(job: dict[str, Any]) -> None:
 
 @examples(30)
 @given(job=sliced_jobs())
-def test_weights_count_once_and_gradients_are_reduced_behind_the_last_slice(job: dict[str, Any]) -> None:
+def test_weights_count_once_and_gradients_are_reduced_after_the_last_slice(job: dict[str, Any]) -> None:
     played, whole = play_job(job, engine="sweep"), resolve_plan(load_job(uncut(job)))
     stages, _ = lower_stages(whole)
     sizes = [[(p.name, p.size, n) for p, n in held] for held in device_params(whole, stages)]
@@ -213,7 +213,7 @@ def test_weights_count_once_and_gradients_are_reduced_behind_the_last_slice(job:
 
 
 def uncut(job: dict[str, Any]) -> dict[str, Any]:
-    """The same with whole sequences."""
+    """The job with whole sequences."""
     schemes = [{"use": "pipeline/gpipe", "over": "pp"}, *job["plan"]["schemes"][1:]]
     return {**job, "plan": {**job["plan"], "schemes": schemes}}
 
@@ -269,7 +269,7 @@ def layers(job: dict[str, Any]) -> list[Any]:
     ("mesh", "cut"), [({}, 1), ({"tp": 2}, 2), ({"cp": 2}, 1)], ids=["alone", "heads", "positions"]
 )
 def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str, int], cut: int) -> None:
-    """The backward pass of a slice leaves those of all tokens before it, and takes those that the later ones left.
+    """The backward pass of a slice keeps those of all tokens before it, and frees those that later slices kept.
 
     Ranks that share positions have gathered keys and values of all of them.
     """
@@ -282,18 +282,18 @@ def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str,
         assert events[CATEGORIES.index("activations")] == left - found
 
 
-def test_a_layer_that_is_computed_again_keeps_its_keys_and_values_for_later_slices() -> None:
+def test_a_recomputed_layer_keeps_its_keys_and_values_for_later_slices() -> None:
     full, without = layers(small(inner=[{"use": "memory/recompute-full"}])), layers(small())
     for unit_run, length in zip(full, LENGTHS, strict=True):
         stays = length * KV if length != LENGTHS[-1] else 0
         assert saved(unit_run) == 2 * 64 * length + stays
     whole = layers({**small(), "plan": small([12, 12, 12, 12])["plan"]})
-    assert sum(map(saved, without)) == sum(map(saved, whole)), "what is kept of a token does not depend on its slice"
+    assert sum(map(saved, without)) == sum(map(saved, whole)), "the bytes kept of a token do not depend on its slice"
 
 
 @pytest.mark.parametrize("window", [None, 12])
-def test_a_slice_attends_to_what_lies_before_it(window: int | None) -> None:
-    """Queries of the slice; keys of it and of all tokens before, as far as the window reaches; each pair once."""
+def test_a_slice_attends_to_all_tokens_before_it(window: int | None) -> None:
+    """Queries of the slice, keys of it and of all tokens before within the window; each pair once."""
     model = {"window": window, "full_every": 0} if window else {}
     met, pairs = [], 0.0
     for unit_run in layers(small(model=model)):
@@ -304,8 +304,8 @@ def test_a_slice_attends_to_what_lies_before_it(window: int | None) -> None:
     assert pairs == pytest.approx(48 * 48 / 2 if window is None else 48 * window - window * window / 2)
 
 
-def test_what_slices_add_to_gradients_is_added_by_a_kernel() -> None:
-    """The last slice has nothing to add to; the others add what they found, for all tokens up to their own."""
+def test_gradients_of_keys_and_values_are_accumulated_by_a_kernel() -> None:
+    """The last slice has nothing to accumulate; the others add to the gradients of all tokens up to their own."""
     added = []
     for unit_run in layers(small()):
         works = [op.work for op in unit_run.fragment.backward if op.name == "dcore"]
@@ -329,14 +329,14 @@ def test_what_slices_add_to_gradients_is_added_by_a_kernel() -> None:
     ],
     ids=["not whole", "nor by ratios", "ranks that cut", "two axes", "no policy", "two wishes", "chunks"],
 )
-def test_a_sequence_that_cannot_be_cut_so_is_refused(job: dict[str, Any], words: list[str]) -> None:
+def test_a_sequence_without_such_slices_is_refused(job: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(PlanError) as refused:
         resolve_plan(load_job(job))
     for word in words:
         assert word in str(refused.value)
 
 
-# -------------------------------------------------------------------------------- where forecasts cut
+# -------------------------------------------------------------------------------- slices by forecast
 
 LONG = {"layers": 16, "hidden": 256, "heads": 4, "vocab": 512, "seq": 4096, "positions": "rope", "tied": False}
 
@@ -347,13 +347,13 @@ def long(slices: Any, use: str = "terapipe", pp: int = 16, **more: Any) -> dict[
 
 
 def with_launches(work: Any) -> tuple[float, float, float]:
-    """Ideal prices, and 5 us more for every kernel; messages for nothing."""
+    """Ideal prices and 5 us more for every kernel; messages are free."""
     seconds, *rest = Ideal(flops=1e12, memory=1e12, links=math.inf)(work)
     return (seconds + (0.0 if isinstance(work, Transfer) else 5e-6), *rest)
 
 
-def test_slices_are_cut_by_what_they_take() -> None:
-    """Longer first, and quicker than any number of equal ones."""
+def test_slices_are_chosen_by_their_time() -> None:
+    """Long ones come first, and the step is shorter than with any number of equal slices."""
     found = play_job(long("auto"), with_launches, engine="matrices")
     lengths = found.plan.slice_lengths
     assert sum(lengths) == 4096 and len(lengths) == found.plan.shape.slices > 4
@@ -365,7 +365,7 @@ def test_slices_are_cut_by_what_they_take() -> None:
         assert found.step.span < play_job(long(number), with_launches, engine="matrices").step.span
 
 
-def test_balanced_slices_last_equally_long() -> None:
+def test_balanced_slices_take_equally_long() -> None:
     runs = (long(4, "seq1f1b", 4, balanced=balanced) for balanced in (True, False))
     even, equal = (play_job(run, with_launches, engine="matrices") for run in runs)
     assert len(even.plan.slice_lengths) == 4 and list(even.plan.slice_lengths) == sorted(
@@ -384,8 +384,8 @@ def test_balanced_slices_last_equally_long() -> None:
     assert range_of(even) < range_of(equal)
 
 
-def test_forecasts_cut_at_the_catalogs_prices_and_say_where() -> None:
-    """GPT-3 through 48 stages in two micro-batches, the paper's case for cutting sequences (section 4.2)."""
+def test_slices_are_chosen_at_the_catalogs_prices_and_reported() -> None:
+    """GPT-3 on 48 stages in two micro-batches, the paper's case (section 4.2)."""
 
     def gpt3(use: str, **slices: Any) -> Any:
         schemes = [{"use": use, "over": "pp", **slices}, {"use": "tensor/megatron", "over": "tp"}]
@@ -401,8 +401,8 @@ def test_forecasts_cut_at_the_catalogs_prices_and_say_where() -> None:
     assert f"slices of {len(lengths)} x {lengths[0]} tokens, as they take least" in cut.assumed
 
 
-def test_few_granules_are_cut_no_finer() -> None:
-    """A sequence whose granules are few: all cuts lie at multiples of what the ranks divide."""
+def test_slices_are_not_shorter_than_a_granule() -> None:
+    """A sequence of few granules: all bounds of slices are multiples of what the ranks divide."""
     job = small("auto", mesh={"tp": 4, "cp": 2})
     played = play_job(job, Ideal(links=math.inf, memory=math.inf))
     assert sum(played.plan.slice_lengths) == 48 and all(length % 8 == 0 for length in played.plan.slice_lengths)

@@ -1,4 +1,4 @@
-"""Graphs of stages: models with towers, the schedule that joins branches, and joins and forks in every engine."""
+"""Graphs of stages: models with towers, GraphPipe, and joins and forks in every engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_branches_of_two_stages_run_as_a_pipeline_of_three() -> None:
 
 @given(d=st.integers(1, 6), m=st.integers(1, 24), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
 def test_a_graph_fills_in_half_the_time_of_its_chain(d: int, m: int, t_f: float, t_b: float, t_w: float) -> None:
-    """Two like branches of depth d and the stage that joins them: (m + d) u; all stages in a line: (m + 2 d) u."""
+    """Two equal branches of depth d and a trunk of one stage take (m + d) u; one chain of the stages (m + 2 d) u."""
     told = {"p": 2 * d + 1, "m": m, "t_f": t_f, "t_b": t_b, "t_w": t_w}
     graph, stage_ops = answer({"schedule": "graphpipe", **told}), answer({"schedule": "1f1b", **told})
     u = t_f + t_b + t_w
@@ -75,8 +75,8 @@ def test_a_graph_fills_in_half_the_time_of_its_chain(d: int, m: int, t_f: float,
 
 
 @given(branches=st.integers(1, 4), d=st.integers(1, 4), trunk=st.integers(1, 4), m=st.integers(1, 12))
-def test_every_stage_holds_one_more_than_those_that_follow(branches: int, d: int, trunk: int, m: int) -> None:
-    """k_x from the last stage on (arXiv 2406.17145): one more than the most of a stage's successors."""
+def test_every_stage_holds_one_more_than_its_successors(branches: int, d: int, trunk: int, m: int) -> None:
+    """k_x from the last stage backwards (arXiv 2406.17145): one more than the largest of a stage's successors."""
     shape, schedule = PipelineShape(branches * d + trunk, m), graphpipe(branches=branches, trunk=trunk)
     k = dict.fromkeys(range(shape.p), 1)
     for stage in reversed(range(shape.p)):
@@ -116,7 +116,7 @@ def test_a_number_of_stages_that_does_not_fit_is_refused_with_one_that_does(p: i
         graphpipe(branches=branches, trunk=int(words[-1])).check(PipelineShape(p, 4))
 
 
-def test_a_stage_that_joins_needs_a_result_of_each_and_gives_each_one() -> None:
+def test_a_join_takes_an_input_of_every_branch_and_sends_each_a_gradient() -> None:
     found = timetable(graphpipe(), PipelineShape(3, 2))
     number = {str(action): i for i, action in enumerate(found.actions)}
     named = {i: name for name, i in number.items()}
@@ -134,7 +134,7 @@ def test_a_stage_that_joins_needs_a_result_of_each_and_gives_each_one() -> None:
 
 
 class Given(Schedule):
-    """1F1B over any graph: each stage as many forward passes ahead as its longest way to an end is long."""
+    """1F1B over any graph: a stage has as many warm-up passes as stages follow on its longest path."""
 
     name = "given"
     graph: list[tuple[int, ...]] = []
@@ -156,7 +156,7 @@ class Given(Schedule):
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[tuple[int, ...]]:
-    """For every stage those that it takes from: any earlier ones, in any order, or none."""
+    """The predecessors of every stage: any earlier stages, in any order, or none."""
     found: list[tuple[int, ...]] = []
     for stage in range(draw(st.integers(1, 6))):
         earlier = st.lists(st.sampled_from(range(stage)), max_size=3, unique=True) if stage else st.just([])
@@ -165,8 +165,7 @@ def graphs(draw: st.DrawFn) -> list[tuple[int, ...]]:
 
 
 def a_stage(times: tuple[float, float, float], starts: bool, ends: bool, nbytes: int) -> StageOps:
-    """A kernel forward, with a collective behind it that the result waits for; backward one, and one more for weights
-    that no other stage waits for."""
+    """Forward a kernel and a collective before the output; backward one kernel, and one for gradients of weights."""
     entry, gradient = Op("in"), Op("gradient in", phase="B")
     forward = Op("f", work=Memory("f", int(8 * times[0]), 0), after=[entry])
     summed = Op("sum", "tensor", Collective("all_reduce", int(4 * times[1]), ("tp",)), [forward])
@@ -208,7 +207,7 @@ def test_all_engines_agree_on_any_graph(
             one, other = (breakdown(program, each.span, each.occupancy(device), device) for each in (step, steps[0]))
             assert one.parts == pytest.approx(other.parts, rel=0, abs=1e-9 * step.span)
         assert step.times.begin == pytest.approx(steps[0].times.begin, rel=1e-9, abs=1e-9)
-    # Every edge carries a message of its giver's size forward, and one back, of each micro-batch.
+    # On every edge each micro-batch sends one message of its sender's size forward, and one of that size back.
     flat = steps[0].flat
     edges = Counter((flat.device[number], receiver) for number, _, receiver in flat.sent)
     wanted = [(one, other) for other, others in enumerate(graph) for one in others]
@@ -217,7 +216,7 @@ def test_all_engines_agree_on_any_graph(
         work = flat.ops[number].work
         assert isinstance(work, Transfer) and (work.source, work.target) == (sender, receiver)
         assert work.nbytes == sizes[min(sender, receiver)]
-    # Nothing is taken before it has come from every giver.
+    # No stage begins before the messages of all its predecessors have arrived.
     arrived: dict[tuple[str, int], float] = defaultdict(float)
     for number, _, receiver in flat.sent:
         name, end = flat.ops[number].name.removeprefix("send "), steps[0].times.end[number] + latency
@@ -243,7 +242,7 @@ def test_towers_on_a_chain_of_stages_are_refused_but_not_on_one() -> None:
         simulate(job(joined(3), 3, {**TOWERS, "towers": 4}))
 
 
-def test_parts_of_a_sequence_must_divide() -> None:
+def test_shares_of_a_sequence_must_divide() -> None:
     with pytest.raises(PlanError, match=r"batch.sequence is 13: .*2 towers.* 12 would work"):
         simulate(job(joined(3), 3, batch={"global": 8, "sequence": 13}))
     sequence = {"use": "sequence/all-gather", "over": "cp"}
@@ -254,7 +253,7 @@ def test_parts_of_a_sequence_must_divide() -> None:
 
 @st.composite
 def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
-    """A job of a model with towers: on a graph of stages, or all of it on one."""
+    """A job of a model with towers: on a graph of stages, or on one stage."""
     told = draw(jobs(("pipeline/1f1b",), **more).filter(lambda told: told["model"].moe is None))
     towers, d, trunk = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
     pp = draw(st.sampled_from([1, towers * d + trunk, towers * d + trunk]))
@@ -309,7 +308,7 @@ def test_a_graph_conserves_flops_and_parameters(told: dict[str, Any]) -> None:
 @examples(40)
 @given(told=graph_jobs())
 def test_memory_of_a_graph_is_what_its_ops_take(told: dict[str, Any]) -> None:
-    """Op by op: what comes in of every branch, what a join makes of it, and back to nothing at the end."""
+    """Op by op: the inputs from every branch, the output of a join, and all of it freed at the end."""
     run = play_job(told, engine="matrices")
     for device, peak in enumerate(run.peaks):
         level = top = 0.0
@@ -323,7 +322,7 @@ def test_memory_of_a_graph_is_what_its_ops_take(told: dict[str, Any]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(told=graph_jobs())
 def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None:
-    """And gets as much back, though all of it comes from the one stage that joins."""
+    """And gets a gradient of that size back from the join."""
     run = play_job(told, engine="matrices")
     plan, shape = run.plan, run.plan.shape
     assert plan.job.batch.sequence is not None
@@ -342,7 +341,7 @@ def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None
 @examples(40)
 @given(told=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
 def test_gradients_of_a_graph_are_reduced_once(told: dict[str, Any], bucket: float) -> None:
-    """And sharded weights gathered for every pass, though a tower's embedding takes nothing from the unit before."""
+    """And sharded weights are all-gathered for every pass, also where a tower's embedding has no unit before it."""
     framework = {**told["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
     run = play_job({**told, "framework": {**told["framework"], "set": framework}}, engine="matrices")
     plan = run.plan
@@ -360,8 +359,8 @@ def test_gradients_of_a_graph_are_reduced_once(told: dict[str, Any], bucket: flo
         assert found["gathered"] == {"data/fsdp": 4 * turns, "data/zero-1": 2}.get(data.use, 0) * held
 
 
-def test_a_graph_is_as_deep_as_its_longest_way() -> None:
-    """Each stage holds k_x micro-batches at the most: of the activations of one, that many times."""
+def test_a_graph_is_as_deep_as_its_longest_path() -> None:
+    """Each stage holds at most k_x micro-batches: k_x times the activations of one."""
     model = {**TOWERS, "layers": 2, "tower_layers": 4, "seq": 64}
     run, alone = (play_job(job(joined(5), 5, model, batch={"global": m}), PAID) for m in (8, 1))
     assert [[unit_run.name for unit_run in stage_ops.unit_runs] for stage_ops in run.stages] == [
@@ -379,11 +378,11 @@ def test_both_towers_run_at_once() -> None:
     first = [run.ops(run.actions(device)[0]) for device in range(3)]
     begins, ends = ([times[ops[at]] for ops in first] for times, at in ((run.times.begin, 0), (run.times.end, -1)))
     assert begins[0] == begins[1] == 0 and ends[0] == ends[1]
-    # The second tower's message is not behind the first's: each device has links of its own.
+    # The messages of both towers are sent at the same time: each device has links of its own.
     sent = [n for n, _, receiver in run.flat.sent if receiver == 2]
     arrival = max(run.times.end[n] for n in sent if run.flat.ops[n].name in ("send 0F0", "send 1F0"))
     assert begins[2] == pytest.approx(arrival) and arrival > ends[0]
-    # Back they get their shares one after another, for these leave one device.
+    # Their gradients are sent one after the other, by one device.
     back = {run.flat.ops[n].name: n for n, sender, _ in run.flat.sent if sender == 2}
     assert len(back) == run.plan.shape.m
     shares = [n for n, sender, _ in run.flat.sent if sender == 2 and run.flat.ops[n].name == "send 2BW0"]
@@ -413,6 +412,6 @@ def test_the_shipped_model_runs_on_a_graph() -> None:
     found = simulate(job(plan, 24, "two-towers-2.3b", batch={"global": 128})).play
     assert found.plan.layers == (8, 8, 8, 8, 4, 4)
     assert [found.peaks[i].by for i in (0, 1)] == [found.peaks[i].by for i in (2, 3)]
-    # A layer of a tower does half the work of one of the trunk, so all but the ends are like busy.
+    # A layer of a tower has half the work of one of the trunk, so all but the first and last stages are equally busy.
     busy = [breakdown(found.program, found.step.span, found.step.occupancy(i), i).parts["gemm"] for i in range(5)]
     assert busy == pytest.approx([busy[0]] * 5, rel=0.2)

@@ -23,7 +23,7 @@ from tests.strategies import SECONDS
 from validation.pipelines.cases import answer
 
 ALIKE = (2, 2, 2)
-"""Times of a device under which each of two chunks takes 1."""
+"""Times of a device for which each of its two chunks takes 1."""
 
 TIMES = [ALIKE, (1, 1.25, 0.75), (3, 2, 1), (1, 4, 1), (0.5, 4, 0.125), (1, 1, 0.25)]
 """t_f, t_b and t_w, of which t_w is never the longest."""
@@ -42,7 +42,7 @@ def played(schedule: str, p: int, m: int, times: Any = ALIKE, **more: Any) -> di
 
 
 def bubbles(found: dict[str, Any], m: int, times: Any = ALIKE) -> tuple[float, float]:
-    """Beyond the work: of the whole, and of the longest span of a device."""
+    """Bubble of the makespan, and of the longest span of a device."""
     work = m * sum(times)
     return found["makespan"] - work, found["span_max"] - work
 
@@ -58,7 +58,7 @@ def shipped(use: str) -> Schedule:
 
 
 def printed(order: Any, p: int) -> str:
-    """As papers print it."""
+    """An order as papers print it."""
     letters = {"F": "F", "BW": "B", "B": "B", "W": "W"}
     words = [(letters[action.kind], action.stage // p, action.microbatch) for action in actions_of(order)]
     return " ".join(f"{kind.lower() if chunk % 2 else kind}{k}" for kind, chunk, k in words)
@@ -127,7 +127,7 @@ BLOCKS = {
     ("v-half", 0): "F0 F1 f0 F2 b0 w0 f1 F3 b1 w1 f2 F4 B0 b2 W0 f3 w2 F5 B1 b3 W1 f4 w3 F6 B2 b4 W2 f5 w4 F7 B3 b5 W3 "
                    "f6 w5 B4 b6 W4 f7 w6 B5 b7 W5 w7 B6 W6 B7 W7",
 }  # fmt: skip
-"""Blocks repeated, with W's in free slots, before anything is reordered: p = 4, m = 8."""
+"""Repeated blocks with W's in free slots, before warm-up and cool-down are reordered: p = 4, m = 8."""
 
 
 @pytest.mark.parametrize("at", BLOCKS)
@@ -141,7 +141,7 @@ def test_blocks_are_repeated_as_printed(at: tuple[str, int]) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(("p", "m"), [(1, 1), (1, 4), (2, 2), (2, 5), (3, 1), (4, 3), (4, 8), (5, 16), (8, 20)])
 def test_zb_v_is_the_order_of_torch(p: int, m: int) -> None:
-    """Its method needs of a pipeline only its sizes."""
+    """torch's method needs only the sizes of a pipeline."""
     of_torch = pytest.importorskip("torch.distributed.pipelining.schedules").ScheduleZBVZeroBubble
     known = SimpleNamespace(pp_group_size=p, _n_microbatches=m, num_stages=2 * p)
     kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
@@ -179,7 +179,7 @@ def test_handmade_zero_bubble_schedules(p: int, times: tuple[float, float, float
 
 
 @pytest.mark.parametrize("p", range(1, 9))
-def test_zb_v_never_idles_where_passes_are_alike(p: int) -> None:
+def test_zb_v_never_idles_for_equal_passes(p: int) -> None:
     for m in (2 * p, 2 * p + 1, 3 * p, 5 * p):
         assert bubbles(played("zb-v", p, m), m) == near((p - 1, 0))
         for times in [times for times in TIMES if times[2] <= times[0] <= times[1]]:
@@ -222,14 +222,14 @@ def test_reordered_blocks_reach_the_papers_bubbles_and_peaks(use: str, p: int) -
         assert max(found["in_flight_w"]) == peak
 
 
-def test_only_v_min_waits_for_every_micro_batch_where_passes_are_not_alike() -> None:
+def test_only_v_min_waits_for_every_micro_batch_of_unequal_passes() -> None:
     for m, bubble in ((8, 93), (12, 117), (16, 141)):
         assert bubbles(played("v-min", 4, m, (8, 10, 6)), m, (8, 10, 6)) == near((bubble, bubble))
         assert bubbles(played("v-half", 4, m, (8, 10, 6)), m, (8, 10, 6)) == near((34, 34))
 
 
 def played_in_slots(schedule: Schedule, shape: PipelineShape, orders: Any) -> tuple[int, list[int]]:
-    """Slots beyond the work, and every device's peak, of passes that take a slot each."""
+    """Bubble in slots, and the peak chunks of every device, for passes of one slot."""
 
     class Given(type(schedule)):  # type: ignore[misc]
         name = "given"
@@ -299,7 +299,7 @@ def test_every_number_of_micro_batches_has_an_order(use: str, p: int, m: int, ti
     assert played(use, p, m, times)["makespan"] >= m * sum(times) - 1e-9
 
 
-def test_waves_and_chunks_say_the_same() -> None:
+def test_waves_and_chunks_give_the_same_schedule() -> None:
     alike = [played("hanayo", 3, 6, **told) for told in ({"waves": 2}, {"v": 4}, {"waves": 2, "v": 4})]
     assert alike[0] == alike[1] == alike[2] != played("hanayo", 3, 6)
 
