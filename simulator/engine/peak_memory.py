@@ -67,7 +67,8 @@ def in_flight(program: Program, device: int) -> np.ndarray:
         flying[1:] += sent[slots[:-1]]
         flying[:-1] += coming[slots[1:]]
     kinds = [table.slots[slot].kind for slot in slots.tolist()]
-    for i in [i for i, kind in enumerate(kinds) if kind in (ActionKind.EVICT, ActionKind.GIVE_BACK)]:
+    sends = (ActionKind.EVICT, ActionKind.GIVE_BACK)
+    for i in [i for i, kind in enumerate(kinds) if kind in sends]:
         computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in ACTIVATION_TRANSFERS), i)
         flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].goes)
     return flying

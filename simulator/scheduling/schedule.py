@@ -44,7 +44,8 @@ class ActionKind(StrEnum):
     """The device of the stage receives them again, before its backward pass."""
 
 
-ACTION_KINDS: tuple[str, ...] = tuple(ActionKind)
+ACTION_KINDS = tuple(kind.value for kind in ActionKind)
+"""Values of `ActionKind`, in its order: a timetable stores kinds as indices of it."""
 
 ACTIVATION_TRANSFERS = (ActionKind.EVICT, ActionKind.KEEP, ActionKind.GIVE_BACK, ActionKind.LOAD)
 """The four actions of one activation transfer; none of them computes."""
