@@ -41,6 +41,8 @@ class ActivationTransfer:
 
 
 class _TimedItem(NamedTuple):
+    """A schedule item with its device, and its begin and end in the unit of the durations."""
+
     item: ScheduleItem
     device: int
     begin: float

@@ -196,8 +196,8 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
         end[action] = end[action - 1] if follows else times.end[behind - 1]
     for action, transfer in enumerate(table.actions):
         if transfer.kind == ActionKind.EVICT:  # the other device holds nothing before the transfer begins
-            operators = (n for n in range(flat.first[action], flat.behind[action]) if flat.ops[n].work is not None)
-            begin[table.need[action]] = times.begin[next(operators)]
+            sends = (n for n in range(flat.first[action], flat.behind[action]) if flat.ops[n].work is not None)
+            begin[table.need[action]] = times.begin[next(sends)]
     rows = [slice(*bounds) for bounds in pairwise(table.starts)]
     busy = np.bincount(flat.device, weights=flat.seconds, minlength=shape.p).tolist()
     return ScheduleReplay(table, [begin[row].tolist() for row in rows], [end[row].tolist() for row in rows], busy)
