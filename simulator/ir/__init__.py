@@ -1,3 +1,1 @@
-"""The vocabulary of lowering: mesh, layouts, modules and operators of a model, ops of a device, the base of all
-schemes.
-"""
+"""The vocabulary of lowering: mesh, layouts, modules and operators of a model, ops of a device, schemes' base."""

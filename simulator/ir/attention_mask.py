@@ -1,4 +1,8 @@
-"""Which scores of attention are computed at one time, where ranks hold parts of the queries and of the keys."""
+"""Blocks of attention scores under context parallelism: which share of a block each rank computes.
+
+Ranks hold parts of the queries and of the keys. A block is the scores of every rank's queries against the keys of one
+rank; the causal mask leaves ranks different shares of it, depending on how positions are ordered over the ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,13 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class RankShare:
-    """What some of the ranks compute of a block of scores: a share `queries` of their queries against a share `keys`
-    of the keys, and of those pairs the share `pairs`, and so many diagonals `diagonals`, that the mask leaves.
+    """The share of a block of scores that some of the ranks compute.
 
-    ranks: their share of all. A mask along the diagonal of a block counts half of that diagonal.
+    ranks: share of all ranks that this holds for.
+    queries: share of their queries that take part.
+    keys: share of the keys that take part.
+    pairs: share of the pairs of these queries and keys that the mask leaves.
+    diagonals: number of diagonals computed in addition; a mask along the diagonal of a block counts half of it.
     """
 
     ranks: Fraction
@@ -22,36 +29,36 @@ class RankShare:
     diagonals: Fraction = Fraction(0)
 
     def computed_share(self, n: int) -> Fraction:
-        """Pairs that are computed, as a share of all n x n."""
+        """Computed pairs as a share of all n x n."""
         return self.queries * self.keys * self.pairs + self.diagonals / n
 
 
 @dataclass(frozen=True)
 class ScoreBlock:
-    """A block of scores, the queries of every rank against the keys of one, that is computed by itself.
+    """A block of scores, the queries of every rank against the keys of one rank, computed by a kernel of its own.
 
-    Ranks may do different parts of it; those that no case names do none of it.
+    shares: what the ranks compute of it; ranks that no share covers compute nothing.
     """
 
     shares: tuple[RankShare, ...]
 
     def most_loaded(self, n: int) -> RankShare:
-        """Who computes most of n queries against n keys."""
-        return max(self.shares, key=lambda case: case.computed_share(n))
+        """The share of the rank that computes most of n queries against n keys."""
+        return max(self.shares, key=lambda share: share.computed_share(n))
 
     def mean_share(self, n: int) -> Fraction:
-        """What ranks compute on average, as a share of all pairs."""
-        return sum((case.ranks * case.computed_share(n) for case in self.shares), Fraction())
+        """The mean over ranks of the computed pairs, as a share of all n x n."""
+        return sum((share.ranks * share.computed_share(n) for share in self.shares), Fraction())
 
     @property
     def queries(self) -> tuple[Fraction, float]:
-        """The mean share of queries that take part, and the pace of the rank with most of them."""
-        return _mean_and_pace([(case.ranks, case.queries) for case in self.shares])
+        """The mean over ranks of the share of queries that take part, and the largest share over that mean."""
+        return _mean_and_pace([(share.ranks, share.queries) for share in self.shares])
 
     @property
     def keys(self) -> tuple[Fraction, float]:
-        """The same of keys."""
-        return _mean_and_pace([(case.ranks, case.keys) for case in self.shares])
+        """The mean over ranks of the share of keys that take part, and the largest share over that mean."""
+        return _mean_and_pace([(share.ranks, share.keys) for share in self.shares])
 
 
 def _mean_and_pace(shares: Sequence[tuple[Fraction, Fraction]]) -> tuple[Fraction, float]:
@@ -60,7 +67,7 @@ def _mean_and_pace(shares: Sequence[tuple[Fraction, Fraction]]) -> tuple[Fractio
 
 
 DIAGONAL = ScoreBlock((RankShare(Fraction(1), pairs=Fraction(1, 2)),))
-"""A rank's queries against its own keys, under a causal mask."""
+"""The queries of a rank against its own keys, under a causal mask."""
 
 WHOLE = ScoreBlock((RankShare(Fraction(1)),))
 """All queries against all keys."""

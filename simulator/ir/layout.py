@@ -1,14 +1,16 @@
-"""Layouts, and the communication between them.
+"""Layouts of tensors on the mesh, and the collectives that turn one layout into another.
 
-A layout says, per mesh axis, how a tensor lies on the ranks of that axis: cut along one of its dims, a partial sum, or
-(not listed) a full copy. A scheme says which dim its axis divides at a site; what arrives, what leaves and what must
-move in between is worked out here, once for activations and with the same rules for gradients:
+A layout says for each mesh axis how a tensor lies on the ranks of that axis: sharded along one of its dims, a partial
+sum, or replicated (the axis is not listed). A scheme says which dim its axis shards at an operator. From that follow
+the layouts of all tensors of the operator:
 
-* an input that has the divided dim must arrive cut along it, one that lacks it must arrive whole;
-* an output that has it leaves cut, one that lacks it leaves as a partial sum;
-* an axis may divide one dim of some tensors and another of the rest (``b|h``: samples, and `h` of what has none);
-* for gradients the two change places: the gradient of an output must arrive cut or whole, that of an input leaves
-  cut or partial; a weight that has the dim is cut, the gradient of one that lacks it is partial.
+* an input that has the sharded dim is required sharded along it, an input that lacks the dim is required replicated;
+* an output that has the dim is sharded along it, an output that lacks it is a partial sum;
+* an axis may shard one dim of some tensors and another dim of the others (``b|h``: samples where the tensor has them,
+  else `h`);
+* for gradients the two rules change places: the gradient of an output is required sharded or replicated, the gradient
+  of an input is sharded or a partial sum. A weight that has the dim is sharded; the gradient of a weight that lacks it
+  is a partial sum.
 """
 
 from __future__ import annotations
@@ -22,19 +24,20 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.ops import BYTES, Collective
 
 PARTIAL = "+"
-"""The state of a tensor whose copies must still be summed over an axis."""
+"""The state of a tensor along an axis whose ranks hold partial sums of it."""
 
 Layout = Mapping[str, str]
-"""Axis to the dim it cuts, or to PARTIAL; an axis that is not listed holds full copies."""
+"""From mesh axis to the dim that it shards, or to PARTIAL; along axes that are not listed the tensor is replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of a tensor: `size` elements, cut only at multiples of `unit` (a head is never cut).
+    """One dim of a tensor.
 
-    copies: a dim of fewer units than ranks (key and value heads) is copied rather than cut below one unit.
-    A unit below one divides a dim that adds no elements of its own: routed tokens, counted along another dim, that are
-    spread over experts evenly.
+    size: number of elements.
+    unit: elements that stay together on one rank, for example the width of a head. A unit below one shards a dim that
+        adds no elements of its own: routed tokens, counted along another dim, are sharded evenly over experts.
+    copies: whether ranks share a unit where there are fewer units than ranks (key and value heads).
     """
 
     size: int | Fraction
@@ -42,25 +45,29 @@ class Dim:
     copies: bool = False
 
     def local(self, parts: int) -> int | Fraction:
-        """Elements on one of `parts` ranks."""
+        """Elements on each of `parts` ranks."""
         units = self.size // self.unit
         return (math.ceil(units / parts) if self.copies else units // parts) * self.unit
 
     def ranks_per_part(self, parts: int) -> int:
-        """Of `parts` ranks, how many neighbours hold the same part."""
+        """Number of neighbouring ranks, of `parts` ranks in all, that hold the same shard."""
         return max(1, parts // (self.size // self.unit)) if self.copies else 1
 
     def is_divisible_by(self, parts: int) -> bool:
+        """Whether `parts` ranks get equal shards of whole units, or equal numbers of ranks share each unit."""
         units = self.size // self.unit
         return units % parts == 0 or (self.copies and parts % units == 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor of a site by its named dims (global sizes). Equal names mean the same tensor.
+    """A tensor of an operator with named dims.
 
-    renamed: dims under which a consumer sees the producer's dims (keys are produced at positions `s` and read at `t`).
-    gradient_dtype: of its gradient, where that is another one.
+    name: equal names in a unit mean the same tensor.
+    dims: the dims with their global sizes, by name.
+    dtype: number format.
+    renamed: the consumer's name of a dim by the producer's name (keys are produced at positions `s` and read at `t`).
+    gradient_dtype: number format of the gradient; empty: `dtype`.
     """
 
     name: str
@@ -70,24 +77,25 @@ class Tensor:
     gradient_dtype: str = ""
 
     def has(self, dim: str) -> bool:
+        """Whether the tensor has this dim."""
         return dim in self.dims
 
     def first_dim(self, dims: str) -> str | None:
-        """Of one dim, or of several in turn (``b|h``), the first that it has."""
+        """The first of one or several dims (``b|h``) that the tensor has; None: it has none of them."""
         return next((dim for dim in dims.split("|") if dim in self.dims), None)
 
     def rename_dims(self, **renamed: str) -> Tensor:
-        """The same tensor with dims under other names."""
+        """The same tensor with other names for some dims."""
         dims = {renamed.get(name, name): dim for name, dim in self.dims.items()}
         return replace(self, dims=dims, renamed=renamed)
 
     @property
     def gradient(self) -> Tensor:
-        """Its gradient: the same but for the number format."""
+        """The gradient: the same dims, in its own number format."""
         return replace(self, dtype=self.gradient_dtype) if self.gradient_dtype else self
 
     def layout_of_producer(self, layout: Layout) -> Layout:
-        """The producer's layout in this consumer's dim names."""
+        """The layout that the producer gives the tensor, in the dim names of this consumer."""
         return {axis: self.renamed.get(dim, dim) for axis, dim in layout.items()}
 
     def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int | Fraction]:
@@ -95,8 +103,8 @@ class Tensor:
         found = {}
         for name, dim in self.dims.items():
             parts = 1
-            for axis, cut in layout.items():
-                if cut == name:
+            for axis, sharded in layout.items():
+                if sharded == name:
                     parts *= mesh.size(axis)
             found[name] = dim.local(parts) if parts > 1 else dim.size
         return found
@@ -111,21 +119,27 @@ class Tensor:
 
 
 def required_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-    """How an input, a weight or the gradient of an output must arrive."""
+    """Layout in which an operator needs an input, a weight or the gradient of an output.
+
+    divide: which dim each axis shards at the operator.
+    """
     return {axis: dim for axis, dims in divide.items() if (dim := tensor.first_dim(dims))}
 
 
 def output_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-    """How an output, or the gradient of an input or weight, leaves."""
+    """Layout in which an operator produces an output, or the gradient of an input or weight.
+
+    divide: which dim each axis shards at the operator.
+    """
     return {axis: tensor.first_dim(dims) or PARTIAL for axis, dims in divide.items()}
 
 
 def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Collective]:
-    """The collectives that turn `source` into `target`, in order.
+    """The collectives that turn the layout `source` into `target`, in the order of their execution.
 
-    Reductions come first, then all-to-alls, then gathers, inner axes first: so every step moves the least. Turning a
-    full copy into a cut is a slice and moves nothing: along a dim that is whole it comes before the all-to-alls. Equal
-    steps over all parts of one axis are one step over it.
+    Reductions come first, then all-to-alls, then all-gathers, each over inner axes first: this order moves the fewest
+    bytes. Sharding a replicated tensor is a local slice without communication; along a dim that no axis shards yet it
+    comes before the all-to-alls. Equal collectives over all parts of one axis become one collective over that axis.
     """
     steps: list[Collective] = []
     now = dict(source)
@@ -137,10 +151,10 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
         if axis in target:
             now[axis] = target[axis]
         if operation == "all_to_all":
-            # Copies of heads that several ranks get are sent once for each of them.
+            # Heads that several ranks hold are sent to each of these ranks.
             work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
         if steps and steps[-1].operation == operation and mesh.of_one_axis(joined := (axis, *steps[-1].axes)):
-            # The widest buffer of a rank: what a gather ends with, what a reduction begins with.
+            # The largest buffer of a rank: the result of an all-gather, the input of a reduction.
             work = Collective(operation, max(work.nbytes, steps.pop().nbytes), joined)
         steps.append(work)
 

@@ -1,12 +1,12 @@
-"""The mesh: named axes over the GPUs, outermost (slowest links) first, and other readings of the same ranks.
+"""The device mesh: named axes over the GPUs, outermost (slowest links) first, and views of it with other axes.
 
-Rank numbers are row-major over the axes, so the last axis joins neighbours. An *axis* belongs to the mesh, a *dim*
-to a tensor. Ranks of one scale-up domain or node are consecutive numbers.
+Rank numbers are row-major over the axes: ranks along the last axis are neighbours. Ranks of one scale-up domain or node
+have consecutive numbers. An *axis* belongs to the mesh, a *dim* to a tensor.
 
-A *view* reads the ranks of one pipeline stage a second time, with other axes: experts, say, are spread over
-``edp x ep x etp`` where everything else is spread over ``dp x cp x tp``. Both readings are row-major over the same
-ranks, so each axis is a product of *parts* that the readings have in common. Whatever is lowered speaks of parts only;
-an axis that no view divides is its own only part.
+A *view* names other axes over the ranks of one pipeline stage: experts, for example, are sharded over
+``edp x ep x etp`` where everything else is sharded over ``dp x cp x tp`` (Megatron's parallel folding). Both are
+row-major over the same ranks, so each axis is a product of *parts* that the mesh and its views have in common. Lowered
+ops name parts only; an axis that no view divides has one part, itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from hardware.errors import PlanError
 class Mesh:
     """Axes with their sizes, outermost first; the product of the sizes is the number of GPUs.
 
-    views: further readings, each by name as axes with their sizes. region: the axes that the views read again, the
-    others are left as they are.
-    Raises PlanError for a view of another size, or one whose axes do not nest with the rest.
+    Args:
+        axes: size of each axis of the mesh, outermost first.
+        views: for each view its axes with their sizes.
+        region: the axes of the mesh that the views replace; the other axes belong to all views.
 
     Attributes:
-        named: the axes as they were given; views: the further readings.
+        named_axes: the axes of the mesh with their sizes.
+        views: the axes of each view with their sizes.
         axes: the parts with their sizes, outermost first.
+
+    Raises:
+        PlanError: a view has another number of ranks, or its axes do not nest with the others.
 
     >>> mesh = Mesh({"pp": 2, "dp": 2, "tp": 4})
     >>> mesh.stride("dp"), mesh.ranks(("tp",)), mesh.ranks(("dp",))
@@ -50,7 +55,7 @@ class Mesh:
         self.named_axes = dict(axes)
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
-            if "." in axis:  # parts are named so
+            if "." in axis:  # the names of parts have one
                 raise PlanError(
                     "plan.mesh", "the name of an axis holds no dot", f"Write {axis.replace('.', '-')}", axis
                 )
@@ -58,8 +63,8 @@ class Mesh:
         for name, view in self.views.items():
             _check_view(name, view, again, self.named_axes)
         borders = {name: _borders(reading) for name, reading in {"": again, **self.views}.items()}
-        cuts = sorted({cut for reading in borders.values() for pair in reading.values() for cut in pair})
-        for inner, outer in pairwise(cuts):
+        strides = sorted({stride for reading in borders.values() for pair in reading.values() for stride in pair})
+        for inner, outer in pairwise(strides):
             if outer % inner:
                 rule = f"groups of {inner} and of {outer} consecutive ranks do not nest"
                 raise PlanError("plan.views", rule, "Choose degrees of which one divides the other", self.views)
@@ -68,7 +73,7 @@ class Mesh:
         at: dict[int, str] = {}
         for axis, size in self.named_axes.items():
             low, high = borders[""].get(axis, (1, size))
-            inside = [cut for cut in cuts if low <= cut < high] if axis in again and high > low else [low]
+            inside = [stride for stride in strides if low <= stride < high] if axis in again and high > low else [low]
             names = [axis] if len(inside) == 1 else [f"{axis}.{i}" for i in range(len(inside))]
             self._parts[axis] = tuple(names)
             spans = [*pairwise([*inside, high])]
@@ -78,7 +83,7 @@ class Mesh:
                     at[begin] = part
         for name in self.views:
             for axis, (low, high) in borders[name].items():
-                self._parts[axis] = tuple(at[cut] for cut in reversed(cuts) if low <= cut < high)
+                self._parts[axis] = tuple(at[stride] for stride in reversed(strides) if low <= stride < high)
 
     @cached_property
     def world(self) -> int:
@@ -92,23 +97,23 @@ class Mesh:
         return tuple(part for axis in axes for part in self.parts(axis))
 
     def view_of(self, axis: str) -> str:
-        """The view that an axis belongs to; empty for the axes of the mesh itself."""
+        """The view that has this axis; empty for an axis of the mesh itself."""
         return next((name for name, view in self.views.items() if axis in view), "")
 
     def of_one_axis(self, parts: Iterable[str]) -> bool:
-        """Whether all these are parts of one axis."""
+        """Whether all these parts belong to one axis."""
         wanted = set(parts)
         return any(wanted <= set(own) for own in self._parts.values())
 
     def size(self, axes: str | Iterable[str]) -> int:
-        """The product of the sizes of one or more axes; an axis that the mesh lacks counts one."""
+        """The product of the sizes of one or more axes; an axis that the mesh does not have counts as 1."""
         if isinstance(axes, str):
             size = self.axes.get(axes)
             return size if size is not None else math.prod(self.axes[part] for part in self._parts.get(axes, ()))
         return math.prod([self.size(axis) for axis in axes])
 
     def stride(self, axis: str) -> int:
-        """Rank distance between neighbours along `axis`."""
+        """Difference of the rank numbers of neighbours along `axis`."""
         return self._strides[self.parts(axis)[-1]]
 
     @cached_property
@@ -120,7 +125,10 @@ class Mesh:
         return strides
 
     def ranks(self, axes: tuple[str, ...], members: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Global ranks of the group over `axes` that holds rank 0; `members` picks some of them by their positions."""
+        """Global ranks of the group over `axes` that rank 0 belongs to.
+
+        members: positions in the group of the ranks to return; None: all.
+        """
         ranks = [0]
         for axis in self.parts(axes):
             steps = [i * self.stride(axis) if axis in self.axes else 0 for i in range(self.axes.get(axis, 1))]
@@ -135,7 +143,7 @@ class Mesh:
 
 
 def _borders(axes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """For each axis of a reading its stride and that of the next one out."""
+    """For each axis its stride and the stride of the next outer axis."""
     found, stride = {}, 1
     for axis in reversed([*axes]):
         found[axis] = stride, stride * axes[axis]

@@ -1,8 +1,8 @@
-"""What a model asks for: a nest of sites, Step > Stage > Unit (Layer and the ends) > leaves.
+"""The modules of a model: Stage > Unit (a layer, the embedding, the loss) > composite modules > operators.
 
-A leaf is one operation over named dims with global sizes (``simulator.ir.operators`` has them all). It says which work
-it does at the local sizes that the plan leaves it, and which tensors its backward pass reads; who divides what is the
-schemes' business.
+An operator is one operation over named dims with global sizes (``simulator.ir.operators`` has all of them). It says
+which work it does at the local sizes of a rank, and which tensors its backward pass needs. Which axis shards which dim
+is said by the schemes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from simulator.ir.ops import BYTES, Param, Work
 
 @dataclass(frozen=True)
 class LocalShapes:
-    """A leaf's tensors as one rank sees them."""
+    """Local shapes of an operator's tensors on one rank.
+
+    divide: which dim each axis shards at the operator.
+    mesh: the axes with their sizes.
+    """
 
     divide: Mapping[str, str]
     mesh: Mesh
 
     def dims(self, tensor: Tensor) -> dict[str, Any]:
+        """Local size of every dim."""
         return tensor.local_dims(self.layout(tensor), self.mesh)
 
     def size(self, *tensors: Tensor) -> int:
@@ -37,19 +42,21 @@ class LocalShapes:
         return sum(int(self.size(tensor) * BYTES[tensor.dtype]) for tensor in tensors)
 
     def layout(self, tensor: Tensor) -> Layout:
+        """The layout in which the operator needs `tensor`."""
         return required_layout(tensor, self.divide)
 
     def axes_of(self, dim: str) -> list[str]:
-        """Axes larger than one that divide `dim` here, in the order of the mesh."""
+        """Axes larger than one that shard `dim` at the operator, in the order of the mesh."""
         return [axis for axis in self.mesh.axes if self.divide.get(axis) == dim and self.mesh.size(axis) > 1]
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A place in the model.
+    """A module of the model, composite or a single operator.
 
-    label: the word by which options name it (``core_attn``, ``attention``, ``mlp``).
-    marks: what the model (`LOWEST`) and schemes have noted about it.
+    name: its name in ops and reports.
+    label: the word by which options of schemes select it (``core_attn``, ``attention``, ``mlp``).
+    marks: notes of the model (`LOWEST`) and of schemes about it.
     """
 
     name: str
@@ -58,21 +65,21 @@ class Module:
 
     @property
     def inputs(self) -> Sequence[Tensor]:
-        """Tensors that come in; the update has none."""
+        """Tensors that the module reads and does not produce itself; the optimizer update has none."""
         return ()
 
     @property
     def outputs(self) -> Sequence[Tensor]:
-        """Tensors made here."""
+        """Tensors that the module produces."""
         return ()
 
 
-# ------------------------------------------------------------------------------------------------- nests
+# --------------------------------------------------------------------------------------- composite modules
 
 
 @dataclass(frozen=True, eq=False)
 class CompositeModule(Module):
-    """A site made of sites, in execution order; tensors of equal name join them."""
+    """A module of several modules in execution order; a tensor produced by one is read by name in others."""
 
     children: tuple[Module, ...]
 
@@ -84,10 +91,11 @@ class CompositeModule(Module):
 
     @cached_property
     def outputs(self) -> Sequence[Tensor]:  # type: ignore[override]
-        """Everything made inside: what is read further on is up to the nest around."""
+        """All tensors produced inside; the enclosing module decides which of them are read later."""
         return tuple(tensor for child in self.children for tensor in child.outputs)
 
     def operators(self) -> list[Operator]:
+        """All operators inside, in execution order."""
         found: list[Operator] = []
         for child in self.children:
             if isinstance(child, CompositeModule):
@@ -99,11 +107,12 @@ class CompositeModule(Module):
 
 @dataclass(frozen=True, eq=False)
 class Unit(CompositeModule):
-    """A part of a stage between two places where only the residual stream passes, in the layout of a `Boundary`.
+    """A part of a stage with only the residual stream at its two ends, in the layout of a `Boundary`.
 
-    takes, gives: that stream, as it comes in and goes out; None at the ends of the model. count: how often the unit
-    stands in a row. lowering_key: equal for units whose ops are the same under the same schemes, whatever else the
-    plans are; None: for no other.
+    residual_in: the residual stream that enters; None at the start of the model.
+    residual_out: the residual stream that leaves; None at the end of the model.
+    count: number of equal units in a row.
+    lowering_key: equal for units that lower to the same ops under the same schemes, in any plan; None: for no other.
     """
 
     residual_in: Tensor | None = None
@@ -113,12 +122,12 @@ class Unit(CompositeModule):
 
 
 LOWEST = "lowest"
-"""The mark of a unit below which nothing is trained: it gives no gradient on."""
+"""The mark of a unit below which nothing is trained: the gradient of its input is not computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer(Unit):
-    """One transformer layer: the default unit of sharding and recompute."""
+    """One transformer layer: the default unit of parameter sharding and of recomputation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,17 +142,18 @@ class MLP(CompositeModule):
 
 @dataclass(frozen=True, eq=False)
 class SharedExperts(MLP):
-    """Experts that all tokens pass."""
+    """Shared experts: an MLP that every token passes."""
 
     label = "shared_experts"
 
 
 @dataclass(frozen=True, eq=False)
 class MoE(CompositeModule):
-    """Experts and what routes tokens to them.
+    """A mixture-of-experts block: router, routed experts and shared experts.
 
-    experts: how many tokens are routed to. capacity: places of each, in tokens x top_k / experts, filled or not; None:
-    as many as tokens come.
+    experts: number of routed experts.
+    capacity: capacity factor, tokens of an expert over tokens x top_k / experts, dropped or padded to it; None:
+        dropless.
     """
 
     experts: int = 1
@@ -153,19 +163,22 @@ class MoE(CompositeModule):
 
 @dataclass(frozen=True, eq=False)
 class Stage(Module):
-    """The units that one virtual pipeline stage holds, with embedding or loss at the ends."""
+    """The units of one virtual pipeline stage, with the embedding in the first and the loss in the last."""
 
     units: tuple[Unit, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Update(Module):
-    """The optimizer's turn at the end of the step, over all parameters of one device.
+    """The optimizer update at the end of the step, over all parameters of one pipeline device.
 
-    params: each with the number of its copies. grad_bytes: of one gradient element. read, write: bytes that the
-    optimizer moves per element of a shard. shared: devices of the pipeline axis that hold the same weights, of which
-    they sum the gradients, and the elements. clipped: whether gradients are clipped by the norm of all, which devices
-    must meet for.
+    params: each parameter with the number of its copies (equal layers).
+    grad_bytes: bytes of one gradient element.
+    read: bytes that the optimizer reads per element of its shard.
+    write: bytes that the optimizer writes per element of its shard.
+    shared: groups of pipeline devices that hold the same weights and sum their gradients, with the number of elements.
+    axis: the pipeline axis.
+    clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
     """
 
     params: tuple[tuple[Param, int], ...]
@@ -177,17 +190,23 @@ class Update(Module):
     clipped: bool = True
 
 
-# ------------------------------------------------------------------------------------------------- leaves
+# ------------------------------------------------------------------------------------------------ operators
 
 
 @dataclass(frozen=True, eq=False)
 class Operator(Module):
-    """One operation: `ins` to `outs`, with `weights`.
+    """One operation from `ins` to `outs`, with `weights`. Subclasses state its work at the local sizes of a rank.
 
-    Its three works are asked at local sizes; `saved_tensors` are the tensors that the backward pass reads again,
-    `saved_for_weights` those that only the weight gradient reads. frozen: its weights are not trained, so nobody wants
-    their gradients. borrowed: weights that it reads and another site holds. modules: words by which options name it
-    together with other leaves, where these make no nest (``layernorm``, ``mla_up_proj``).
+    Customise by: forward, backward_inputs, backward_weights, saved_tensors, saved_for_weights. Seldom: saved_buffers,
+    temporary_buffers, temporary_gradient_work, read_by_later_slices, slice_gradient_bytes, output_layout.
+
+    ins: input activations.
+    outs: output activations.
+    weights: parameters that the operator holds.
+    frozen: whether its weights are not trained, so their gradients are not computed.
+    shared_weights: parameters that the operator reads and another operator holds.
+    modules: words by which options select it together with operators outside of its composite module (``layernorm``,
+        ``mla_up_proj``).
     """
 
     ins: tuple[Tensor, ...]
@@ -197,7 +216,7 @@ class Operator(Module):
     shared_weights: tuple[Tensor, ...] = field(default=(), kw_only=True)
     modules: tuple[str, ...] = field(default=(), kw_only=True)
     view: ClassVar[str] = ""
-    """The view of the mesh that its ranks are read in, where the mesh has it."""
+    """The view of the mesh whose axes shard the operator, where the mesh has that view."""
 
     @property
     def inputs(self) -> Sequence[Tensor]:
@@ -209,56 +228,63 @@ class Operator(Module):
 
     @cached_property
     def dims(self) -> frozenset[str]:
+        """The dims of all its tensors."""
         return frozenset(dim for tensor in (*self.ins, *self.outs, *self.weights) for dim in tensor.dims)
 
     def has(self, dim: str) -> bool:
+        """Whether one of its tensors has this dim."""
         return dim in self.dims
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-        """How an output leaves."""
+        """Layout in which the operator produces an output, where each axis shards the dim that `divide` says."""
         return output_layout(tensor, divide)
 
     def forward(self, at: LocalShapes) -> list[Work]:
+        """Work of the forward pass."""
         return []
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        """Work of the gradients of the inputs."""
         return []
 
     def backward_weights(self, at: LocalShapes) -> list[Work]:
+        """Work of the gradients of the weights."""
         return []
 
     def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
-        """What weight gradients cost besides, where they are made in tensors of their own."""
+        """Additional work of weight gradients without fused gradient accumulation, where they are temporary tensors."""
         return []
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
+        """Inputs and outputs saved for the backward pass."""
         return ()
 
     @property
     def saved_for_weights(self) -> tuple[Tensor, ...]:
+        """Inputs and outputs saved for the weight gradients alone."""
         return ()
 
     @property
     def read_by_later_slices(self) -> tuple[Tensor, ...]:
-        """Inputs that later slices of the sequence read, too, forward and backward."""
+        """Inputs that later slices of the sequence read too, forward and backward."""
         return ()
 
     def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
-        """Bytes of gradients that the backward pass finds from the slice behind, and leaves to the one before."""
+        """Gradient bytes that the backward pass takes over from the next slice, and passes on to the previous slice."""
         return 0, 0
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
-        """What is neither input nor output and lives until the backward pass: (name, bytes, category)."""
+        """Buffers other than inputs and outputs that live until the backward pass: (name, bytes, category)."""
         return []
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
-        """What lives within one pass, from one of its kernels to another: (first, last, bytes)."""
+        """Buffers that live within one pass: (index of the first kernel, index of the last kernel, bytes)."""
         return []
 
 
 def walk(module: Module, visit: Callable[[Operator], None]) -> None:
-    """Calls `visit` on every leaf under `module`, in execution order."""
+    """Calls `visit` on every operator of `module`, in execution order."""
     for operator in module.operators() if isinstance(module, CompositeModule) else [module]:
         if isinstance(operator, Operator):
             visit(operator)

@@ -1,4 +1,4 @@
-"""The leaves of experts: what routes tokens to them, and what they do with these.
+"""The operators of a mixture of experts: router top-k, permutation of tokens, and the layers of the experts.
 
 Dims as in `simulator.ir.operators`, experts ``e``.
 """
@@ -14,19 +14,19 @@ from simulator.ir.operators import Activation, Cast, Linear
 from simulator.ir.ops import Memory, Work
 
 EXPERTS = "experts"
-"""The view of the mesh that leaves of experts lie in."""
+"""The view of the mesh that shards the operators of experts."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertCast(Cast):
-    """The same of tokens at their experts."""
+    """A cast of tokens on the ranks of their experts."""
 
     view = EXPERTS
 
 
 @dataclass(frozen=True, eq=False)
 class TopK(Operator):
-    """From a router's logits to the experts of a token and their weights."""
+    """Top-k of the router's logits: the experts of each token and their weights."""
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("router", 2 * at.bytes(*self.ins), at.bytes(*self.ins, *self.outs))]
@@ -41,7 +41,7 @@ class TopK(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Permute(Operator):
-    """A copy of every token for each of its experts, in the order of the experts."""
+    """Copies every token once for each of its experts, in the order of the experts."""
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]
@@ -52,7 +52,7 @@ class Permute(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Unpermute(Operator):
-    """The results of a token's experts added up. ins: the results, and the weights of `TopK` that they bear."""
+    """Adds up the results of each token's experts, weighted by `TopK`. ins: the results, and the weights."""
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("permute", at.bytes(*self.ins), at.bytes(*self.outs))]
@@ -63,10 +63,10 @@ class Unpermute(Operator):
 
 @dataclass(frozen=True, eq=False)
 class ExpertLinear(Linear):
-    """A linear of every expert over the tokens routed to it, all of one rank in one grouped GEMM.
+    """A linear layer of every expert over the tokens routed to it: one grouped GEMM over the experts of a rank.
 
-    Tokens are spread evenly. sorts: ``ins`` that come from several ranks, or ``outs`` that go there, are put in another
-    order where a rank has several experts: by expert, then by rank.
+    Every expert has as many tokens. sorts: which tensors (``ins``, ``outs``) a rank with several experts permutes from
+        the order of the source ranks to the order of the experts, or back; empty: none.
     """
 
     sorts: str = ""
@@ -81,23 +81,23 @@ class ExpertLinear(Linear):
         tokens, _, _, experts = self._sizes(at)
         return ((experts, tokens),)
 
-    def _sorted(self, at: LocalShapes) -> list[Work]:
+    def _permute(self, at: LocalShapes) -> list[Work]:
         if not self.sorts or not at.axes_of("e") or at.dims(self.weights[0])["e"] == 1:
             return []
         nbytes = at.bytes(*(self.ins if self.sorts == "ins" else self.outs))
         return [Memory("permute", nbytes, nbytes)]
 
     def forward(self, at: LocalShapes) -> list[Work]:
-        first, sort = super().forward(at), self._sorted(at)
+        first, sort = super().forward(at), self._permute(at)
         return [*first, *sort] if self.sorts == "outs" else [*sort, *first]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        first, sort = super().backward_inputs(at), self._sorted(at)
+        first, sort = super().backward_inputs(at), self._permute(at)
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertActivation(Activation):
-    """The activation between two linears of an expert, with the token's weight in the same kernel."""
+    """The activation between the two linear layers of an expert, with the router weight in the same kernel."""
 
     view = EXPERTS

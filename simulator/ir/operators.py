@@ -1,4 +1,4 @@
-"""The leaves of a model: its operations, each over named dims with global sizes.
+"""The operators of dense transformers: single operations over named dims with global sizes.
 
 Samples ``b``, positions ``s``, key positions ``t``, hidden ``h``, head width ``a``, feed-forward width ``f``,
 vocabulary ``v``, experts ``e``.
@@ -18,14 +18,14 @@ from simulator.ir.ops import BYTES, Attention, Collective, Gemm, Memory, Work
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Operator):
-    """Where the residual stream enters or leaves a unit: no work, its input handed on, in the layout of a residual."""
+    """The end of a unit: no work; it brings the residual stream into the layout of a residual."""
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding(Operator):
-    """Rows of a table [v, h] picked by ids [b, s]; where v is divided, a rank adds zeros for rows it lacks.
+    """Embedding: rows of a table [v, h] looked up by ids [b, s]; where v is sharded, the outputs of ranks are summed.
 
-    tied: the table is a copy of the model's first one.
+    tied: whether the table is a copy of the model's first embedding.
     """
 
     tied: bool = False
@@ -34,11 +34,11 @@ class Embedding(Operator):
         return [Memory("embedding", at.bytes(*self.outs), at.bytes(*self.outs))]
 
     def backward_weights(self, at: LocalShapes) -> list[Work]:
-        # Rows are added to an fp32 gradient: read the incoming gradient, read and write four bytes an element.
+        # Adds rows to an fp32 gradient: reads the incoming gradient, reads and writes four bytes an element.
         return [Memory("embedding", at.bytes(*self.outs) + 4 * at.size(*self.outs), 4 * at.size(*self.outs))]
 
     def temporary_gradient_work(self, at: LocalShapes) -> list[Work]:
-        # A gradient of all rows, set to zero first.
+        # The temporary gradient of the whole table is set to zero first.
         return [Memory("zero-grad", 0, at.bytes(*self.weights))]
 
     @property
@@ -48,16 +48,18 @@ class Embedding(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Residual(Operator):
-    """Bias, dropout and addition in one kernel: y = ins[0] + dropout(ins[1] + bias). The bias is of the linear before.
+    """Bias, dropout and addition in one kernel: y = ins[0] + dropout(ins[1] + bias), the bias of the linear before.
 
-    With one input (positions, embedding dropout) the second operand is a weight or nothing.
+    With one input (learned positions, embedding dropout) the second operand is a weight or absent.
+
+    dropout: whether there is dropout.
     """
 
     dropout: bool = False
 
     @property
     def pass_through(self) -> list[Tensor]:
-        """Inputs whose gradient from here is the gradient of the output itself, and takes no memory of its own."""
+        """Inputs whose gradient is the gradient of the output itself, and takes no memory of its own."""
         return [t for i, t in enumerate(self.ins) if not self.dropout or (i == 0 and len(self.ins) > 1)]
 
     def forward(self, at: LocalShapes) -> list[Work]:
@@ -80,7 +82,7 @@ class Sum(Operator):
 
     @property
     def pass_through(self) -> list[tuple[Tensor, Tensor]]:
-        """Every input, with the output whose gradient is its own."""
+        """Every input with the output whose gradient is also its gradient."""
         return [(t, self.outs[i % len(self.outs)]) for i, t in enumerate(self.ins)]
 
     def forward(self, at: LocalShapes) -> list[Work]:
@@ -89,11 +91,11 @@ class Sum(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Norm(Operator):
-    """Layer or RMS norm over h; the weight gradients come out of the same backward kernel.
+    """Layer norm or RMS norm over h; the same backward kernel computes the weight gradients.
 
-    Where h (or the width r of a latent) is divided, a first kernel sums over the part of a rank and an all-reduce joins
-    the sums of every token, forward and backward: two fp32 values, one without a shift (arXiv 2104.05343, section 3).
-    Heads are never cut, so norms over the width of each have nothing to join.
+    Where h (or the width r of a latent) is sharded, a first kernel sums over the shard and an all-reduce adds the sums
+    of every token, forward and backward: two fp32 values for a layer norm, one for an RMS norm (arXiv 2104.05343,
+    section 3). Heads are never sharded, so norms over the width of a head need no all-reduce.
     """
 
     def forward(self, at: LocalShapes) -> list[Work]:
@@ -106,7 +108,7 @@ class Norm(Operator):
         return [*first, Memory(self._what, 2 * size, size, backward=True)]
 
     def _statistics(self, at: LocalShapes, read: int, backward: bool) -> list[Work]:
-        """What joins the parts of a divided width."""
+        """The kernel and the all-reduce that sum over a sharded width; none where the width is not sharded."""
         width = next((dim for dim in ("h", "r") if at.axes_of(dim)), "")
         if not width:
             return []
@@ -117,7 +119,7 @@ class Norm(Operator):
 
     @property
     def _what(self) -> str:
-        """RMS norms have no shift."""
+        """The kind of memory-bound kernel; RMS norms have no bias."""
         return "norm" if any(one.name.endswith("bias") for one in self.weights) else "rms-norm"
 
     @property
@@ -127,10 +129,13 @@ class Norm(Operator):
 
 @dataclass(frozen=True)
 class QuantisedFormat:
-    """A format of fewer bits for the products of linear layers.
+    """A quantisation recipe for the GEMMs of linear layers.
 
-    dtype: what the products run in. read, write: bytes moved per element to cast one operand from bf16, in both the
-    orders that the three products need. Weights are cast once a step, which counts for nothing.
+    dtype: number format of the GEMMs.
+    read: bytes read per element to cast one operand from bf16, as is and transposed, as the three GEMMs need it.
+    write: bytes written per element by the same cast.
+
+    Weights are cast once a step; that time is neglected.
     """
 
     dtype: str
@@ -138,24 +143,25 @@ class QuantisedFormat:
     write: float
 
     def cast(self, elements: int) -> Memory:
+        """The cast of one operand."""
         return Memory("cast", round(self.read * elements), round(self.write * elements))
 
 
 QUANTISED = {
-    "fp8-delayed": QuantisedFormat("fp8", 2, 2),  # the scale is known before, from the maxima of earlier steps
-    "fp8-tensorwise": QuantisedFormat("fp8", 4, 2),  # one pass more, to find the maximum
+    "fp8-delayed": QuantisedFormat("fp8", 2, 2),  # the scale comes from the maxima of earlier steps
+    "fp8-tensorwise": QuantisedFormat("fp8", 4, 2),  # one more pass finds the maximum
     "fp8-rowwise": QuantisedFormat("fp8", 4, 2),
     "fp8-blockwise": QuantisedFormat("fp8", 2, 2),
     "mxfp8": QuantisedFormat("fp8", 2, 2 + 2 / 32),
     "nvfp4": QuantisedFormat("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
     "fp8": QuantisedFormat("fp8", 2, 2),
 }
-"""By the words of ``precision.compute``; the recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer)."""
+"""Recipes of NVIDIA Transformer Engine (docs, FP8 and FP4 primer) by their names in ``precision.compute``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cast(Operator):
-    """An activation in the format `quantised`; its gradient stays as it is."""
+    """Casts an activation by the recipe `quantised`; its gradient is not cast."""
 
     quantised: str = "fp8"
 
@@ -165,7 +171,7 @@ class Cast(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Concat(Operator):
-    """Its inputs side by side."""
+    """Concatenates its inputs."""
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("concat", at.bytes(*self.ins), at.bytes(*self.outs))]
@@ -176,17 +182,18 @@ class Concat(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Linear(Operator):
-    """outs[i] = ins[0] @ weights[i], all in one GEMM; further weights are biases.
+    """A linear layer: outs[i] = ins[0] @ weights[i], all in one GEMM; further weights are biases.
 
-    Weight gradients are added to a gradient buffer of `grad_dtype` inside the GEMM. quantised: a key of `QUANTISED`,
-    where the input is in that format; the gradient of the output is cast to it.
+    grad_dtype: format of the gradient buffer to which the GEMM of the weight gradient adds its result.
+    quantised: recipe (a key of `QUANTISED`) in whose format the input is, and to which the gradient of the output is
+        cast; empty: none.
     """
 
     grad_dtype: str = "fp32"
     quantised: str = ""
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
-        """Rows (what input and outputs share), columns of all outputs, the contracted size; how many such products."""
+        """Size of the GEMM: rows (dims of both input and outputs), columns of all outputs, contracted size, batch."""
         given, first = at.dims(self.ins[0]), self.outs[0]
         rows = math.prod(n for dim, n in given.items() if first.has(dim))
         inner = math.prod(n for dim, n in given.items() if not first.has(dim))
@@ -219,45 +226,49 @@ class Linear(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Head(Linear):
-    """The output layer, h to v. A tied one reads the embedding's table."""
+    """The output layer, h to v. tied: whether it shares the matrix of the embedding."""
 
     tied: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Rope(Operator):
-    """Rotary positions on queries and keys: each turned element read and written once per direction.
+    """Rotary position embedding (RoPE) on queries and keys: rotated elements are read and written once per pass.
 
-    share: of the elements that are turned.
+    share: share of the elements that are rotated.
     """
 
     share: float = 1.0
 
-    def _turn(self, at: LocalShapes, backward: bool) -> list[Work]:
+    def _rotate(self, at: LocalShapes, backward: bool) -> list[Work]:
         read, write = (round(self.share * at.bytes(*tensors)) for tensors in (self.ins, self.outs))
         return [Memory("rope", read, write, backward)]
 
     def forward(self, at: LocalShapes) -> list[Work]:
-        return self._turn(at, backward=False)
+        return self._rotate(at, backward=False)
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        return self._turn(at, backward=True)
+        return self._rotate(at, backward=True)
 
 
 @dataclass(frozen=True, eq=False)
 class CoreAttention(Operator):
-    """Softmax(Q K^T) V for queries [b, s, a] over keys and values [b, t, a].
+    """Attention core: softmax(Q K^T) V for queries [b, s, a] over keys and values [b, t, a].
 
-    kernel ``flash``: one fused kernel a direction, that keeps the row sums (4 bytes a row and head). ``unfused``:
-    two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which keep the
-    softmax, and under dropout a mask and the result (2 + 1 + 2 bytes a score; arXiv 2205.05198, section 4.1).
-    head_dim: width of a head of queries and keys; value_dim: of values. window: latest positions that a query meets.
+    Of a sliced sequence, the queries of a slice also attend to the keys and values of all earlier slices, which are in
+    memory. Backward, the last slice comes first, and the gradients of these keys and values are summed over slices.
 
-    Of a slice of a sequence, queries also meet the keys and values of the slices before it, which are there; backward,
-    what they add to the gradients of those is summed over the slices, the last one first. before, behind: positions of
-    the sequence in front of the slice, and behind it.
-
-    block: of attention that is computed block by block, this one; the sums of its rows are kept for whoever joins them.
+    head_dim: width of a head of queries and keys.
+    kernel: ``flash``: one fused kernel per pass, which saves the log-sum-exp of each row (4 bytes per row and head);
+        ``unfused``: two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which save
+        the softmax, and with dropout its mask and result (2 + 1 + 2 bytes per score; arXiv 2205.05198, section 4.1).
+    dropout: whether there is dropout on the scores.
+    value_dim: width of a head of values.
+    window: number of latest positions that a query attends to (sliding window); None: all.
+    tokens_before: tokens of the sequence before this slice.
+    tokens_after: tokens of the sequence after this slice.
+    block: the block of scores that this is, where attention is computed block by block; the log-sum-exp of its rows is
+        saved to merge the blocks.
     """
 
     head_dim: int = 128
@@ -265,31 +276,31 @@ class CoreAttention(Operator):
     dropout: bool = False
     value_dim: int = 128
     window: int | None = None
-    before: int = 0
-    behind: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
     block: ScoreBlock | None = None
     label = "core_attn"
 
     @property
     def computed_block(self) -> ScoreBlock:
-        """What takes part in a block: where kernels know no mask, all."""
+        """The scores that kernels compute: unfused kernels compute a block without its mask."""
         return self.block if self.block is not None and self.kernel == "flash" else WHOLE
 
-    def _met(self, position: int) -> int:
-        """Positions in front of one that a query there meets."""
+    def _attended(self, position: int) -> int:
+        """Number of positions before `position` that a query there attends to."""
         return min(self.window or position, position)
 
     def _pairs(self, position: int) -> float:
-        """Pairs of queries in front of a position and keys, of those that the causal mask and the window leave."""
-        return self._met(position) * (position - self._met(position) / 2)
+        """Pairs of queries before `position` and keys that the causal mask and the window leave."""
+        return self._attended(position) * (position - self._attended(position) / 2)
 
     def _shape(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
         queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
-        t = keys["t"] + self._met(self.before)
+        t = keys["t"] + self._attended(self.tokens_before)
         return queries["b"], queries["s"], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
 
-    def _fused(self, at: LocalShapes, backward: bool) -> list[Work]:
+    def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)
         own = at.dims(self.ins[1])["t"]
         dims = self.head_dim, self.value_dim
@@ -298,13 +309,13 @@ class CoreAttention(Operator):
             q, t, share = int(q * most.queries), int(t * most.keys), float(mean / (most.queries * most.keys))
             pace = float(most.computed_share(own) / mean)
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
-        share = (self._pairs(self.before + own) - self._pairs(self.before)) / (own * t)
+        share = (self._pairs(self.tokens_before + own) - self._pairs(self.tokens_before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 
-    def _summed(self, at: LocalShapes) -> list[Work]:
-        """The gradients that were found, added to those made here."""
-        found, _ = self.slice_gradient_bytes(at)
-        return [Memory("add", 2 * found, found)] if found else []
+    def _add_slice_gradients(self, at: LocalShapes) -> list[Work]:
+        """Adds the gradients of the next slice to the gradients of keys and values."""
+        taken_over, _ = self.slice_gradient_bytes(at)
+        return [Memory("add", 2 * taken_over, taken_over)] if taken_over else []
 
     def _scores(self, at: LocalShapes) -> int:
         b, q, t, heads, _ = self._shape(at)
@@ -312,7 +323,7 @@ class CoreAttention(Operator):
 
     def forward(self, at: LocalShapes) -> list[Work]:
         if self.kernel == "flash":
-            return self._fused(at, backward=False)
+            return self._fused_kernel(at, backward=False)
         b, q, t, heads, _ = self._shape(at)
         d, v, dtype, scores = self.head_dim, self.value_dim, self.ins[0].dtype, self._scores(at)
         works: list[Work] = [Gemm(q, t, d, b * heads, dtype, what="scores"), Memory("softmax", 2 * scores, 2 * scores)]
@@ -322,7 +333,7 @@ class CoreAttention(Operator):
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         if self.kernel == "flash":
-            return [*self._fused(at, backward=True), *self._summed(at)]
+            return [*self._fused_kernel(at, backward=True), *self._add_slice_gradients(at)]
         b, q, t, heads, _ = self._shape(at)
         d, v, n, dtype, scores = self.head_dim, self.value_dim, b * heads, self.ins[0].dtype, self._scores(at)
         from_output: list[Work] = [
@@ -335,7 +346,7 @@ class CoreAttention(Operator):
         ]
         drop: list[Work] = [Memory("dropout", 3 * scores, 2 * scores)] if self.dropout else []
         softmax = Memory("softmax", 4 * scores, 2 * scores)
-        return [*from_output, *drop, softmax, *to_inputs, *self._summed(at)]
+        return [*from_output, *drop, softmax, *to_inputs, *self._add_slice_gradients(at)]
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
@@ -343,12 +354,13 @@ class CoreAttention(Operator):
 
     @property
     def read_by_later_slices(self) -> tuple[Tensor, ...]:
-        return self.ins[1:] if self.behind else ()
+        return self.ins[1:] if self.tokens_after else ()
 
     def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
         own = at.dims(self.ins[1])["t"]
-        each = at.bytes(*self.ins[1:]) // own
-        return each * self._met(self.before + own) if self.behind else 0, each * self._met(self.before)
+        per_token = at.bytes(*self.ins[1:]) // own
+        taken_over = self._attended(self.tokens_before + own) if self.tokens_after else 0
+        return per_token * taken_over, per_token * self._attended(self.tokens_before)
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         b, q, _, heads, _ = self._shape(at)
@@ -363,7 +375,7 @@ class CoreAttention(Operator):
         if self.kernel == "flash":
             return []
         scores, softmax = 2 * self._scores(at), 2 + self.dropout
-        # Forward the scores on their way to the softmax; backward the gradients behind it and in front of it.
+        # Forward the scores until the softmax; backward the gradients of the softmax result and of the scores.
         return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
 
 
@@ -388,10 +400,11 @@ class Activation(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Loss(Operator):
-    """Cross-entropy over v. Where v is divided, three all-reduces of one fp32 value a token join the parts: the
-    maximum, the logit of the target, the sum of exponentials (arXiv 1909.08053, section 3).
+    """Cross-entropy over v. Where v is sharded, there are three all-reduces of one fp32 value per token: the maximum,
+    the logit of the target, the sum of exponentials (arXiv 1909.08053, section 3).
 
-    traffic: bytes moved per logit, forward and backward; kept: bytes kept per logit for the backward pass.
+    traffic: bytes moved per logit, forward and backward.
+    kept: bytes saved per logit for the backward pass.
     """
 
     traffic: tuple[int, int] = (14, 6)
@@ -404,7 +417,7 @@ class Loss(Operator):
         logits = at.size(self.ins[0])
         axes = tuple(at.axes_of("v"))
         joins = [Collective("all_reduce", at.bytes(*self.outs), axes) for _ in range(3)] if axes else []
-        # The backward pass reads what the last kernel writes with the joined sums, so it needs no wait of its own.
+        # The backward pass reads the result of the last kernel, so it waits for none of the all-reduces.
         first = self.traffic[0] // 2
         kernels = [Memory("cross-entropy", part * logits, 0) for part in (first, self.traffic[0] - first)]
         return [kernels[0], *joins, kernels[1]]

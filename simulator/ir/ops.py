@@ -1,10 +1,9 @@
-"""What a GPU executes: work, ops, and the fragments they come in.
+"""Ops of a device: work (kernels, collectives, copies), ops on streams, and the fragments that modules lower to.
 
-*Work* says what is done and how much of it, in local shapes and bytes, and never how long it takes
-(only ``simulator.costs`` knows seconds). Work is immutable and hashable, so equal work is priced once.
-An *Op* is one piece of work on one in-order stream, with the ops it waits for. A *Fragment* is what a
-scheme hands back for one site: its forward ops, its backward ops, what it keeps in memory and which
-parameters it owns.
+*Work* says what a device executes and how much of it, in local shapes and bytes. It has no duration: only
+``simulator.costs`` knows seconds. Work is immutable and hashable, so equal work is priced once. An *Op* is one piece of
+work on one in-order stream, with the ops that it waits for. A *Fragment* is the result of lowering one module: its
+forward ops, its backward ops, the memory they use and the parameters it holds.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ BYTES: dict[str, Any] = {
     **{"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5},
     **{"int64": 8, "int8": 1, "int4": 0.5, "bool": 1},
 }
-"""Bytes of one element of each number format, whole numbers but for those of four bits."""
+"""Bytes of one element of each number format; an integer except for formats of four bits."""
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}
-"""The same with its share of the scales, for tokens that travel with theirs: four bytes for 128 of fp8, one for 16 of
-fp4."""
+"""Bytes of one element with its share of the scales, for dispatched tokens: a scale of four bytes for 128 elements of
+fp8, of one byte for 16 elements of fp4."""
 
 
 # ---------------------------------------------------------------------------------------------- work
@@ -33,11 +32,17 @@ fp4."""
 class Gemm:
     """``batch`` products of an (m x k) with a (k x n) matrix: 2 m n k FLOPs each.
 
-    layout: which operand is transposed, in BLAS letters: ``tn`` forward, ``nn`` gradient of the input,
-    ``nt`` gradient of the weight. accumulate: the result is added to what lies in memory, in `out_dtype`
-    (a weight gradient fused with its accumulation). what: the site it belongs to, for reports. groups: experts, by
-    their tokens: (how many, tokens of each), ...; `m`, or `k` of a weight gradient, is then their mean, and `batch`
-    their number. Those without tokens are left out. pace: see `slowest_rank`.
+    m, n, k: rows, columns and contracted size of one product (elements).
+    batch: number of products.
+    dtype: number format of the operands.
+    layout: transposed operands in BLAS letters: ``tn`` forward, ``nn`` gradient of the input, ``nt`` gradient of the
+        weight.
+    accumulate: whether the result is added to memory in `out_dtype` (fused gradient accumulation).
+    out_dtype: number format of the result.
+    what: kind of module, for reports.
+    groups: of a grouped GEMM the experts by their tokens, (number of experts, tokens of each), without experts that
+        have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
+    pace: work of the slowest rank over the mean, see `slowest_rank`.
     """
 
     m: float
@@ -65,11 +70,18 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A fused attention kernel (scores never reach memory) over ``batch`` sequences.
+    """A fused attention kernel (scores are never written to memory) over ``batch`` sequences.
 
-    q, kv: positions of queries and keys; heads and kv_heads: local counts; qk_dim, v_dim: widths of a head;
-    share: part of the q x kv rectangle that is computed (1/2 for causal self-attention). FLOPs forward: 2 b heads q kv
-    (qk_dim + v_dim) share; backward 2.5 times that, for it computes the scores again. pace: see `slowest_rank`.
+    FLOPs of the forward pass: 2 batch heads q kv (qk_dim + v_dim) share. The backward pass has 2.5 times as many,
+    because it computes the scores again.
+
+    q, kv: number of positions of queries and of keys.
+    heads, kv_heads: local number of query heads and of key and value heads.
+    qk_dim, v_dim: width of a head of queries and keys, and of values.
+    share: share of the q x kv pairs that is computed (1/2 for causal self-attention).
+    backward: whether this is the kernel of the backward pass.
+    dtype: number format.
+    pace: work of the slowest rank over the mean, see `slowest_rank`.
     """
 
     batch: int
@@ -98,11 +110,13 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A kernel bound by memory traffic: `read` and `write` bytes, FLOPs not worth counting.
+    """A memory-bound kernel; its FLOPs are neglected.
 
     what: norm, rms-norm, residual, activation (gated), gelu (plain), rope, embedding, softmax, dropout, cross-entropy,
-    add, concat, cast, router, permute, grad-norm, adam, zero-grad. backward: of a backward pass, where both have one.
-    pace: see `slowest_rank`.
+        add, concat, cast, router, permute, grad-norm, adam, zero-grad.
+    read, write: bytes read from and written to memory.
+    backward: whether this is the kernel of the backward pass, for kinds that have both.
+    pace: work of the slowest rank over the mean, see `slowest_rank`.
     """
 
     what: str
@@ -120,13 +134,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One communication among the ranks of one or more mesh axes.
+    """One collective among the ranks of one or more mesh axes.
 
-    operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift. nbytes: the largest buffer
-    on one rank, as nccl-tests counts it: the tensor of an all-reduce, the gathered tensor of an all-gather, the
-    unreduced one of a reduce-scatter, all that one rank sends (its own share included) in an all-to-all. In a shift
-    every rank sends that much to the one `by` positions further round the group, all at the same time.
-    members: positions in the group that take part; None for all of them. pace: see `slowest_rank`.
+    operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift (every rank sends to the
+        rank `by` positions further round the group, all at the same time).
+    nbytes: bytes of the largest buffer on one rank, as nccl-tests counts them: the tensor of an all-reduce, the
+        gathered tensor of an all-gather, the unreduced tensor of a reduce-scatter, all that one rank sends in an
+        all-to-all (its own share included), the message of a shift.
+    axes: the axes of the group.
+    members: positions in the group of the ranks that take part; None: all.
+    by: distance of a shift.
+    pace: bytes of the slowest rank over the mean, see `slowest_rank`.
     """
 
     operation: str
@@ -153,12 +171,18 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Tokens to the ranks of their experts (operation `dispatch`), or their results back and added up (`combine`), by
-    kernels that know what an all-to-all does not: a token whose experts lie on one rank, or one node, goes there once.
+    """Token dispatch or combine by kernels such as DeepEP's: a token is sent once to each rank or node of its experts.
 
-    tokens: of one rank, each of `hidden` elements of `dtype` with their scales; topk: experts of each, of so many
-    `experts`, which the ranks of `axes` hold. most: nodes that the experts of a token lie on at most. sms:
-    multiprocessors that copy. pace: see `slowest_rank`.
+    operation: ``dispatch`` (tokens to the ranks of their experts) or ``combine`` (results back, and added up).
+    tokens: tokens of one rank.
+    hidden: elements of a token.
+    topk: experts of each token.
+    experts: number of experts on all ranks of `axes` together.
+    axes: the axes of the group.
+    dtype: number format of the tokens, which travel with their scales.
+    most: largest number of nodes that the experts of a token lie on (node-limited routing).
+    sms: multiprocessors that copy.
+    pace: tokens of the slowest rank over the mean, see `slowest_rank`.
     """
 
     operation: str
@@ -176,14 +200,17 @@ class Exchange:
 
     @property
     def nbytes(self) -> int:
-        """What an all-to-all would count: a copy for each expert, on whatever rank."""
+        """Bytes of an equivalent all-to-all, which sends a copy of a token to each of its experts."""
         return round(self.tokens * self.topk * self.hidden * WIDTH[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """`nbytes` between a GPU and the memory of its node's host (to: ``cpu``) or the disks behind it (``nvme``); `back`
-    to the GPU, else away from it."""
+    """A copy of `nbytes` bytes between a GPU and its host.
+
+    back: whether the copy is to the GPU.
+    to: ``cpu`` for the memory of the host, ``nvme`` for its disks.
+    """
 
     nbytes: int
     back: bool = False
@@ -194,9 +221,10 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class HostUpdate:
-    """An optimizer's turn on the host, over what one GPU has there: `read` and `write` bytes of its memory.
+    """An optimizer update on the host, of the states that one GPU has offloaded.
 
-    loaded, stored: of these, what is read from disks before, and written to them behind, piece by piece meanwhile.
+    read, write: bytes read from and written to the memory of the host.
+    loaded, stored: bytes of these that are read from disks before and written to disks after, in overlapped pieces.
     """
 
     read: int
@@ -217,11 +245,10 @@ Work = Gemm | Attention | Memory | Communication | Host
 
 
 def slowest_rank(work: Any) -> Any:
-    """What the rank does of `work` that the others wait for.
+    """The work of the slowest rank, for which the others wait.
 
-    One device stands for all ranks that run the same ops. Where they do not all do the same amount of it, `work` states
-    the mean, which is what adds up over ranks, and `pace` how many times that the most laden rank does. The groups of a
-    product are those of that rank already.
+    One device stands for all ranks that run the same ops. Where their amounts of work differ, `work` states the mean
+    over ranks, and `pace` the work of the most loaded rank over that mean. `Gemm.groups` are those of that rank.
     """
     pace = getattr(work, "pace", 1.0)
     if pace == 1.0:
@@ -241,17 +268,21 @@ def slowest_rank(work: Any) -> Any:
 # ----------------------------------------------------------------------------------------------- ops
 
 COMPUTE = "compute"
-"""The stream of the kernels. The other streams carry the name of the family that communicates."""
+"""The stream of the kernels. Streams of communication have the name of the family of schemes that communicates."""
 
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One piece of work on one in-order stream. Without work it is a mark: it joins dependencies and is on no stream.
+    """One piece of work on one in-order stream; without work a mark, which joins dependencies and is on no stream.
 
-    after: data dependencies only (the order of a stream needs none). phase: F forward, B gradient of inputs,
-    W gradient of weights, R recompute, U update. when: in which micro-batches it runs (every, first, last), or
-    that it runs in one step of a period only (period, of an update; see `Scheme.period`). tag: by which the scheme that
-    set it finds the op again in the fragment of an enclosing module.
+    name: name in traces.
+    stream: the stream that executes it.
+    work: the work; None: a mark.
+    after: data dependencies; the order of a stream is implied.
+    phase: F forward, B gradient of inputs, W gradient of weights, R recompute, U optimizer update.
+    when: micro-batches in which it runs (every, first, last), or ``period``: an update that runs in one step of each
+        period (see `Scheme.period`).
+    tag: word by which the scheme that set it finds the op in the fragment of an enclosing module.
     """
 
     name: str
@@ -268,12 +299,17 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class TensorUse:
-    """`op` needs `nbytes` of memory named `key` to exist while it runs; `made` says that it writes it.
+    """An op's use of a buffer. A buffer is allocated when its first op begins and freed when its last op ends.
 
-    Memory lives from the begin of the first op that touches it to the end of the last one: an activation is saved
-    for the backward pass exactly when a backward op touches it. category: workspace, logits or buffers; what lives from
-    a forward to a backward pass counts as activations unless it is one of the other two. stays: it is kept even where
-    what made it is done again, for others need it in between.
+    So an activation is saved for the backward pass exactly if a backward op uses it.
+
+    key: name of the buffer.
+    nbytes: bytes of the buffer.
+    op: the op that reads or writes it.
+    made: whether the op writes it.
+    category: workspace, logits or buffers; workspace that lives from a forward to a backward pass counts as
+        activations.
+    stays: whether it stays in memory even where recomputation produces it again, because other ops read it meanwhile.
     """
 
     key: str
@@ -286,13 +322,18 @@ class TensorUse:
 
 @dataclass(slots=True)
 class Param:
-    """A weight as one rank holds it.
+    """A parameter as one rank holds it.
 
-    size: local elements; total: elements of the whole tensor; partial: axes over which its gradient is a partial
-    sum; ready: the backward op after which its gradient is complete; used: the first forward op that reads it.
-    copies: axes and number of neighbours on them that hold the same part (of key and value heads fewer than ranks)
-    and sum its gradients. view: the view of the mesh that its site lies in. trained: it has a gradient and states of
-    the optimizer; others only rest.
+    size: local elements.
+    total: elements of the whole tensor.
+    partial: axes over which its gradient is a partial sum.
+    ready: the backward op after which its gradient is complete.
+    used: the first forward op that reads it.
+    tied: whether it is the matrix that embedding and output layer share.
+    copies: axes and number of neighbouring ranks on them that hold the same shard (fewer key and value heads than
+        ranks) and sum its gradients.
+    view: the view of the mesh that shards its operator.
+    trained: whether it has a gradient and optimizer states.
     """
 
     name: str
@@ -309,10 +350,17 @@ class Param:
 
 @dataclass(eq=False, slots=True)
 class Fragment:
-    """The ops of one site in issue order; `backward` is the combined one, each op tagged B, W or R.
+    """The ops of one module in issue order.
 
-    entry, grad_entry: a mark per tensor that comes in (an input; the gradient of an output). exit, grad_exit: the op
-    after which an output, or the gradient of an input, exists. borrowed: weights that are another unit's on the device.
+    forward: the ops of the forward pass.
+    backward: the ops of the backward pass, of phases B, W and R.
+    entry: for each input a mark, an op without work that waits for its producer.
+    exit: for each output the op after which it exists.
+    grad_entry: for each gradient of an output a mark, an op without work that waits for its producer.
+    grad_exit: for each gradient of an input the op after which it exists.
+    params: the parameters.
+    shared_weights: names of weights that another unit of the device holds.
+    tensor_uses: buffers that the ops use.
     """
 
     forward: list[Op] = field(default_factory=list)
@@ -326,7 +374,7 @@ class Fragment:
     tensor_uses: list[TensorUse] = field(default_factory=list)
 
     def copy(self) -> Fragment:
-        """The same with ops of its own, to which something can be added."""
+        """A copy with copies of all ops, which may then be changed."""
         own: dict[Op, Op] = {}
 
         def mine(op: Op) -> Op:
@@ -353,11 +401,18 @@ class Fragment:
 
 @dataclass(eq=False, slots=True)
 class UnitRun:
-    """A unit of a stage: `count` copies of one fragment in a row, each taking what the one before gives.
+    """A run of equal units of a stage: copies of one fragment in a row, each reading the output of the one before.
 
-    takes, gives: names of the tensor that comes in and of the one that goes out. keys: under which memory they are
-    touched. nbytes: of what goes on from copy to copy. found, left: other memory that is taken in a link played before
-    this one, or given back in one played after it. marks: those of the unit.
+    name: name of the unit.
+    fragment: the ops of one unit.
+    count: number of units.
+    residual_in: name of the residual stream that enters.
+    residual_out: name of the residual stream that leaves.
+    keys: names of the buffers of `residual_in` and `residual_out`.
+    nbytes: bytes of the residual stream from copy to copy.
+    allocated_before: further buffers that a run played before this one allocates.
+    freed_later: further buffers that a run played after this one frees.
+    marks: the marks of the unit.
     """
 
     name: str
@@ -374,16 +429,18 @@ class UnitRun:
 
 @dataclass(eq=False, slots=True)
 class SideOps:
-    """Ops that a scheme puts beside the links of a chain, one after another on a stream of their own.
+    """Ops of a scheme on a stream of their own, concurrent with the runs of units: gradient reductions, weight gathers.
 
-    params: numbers of the parameters that each has to do with, one op's after another's, from `starts` on: the ops wait
-    for their gradients, or (ahead) their first use waits for the ops. They are issued by hooks, and take no time of the
-    host that issues the links' ops.
+    They run one after another. Hooks of parameters issue them, which takes no time of the host.
 
-    Ops that are formed while the program runs: `formed` gives those that stand in place of these, from the seconds at
-    which each parameter's gradient is complete, counted from the begin of the backward pass. waits: further seconds
-    until others see the result of each op. after: ops beside that were put there before, and for each op here the place
-    of the one there that it waits for; -1: of none.
+    ops: the ops.
+    params: numbers of the parameters of each op, concatenated. The ops wait for the gradients of their parameters, or
+        (`StageOps.ahead`) the first use of the parameters waits for the ops.
+    starts: index in `params` of the first parameter of each op.
+    formed: for ops that are formed at run time (Horovod's fusion cycles): the ops that replace these, from the time at
+        which the gradient of each parameter is complete [s after the start of the backward pass].
+    waits: further time until the result of each op is visible [s].
+    after: earlier side ops, and for each op here the index of the op there that it waits for; -1: none.
     """
 
     ops: list[Op]
@@ -396,10 +453,11 @@ class SideOps:
 
 @dataclass(eq=False, slots=True)
 class StageOps:
-    """What a stage lowers to: its links in forward order, and what schemes put beside them.
+    """The ops of a pipeline stage. Its parameters are numbered in forward order, copy after copy.
 
-    ahead: beside the forward pass, in front of it. behind: beside the backward pass, at its end. Parameters are
-    numbered in forward order, copy after copy.
+    unit_runs: the runs of equal units in forward order.
+    ahead: side ops from the start of the forward pass on, such as weight gathers.
+    behind: side ops during the backward pass and after it, such as gradient reductions.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -407,11 +465,11 @@ class StageOps:
     behind: list[SideOps] = field(default_factory=list)
 
     def params(self) -> list[tuple[Param, int]]:
-        """The distinct parameters, each with the number of its copies."""
+        """The distinct parameters, each with the number of its copies (equal units)."""
         return [(param, unit_run.count) for unit_run in self.unit_runs for param in unit_run.fragment.params]
 
     def of_params(self, values: Sequence[float]) -> np.ndarray:
-        """Of a value for each distinct parameter, those of all by their numbers."""
+        """Values of all parameters by their numbers, from one value for each distinct parameter."""
         parts, start = [], 0
         for unit_run in self.unit_runs:
             stop = start + len(unit_run.fragment.params)

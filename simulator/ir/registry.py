@@ -16,7 +16,7 @@ SCHEMES = Path(__file__).parents[1] / "schemes"
 
 
 def scheme_names() -> list[str]:
-    """Every ``family/name`` that has a file; the folders ``shared`` hold what several schemes of a family use."""
+    """Every ``family/name`` that has a file; the folders ``shared`` hold code that several schemes of a family use."""
     return [
         f"{family}/{path.stem.replace('_', '-')}"
         for family in FAMILIES
@@ -32,8 +32,9 @@ def scheme_file(use: str) -> Path:
 
 @cache
 def find_scheme(use: str, where: str = "plan.schemes") -> type[Scheme]:
-    """The scheme class in the file that `use` (``family/name``) names.
+    """The scheme class in the file of `use` (``family/name``).
 
+    where: place of the name in the job, for error messages.
     Raises PlanError for a name without a file.
     """
     family, _, name = use.partition("/")

@@ -1,11 +1,11 @@
-"""Routing: how many tokens choose each expert, and what that makes of the ranks that hold them.
+"""Routing: how many tokens are routed to each expert, and the load of the ranks that hold the experts.
 
-Routers learn, so no forecast knows their choices. A plan says them instead: ``balanced`` (every expert as many), one
-law of popularity ``{zipf: s}`` (expert j of 0, 1, ... is chosen in proportion to 1/(j + 1)^s; rank r holds the experts
-from r E/P on, so the first rank has the most popular ones), or ``{counts: FILE}``, what a run has counted.
+The routing of a trained router cannot be forecast. The plan says it: ``balanced`` (equal tokens for every expert),
+``{zipf: s}`` (expert j = 0, 1, ... gets tokens in proportion to 1/(j + 1)^s; rank r of P holds the experts from r E/P
+on, so the first rank has the most popular ones), or ``{counts: FILE}`` (tokens counted in a run).
 
-A *share* is measured against even routing: 1 is what an expert (from one source rank) gets where all get as many, k T/E
-tokens of the T that a rank has. Shares of a source add up to E.
+The *share* of an expert is its number of tokens (from one source rank) over that of even routing, k T/E, for T tokens
+per rank, top k and E experts. The shares of a source rank add up to E.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ from pydantic import PlainValidator, WithJsonSchema
 from hardware.errors import PlanError, nearest
 
 MOST_UNEVEN = 10.0
-"""Largest exponent of Zipf's law: the second expert is then chosen once in a thousand times."""
+"""Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
 
-REMEDY = "Name a JSON or CSV file with a number for each expert, or a row of such for each rank that holds experts"
+REMEDY = "Name a JSON or CSV file with a count for each expert, or a row of counts for each rank that holds experts"
 
 ROUNDED = 1e-12
-"""What a share may be above a whole number of blocks from rounding alone."""
+"""Relative rounding error of a share that still counts as a whole number of blocks."""
 
 WORDS = ("balanced", "zipf", "counts")
 
 
 @dataclass(frozen=True)
 class Routing:
-    """zipf: exponent, 0 where experts are chosen evenly. counts: tokens of every expert, a row for each rank that they
-    come from, or one row for all of these. Of a row only the shares count."""
+    """Routing of tokens to experts; by default even.
+
+    zipf: exponent of Zipf's law; 0: even.
+    counts: tokens of every expert, a row for each source rank or one row for all; each row is normalised.
+    file: the file that the counts come from, for messages.
+    """
 
     zipf: float = 0.0
     counts: tuple[tuple[float, ...], ...] = ()
@@ -52,7 +56,10 @@ class Routing:
         return "tokens are spread over the experts evenly"
 
     def check(self, ranks: int, experts: int, where: str) -> None:
-        """Raises PlanError where counts are of other experts, or of other ranks."""
+        """Raises PlanError if the counts have another number of experts or of source ranks.
+
+        where: the option, for the message.
+        """
         if self.counts and (found := len(self.counts[0])) != experts:
             rule = f"{self.file or 'it'} counts tokens of {found} experts, and the model has {experts}"
             raise PlanError(where, rule, REMEDY, found)
@@ -61,31 +68,34 @@ class Routing:
             raise PlanError(where, rule, "Give one row for all, or change the degree", found)
 
     def shares(self, experts: int) -> np.ndarray:
-        """Shares [sources, experts]; one row where all sources choose alike."""
+        """Shares [source ranks, experts]; one row where all source ranks have the same."""
         rows = np.array(self.counts or [np.arange(1.0, experts + 1) ** -self.zipf])
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
 
     def load(
         self, ranks: int, experts: int, capacity: float | None = None, replicated: tuple[int, ...] = ()
     ) -> ExpertLoad:
-        """What `ranks` that hold E/P experts each have to do.
+        """The load of `ranks` that hold an equal number of `experts` each.
 
-        capacity: places of an expert for each source, in shares; None: as many as come. stay: experts whose weights all
-        ranks have, so that their tokens stay where they are.
+        capacity: capacity factor, the largest share of an expert from one source rank; None: dropless.
+        replicated: experts whose weights all ranks hold, so that their tokens stay on their rank.
         """
         return _load(self, ranks, experts, capacity, replicated)
 
 
 @dataclass(frozen=True)
 class ExpertLoad:
-    """Tokens on the ranks that hold experts, all against even routing of all tokens.
+    """Load of the ranks that hold experts, relative to even routing.
 
-    kept: share of every expert, behind its capacity. dropped: part of the tokens' choices that finds no place.
-    of_ranks: tokens on every rank, against the mean of all. remote: what leaves a rank, mean over ranks.
+    With a capacity factor all places are sent and computed, filled or not, so all ranks have the same load.
 
-    Of the rank with most to do: laden, its rows against the mean of all; groups, the shares of its experts. exchange:
-    the most that a rank sends or receives against the mean that ranks send. Where capacity is fixed every place is
-    sent and computed, filled or not: so all ranks are alike.
+    kept: share of every expert, after drops.
+    dropped: part of the routed tokens that exceeds the capacity.
+    rank_loads: tokens on every rank over the mean of all ranks.
+    most_loaded: tokens of the most loaded rank over the mean of all ranks.
+    expert_loads: shares of the experts of the most loaded rank.
+    remote: tokens that leave a rank, mean over ranks, over those of even routing.
+    busiest_exchange: largest number of tokens that a rank sends or receives over the mean that ranks send.
     """
 
     kept: tuple[float, ...]
@@ -98,11 +108,11 @@ class ExpertLoad:
 
     @cached_property
     def even(self) -> bool:
-        """Whether every rank, and every expert on it, does what it would under even routing."""
+        """Whether every rank and every expert has the load of even routing."""
         return {*self.rank_loads, self.most_loaded, *self.expert_loads, self.remote, self.busiest_exchange} <= {1.0}
 
     def pad_to_blocks(self, block: float) -> ExpertLoad:
-        """The same where experts compute whole blocks of `block` shares of rows; tokens are as many as they are."""
+        """The load where the rows of each expert are padded to multiples of `block` shares; padding is not sent."""
         own = len(self.kept) // len(self.rank_loads)
         filled = [block * math.ceil(share / block * (1 - ROUNDED)) for share in self.kept]
         ranks = [filled[at : at + own] for at in range(0, len(filled), own)]
@@ -131,41 +141,41 @@ def _load(
     most = int(np.argmax(rank_loads))
     mine = [j for j in range(most * own, (most + 1) * own) if j not in replicated]
     groups = [*(kept[j] for j in mine), *(float(sent[most, j]) / ranks for j in replicated)]
-    passing = np.diagonal(flow)
-    leaving, arriving = flow.sum(axis=1) - passing, flow.sum(axis=0) - passing
-    mean, all_alike = float(leaving.mean()), experts * (ranks - 1) / ranks
-    busiest = float(max(leaving.max(), arriving.max()))
+    on_rank = np.diagonal(flow)
+    outgoing, incoming = flow.sum(axis=1) - on_rank, flow.sum(axis=0) - on_rank
+    mean, even = float(outgoing.mean()), experts * (ranks - 1) / ranks
+    busiest = float(max(outgoing.max(), incoming.max()))
     return ExpertLoad(
         kept,
         dropped,
         tuple(rank_loads.tolist()),
         float(rank_loads[most]),
         tuple(groups),
-        mean / all_alike if ranks > 1 else 1.0,
+        mean / even if ranks > 1 else 1.0,
         busiest / mean if mean else 1.0,
     )
 
 
 def least_capacity(routing: Routing, experts: int) -> float:
-    """The least capacity at which nothing is dropped: the largest share of an expert in what one source sends."""
+    """The least capacity factor without dropped tokens: the largest share of an expert from one source rank."""
     return float(routing.shares(experts).max())
 
 
-# ----------------------------------------------------------------------------------------------- as options
+# --------------------------------------------------------------------------------------------------- options
 
 
-def read_routing(told: Any) -> Routing:
-    """The routing that an option says: ``balanced``, ``{zipf: 1.1}`` or ``{counts: FILE}``.
+def read_routing(given: Any) -> Routing:
+    """The routing of an option: ``balanced``, ``{zipf: 1.1}`` or ``{counts: FILE}``.
 
-    Raises ValueError for what is none of these, PlanError for a file that cannot be used.
+    Raises ValueError for any other value, PlanError for a file without valid counts.
     """
-    if isinstance(told, Routing):
-        return told
-    if told == "balanced":
+    if isinstance(given, Routing):
+        return given
+    if given == "balanced":
         return Routing()
-    if not isinstance(told, Mapping) or len(told) != 1:
+    if not isinstance(given, Mapping) or len(given) != 1:
         raise ValueError("must be balanced, {zipf: exponent} or {counts: file}")
-    ((word, value),) = told.items()
+    ((word, value),) = given.items()
     if word == "zipf":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_UNEVEN:
             raise ValueError(f"the exponent of zipf must be between 0 (even) and {MOST_UNEVEN:g}")
@@ -200,13 +210,13 @@ RoutingOption = Annotated[
         }
     ),
 ]
-"""The type of an option that says it."""
+"""The type of an option that says the routing."""
 
 
 def read_counts(path: Path) -> tuple[tuple[float, ...], ...]:
-    """Counts from a file: JSON, a list of numbers or a list of such rows; or CSV without a head line, one row or more.
+    """Counts from a file: a JSON list of numbers or list of rows, or a CSV file without a header, one row or more.
 
-    Raises PlanError, with what is wrong, for a file that holds none.
+    Raises PlanError for a file without valid counts.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -233,12 +243,12 @@ def _of_json(path: Path, text: str) -> list[Any]:
 def _row(path: Path, number: int, row: Any, length: int) -> tuple[float, ...]:
     where = f"{path} row {number}"
     if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != length:
-        raise PlanError(where, f"rows are all as long as the first one, of {length} experts", REMEDY)
+        raise PlanError(where, f"every row has as many counts as the first one, {length}", REMEDY)
     try:
-        # Whole numbers stay such, so that even counts are even to the last bit.
+        # Integer counts stay integers, so that even counts give exactly even shares.
         found = tuple(float(one) for one in row)
     except (TypeError, ValueError, OverflowError):
         raise PlanError(where, "counts are numbers", REMEDY) from None
     if not all(0 <= one < math.inf for one in found) or not sum(found):
-        raise PlanError(where, "counts are not below zero, and some are above it", REMEDY)
+        raise PlanError(where, "counts are not negative, and at least one is positive", REMEDY)
     return found

@@ -1,10 +1,10 @@
-"""What a parallelism scheme is, and how one is found.
+"""The base class of all parallelism schemes, and the types of its hooks.
 
 A scheme is one published idea in one file, ``simulator/schemes/<family>/<name>.py`` (``-`` in the plan is ``_`` in the
-file). It states which dim its axes divide at a site (`layouts`), or what happens there (`lower`, wrapping all that is
-nested in it; `lower_stage`, around a whole stage), or, for a pipeline, an order of actions (see
-``simulator.scheduling.schedule``); and the closed forms that must come out under ideal costs (`closed_forms`). It
-speaks of shapes, bytes, groups and order only, and never of seconds.
+file). It states which dim its axes shard at an operator (`layouts`), or changes how a module (`lower`) or a stage
+(`lower_stage`) is lowered, or, for a pipeline, orders the actions of the devices (``simulator.scheduling.schedule``).
+It also states the closed forms of its paper that must hold under ideal costs (`closed_forms`). A scheme knows shapes,
+bytes, groups and order, and no seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from simulator.ir.ops import Fragment, Param, StageOps
 
 FAMILIES = ("pipeline", "tensor", "sequence", "expert", "data", "memory")
 SHORT = {"pipeline": "pp", "tensor": "tp", "sequence": "cp", "expert": "ep", "data": "dp", "memory": "copy"}
-"""The word under which reports file the communication of a family."""
+"""The word for the communication of each family in reports."""
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Where an idea was published: arXiv number or DOI, title, year."""
+    """The publication of an idea.
+
+    ref: arXiv number or DOI.
+    title: title.
+    year: year of publication.
+    """
 
     ref: str
     title: str
@@ -35,7 +40,12 @@ class Paper:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """A closed form: `quantity` (a name the contract suite can measure, see tests/contract) must equal `value`."""
+    """A formula of the paper: a measured quantity that must equal a value.
+
+    quantity: name of a quantity that the contract suite measures (tests/contract).
+    value: its value.
+    where: section or equation of the paper, and what it says.
+    """
 
     quantity: str
     value: Any
@@ -44,12 +54,12 @@ class ClosedForm:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a scheme does with a site; a plain dim name means ``Rule(divide={each of my axes: that dim})``.
+    """How a scheme shards an operator. A plain dim name is short for a rule that shards this dim over all its axes.
 
-    divide: which dim an axis divides; ``b|h``: samples, and `h` of the tensors that have none (see
-    `simulator.ir.layout`).
-    rest: which dim of the weights an axis cuts while nobody uses them: they are gathered before their use, and their
-    gradients scattered behind it.
+    divide: from axis to the dim that it shards; ``b|h``: samples, and `h` of the tensors without samples (see
+        `simulator.ir.layout`).
+    at_rest: from axis to the dim of the weights that it shards while no pass uses them: weights are all-gathered before
+        each pass, and their gradients reduce-scattered after it.
     """
 
     divide: Mapping[str, str] = field(default_factory=dict)
@@ -57,35 +67,49 @@ class Rule:
 
 
 LowerModule = Callable[[Module], Fragment]
+"""Lowers a module under the schemes further in."""
+
 LowerStage = Callable[[Stage], StageOps]
+"""Lowers a stage under the schemes further in."""
 
 
 class SchemeOptions(BaseModel):
-    """A scheme without knobs; schemes with some derive from this."""
+    """Options of a scheme without options; schemes with options derive from this."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Scheme:
-    """Base of all schemes.
+    """Base class of all schemes.
 
-    claims: its axes, in the order its paper uses; over: their parts (see `Mesh`). mesh, habits: where it runs and the
-    framework's habits. beside: parts of other schemes' axes along which ranks hold the same weights and other tokens.
-    name: the plan's name of its file.
+    Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
+    a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
+    `adapt_model`, `assumptions`, `secondary_shards`, `update_shards`, `offloads`, `buffer_bytes`,
+    `unsynchronised_axes`, `period`.
+
+    Attributes:
+        name: name of the scheme in a plan, from the name of its file.
+        axes: its axes, in the order of its paper.
+        over: the parts of its axes (see `Mesh`).
+        options: its options.
+        mesh: the device mesh.
+        framework: the traits of the framework that it runs in.
+        sequence_axes: parts of the axes of sequence parallelism, along which ranks hold the same weights and other
+            tokens.
     """
 
     family: ClassVar[str]
     role: ClassVar[str] = ""
-    """What only one scheme of a plan can be, in words for a person (``pipeline schedule``)."""
+    """A role that only one scheme of a plan can have, in words for users (``pipeline schedule``); empty: none."""
     required_roles: ClassVar[tuple[str, ...]] = ()
-    """Roles without which a plan with it makes no sense."""
+    """Roles that other schemes of the plan must have."""
     least_axes: ClassVar[int] = 0
     most_axes: ClassVar[int | None] = None
-    """Axes that it claims at least and at most; None: any number."""
+    """Least and largest number of its axes; None: any number."""
     names_axes: ClassVar[tuple[str, ...]] = ()
-    """Options that name further axes of its own, claimed behind those that it is `over`."""
+    """Options that name further axes of its own, after those of `over`."""
     updates_weights: ClassVar[bool] = True
-    """Weights that rest cut are those that the optimizer updates, in its format; otherwise it has a copy of its own."""
+    """Whether sharded weights are the main weights of the optimizer; otherwise it holds a copy of its own."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions
@@ -106,99 +130,107 @@ class Scheme:
         self.sequence_axes = tuple(sequence_axes)
 
     @classmethod
-    def all_axes(cls, over: Sequence[str], told: Mapping[str, Any]) -> tuple[str, ...]:
-        """All axes that a scheme of a plan claims: those it is `over`, and those that its options name."""
-        named = (told.get(option) for option in cls.names_axes)
+    def all_axes(cls, over: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
+        """All axes of a scheme: those of `over`, and those that its options name.
+
+        given: the options as the plan gives them.
+        """
+        named = (given.get(option) for option in cls.names_axes)
         return (*over, *(axis for axis in named if axis))
 
     @property
     def view(self) -> str:
-        """The view of the mesh that its axes belong to; empty for the mesh itself."""
+        """The view of the mesh that has its axes; empty for the mesh itself."""
         return self.mesh.view_of(self.axes[0]) if self.axes else ""
 
     def adapt_model(self, model: Any) -> Any:
-        """The model as the plan runs it."""
+        """The model as the plan runs it, for example with another capacity factor."""
         return model
 
     def assumptions(self, model: Any) -> Iterable[str]:
-        """What it takes for granted of a run, in words for a person."""
+        """Assumptions about the run that reports list, in words for users."""
         return ()
 
     def check_job(self, job: Any) -> None:
-        """Raises PlanError where the job has something that the scheme cannot do."""
+        """Raises PlanError if the job has something that the scheme does not support."""
 
     def layouts(self, operator: Operator) -> str | Rule | None:
-        """Which dim my axes divide here; None: I leave this site whole."""
+        """The dim that its axes shard at this operator; None: none."""
         return None
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        """What happens here; ``inner(site)`` is everything nested in me."""
+        """The ops of a module; ``inner(module)`` lowers it under the schemes further in."""
         return inner(module)
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        """What happens around a whole stage; ``inner(stage)`` is the chain of its units, each lowered by itself."""
+        """The ops of a stage; ``inner(stage)`` lowers it under the schemes further in."""
         return inner(stage)
 
     @property
     def lowering_key(self) -> Hashable:
-        """Equal for schemes under which a unit lowers to the same ops."""
+        """Equal for schemes under which every unit lowers to the same ops."""
         parts = tuple(self.mesh.parts(axis) for axis in self.axes)
         return self.use, parts, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
     def reduces(self, param: Param) -> tuple[str, ...]:
-        """Axes over which I sum the gradient of `param`; what no scheme sums is summed at the update."""
+        """Axes over which it reduces the gradient of `param`; over other axes the update reduces it."""
         return ()
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
-        """Axes over which `state` (parameters, gradients, optimizer) of `param` is cut while it rests in memory."""
+        """Axes over which `state` (parameters, gradients, optimizer) of `param` is sharded in memory."""
         return ()
 
     def offloads(self, state: str) -> bool:
-        """Whether `state` rests outside of the GPU's memory."""
+        """Whether `state` is offloaded from the memory of the GPU."""
         return False
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
-        """Axes over which a second copy of cut weights rests cut, in the format that they compute in; None: no copy."""
+        """Axes over which a secondary copy of sharded weights, in the compute format, is sharded; None: no copy."""
         return None
 
     def update_shards(self, param: Param) -> tuple[str, ...]:
-        """Axes over which ranks share the update of `param`, each with a part of it: by default those over which the
-        optimizer's states rest cut."""
+        """Axes over which the update of `param` is sharded: by default those of the optimizer states."""
         return self.shards_at_rest("optimizer", param)
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of my own on every rank that live through the whole step."""
+        """Bytes of buffers of the scheme on every rank that live through the whole step."""
         return 0
 
     @property
     def unsynchronised_axes(self) -> tuple[str, ...]:
-        """Axes along which ranks take steps of their own, and sum no gradients."""
+        """Axes along which ranks take steps of their own, without gradient reduction."""
         return ()
 
     @property
     def period(self) -> int:
-        """How many steps come round for each in which its ops of a period (`Op.when`) run."""
+        """Steps from one run of its periodic ops (`Op.when`) to the next."""
         return 1
 
     def closed_forms(self, setting: Any) -> Iterable[ClosedForm]:
-        """Closed forms that must hold at `setting` under ideal costs."""
+        """Formulas of its paper that must hold at `setting` (see tests/contract) under ideal costs."""
         return ()
 
     @property
     def use(self) -> str:
-        """Its name in a plan, ``family/name``."""
+        """Name of the scheme in a plan, ``family/name``."""
         return f"{self.family}/{self.name}"
 
 
 class TensorScheme(Scheme):
+    """Base class of tensor parallelism."""
+
     family = "tensor"
 
 
 class SequenceScheme(Scheme):
+    """Base class of sequence and context parallelism."""
+
     family = "sequence"
 
 
 class MemoryScheme(Scheme):
+    """Base class of recomputation and offloading, which have no axes."""
+
     family = "memory"
     most_axes = 0

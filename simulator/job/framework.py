@@ -1,6 +1,6 @@
-"""Frameworks: the habits of real code bases, as data.
+"""Frameworks: the traits of training code bases, as data in one YAML file each.
 
-An algorithm is a scheme; how an implementation goes about it is a field here. One YAML file a framework.
+Algorithms are schemes; what differs between implementations of the same algorithms is a field here.
 """
 
 from __future__ import annotations
@@ -17,42 +17,49 @@ from hardware.shared import shared
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
-"""Formats of the products of linear layers alone; everything else stays in bf16."""
+"""Quantisation recipes of the GEMMs of linear layers; everything else is in bf16."""
 
 
 FUSED_KERNEL_TIME = 1.2
-"""Time of fused memory-bound kernels against the calibrated ones: of Megatron-Core's, fitted on 20 published runs."""
+"""Time of fused memory-bound kernels over the calibrated time: that of Megatron-Core, fitted on 20 published runs."""
 
 
 class FrameworkPart(BaseModel):
+    """Base class of the parts of a framework; unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CommunicationOverlap(FrameworkPart):
-    """Which communication runs beside computation."""
+    """Which communication overlaps with computation."""
 
     dp: bool
-    """Gradient buckets are reduced behind the last backward pass, ZeRO-1 weights gathered ahead of first use."""
+    """Gradient buckets are reduced during the last backward pass, ZeRO-1 weights all-gathered ahead of first use."""
     pp: bool
-    """A device goes on computing while its activations are sent; otherwise it waits for each send."""
+    """Pipeline sends overlap with computation; otherwise a device waits for each send."""
     gradients: bool = True
-    """Gradients of activations are exchanged beside the weight gradients of the linear behind, otherwise after."""
+    """Communication of activation gradients overlaps with the weight gradients of the same linear layer."""
     tp: bool = False
-    """Communication of tensor parallelism runs beside products, shard by shard: a plan that does not say how gets
+    """Tensor-parallel communication overlaps with GEMMs, chunk by chunk; a plan without a scheme for that gets
     tensor/async-tp."""
     ep: bool = False
-    """Gradients of tokens leave their experts beside the experts' weight gradients, otherwise behind them."""
+    """Backward token dispatch overlaps with the weight gradients of the experts; otherwise it follows them."""
 
 
 class Bucket(FrameworkPart):
-    """Gradient buckets hold max(elements, elements_per_rank x data-parallel ranks) elements."""
+    """Size of gradient buckets: max(elements, elements_per_rank x data-parallel ranks) elements."""
 
     elements: float = Field(gt=0, le=1e15)
     elements_per_rank: float = Field(ge=0, le=1e15)
 
 
 class LossKernels(FrameworkPart):
-    """Bytes per logit of the cross-entropy kernels: moved forward and backward, and kept in between."""
+    """Bytes per logit of the cross-entropy kernels.
+
+    forward: bytes moved in the forward pass.
+    backward: bytes moved in the backward pass.
+    kept: bytes saved for the backward pass.
+    """
 
     forward: int = Field(ge=0)
     backward: int = Field(ge=0)
@@ -60,69 +67,68 @@ class LossKernels(FrameworkPart):
 
 
 class ProcessMemory(FrameworkPart):
-    """What the process takes beyond its tensors."""
+    """GPU memory of the process beyond its tensors."""
 
     reserved_share: float = Field(ge=1, le=100)
-    """Reserved by the allocator over allocated at the peak."""
+    """Memory reserved by the caching allocator over allocated memory, at the peak."""
     context_gib: float = Field(ge=0, le=1e6)
     """CUDA context, NCCL and library buffers outside the allocator [GiB]."""
 
 
 class Framework(FrameworkPart):
-    """The habits of one code base."""
+    """The traits of one code base."""
 
     name: str
     title: str
     source: str
     weights: Format
-    """Format of the compute weights and activations."""
+    """Format of weights and activations in computation."""
     quantised: QuantisedRecipe | Literal[""] = ""
-    """Format of the products of linear layers, where it is not that of the weights."""
+    """Quantisation recipe of the GEMMs of linear layers; empty: the format of the weights."""
     gradients: Format
     """Format in which gradients are accumulated and reduced."""
     main_weights: Format
-    """Format of the optimizer's own copy of the weights."""
+    """Format of the main weights, the optimizer's copy."""
     moments: Format
     attention: Literal["flash", "unfused"]
-    """``flash``: a fused kernel without scores in memory."""
+    """``flash``: a fused kernel that writes no scores to memory."""
     gathers_apart: bool = False
-    """Weights that FSDP gathers arrive in a buffer of a unit and are copied out of it, their gradients into another;
-    the buffer lives until the next unit's has come (FSDP2). Otherwise they are used where they arrive."""
+    """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
+    buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""
     fused_gradients: bool
-    """Weight gradients are added to those that persist by the kernels that make them; otherwise they are made aside."""
+    """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     regather: bool
-    """Gathered inputs of linears are kept as shards, and gathered again for the weight gradient."""
+    """All-gathered inputs of linear layers are saved as shards, and gathered again for the weight gradient."""
     vocab_multiple: int = Field(ge=1)
-    """The embedding is padded to a multiple of this times tp."""
+    """The vocabulary is padded to a multiple of this times tp."""
     overlap: CommunicationOverlap
     bucket: Bucket
     loss: LossKernels
     memory: ProcessMemory
     rates: dict[str, float]
-    """Residual rates of kernels against the calibrated ones: see simulator.costs."""
+    """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
     launch_s: float = Field(ge=0, le=1)
-    """Time of the host to issue one op [s]: where the GPU is faster, it waits for the host."""
+    """Time of the host to launch one op [s]: a faster GPU waits for the host."""
     cuda_graphs: bool
-    """Ops are replayed from graphs: issuing them takes no time of the host."""
+    """CUDA graphs: launching ops takes no time of the host."""
     compile: bool = False
-    """A graph compiler fuses what lies between products: memory-bound kernels take `FUSED_KERNEL_TIME` times the
-    calibrated ones at most.
-    """
+    """A graph compiler fuses the kernels between GEMMs: memory-bound kernels take at most `FUSED_KERNEL_TIME` times the
+    calibrated time."""
     step_overhead_s: float = Field(ge=0, le=1e6)
-    """Constant time a step: data loading, logging, launch ramp [s]."""
+    """Constant time per step: data loading, logging, start of the step [s]."""
     spread: float = Field(ge=0, le=3)
-    """Standard deviation of log(measured / predicted) of the step that the habits leave unexplained."""
+    """Standard deviation of log(measured / predicted) of the step time."""
     spread_experts: float = Field(ge=0, le=3)
-    """The same that is added for models with experts: their many small kernels, and a host that waits for token counts,
-    are not described."""
+    """Standard deviation that is added for models with experts, whose small kernels and host synchronisation for token
+    counts are not modelled."""
 
     @property
     def effective_rates(self) -> dict[str, float]:
-        """The rates as the kernels run."""
+        """The factors of `rates`, with those of compiled kernels."""
         fused = {"memory_bound": min(FUSED_KERNEL_TIME, self.rates.get("memory_bound", 1.0))} if self.compile else {}
         return self.rates | fused
 
-    def __hash__(self) -> int:  # cheap, and `rates` is a dict; equal frameworks are equal in these
+    def __hash__(self) -> int:  # `rates` is a dict and has no hash
         return hash((self.name, self.weights, self.gradients, self.main_weights, self.moments, self.attention))
 
 
@@ -131,7 +137,7 @@ FILES = resources.files("simulator.job") / "frameworks"
 
 @cache
 def framework_names() -> tuple[str, ...]:
-    """The frameworks that have a file."""
+    """Names of all frameworks."""
     return tuple(sorted(f.name[:-5] for f in FILES.iterdir() if f.name.endswith(".yaml")))
 
 
@@ -141,16 +147,18 @@ def _file(name: str) -> dict[str, Any]:
 
 
 def load_framework(name: str, changes: dict[str, Any] | None = None, where: str = "framework") -> Framework:
-    """The framework `name` with the fields in `changes` set (nested as in its file); equal ones are the same object.
+    """The framework `name` with changed fields; equal frameworks are the same object.
 
+    changes: fields to set, nested as in the file.
+    where: place of the framework in the job, for error messages.
     Raises PlanError for an unknown name, field or value.
     """
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
-    fields = _merged(_file(name), changes or {})
+    fields = _merge(_file(name), changes or {})
     return shared(Framework, fields, lambda: validated(Framework, fields, f"{where}.set", PlanError))
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    both = {k: _merged(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = {k: _merge(base[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
     return {**base, **changes, **both}

@@ -1,7 +1,7 @@
-"""The job file: what to forecast, in short or long form, read and checked.
+"""The schema of a job file, and the checked `Job` with its plan in long form.
 
-`load_job` turns a YAML or JSON file (or a mapping) into a `Job`; ``simulator.plan.plan`` turns its plan into a mesh
-and schemes. The long form, with every default filled, is the ``job`` of the answer.
+``simulator.job.load`` turns a YAML or JSON file or a mapping into a `Job`; ``simulator.plan.resolve`` turns its plan
+into a mesh and schemes. The long form, with every default filled, is the ``job`` of the answer.
 """
 
 from __future__ import annotations
@@ -18,48 +18,52 @@ from simulator.models.adapters import Adapters, Target
 from simulator.models.model import Model
 
 Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]
-"""A degree, a batch, a number of tokens. The ceiling is far above any job and catches slipped digits."""
+"""A parallel degree, a batch size, a number of tokens. The ceiling is far above any job and catches typing errors."""
 
 
 class JobPart(BaseModel):
+    """Base class of the parts of a job; unknown keys are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _short_for(key: str, given: Any) -> BeforeValidator:
-    """A single word stands for a mapping with that one key. told: the types of both forms."""
+    """A single word is short for a mapping with that one key. given: the types of both forms."""
     return BeforeValidator(
         lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=given
     )
 
 
 class Batch(JobPart):
-    """Sequences of one step: of the whole job, of one replica and pass; and their tokens."""
+    """Batch sizes in sequences (global batch of a step, micro-batch of a replica), and tokens of a sequence."""
 
     total: Count | None = Field(default=None, alias="global")
-    """Default: one micro-batch a replica without a pipeline, four a stage with one."""
+    """Default: one micro-batch per replica; with a pipeline four per stage."""
     micro: Count = 1
     sequence: Count | None = None
-    """Default: the model's own."""
+    """Default: the sequence length of the model."""
 
 
 class Precision(JobPart):
-    """Number formats; what is not given is the framework's habit."""
+    """Number formats; defaults are those of the framework."""
 
     compute: Literal[Format, QuantisedRecipe] | None = None
-    """Of the linear layers' products; below 16 bits everything else computes in bf16."""
+    """Format of the GEMMs of linear layers; below 16 bits everything else is in bf16."""
     gradients: Format | None = None
     main_weights: Format | None = None
     moments: Format | None = None
 
 
 class FrameworkChoice(JobPart):
+    """A framework by name, with changes to its fields."""
+
     name: str = "megatron-core"
     release: str | None = None
     set: dict[str, Any] = {}
 
 
 class SchemeEntry(BaseModel):
-    """One scheme of a long plan; further keys are its own options."""
+    """One scheme of a plan in long form; further keys are its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     use: str
@@ -69,78 +73,82 @@ class SchemeEntry(BaseModel):
             lambda given: (given,) if isinstance(given, str) else given, json_schema_input_type=str | tuple[str, ...]
         ),
     ] = ()
-    """One axis of the mesh, or several."""
+    """One or several axes of the mesh."""
 
 
 class ShortPlan(JobPart):
-    """A first plan: degrees, and the documented default scheme for each axis."""
+    """A plan in short form: parallel degrees, with the documented default scheme for each axis."""
 
     tp: Count = 1
     """Tensor parallel: megatron-sp, or megatron when sequence_parallel is false."""
     pp: Count = 1
     """Pipeline stages."""
     dp: Count | None = None
-    """Default: what is left of the GPUs."""
+    """Default: GPUs / (tp pp cp)."""
     cp: Count = 1
     """Context parallel: sequence/all-gather."""
     ep: Count = 1
-    """Ranks that the experts are spread over, among all of a pipeline stage: expert/all-to-all."""
+    """Expert parallel, over the ranks of a pipeline stage: expert/all-to-all."""
     etp: Count | None = None
-    """Ranks that divide each expert. Default: 1 where experts are spread, else tp."""
+    """Expert tensor parallel. Default: 1 with expert parallelism, else tp."""
     schedule: str | None = None
     """Default: 1f1b, or interleaved-1f1b when chunks > 1."""
     chunks: Count | None = None
-    """Virtual stages a device. Default: as many as the schedule needs."""
+    """Virtual stages per device. Default: that of the schedule."""
     zero: Literal[0, 1, 2, 3] = 1
-    """0: data/ddp. From 1 on: data/zero-1 to data/zero-3."""
+    """ZeRO stage; 0: data/ddp, 1 to 3: data/zero-1 to data/zero-3."""
     fsdp: bool = False
-    """data/fsdp, whatever `zero` says."""
+    """Use data/fsdp in place of `zero`."""
     recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = True
     partition: str | tuple[int, ...] = "even"
 
 
 class LongPlan(JobPart):
+    """A plan in long form: axes of the mesh, and the schemes over them."""
+
     mesh: dict[str, Count]
-    """Axis names to sizes, outermost (slowest links) first."""
+    """Sizes of the axes by name, outermost (slowest links) first."""
     views: dict[Literal["experts"], dict[str, Count]] = {}
-    """A second reading of the ranks of one pipeline stage, for the experts: edp, ep, etp."""
+    """Other axes over the ranks of one pipeline stage, for the experts: edp, ep, etp."""
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""
     partition: str | tuple[int, ...] = "even"
 
 
 class RunLength(JobPart):
+    """Length and price of a training run: tokens, and money per GPU and hour."""
+
     tokens: float | None = Field(default=None, strict=True, gt=0, le=1e20, allow_inf_nan=False)
     price_per_gpu_hour: float | None = Field(default=None, strict=True, ge=0, le=1e9, allow_inf_nan=False)
 
 
 class Train(JobPart):
-    """What is trained: all, or adapters beside frozen weights."""
+    """Which parameters are trained: all, or those of adapters only."""
 
     mode: Literal["full", "lora"] = "full"
     rank: Count | None = None
-    """Of the adapters. Default: 16."""
+    """Rank of the adapters. Default: 16."""
     targets: tuple[Target, ...] | None = None
-    """Linears that get an adapter. Default: all of them."""
+    """Linear layers with an adapter. Default: all."""
 
 
 class Noise(JobPart):
-    """How ranks differ from each other, and steps: what a step takes is played rank by rank then."""
+    """Differences between ranks and steps; a step is then played rank by rank."""
 
     jitter: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
-    """Standard deviation of the logarithm of how long a rank's kernels take, drawn for every rank and action."""
+    """Standard deviation of the logarithm of kernel times, drawn for every rank and action."""
     stragglers: float = Field(default=0.0, ge=0, le=1)
-    """Share of the ranks that are slow in every action."""
+    """Share of the ranks that are stragglers: slow in every action."""
     slow: float = Field(default=1.0, ge=1, le=1000)
-    """How many times longer the kernels of a straggler take."""
+    """Kernel time of a straggler over that of the other ranks."""
     seed: int = Field(default=0, strict=True, ge=0)
     steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
-    """Steps played, one after another."""
+    """Number of steps played, one after another."""
 
 
 def _has_keys(given: Any) -> Any:
-    """Refuses a plan that is no mapping, whose keys depend on its form."""
+    """Refuses a plan that is not a mapping."""
     if not isinstance(given, Mapping):
         long = ", ".join(LongPlan.model_fields)
         raise ValueError(f"must be a mapping of keys to values. Keys: {', '.join(ShortPlan.model_fields)}; or {long}")
@@ -162,11 +170,11 @@ class JobFile(JobPart):
     run: RunLength = RunLength()
     noise: Noise | None = None
     published: Published | None = None
-    """What somebody measured of this run, to stand beside the forecast."""
+    """A published figure of this run, to compare the forecast with."""
 
 
 class Job(JobPart):
-    """A job whose model, cluster and framework are found, and whose plan is in long form."""
+    """A job with its model, cluster and framework loaded, and its plan in long form."""
 
     id: str | int | None
     model: Model
@@ -181,13 +189,13 @@ class Job(JobPart):
     noise: Noise | None = None
     published: Published | None = None
     as_written: dict[str, Any]
-    """model, cluster and framework.set as the user wrote them."""
+    """The values of model, cluster and framework.set as the user wrote them."""
     origin: tuple[str, str] = ("", "")
-    """The file it was read from and its text; errors name the line."""
+    """Path and text of the job file, from which errors get their line."""
 
     @property
     def adapters(self) -> Adapters | None:
-        """What is trained where not all is."""
+        """The adapters, if they alone are trained."""
         if self.train.rank is None or self.train.targets is None:
             return None
         return Adapters(self.train.rank, self.train.targets)

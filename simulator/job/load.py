@@ -22,10 +22,12 @@ from simulator.models.model import Model
 def load_job(
     source: str | Path | Mapping[str, Any], changes: Iterable[str] = (), base: str | Path | None = None
 ) -> Job:
-    """The job in a file (YAML or JSON) or a mapping, with `changes` (``plan.tp=4``) made first.
+    """The job of a YAML or JSON file, or of a mapping.
 
-    base: the folder that paths in it start from; the file's own, or the current one, if not given.
-    Raises PlanError, ModelError or CatalogError for the first thing that is wrong.
+    source: path of the file, or the mapping.
+    changes: changes to make first, such as ``plan.tp=4``.
+    base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
+    Raises PlanError, ModelError or CatalogError for the first mistake.
     """
     folder, text, where = Path("."), "", "job"
     if isinstance(source, Mapping):
@@ -48,7 +50,7 @@ def load_job(
 
 
 def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
-    """The job of a checked file: its model, cluster and framework found, its plan in long form."""
+    """The job of a checked file: loads model, cluster and framework, and expands the plan."""
     choice = file.framework
     framework = load_framework(choice.name, choice.set)
     cluster = load_cluster(file.cluster, "cluster", base)
@@ -65,7 +67,7 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
     framework = load_framework(choice.name, choice.set | formats)
     plan = _resolve_paths(base, expand_plan(file.plan, cluster.gpus, model))
     plan = add_tensor_overlap(plan) if framework.overlap.tp else plan
-    named = {"model": file.model, "cluster": file.cluster, "set": choice.set}
+    as_written = {"model": file.model, "cluster": file.cluster, "set": choice.set}
     return Job(
         id=file.id,
         model=model,
@@ -79,26 +81,26 @@ def _job(file: JobFile, base: Path, origin: tuple[str, str]) -> Job:
         run=file.run,
         noise=file.noise,
         published=file.published,
-        as_written=named,
+        as_written=as_written,
         origin=origin,
     )
 
 
 def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
-    """The plan with the files of its schemes found from the job's folder."""
+    """The plan with the paths in options of its schemes relative to the current folder."""
     schemes = [entry.model_copy(update=_option_paths(base, entry.model_extra or {})) for entry in plan.schemes]
     return plan.model_copy(update={"schemes": tuple(schemes)})
 
 
 def _option_paths(base: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a scheme's options those that name a file, with its path from the current folder."""
+    """The options of a scheme that name a file, with their paths relative to the current folder."""
     found = {key: str(base / given[key]) for key in ("path", "counts") if isinstance(given.get(key), str)}
     inner = {key: _option_paths(base, value) for key, value in given.items() if isinstance(value, Mapping)}
     return found | {key: {**given[key], **value} for key, value in inner.items() if value}
 
 
 def _apply_change(data: dict[str, Any], change: str) -> None:
-    """Makes one change of the form ``plan.tp=4``; the value is read as YAML."""
+    """Applies one change such as ``plan.tp=4``; the value is read as YAML."""
     field, equals, value = (word.strip() for word in change.partition("="))
     if not equals or not all(field.split(".")):
         raise PlanError("--set", "a change is written field=value", "For example --set plan.tp=4", change)
@@ -106,7 +108,10 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
 
 
 def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
-    """Sets one field (``plan.tp``) of a job that is still plain data. where: what an error calls the change."""
+    """Sets one field such as ``plan.tp`` of a job that is still plain data.
+
+    where: place of the change, for error messages.
+    """
     *parents, last = field.split(".")
     at: Any = data
     for i, key in enumerate(parents):
@@ -118,7 +123,7 @@ def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
 
 def _precision(file: JobFile, framework: Framework) -> Precision:
     given = file.precision
-    # Whoever computes in fp32 loses nothing when gradients are added up.
+    # Computing in fp32, gradients are accumulated in fp32.
     gradients = "fp32" if given.compute == "fp32" else framework.gradients
     return Precision(
         compute=given.compute or framework.quantised or framework.weights,
@@ -129,7 +134,10 @@ def _precision(file: JobFile, framework: Framework) -> Precision:
 
 
 def _train(train: Train, model: Model) -> Train:
-    """Raises PlanError for adapters where there are none, or at what the model does not have."""
+    """The training mode with defaults filled.
+
+    Raises PlanError for options of adapters without adapters, and for targets that the model does not have.
+    """
     if train.mode == "full":
         for key in ("rank", "targets"):
             if (given := getattr(train, key)) is not None:
@@ -149,4 +157,4 @@ def _batch(batch: Batch, model: Model, plan: LongPlan) -> Batch:
 
 
 DEFAULT_RANK = 16
-"""Of adapters whose rank is not told."""
+"""Default rank of adapters."""

@@ -1,4 +1,4 @@
-"""Puts the file and line of a job in front of an error that names one of its fields."""
+"""Adds file and line of the job to errors about one of its fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from simulator.job.job import JobFile
 
 @contextmanager
 def locate_errors(where: str, text: str) -> Iterator[None]:
-    """Puts file and line in front of the place of an error that names a field of the job."""
+    """Adds file and line to the place of an error about a field of the job.
+
+    where: path of the job file.
+    text: its text; empty: the job comes from a mapping, and errors stay as they are.
+    """
     try:
         yield
     except MeshcastError as error:

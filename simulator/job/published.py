@@ -1,4 +1,4 @@
-"""A forecast beside the figure that somebody published of the same run."""
+"""A published figure of a run, to compare the forecast with."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Published(BaseModel):
-    """One figure of a run, and where it stands: the job's key ``published``."""
+    """One figure of a run and its source: the key ``published`` of a job."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     step_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tokens_per_s_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tflops_per_gpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Model FLOP/s of one GPU, in TFLOP/s."""
+    """Model FLOP/s per GPU [TFLOP/s]."""
     mfu: float | None = Field(default=None, gt=0, le=1)
     flops: Literal["palm", "causal"] = "palm"
-    """How model FLOPs are counted: attention in full, or the half that the causal mask leaves."""
+    """Convention of model FLOPs: ``palm`` counts attention in full, ``causal`` the half that the mask leaves."""
     source: str
-    """Paper and table, or the address of a page."""
+    """Paper and table, or address of a page."""
 
     @model_validator(mode="after")
     def _one(self) -> Published:
@@ -30,15 +30,15 @@ class Published(BaseModel):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What was published, by name."""
+        """The published figure by its name."""
         names = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def compare(self, forecast: dict[str, float]) -> dict[str, Any]:
-        """The part of the answer. forecast: all figures, by name.
+        """The comparison with the forecast, as the answer holds it.
 
-        ``error`` is that of the step time, forecast / published - 1, whatever figure was published: a rate errs the
-        other way.
+        forecast: all forecast figures by name. ``error`` is always that of the step time, forecast / published - 1;
+        the error of a published rate is converted to it.
         """
         ((name, value),) = self.figures.items()
         ratio = forecast[name] / value

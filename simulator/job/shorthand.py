@@ -1,4 +1,4 @@
-"""The short form of a plan, expanded to the long one: every axis gets its documented default scheme."""
+"""Expands the short form of a plan to the long form: every axis gets its documented default scheme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.models.model import Model
 
 
 def add_tensor_overlap(plan: LongPlan) -> LongPlan:
-    """The plan with a scheme that overlaps its tensor parallelism, where it has some and says nothing of that."""
+    """The plan with tensor/async-tp, if it has tensor parallelism and no scheme that overlaps it."""
     uses = [entry.use for entry in plan.schemes]
     tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and use in scheme_names()]
     if not tensor or any(find_scheme(uses[i]).most_axes == 0 for i in tensor):
@@ -25,18 +25,22 @@ def add_tensor_overlap(plan: LongPlan) -> LongPlan:
 
 
 def family_degree(plan: LongPlan, family: str) -> int:
-    """The product of the axes that a family claims."""
-    claims = (
+    """The product of the sizes of the axes of a family of schemes."""
+    scheme_axes = (
         find_scheme(entry.use).all_axes(entry.over, entry.model_extra or {})
         for entry in plan.schemes
         if entry.use.startswith(f"{family}/") and entry.use in scheme_names()
     )
-    axes = [axis for claim in claims for axis in claim]
+    axes = [axis for own in scheme_axes for axis in own]
     return math.prod(plan.mesh.get(axis, 1) for axis in axes)
 
 
 def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
-    """The long form of a plan, with the default scheme of every axis of a short one."""
+    """The long form of a plan.
+
+    gpus: number of GPUs of the cluster.
+    Raises PlanError for a mistake in the plan.
+    """
     if "mesh" in plan or "schemes" in plan:
         return validated(LongPlan, dict(plan), "plan", PlanError)
     short = validated(ShortPlan, dict(plan), "plan", PlanError)
@@ -72,7 +76,7 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
 
 
 def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:
-    """Degrees whose product does not divide the GPUs: the one that is at fault, and what would work in its place."""
+    """The error for degrees whose product does not divide the GPUs, with a degree that would."""
     product = math.prod(degrees.values())
     culprit = next((name for name, n in degrees.items() if gpus % (product // n) == 0 and n > 1), "tp")
     others = product // degrees[culprit]
@@ -85,7 +89,7 @@ def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:
 
 
 def _views(short: ShortPlan, ranks: int, experts: int) -> dict[str, dict[str, int]]:
-    """How the ranks of one pipeline stage are read for the experts, where that is not as for everything else."""
+    """The axes of the experts over the ranks of one pipeline stage; empty if they are those of everything else."""
     if short.ep == 1 and short.etp is None:
         return {}
     etp = short.etp or 1

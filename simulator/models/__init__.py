@@ -1,1 +1,1 @@
-"""Models: presets, Hugging Face configurations, parameter and FLOP counts, and the modules that a model is built of."""
+"""Models: presets, Hugging Face configurations, parameter and FLOP counts, and the architecture as modules."""

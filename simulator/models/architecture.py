@@ -1,7 +1,7 @@
-"""From a model's shape to the sites that it asks for.
+"""The architecture of a model: from its shape to the modules of the pipeline stages.
 
-One micro-batch of all replicas: ``b`` counts the samples of every data-parallel rank, so that the data axes divide it.
-Equal layers are one unit.
+Modules describe one micro-batch of all replicas: the dim ``b`` counts the samples of all data-parallel ranks, and the
+data axes shard it. Equal layers are one unit with a count.
 """
 
 from __future__ import annotations
@@ -45,22 +45,32 @@ from simulator.models.adapters import Adapters, mark_lowest
 from simulator.models.model import MLA, Model, MoEShape
 
 UP = ("mla_up_proj",)
-"""Of latent attention what lies between the latents and the core: their norms, the linears from them and positions
-(NVIDIA Megatron-Core recomputes these as one module: there the norms are part of the linears behind them)."""
+"""The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
+
+Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
 
 Kind = tuple[bool, bool]
-"""Of a layer: whether it has experts, and whether its attention sees a window only."""
+"""Kind of a layer: whether it has experts, and whether its attention has a sliding window."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Builds the stages of `model` for micro-batches of `samples` sequences of `seq` tokens on each of `replicas`.
+    """Builds the modules of the stages of a model for one micro-batch.
 
-    Of sequences that are cut, `seq` tokens are a slice; before, behind: tokens in front of it, and behind it.
-
-    dtype: number format of activations and weights; grad_dtype: of the gradient buffer; attention: flash or unfused;
-    vocab: rows of the embedding, padding included; loss_traffic, loss_kept: see leaves.Loss; quantised: see
-    leaves.Linear; adapters: what alone is trained, else all is.
+    model: the shape of the model.
+    samples: sequences of a micro-batch of one replica.
+    seq: tokens of a sequence, or of the slice of sequences that this is.
+    vocab: rows of the embedding, padding included.
+    replicas: data-parallel ranks.
+    dtype: number format of activations and weights.
+    grad_dtype: number format of the gradient buffer.
+    attention: attention kernel, ``flash`` or ``unfused``.
+    loss_traffic: bytes moved per logit by the loss, forward and backward.
+    loss_kept: bytes saved per logit by the loss.
+    quantised: quantisation recipe of the linear layers, see `simulator.ir.operators.Linear`.
+    tokens_before: tokens of the sequence before the slice.
+    tokens_after: tokens of the sequence after the slice.
+    adapters: the adapters, if they alone are trained.
     """
 
     model: Model
@@ -74,56 +84,56 @@ class Architecture:
     loss_traffic: tuple[int, int] = (14, 6)
     loss_kept: int = 4
     quantised: str = ""
-    before: int = 0
-    behind: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
     adapters: Adapters | None = None
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
-        """A stage of these layers, with the embedding when it is the first and the loss when it is the last.
+        """The stage of these layers, with the embedding if it is the first and the loss if it is the last.
 
-        Every tower begins with an embedding, and the trunk behind towers by joining them.
+        Every tower starts with an embedding; the trunk of a model with towers starts with their concatenation.
         """
         trunk, each = self.model.trunk, self.model.tower_layers
         units = [self.embedding] if first and not trunk else []
         for start in range(0, trunk, each or 1):
             if some := range(max(layers.start, start), min(layers.stop, start + each)):
                 units += [self.tower.embedding] if some.start == start else []
-                units += self.tower.rows(some)
+                units += self.tower.layer_units(some)
         if some := range(max(layers.start, trunk), layers.stop):
-            units += [self.join] if some.start == trunk > 0 else []
-            units += self.rows(some)
-        units += [self.ending] if last else []
+            units += [self.tower_join] if some.start == trunk > 0 else []
+            units += self.layer_units(some)
+        units += [self.output_unit] if last else []
         return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
-    def rows(self, layers: range) -> list[Unit]:
-        """Layers of one tower, or of the trunk."""
-        return [replace(self.layer(kind), count=count) for kind, count in self.runs(layers)]
+    def layer_units(self, layers: range) -> list[Unit]:
+        """The units of layers of one tower, or of the trunk."""
+        return [replace(self.layer(kind), count=count) for kind, count in self.runs_of_kinds(layers)]
 
     def slice(self, begin: int, end: int) -> Architecture:
-        """What builds the stages for a slice of every sequence, from one token up to another."""
+        """The architecture for a slice of every sequence, from token `begin` up to token `end`."""
         if (begin, end) == (0, self.seq):
             return self
-        return replace(self, seq=end - begin, before=begin, behind=self.seq - end)
+        return replace(self, seq=end - begin, tokens_before=begin, tokens_after=self.seq - end)
 
-    def runs(self, layers: range) -> tuple[tuple[Kind, int], ...]:
-        """The layers' kinds, each with how many of it stand in a row."""
+    def runs_of_kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
+        """Runs of layers of one kind, each with its number of layers."""
         if self.model.moe is None and self.model.window is None:
             return (((False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
 
     @cached_property
     def tower(self) -> Architecture:
-        """What builds towers, each over its part of a sequence."""
+        """The architecture of one tower, over its part of a sequence."""
         return replace(self, seq=self.seq // self.model.towers)
 
     @property
     def units(self) -> Iterable[Unit]:
-        """One of every kind."""
+        """One unit of every kind."""
         return {unit.children: unit for unit in self.stage(self.model.every_layer, True, True).units}.values()
 
     @property
     def residual(self) -> Tensor:
-        """The stream [b, s, h] that goes from unit to unit."""
+        """The residual stream [b, s, h] between units."""
         return self._act("x")
 
     # ----------------------------------------------------------------------------------------- tensors
@@ -156,32 +166,39 @@ class Architecture:
         """One of the two norms of a layer."""
         return Norm(name, (x,), (y,), self._norm(name), modules=("layernorm", "norm"))
 
-    # ------------------------------------------------------------------------------------------- sites
+    # ------------------------------------------------------------------------------------------- units
 
     def _unit(
         self,
         kind: type[Unit],
         name: str,
         children: list[Module],
-        takes: bool,
-        gives: Tensor | None,
-        alike: Hashable = None,
+        has_input: bool,
+        output: Tensor | None,
+        variant: Hashable = None,
     ) -> Unit:
-        """A unit; `residual_out` is moved to the layout in which the residual stream travels. alike: what else tells it
-        from others of its name.
+        """A unit whose output is brought into the layout of the residual stream.
+
+        kind: class of the unit.
+        name: its name.
+        children: its modules.
+        has_input: whether the residual stream enters it.
+        output: the tensor that leaves it; None: none.
+        variant: tells units of one name apart.
         """
         y = self._act("y")
-        if gives is not None:
-            children = [*children, Boundary("leaving", (gives,), (y,))]
+        if output is not None:
+            children = [*children, Boundary("leaving", (output,), (y,))]
         if self.adapters:
-            children = self.adapters.on(children)
+            children = self.adapters.insert_into(children)
         # The work of one rank is the same with any number of replicas.
-        same = name, alike, replace(self, replicas=1)
-        return kind(name, tuple(children), self.residual if takes else None, y if gives else None, lowering_key=same)
+        key = name, variant, replace(self, replicas=1)
+        residual_in, residual_out = self.residual if has_input else None, y if output else None
+        return kind(name, tuple(children), residual_in, residual_out, lowering_key=key)
 
     @cached_property
     def embedding(self) -> Unit:
-        """From ids to the residual stream."""
+        """From token ids to the residual stream."""
         model = self.model
         ids = Tensor("ids", self._tokens, "int64")
         x = self._act("embedded")
@@ -200,8 +217,8 @@ class Architecture:
         return self._unit(Unit, "embedding", modules, False, x)
 
     @cached_property
-    def join(self) -> Unit:
-        """From what all towers give, the parts of a sequence, to one stream."""
+    def tower_join(self) -> Unit:
+        """Concatenates the outputs of all towers, parts of a sequence, to one residual stream."""
         joined = self._act("joined")
         return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
 
@@ -219,15 +236,15 @@ class Architecture:
         return {}
 
     def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Module]:
-        """The sites of a layer, from x to end."""
+        """The modules of a layer from its input `x` to its output `end`."""
         model, (experts, slides) = self.model, kind
         drop = model.dropout > 0
         normed, again = self._act("norm1"), self._act("norm2")
         projected, middle = self._act("proj"), self._act("middle")
         proj_bias = (self._weight("proj.bias", h=self._h),) if model.proj_bias else ()
-        # Routed experts have biases of their own; what all tokens pass has this one.
-        passed = not experts or (model.moe and model.moe.shared_ffn)
-        down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and passed else ()
+        # Routed experts have biases of their own; this is the bias of the MLP or the shared experts.
+        has_bias = not experts or (model.moe and model.moe.shared_ffn)
+        down_bias = (self._weight("down.bias", h=self._h),) if model.mlp_bias and has_bias else ()
         block, results = self._moe(again) if experts else self._dense(again)
         inner: list[Module]
         if model.parallel_residual:
@@ -265,22 +282,22 @@ class Architecture:
             modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if model.positions == "rope":
-            turned = self._act("q.rope", a=width), self._act("k.rope", a=kv)
-            modules.append(Rope("rope", (q, k), turned, (), model.rope_share))
-            q, k = turned
+            rotated = self._act("q.rope", a=width), self._act("k.rope", a=kv)
+            modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
+            q, k = rotated
         return self._core(modules, q, k, v, y, slides, d, d)
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
-        """Latent attention: queries, and keys with values, pass through a narrow latent (arXiv 2405.04434, 2.1)."""
+        """Multi-head latent attention: queries, keys and values are projected from latents (arXiv 2405.04434, 2.1)."""
         heads, qk = self.model.heads, mla.qk_nope + mla.qk_rope
         width, value = Dim(heads * qk, unit=qk), Dim(heads * mla.v, unit=mla.v)
         q, v = self._act("q", a=width), self._act("v", a=value)
         k_up = self._act("k.up", a=Dim(heads * mla.qk_nope, unit=mla.qk_nope))
-        turning = self._act("k.pe", r=Dim(mla.qk_rope))
+        rope_key = self._act("k.pe", r=Dim(mla.qk_rope))
         x, modules = self._cast(x)
 
-        def narrow(name: str, rank: int, *more: Tensor) -> Tensor:
-            """The latent of `rank` made from x, normed; `more` is made by the same linear."""
+        def project_down(name: str, rank: int, *more: Tensor) -> Tensor:
+            """The normed latent of width `rank`, projected from x; the same linear layer projects `more`."""
             latent, normed = self._act(name, r=Dim(rank)), self._act(f"{name}.norm", r=Dim(rank))
             weights = [self._weight(f"w{t.name}", h=self._h, r=t.dims["r"]) for t in (latent, *more)]
             modules.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
@@ -291,27 +308,27 @@ class Architecture:
             return normed
 
         if mla.q_lora_rank:
-            source = narrow("q.latent", mla.q_lora_rank)
+            source = project_down("q.latent", mla.q_lora_rank)
             modules += self._linear("q.up", source, (q,), self._weight("wq", r=source.dims["r"], a=width), modules=UP)
         else:
             modules += self._linear("q", x, (q,), self._weight("wq", h=self._h, a=width), modules=UP)
-        source = narrow("kv.latent", mla.kv_lora_rank, turning)
+        source = project_down("kv.latent", mla.kv_lora_rank, rope_key)
         ups = [self._weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self._linear("kv.up", source, (k_up, v), *ups, modules=UP)
-        turned = self._act("q.rope", a=width), self._act("k.rope", a=width)
-        modules.append(Rope("rope", (q, k_up, turning), turned, modules=UP))
-        return self._core(modules, *turned, v, y, slides, qk, mla.v)
+        rotated = self._act("q.rope", a=width), self._act("k.rope", a=width)
+        modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP))
+        return self._core(modules, *rotated, v, y, slides, qk, mla.v)
 
     def _core(
         self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
     ) -> SelfAttention:
-        """The attention of queries on keys and values, and its output layer."""
+        """The attention core and the output layer of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self._act("o", a=width)
         window = model.window if slides else None
         ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
-        place = window, self.before, self.behind
+        place = window, self.tokens_before, self.tokens_after
         modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         modules += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
         return SelfAttention("attention", tuple(modules))
@@ -319,12 +336,12 @@ class Architecture:
     def _linear(
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
     ) -> list[Module]:
-        """A linear, behind the cast of its input where that is not done."""
+        """A linear layer, after the cast of its input where the input is not cast yet."""
         x, casts = self._cast(x)
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
 
     def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Module]]:
-        """x in the format of the products, and what casts it."""
+        """x in the number format of the GEMMs, and the cast."""
         if not self.quantised or x.dtype == (dtype := QUANTISED[self.quantised].dtype):
             return x, []
         small = replace(x, name=f"{x.name}.{dtype}", dtype=dtype, gradient_dtype=x.dtype)
@@ -333,7 +350,7 @@ class Architecture:
     # --------------------------------------------------------------------------------- MLP and experts
 
     def _dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
-        """A layer's MLP, and its result."""
+        """The MLP of a layer without experts, and its output."""
         moe, y = self.model.moe, self._act("down")
         ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
         return self._mlp("mlp", x, y, Dim(ffn)), (y,)
@@ -356,7 +373,7 @@ class Architecture:
         )
 
     def _moe(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
-        """Routed experts and what all tokens pass, and their results."""
+        """Routed and shared experts, and their outputs."""
         moe = self.model.moe
         assert moe is not None
         r, y = Dim(moe.experts), self._act("down")
@@ -364,7 +381,7 @@ class Architecture:
         chosen = Tensor("chosen", {**self._tokens, "k": Dim(moe.top_k)}, "fp32")
         router = [self._weight("wrouter", h=self._h, r=r)]
         router += [self._weight("brouter", r=r)] if moe.router_bias else []
-        # Plain precision: routers are not quantised.
+        # Routers are not quantised.
         modules: list[Module] = [
             Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
             TopK("top_k", (logits,), (chosen,)),
@@ -377,25 +394,25 @@ class Architecture:
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
 
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
-        """Tokens to their experts, through them and back.
+        """Token dispatch, routed experts and combine.
 
-        A token takes `top_k` places, more or less where the experts' capacity is fixed: places lie along its positions
-        and are spread over the experts evenly.
+        A token takes top_k places, times the capacity factor if there is one: places lie along the positions of a
+        sequence and are sharded evenly over the experts.
         """
         model, f = self.model, Dim(moe.expert_ffn)
         places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
         e, own = Dim(1, unit=Fraction(1, moe.experts)), Dim(moe.experts)
-        spread = {"b": self._tokens["b"], "s": Dim(self.seq * places, unit=places), "e": e}
+        places_of = {"b": self._tokens["b"], "s": Dim(self.seq * places, unit=places), "e": e}
 
-        def routed(name: str, **dims: Dim) -> Tensor:
-            return Tensor(name, {**spread, **dims}, self.dtype)
+        def routed_tensor(name: str, **dims: Dim) -> Tensor:
+            return Tensor(name, {**places_of, **dims}, self.dtype)
 
         names = ("expert.gate", "expert.up") if model.gated else ("expert.up",)
         sent, ups, act, back = (
-            routed("sent", h=self._h),
-            tuple(routed(name, f=f) for name in names),
-            routed("expert.act", f=f),
-            routed("expert.down", h=self._h),
+            routed_tensor("sent", h=self._h),
+            tuple(routed_tensor(name, f=f) for name in names),
+            routed_tensor("expert.act", f=f),
+            routed_tensor("expert.down", h=self._h),
         )
         weights = [self._weight(f"w{name}", e=own, h=self._h, f=f) for name in names]
         last = [self._weight("wexpert.down", e=own, f=f, h=self._h)]
@@ -418,17 +435,17 @@ class Architecture:
     # ------------------------------------------------------------------------------------------ the end
 
     @cached_property
-    def ending(self) -> Unit:
-        """From the residual stream to the loss, and to further losses where the model predicts more than one token."""
+    def output_unit(self) -> Unit:
+        """From the residual stream to the loss, and to the losses of multi-token prediction."""
         modules, x = self._predict(self.residual, owns=True), self.residual
         for i in range(self.model.mtp):
-            further = [add_prefix(module, f"mtp{i}.", {x.name}) for module in self._further(x, owns=i == 0)]
+            further = [add_prefix(module, f"mtp{i}.", {x.name}) for module in self._predict_further(x, owns=i == 0)]
             modules += further
             x = replace(self._act("end"), name=f"mtp{i}.end")
         return self._unit(Unit, "ending", modules, True, None)
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
-        """Loss of the next token. owns: whether the norm and the output layer are held here, or only read."""
+        """Final norm, output layer and loss. owns: whether norm and output layer are held here, or only read."""
         normed, logits = self._act("norm.out"), self._act("logits", v=Dim(self.vocab))
         loss = Tensor("loss", self._tokens, "fp32")
         scales = self._norm("final_norm") if owns else ()
@@ -440,10 +457,10 @@ class Architecture:
             Loss("loss", (logits,), (loss,), (), self.loss_traffic, self.loss_kept),
         ]
 
-    def _further(self, x: Tensor, owns: bool) -> list[Module]:
-        """A layer of multi-token prediction, from the stream of the one before, and its loss (arXiv 2412.19437, 2.2).
+    def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
+        """A layer of multi-token prediction and its loss, after the residual stream `x` (arXiv 2412.19437, 2.2).
 
-        owns: whether a copy of the embedding is held here, where no other is.
+        owns: whether it holds a copy of the embedding, which its stage otherwise lacks.
         """
         ids, embedded = Tensor("ids", self._tokens, "int64"), self._act("embedded")
         both, joined, end = self._act("both", c=Dim(2 * self.model.hidden)), self._act("joined"), self._act("end")
@@ -462,13 +479,13 @@ class Architecture:
 
 
 def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
-    """A copy of `module` with a prefix to all names, except tensors that come from outside."""
+    """A copy of `module` with a prefix to all names, except those of tensors from outside."""
     name = prefix + module.name
     if isinstance(module, CompositeModule):
         return replace(module, name=name, children=tuple(add_prefix(one, prefix, outside) for one in module.children))
     assert isinstance(module, Operator)
 
-    def named(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def rename(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(t if t.name in outside else replace(t, name=prefix + t.name) for t in tensors)
 
-    return replace(module, name=name, ins=named(module.ins), outs=named(module.outs), weights=named(module.weights))
+    return replace(module, name=name, ins=rename(module.ins), outs=rename(module.outs), weights=rename(module.weights))

@@ -5,20 +5,20 @@ its convention. Every function here takes ``(model, seq)`` and returns the FLOPs
 step, forward and backward, where each sequence holds `seq` tokens; a multiply-add is 2 FLOPs. N is the number
 of parameters, L layers, h hidden, a heads, d the width of a head (a d = H Q in the words of PaLM), T = seq.
 
-What the papers of these formulas did not have is counted alike in all of them:
+Features that the papers of these formulas did not have are counted the same in all conventions:
 
 - experts: N are the *active* parameters (`Model.active_parameters`: the router and shared experts in full, top_k of the
-  routed ones), for a token does no work in the others; work on padding (`MoE.capacity`) is no work of the model;
-- latent attention: a d is the mean of the width of queries and keys, nope and rope parts, and that of values, for the
-  scores are products over the one and the weighted values over the other;
-- a window of w < T tokens: in the layers that have it `palm` counts w in place of T, `causal` the pairs that mask and
-  window let through; the other conventions count all pairs, as the kernels of their time computed them;
-- towers: N counts one of them, for a token passes only its own, and attention there is among the T / towers tokens of
-  the tower;
-- multi-token prediction: its layers count among L, their parameters in N. Only formulas of products (`causal`,
-  `megatron_2021`) see that they run through the output layer again.
+  routed ones), because a token does no work in the others; padding (`MoEShape.capacity`) is not counted;
+- latent attention: a d is the mean of the width of queries and keys (nope and rope parts) and the width of values:
+  scores are products over the first, weighted values over the second;
+- a window of w < T tokens: in layers with a window `palm` counts w in place of T, `causal` the pairs within mask and
+  window; the other conventions count all pairs, as the kernels of their time computed them;
+- towers: N counts one tower, because a token passes only its own, and attention in a tower is among its T / towers
+  tokens;
+- multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
+  `megatron_2021`) include the further passes through the output layer.
 
-Measured throughput of all GPUs in tokens/s, times such a figure, over the peak of all GPUs is the MFU.
+MFU = tokens/s of all GPUs x FLOPs per token / peak FLOP/s of all GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from simulator.models.adapters import Adapters
 
 PARTS = ("qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mtp", "head")
-"""What `forward_matmul_flops` tells apart."""
+"""The parts of `forward_matmul_flops`."""
 
 
 def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> dict[str, float]:
@@ -41,28 +41,28 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
 
     A linear layer from m to n features does 2 tokens m n. The parts:
 
-    - ``qkv``: from the layer's input to queries, keys and values, with `mla` down to the latents and up again;
-    - ``attention``: scores (2 tokens seq a d) and weighted values (as much; with `mla` the widths differ), half of it
-      when `causal`, and in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half;
-    - ``proj``: attention's output layer;
-    - ``mlp``: of layers without experts;
-    - ``router``, ``experts``, ``shared``: of layers with experts. A token passes top_k routed experts, times the
-      capacity where tokens are dropped or padded to it;
-    - ``mtp``: the projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
-    - ``head``: the output layer, once more for each multi-token prediction. Looking rows up in the embedding is no
-      product.
+    - ``qkv``: projections to queries, keys and values, with `mla` down to the latents and up from them;
+    - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
+      if `causal`, and in a layer with a window of w < seq tokens (2 w - w^2/seq)/seq of that half;
+    - ``proj``: output layer of attention;
+    - ``mlp``: MLP of layers without experts;
+    - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
+      capacity factor where there is one;
+    - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
+    - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs.
 
-    Nothing else is counted: no biases, norms, activations, softmax. Over a training step without recomputation the
-    products do exactly three times this (input and weight gradients cost as much as the forward pass each), if the
-    backward pass of attention is counted without its own recomputation.
+    Biases, norms, activations and softmax are not counted. A training step without recomputation has exactly three
+    times these FLOPs (gradients of inputs and of weights cost one forward pass each), if the recomputation inside the
+    backward kernel of attention is not counted.
 
-    In a tower each token is among `seq` / towers others; all towers together have all tokens.
+    In a tower each token attends to `seq` / towers tokens; all towers together have all tokens.
 
     Args:
+        model: the shape of the model.
         tokens: tokens of the pass, a multiple of `seq` for whole sequences.
         seq: tokens of each sequence.
-        causal: count only pairs that the causal mask and the window let through, (seq - 1)/2 taken as seq/2.
-            Otherwise all pairs, as kernels do that mask afterwards.
+        causal: count only pairs within the causal mask and the window, with (seq - 1)/2 taken as seq/2. Otherwise all
+            pairs, as kernels compute that mask afterwards.
     """
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
@@ -84,8 +84,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
 
 
 def _kinds(model: Model, seq: int) -> Iterator[tuple[tuple[bool, bool], float, int]]:
-    """The kinds of layers (`Model.kind`) that a token passes, among how many tokens it is there, and how many layers
-    there are of each, those of multi-token prediction included."""
+    """For each kind of layer (`Model.kind`) that a token passes: the kind, the tokens of a sequence there, and the
+    number of such layers, including those of multi-token prediction."""
     trunk = Counter(model.kind(model.trunk + layer) for layer in range(model.layers))
     trunk += Counter({model.kind(model.layers - 1): model.mtp})
     for kinds, among in ((Counter(map(model.kind, range(model.tower_layers))), seq / model.towers), (trunk, seq)):
@@ -99,11 +99,12 @@ def _half(seq: float, window: int) -> float:
 
 
 def _mlp(model: Model, tokens: int, ffn: int) -> int:
+    """FLOPs of an MLP of inner width `ffn`."""
     return (3 if model.gated else 2) * 2 * tokens * model.hidden * ffn
 
 
 def _qkv_weights(model: Model) -> int:
-    """Elements of the matrices that make queries, keys and values."""
+    """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
     if mla is None:
         return h * (model.query_width + model.key_width + model.value_width)
@@ -113,7 +114,7 @@ def _qkv_weights(model: Model) -> int:
 
 
 def six_n(model: Model, seq: int) -> float:
-    """6 N. All active parameters count, embeddings and positions too; attention does not, so `seq` changes nothing.
+    """6 N. All active parameters count, embeddings and positions too; attention does not, so `seq` has no effect.
 
     Source: Kaplan et al. 2020 (arXiv 2001.08361), there without embeddings; Hoffmann et al. 2022
     (arXiv 2203.15556) with them, as here.
@@ -137,30 +138,30 @@ def palm(model: Model, seq: int) -> float:
 def causal(model: Model, seq: int) -> float:
     """Three times the matrix products of the forward pass, attention halved: 6 (N in products) + 6 L a d T.
 
-    The output layer counts, tied or not; the input embedding, positions, norms and biases do not, nor do experts that
-    a token does not pass. It is the least work that the model needs. Source: ``num_floating_point_operations`` of
+    The output layer counts, tied or not; the input embedding, positions, norms, biases and experts that a token does
+    not pass do not. This is the least work of the model. Source: ``num_floating_point_operations`` of
     Megatron-LM (d98e8a64dd).
     """
-    return 3.0 * sum(_needed(model, seq, causal=True).values())
+    return 3.0 * sum(_without_padding(model, seq, causal=True).values())
 
 
 def megatron_2021(model: Model, seq: int, recompute: bool = True) -> float:
-    """96 L h^2 (1 + T/(6 h) + V/(16 L h)): attention in full, the layers' forward pass done twice.
+    """96 L h^2 (1 + T/(6 h) + V/(16 L h)): attention in full, the forward pass of the layers twice.
 
     With `recompute` (the paper's case) these are *hardware* FLOPs: factor 4 for the layers, 3 for the output
     layer, which is not recomputed. Without it, factor 3 for both. The input embedding does not count, the
     output layer does. The formula holds for a GPT (a d = h, f = 4 h, no gate, a = k); for other shapes the
-    products are counted with the same factors, which gives the formula again for a GPT.
+    GEMMs are counted with the same factors, which gives the same formula for a GPT.
 
     Source: Narayanan et al. 2021, equation 3, arXiv 2104.04473.
     """
-    parts = _needed(model, seq, causal=False)
+    parts = _without_padding(model, seq, causal=False)
     head = parts.pop("head")
     return (4.0 if recompute else 3.0) * sum(parts.values()) + 3.0 * head
 
 
-def _needed(model: Model, seq: int, causal: bool) -> dict[str, float]:
-    """The products of one token, without padding of experts."""
+def _without_padding(model: Model, seq: int, causal: bool) -> dict[str, float]:
+    """FLOPs of the matrix products of one token by part, without the padding of experts."""
     parts = forward_matmul_flops(model, 1, seq, causal)
     if model.moe and model.moe.capacity:
         parts["experts"] /= model.moe.capacity
@@ -179,8 +180,8 @@ def mosaic_mfu(model: Model, seq: int) -> float:
 def mosaic_hfu(model: Model, seq: int, flash: bool = False) -> float:
     """4 (2 N + 4 L h T), hardware FLOPs when every activation is recomputed. All active parameters count.
 
-    flash: count attention 5 times, for a fused kernel computes the scores once more in its backward pass; the
-    README calls this strictly right and prints its tables without it.
+    flash: count attention 5 times, because the backward pass of a fused kernel computes the scores once more; the
+        README calls this strictly right and prints its tables without it.
 
     Source: as `mosaic_mfu`.
     """
@@ -192,7 +193,7 @@ def _mosaic_forward(model: Model, seq: int) -> float:
 
 
 def _layers(model: Model) -> float:
-    """L, with one of a tower for its share of a sequence."""
+    """L, where a layer of a tower counts for its share of a sequence."""
     return model.layers + model.tower_layers / model.towers
 
 
@@ -208,17 +209,21 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
 
 
 def flops_with_adapters(convention: str, model: Model, seq: int, adapters: Adapters | None) -> float:
-    """FLOPs per token in the words of `palm` or `causal` where adapters alone are trained; of all where there are none.
+    """FLOPs per token by the convention `palm` or `causal`, if adapters alone are trained.
 
-    Frozen weights have no gradients: 4 FLOPs a parameter that the convention counts, in place of 6. Those of adapters
-    count 6, and attention as before, for its gradients all pass on.
+    Frozen weights have no gradients: a parameter that the convention counts has 4 FLOPs in place of 6. Parameters of
+    adapters have 6. Attention counts in full, because all its gradients are computed.
+
+    adapters: the adapters; None: all parameters are trained.
     """
     whole = CONVENTIONS[convention](model, seq)
     if adapters is None:
         return whole
     frozen = {
         "palm": lambda: 2.0 * model.active_parameters,
-        "causal": lambda: sum(n for part, n in _needed(model, seq, causal=True).items() if part != "attention"),
+        "causal": lambda: sum(
+            n for part, n in _without_padding(model, seq, causal=True).items() if part != "attention"
+        ),
     }
     return whole - frozen[convention]() + 6.0 * adapters.parameters(model)
 

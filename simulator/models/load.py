@@ -1,8 +1,6 @@
-"""Models: their shape (`model`), Hugging Face configs (`huggingface`), FLOP conventions (`flops`), presets.
+"""Loads the shape of a model: a preset, a Hugging Face config, a YAML model file, or fields in the job.
 
-A model is described by the name of a preset, by a Hugging Face ``config.json`` (or a folder that holds one), by
-a YAML file of the fields of `Model`, or by these fields in the job itself; ``preset:`` next to other fields
-changes one of the former::
+Fields next to ``preset:`` change a preset or a file::
 
     load_model("llama3-70b")
     load_model("examples/llama3-70b/config.json")
@@ -10,7 +8,7 @@ changes one of the former::
     load_model({"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}})
     load_model({"layers": 24, "hidden": 2048, "heads": 16, "vocab": 51200, "seq": 2048})
 
-A new preset is a new file in ``presets/``: the fields of `Model` and ``source:``, the public text they are from.
+A new preset is a new file in ``presets/``: the fields of `Model`, and their public source as ``source:``.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ ALIASES = {
     "qwen2.5-72b": "qwen2-72b",
     "deepseek-r1": "deepseek-v3",
 }
-"""Other names of presets: releases that have the shapes of earlier ones. The default sequence stays theirs."""
+"""Other names of presets: releases with the shape of an earlier one, whose default sequence length they keep."""
 
 NESTING = 8
-"""Model files that may build on each other before we call it a circle."""
+"""Largest number of model files that build on each other; more are taken for a circle."""
 
 
 @cache
@@ -63,7 +61,7 @@ def presets() -> tuple[str, ...]:
 
 
 def preset_source(name: str) -> str:
-    """The public text that the shape of a preset is taken from."""
+    """The public source of the shape of a preset."""
     if name not in ALIASES and name not in presets():
         raise ModelError("model", "no preset has this name", nearest(name, presets()), name)
     return str(_preset(ALIASES.get(name, name))["source"])
@@ -74,12 +72,12 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
 
     Args:
         spec: a preset's name, a path (``config.json``, a folder that holds one, a YAML model file), a mapping of
-            fields, optionally on top of ``preset:`` (a name or a path); a `Model` is handed back as it is.
+            fields, optionally on top of ``preset:`` (a name or a path); a `Model` is returned as it is.
         where: the place of `spec`, for error messages (``job.yaml:3 model``).
         base: the folder that relative paths start from, that of the job file.
 
     Raises:
-        ModelError: whatever is wrong with it.
+        ModelError: the first mistake in it.
     """
     if isinstance(spec, Model):
         return spec
@@ -90,9 +88,12 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
 
 
 def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:
-    """The fields that `spec` sets, defaults left open so that changes on top still move them.
+    """The fields that `spec` sets, without defaults, because changes on top may move defaults.
 
-    depth: how many files led here. text: the text of the last of them, if `spec` is its content.
+    where: place of `spec`, for error messages.
+    base: folder of relative paths.
+    depth: number of files that led here.
+    text: text of the last of these files, if `spec` is its content.
     """
     if isinstance(spec, str):
         if spec in ALIASES or spec in presets():
@@ -100,7 +101,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
         return _from_file(_find(spec, where, base), where, depth)
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
-        raise ModelError(where, "this is no description of a model", remedy, spec)
+        raise ModelError(where, "this does not describe a model", remedy, spec)
     if "preset" not in spec:
         return dict(spec)
     preset, where = spec["preset"], error_place(where, "preset", text)
@@ -108,9 +109,9 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
         raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
     below = _fields(preset, where, base, depth)
     changes = {key: value for key, value in spec.items() if key != "preset"}
-    if changes:  # a changed model must not pass for the original in a report
+    if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
-    for key in "mla", "moe":  # of these one field can be changed too
+    for key in "mla", "moe":  # single fields of these can be changed too
         if isinstance(below.get(key), Mapping) and isinstance(changes.get(key), Mapping):
             changes[key] = {**below[key], **changes[key]}
     return below | changes
@@ -123,7 +124,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _find(spec: str, where: str, base: Path) -> Path:
-    """The file that `spec` names."""
+    """The path of the file that `spec` names."""
     try:
         path = base / Path(spec).expanduser()
         if spec and (path / "config.json").is_file():
@@ -144,7 +145,7 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
         raise ModelError(where, f"more than {NESTING} model files build on each other", "Break the circle", str(path))
     if path.suffix == ".json":
         data, text, _ = _read_json(path)
-        # Most configs are called config.json: the folder says more.
+        # Most configs are called config.json: the name of the folder says more.
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
     data, text, _ = read_yaml(path, error=ModelError)
@@ -152,18 +153,18 @@ def _from_file(path: Path, where: str, depth: int) -> dict[str, Any]:
         raise ModelError(str(path), "a model file holds a mapping", "Write `field: value` lines", data)
     fields = {"name": path.stem} | _fields(data, str(path), path.parent, depth + 1, text)
     fields.pop("source", None)
-    with explain_errors(str(path), text):  # here already, so that a mistake is told with its file and line
+    with explain_errors(str(path), text):  # checked here, where file and line of a mistake are known
         Model.model_validate(fields)
     return fields
 
 
 def _read_json(path: Path) -> Document:
-    """The content of a JSON file; a key given twice is a mistake, though JSON lets the last one win."""
+    """The content of a JSON file; a duplicate key is an error, though JSON lets the last one win."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"longer than {MAX_BYTES:,} bytes")
         text = path.read_text(encoding="utf-8-sig")
-        return Document(json.loads(text, object_pairs_hook=_once), text, str(path))
+        return Document(json.loads(text, object_pairs_hook=_refuse_duplicates), text, str(path))
     except OSError as error:
         raise ModelError(str(path), f"cannot be read ({error.strerror})", "Give a readable file") from None
     except RecursionError:
@@ -177,7 +178,7 @@ def _read_json(path: Path) -> Document:
         raise ModelError(str(path), f"not valid JSON ({error})", "Give a Hugging Face config.json") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if len(set(keys)) < len(keys):
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")

@@ -1,12 +1,12 @@
-"""The shape of a decoder-only transformer, and the parameters that follow from it.
+"""The shape of a decoder-only transformer, and its parameter counts.
 
-A model is the shape and nothing else: how it is split, in which number format and on which GPU belong to the
-job. Letters used in this package: L layers, h hidden, a heads, k key/value heads, d width of a head, f width
-of the MLP, V vocabulary, T (or seq) positions of a sequence, E experts.
+A model is only a shape: parallelism, number formats and GPUs belong to the job. Letters used in this package: L layers,
+h hidden, a heads, k key/value heads, d width of a head, f width of the MLP, V vocabulary, T (or seq) positions of a
+sequence, E experts.
 
-A model may have towers (the branches of a multi-modal transformer): each embeds its own part of a sequence, all of like
-length, and runs layers of its own over it; what they give is joined along the sequence, and the trunk runs over all of
-it. Layers are numbered tower by tower, and then through the trunk.
+A model may have towers (the branches of a multi-modal transformer). Each tower embeds its own part of a sequence, all
+parts of equal length, and runs its own layers over it; the outputs are concatenated along the sequence, and the trunk
+runs over the whole sequence. Layers are numbered tower by tower, and then through the trunk.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hardware.errors import ModelError
 from hardware.load import explain, line_of
 
 Size = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
-"""A width, a count of heads or tokens. The ceiling is far above any model and catches slipped digits."""
+"""A width, a number of heads or tokens. The ceiling is far above any model and catches typing errors."""
 
 Depth = Annotated[int, Field(strict=True, ge=1, le=10_000)]
-"""A number of layers; each one costs the simulator time, hence the lower ceiling."""
+"""A number of layers; the ceiling is lower because every layer costs simulation time."""
 
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -34,17 +34,17 @@ Probability = Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=Fals
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 
 Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
-"""A number of layers or experts that may be none."""
+"""A number of layers or experts, possibly zero."""
 
 UNDESCRIBED = {
     "attention": "Choose the attention kernel in framework.set.attention",
-    "ssm": "Leave the key out; state-space layers are not described yet",
+    "ssm": "Leave the key out; state-space layers are not supported yet",
 }
-"""Words of ``spec.model`` that no field describes. Where they say "nothing of the kind" they may stand."""
+"""Keys of ``spec.model`` in published runs that are no field, with the remedy. Null, false and none are accepted."""
 
 
 class ShapePart(BaseModel):
-    """Fields of which null means the default; unknown keys are refused, nothing changes after reading."""
+    """Base class of the parts of a model: null means the default, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,118 +57,118 @@ class ShapePart(BaseModel):
 
 
 class MLA(ShapePart):
-    """Multi-head latent attention: keys and values, and as a rule queries, pass through a narrow latent.
+    """Multi-head latent attention: keys and values, and usually queries, are projected from narrow latents.
 
-    Every head has its own queries, keys and values, expanded from the latents; the rope part of a key is made straight
-    from the layer's input and shared by all heads. Source: DeepSeek-V2, section 2.1 (arXiv 2405.04434).
+    Every head has its own queries, keys and values, projected from the latents; the RoPE part of a key is projected
+    from the input of the layer and shared by all heads. Source: DeepSeek-V2, section 2.1 (arXiv 2405.04434).
     """
 
     q_lora_rank: Size | None = None
-    """Width of the queries' latent; None: queries are made without one (DeepSeek-V2-Lite)."""
+    """Width of the latent of queries; None: queries have no latent (DeepSeek-V2-Lite)."""
     kv_lora_rank: Size
-    """Width of the latent that keys and values share."""
+    """Width of the latent of keys and values."""
     qk_nope: Size
-    """Width of the part of a query's or key's head that no position turns."""
+    """Width of the part of a head of queries and keys without RoPE."""
     qk_rope: Size
-    """Width of the part that rope turns."""
+    """Width of the part with RoPE."""
     v: Size
-    """Width of a head's values."""
+    """Width of a head of values."""
 
 
 class MoEShape(ShapePart):
-    """Experts: MLPs of which a router chooses a few for each token. They have the model's gate and biases."""
+    """A mixture of experts. Experts are MLPs with the activation and the biases of the model."""
 
     experts: Size
-    """Routed experts of a layer, E."""
+    """Routed experts per layer, E."""
     top_k: Size
-    """Routed experts that a token passes."""
+    """Routed experts per token."""
     expert_ffn: Size
     """Inner width of one routed expert."""
     shared_experts: Count = 0
-    """Experts that every token passes."""
+    """Shared experts, which every token passes."""
     shared_ffn: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
         default_factory=lambda given: given.get("shared_experts", 0) * given.get("expert_ffn", 0)
     )
     """Inner width of all shared experts together. Default: shared_experts * expert_ffn."""
     first_dense: Count = 0
-    """Layers at the start that have a plain MLP instead."""
+    """Number of first layers with an MLP in place of experts."""
     dense_ffn: Size | None = None
     """Inner width of the MLP of layers without experts; None: the model's `ffn`."""
     every: Size = 1
-    """Of every so many layers after the first dense ones, the last has experts (GShard and Switch: 2; the same as
-    Qwen's ``decoder_sparse_step`` in ``transformers``; Megatron's ``--moe-layer-freq`` puts the first in its place)."""
+    """After the first dense layers, the last of every `every` layers has experts (GShard and Switch: 2), as with
+    ``decoder_sparse_step`` of Qwen in ``transformers``; with Megatron's ``--moe-layer-freq`` it is the first of them."""
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
-    """Every expert takes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None: as they come."""
+    """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
+    dropless."""
     routing: Literal["balanced", "forced-balanced", "natural"] | None = None
-    """How a run routed: padded to equal load, by a router that was replaced by an even one, or as learned."""
+    """Routing of a published run: padded to equal load, by a router forced to be even, or by the trained router."""
     router_bias: Flag = False
-    """The router has one number for each expert beside its matrix (a bias, or DeepSeek-V3's correction)."""
+    """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
 
 
 class Model(ShapePart):
     """A decoder-only transformer.
 
-    The first five fields have no default. The other defaults are together a GPT: learned
-    positions, layer norms, biases everywhere, a GELU MLP four times as wide as the model, a tied output layer.
-    None (``null``) means the default.
+    The first five fields have no default. The other defaults describe a GPT: learned positions, layer norms, biases
+    everywhere, a GELU MLP of width 4 h, a tied output layer. None (``null``) means the default.
     """
 
     layers: Depth
-    """Transformer layers, L; with towers those of the trunk."""
+    """Transformer layers, L; with towers the layers of the trunk."""
     hidden: Size
     """Width of the residual stream, h (elements)."""
     heads: Size
     """Query heads, a."""
     vocab: Size
-    """Rows of the embedding as given, V; frameworks pad it (`padded_vocab`)."""
+    """Vocabulary size without padding, V; frameworks pad it (`padded_vocab`)."""
     seq: Size
     """Default training sequence, T (tokens); with learned positions also the size of their table."""
 
     name: Annotated[str, Field(strict=True, min_length=1)] = "custom"
-    """What reports call it."""
+    """Name in reports."""
     towers: Size = 1
-    """Towers that the trunk joins; 1: there are none, the embedding stands in front of the layers."""
+    """Number of towers before the trunk; 1: no towers, the embedding is before the layers."""
     tower_layers: Count = 0
     """Transformer layers of each tower."""
     mla: MLA | None = None
-    """Latent attention, in place of plain multi-head or grouped-query attention."""
+    """Multi-head latent attention, in place of multi-head or grouped-query attention."""
     moe: MoEShape | None = None
     """Experts, in place of the MLP of some layers."""
     kv_heads: Size = Field(default_factory=lambda given: given.get("heads", 1))
     """Key/value heads, k; fewer than `heads` is grouped-query attention. Default: `heads`."""
     head_dim: Size = Field(default_factory=lambda given: _head_dim(given))
-    """Width of one head, d (elements). Default: hidden / heads, which must then divide; with `mla` its `v`."""
+    """Width of one head, d (elements). Default: hidden / heads, which must be an integer; with `mla` its `v`."""
     ffn: Size = Field(default_factory=lambda given: 4 * given.get("hidden", 1))
     """Inner width of the MLP, f (elements). Default: 4 hidden."""
     gated: Flag = False
-    """True: SwiGLU or GeGLU, three matrices. False: GELU or squared ReLU, two."""
+    """True: SwiGLU or GeGLU with three matrices. False: GELU or squared ReLU with two."""
     positions: Literal["learned", "rope", "alibi", "none"] = "learned"
     """Only learned positions have parameters."""
     position_rows: Size = Field(default_factory=lambda given: max(1, given.get("seq", 1) // given.get("towers", 1)))
-    """Rows of the table of learned positions, of every tower. Default: `seq / towers`; OPT has two more."""
+    """Rows of the table of learned positions in each tower. Default: `seq / towers`; OPT has two more."""
     rope_share: Share = 1.0
-    """Share of each head's width that rope turns (GPT-NeoX: ``rotary_pct``)."""
+    """Share of the width of a head with RoPE (GPT-NeoX: ``rotary_pct``)."""
     tied: Flag = Field(default_factory=lambda given: given.get("towers", 1) == 1)
     """The output layer shares the matrix of the embedding. Default: True without towers."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p"] = "layernorm"
-    """rmsnorm has a weight; the other two a weight and a bias (layernorm1p stores weight - 1)."""
+    """rmsnorm has a weight, the others a weight and a bias (layernorm1p stores weight - 1)."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
     qk_layernorm: Flag = Field(default_factory=lambda given: given.get("mla") is not None)
-    """RMS norms over each head's width of queries and keys, one weight for all heads; with `mla`, where it is the
-    default, over the latents."""
-    qkv_bias: Flag = Field(default_factory=lambda given: _biased(given) and given.get("mla") is None)
-    """Bias of the query, key and value layers. Default: True with layernorm and without `mla`, which has none."""
-    proj_bias: Flag = Field(default_factory=lambda given: _biased(given))
-    """Bias of the attention's output layer. Default: True with layernorm."""
-    mlp_bias: Flag = Field(default_factory=lambda given: _biased(given))
-    """Biases of all MLP layers, those of experts included. Default: True with layernorm."""
+    """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
+    over the latents."""
+    qkv_bias: Flag = Field(default_factory=lambda given: _has_biases(given) and given.get("mla") is None)
+    """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
+    proj_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
+    """Bias of the output layer of attention. Default: True with layernorm."""
+    mlp_bias: Flag = Field(default_factory=lambda given: _has_biases(given))
+    """Biases of MLPs and experts. Default: True with layernorm."""
     parallel_residual: Flag = False
-    """Attention and MLP both read the layer's input, each through its own norm (GPT-NeoX)."""
+    """Attention and MLP both read the input of the layer, each through its own norm (GPT-NeoX)."""
     window: Size | None = None
-    """Tokens that a token attends to, itself included (a sliding window); None: all before it."""
+    """Sliding window: tokens that a token attends to, itself included; None: all before it."""
     full_every: Count = 0
-    """The last of every so many layers attends to everything in spite of `window` (gpt-oss: 2); 0: none does."""
+    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2); 0: none has."""
     mtp: Count = 0
     """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
     embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,
@@ -209,9 +209,9 @@ class Model(ShapePart):
             )
         if self.positions == "rope" and self.mla is None and self.rope_width % 2:
             if self.rope_share == 1:
-                rule, remedy = "rope turns pairs of elements, so it must be even", "Give an even head_dim"
+                rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
                 raise ModelError("head_dim", rule, remedy, self.head_dim)
-            rule = f"rope turns pairs of elements, of heads {self.head_dim} wide it would turn {self.rope_width}"
+            rule = f"rope rotates pairs of elements; of heads {self.head_dim} wide it would rotate {self.rope_width}"
             raise ModelError("rope_share", rule, f"Give an even number over {self.head_dim}", self.rope_share)
         self._tower_relations()
         if self.positions == "learned" and self.position_rows < self.seq // self.towers:
@@ -232,28 +232,28 @@ class Model(ShapePart):
         if not self.tower_layers:
             raise ModelError("tower_layers", "each tower has at least one layer", "Give it with towers", 0)
         if self.seq % self.towers:
-            rule = f"each of the {self.towers} towers has its like part of a sequence"
+            rule = f"each of the {self.towers} towers has an equal part of a sequence"
             near = max(1, round(self.seq / self.towers)) * self.towers
             raise ModelError("seq", rule, f"{near} would work", self.seq)
         for word, value in (("tied", self.tied), ("moe", self.moe), ("mtp", self.mtp)):
             if value:
-                raise ModelError(word, "models with towers are described without", "Leave it out, or towers")
+                raise ModelError(word, "models with towers are supported without it", "Leave it out, or towers")
 
     def _latent_relations(self, mla: MLA) -> None:
         if self.kv_heads != self.heads:
             rule = f"with mla keys and values are expanded for every head ({self.heads})"
             raise ModelError("kv_heads", rule, "Leave it out", self.kv_heads)
         if self.head_dim != mla.v:
-            rule = f"with mla the widths of a head stand there; this one is its v ({mla.v})"
+            rule = f"with mla the widths of a head are given there; this one is its v ({mla.v})"
             raise ModelError("head_dim", rule, "Leave it out", self.head_dim)
         if self.positions != "rope":
             rule = "latent attention has rope"
             raise ModelError("positions", rule, "Give `positions: rope`", self.positions)
         if mla.qk_rope % 2:
-            rule, remedy = "rope turns pairs of elements, so it must be even", "Give an even width"
+            rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even width"
             raise ModelError("mla.qk_rope", rule, remedy, mla.qk_rope)
         if self.qkv_bias:
-            raise ModelError("qkv_bias", "latent attention is described without biases", "Leave it out", True)
+            raise ModelError("qkv_bias", "latent attention is supported without biases", "Leave it out", True)
 
     def _expert_relations(self, moe: MoEShape) -> None:
         if moe.top_k > moe.experts:
@@ -270,12 +270,12 @@ class Model(ShapePart):
 
     @property
     def trunk(self) -> int:
-        """The number of the trunk's first layer, and of the layers of all towers."""
+        """Number of the first layer of the trunk, which is the number of layers of all towers."""
         return self.towers * self.tower_layers
 
     @property
     def every_layer(self) -> range:
-        """The numbers of all layers, those of multi-token prediction not among them."""
+        """Numbers of all layers, without those of multi-token prediction."""
         return range(self.trunk + self.layers)
 
     def is_moe(self, layer: int) -> bool:
@@ -284,17 +284,17 @@ class Model(ShapePart):
         return moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
 
     def slides(self, layer: int) -> bool:
-        """Whether `layer` (from 0) attends to no more than `window` tokens; every tower and the trunk begin anew."""
+        """Whether `layer` (from 0) has the sliding window; `full_every` counts anew in every tower and the trunk."""
         turn = layer % self.tower_layers if layer < self.trunk else layer - self.trunk
         return self.window is not None and not (self.full_every and (turn + 1) % self.full_every == 0)
 
     def kind(self, layer: int) -> tuple[bool, bool]:
-        """(`is_moe`, `slides`): layers of one kind are alike."""
+        """(`is_moe`, `slides`): layers of one kind have the same modules."""
         return self.is_moe(layer), self.slides(layer)
 
     @property
     def kinds(self) -> Counter[tuple[bool, bool]]:
-        """How many layers there are of each kind, those of multi-token prediction not among them."""
+        """Number of layers of each kind, without those of multi-token prediction."""
         return Counter(map(self.kind, self.every_layer))
 
     @property
@@ -304,7 +304,7 @@ class Model(ShapePart):
 
     @property
     def key_width(self) -> int:
-        """Width of a token's keys, all heads as attention takes them (elements)."""
+        """Width of a token's keys in the attention core, all heads (elements)."""
         return self.query_width if self.mla else self.kv_heads * self.head_dim
 
     @property
@@ -314,12 +314,12 @@ class Model(ShapePart):
 
     @property
     def output_width(self) -> int:
-        """Width of what attention gives for a token, all heads (elements): what its output layer takes."""
+        """Width of a token's result of the attention core, all heads (elements)."""
         return self.heads * self.head_dim
 
     @property
     def rope_width(self) -> int:
-        """Elements of a head that rope turns, where positions are rope."""
+        """Elements of a head with RoPE, where positions are rope."""
         return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
 
     @property
@@ -336,7 +336,7 @@ class Model(ShapePart):
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one layer's attention, biases and norms on queries, keys or latents included."""
+        """Parameters of the attention of one layer, including biases and norms of queries, keys or latents."""
         h, q, out, mla = self.hidden, self.query_width, self.output_width, self.mla
         if mla:
             rank = mla.q_lora_rank
@@ -353,9 +353,10 @@ class Model(ShapePart):
         return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
 
     def layer_parameters(self, moe: bool = False, experts: int | None = None) -> int:
-        """Parameters of a layer without or with experts: both norms, attention, MLP or router and experts, biases.
+        """Parameters of a layer: both norms, attention, MLP or router and experts, biases.
 
-        experts: how many of the routed experts count; default: all.
+        moe: whether the layer has experts.
+        experts: number of routed experts to count; default: all.
         """
         if moe and self.moe:
             its = self.moe
@@ -378,13 +379,12 @@ class Model(ShapePart):
 
     @property
     def parameters_without_mtp(self) -> int:
-        """`parameters` less those of multi-token prediction, the figure that publications print."""
+        """`parameters` without those of multi-token prediction, as publications print it."""
         return self.parameters - self.parameter_parts["mtp"]
 
     @property
     def active_parameters(self) -> int:
-        """`parameters` less those that a token does not pass: of routed experts (it passes top_k of each layer), and of
-        all towers but its own."""
+        """`parameters` that a token passes: top_k routed experts of each layer, and one of the towers."""
         return sum(self._parts(self.moe.top_k if self.moe else None, 1).values())
 
     def _parts(self, experts: int | None, towers: int) -> dict[str, int]:
@@ -413,19 +413,19 @@ def _head_dim(given: Mapping[str, Any]) -> int:
     return max(1, int(given.get("hidden", 1)) // int(given.get("heads", 1)))
 
 
-def _biased(given: Mapping[str, Any]) -> bool:
-    """The default of biases."""
+def _has_biases(given: Mapping[str, Any]) -> bool:
+    """The default of all biases."""
     return given.get("norm") == "layernorm"
 
 
 @contextmanager
 def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turns what a pydantic model of this package refuses into one ModelError.
+    """Turns the validation errors of pydantic models of this package into one ModelError.
 
     Args:
         where: the path of the description in a job, or with `text` the file.
-        text: the file's text, in which the line of the field is looked up.
-        words: the user's words for our fields, where they differ.
+        text: the text of the file, for the line of the field.
+        words: the keys of the user for our fields, where they differ.
     """
     try:
         yield
@@ -433,14 +433,14 @@ def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None =
         field = (words or {}).get(error.where, error.where)
         raise ModelError(error_place(where, field, text), error.rule, error.remedy, error.value) from None
     except ValidationError as error:
-        # Unknown keys of a config.json are passed over, so only the keys of `Model` are ever suggested.
-        told = explain(error, where, ModelError, text=text, model=None if words else Model)
+        # Unknown keys of a config.json are ignored, so only keys of `Model` are suggested.
+        found = explain(error, where, ModelError, text=text, model=None if words else Model)
         missing = [str(each["loc"][-1]) for each in error.errors(include_url=False) if each["type"] == "missing"]
-        if len(missing) > 1 and told.value is None and told.where.endswith(missing[0]):
-            told = ModelError(told.where, told.rule, f"Add all that are missing: {', '.join(missing)}")
-        raise told from None
+        if len(missing) > 1 and found.value is None and found.where.endswith(missing[0]):
+            found = ModelError(found.where, found.rule, f"Add all that are missing: {', '.join(missing)}")
+        raise found from None
 
 
 def error_place(where: str, field: str, text: str = "") -> str:
-    """The place of a field: ``model.heads`` in a job, ``my.yaml:3 heads`` in a file with `text`."""
+    """The place of a field for error messages: ``model.heads`` in a job, ``my.yaml:3 heads`` in a file with `text`."""
     return f"{where}:{line_of(text, tuple(field.split('.')))} {field}" if text else f"{where}.{field}"

@@ -178,8 +178,8 @@ class Plan:
     def clusters(self) -> list[Cluster]:
         """For every pipeline device, the cluster at whose rates it runs.
 
-        Where all ranks of the device lie on one kind of node: a cluster of that kind alone. Otherwise the job's
-        cluster, as slow as its slowest kind.
+        Where all ranks of the device are on one kind of node: a cluster of that kind alone. Otherwise the cluster of
+        the job, as slow as its slowest kind of node.
         """
         cluster, mesh = self.job.cluster, self.mesh
         if not cluster.groups:

@@ -1,7 +1,7 @@
 """From the plan of a job to a resolved `Plan`: schemes made, rules checked, layers partitioned, sequences sliced.
 
-The order of the checks decides which of several mistakes is reported: formats, world size and axes first, then what
-each scheme accepts, the size of the step, the schedule, the partition, divisibility, and the slices.
+The order of the checks decides which of several mistakes is reported: formats, world size and axes first, then the
+checks of each scheme, the size of the step, the schedule, the partition, divisibility, and the slices.
 """
 
 from __future__ import annotations

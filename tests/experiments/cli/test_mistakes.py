@@ -67,7 +67,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("plan:", "plans:", ":4 plans: no such key. Did you mean 'plan'? Valid: batch, cluster,"),
     ("model: llama3-8b\n", "", ":1 model: needed and missing. Add `model: ...`"),
     (MODEL, "lama3-8b", ":1 model is 'lama3-8b': no preset or file has this name. Did you mean 'llama3-8b'?"),
-    (MODEL, "8", ":1 model is 8: this is no description of a model"),
+    (MODEL, "8", ":1 model is 8: this does not describe a model"),
     (MODEL, "models/mine.yaml", ":1 model is 'models/mine.yaml': no such file, looked for from"),
     (MODEL, "{layers: 4}", "Add all that are missing: hidden, heads, vocab, seq"),
     (MODEL, "{preset: llama3-8b, layer: 4}", ":1 model.layer: no such key. Did you mean 'layers'?"),
