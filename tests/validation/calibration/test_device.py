@@ -78,7 +78,7 @@ def test_what_was_measured_is_what_is_used(folder) -> None:
     assert simulate(named, calibration=known).step_time != simulate(job, calibration=known).step_time
 
 
-def test_the_law_of_processes_follows_what_they_took(folder) -> None:
+def test_the_cost_model_of_processes_follows_what_they_took(folder) -> None:
     out, _ = folder
     from hardware.inline import ByGPU, Inter
     from hardware.topology import reach

@@ -121,7 +121,7 @@ def _most_loaded(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> 
 
 
 def _fill_up(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
-    """`loads` (ranks x experts) with `rows` more, shared by all ranks, on their least loaded experts, up to `most` each."""
+    """`loads` (ranks x experts) and `rows` more, shared by all ranks, on their least loaded experts, up to `most`."""
     loads = np.sort(loads, axis=1)
     while rows > 0.5:
         open_ranks = np.flatnonzero(loads[:, 0] < most - 0.5)
