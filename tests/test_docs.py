@@ -118,7 +118,9 @@ def test_the_profiles_are_the_frameworks() -> None:
     nested = {f"{key}.{field}" for key, part in parts.items() for field in part.model_fields}
     assert set(table) >= nested | {f"rates.{rate}" for rate in RATES}
     for field, shown in table.items():
-        assert list(map(read, shown)) == [value(load_framework(name).model_dump(), field) for name in names], field
+        assert list(map(read, shown)) == [
+            value(load_framework(name).model_dump(by_alias=True), field) for name in names
+        ], field
 
 
 def read(cell: str) -> float | bool | str:

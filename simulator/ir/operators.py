@@ -286,18 +286,18 @@ class CoreAttention(Operator):
         """The scores that kernels compute: unfused kernels compute a block without its mask."""
         return self.block if self.block is not None and self.kernel == "flash" else WHOLE
 
-    def _attended(self, position: int) -> int:
+    def _visible_positions(self, position: int) -> int:
         """Number of positions before `position` that a query there attends to."""
         return min(self.window or position, position)
 
     def _pairs(self, position: int) -> float:
         """Pairs of queries before `position` and keys that the causal mask and the window leave."""
-        return self._attended(position) * (position - self._attended(position) / 2)
+        return self._visible_positions(position) * (position - self._visible_positions(position) / 2)
 
     def _shape(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
         queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
-        t = keys["t"] + self._attended(self.tokens_before)
+        t = keys["t"] + self._visible_positions(self.tokens_before)
         return queries["b"], queries["s"], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
 
     def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
@@ -359,8 +359,8 @@ class CoreAttention(Operator):
     def slice_gradient_bytes(self, at: LocalShapes) -> tuple[int, int]:
         own = at.dims(self.ins[1])["t"]
         per_token = at.bytes(*self.ins[1:]) // own
-        taken_over = self._attended(self.tokens_before + own) if self.tokens_after else 0
-        return per_token * taken_over, per_token * self._attended(self.tokens_before)
+        taken_over = self._visible_positions(self.tokens_before + own) if self.tokens_after else 0
+        return per_token * taken_over, per_token * self._visible_positions(self.tokens_before)
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         b, q, _, heads, _ = self._shape(at)

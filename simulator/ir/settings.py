@@ -1,6 +1,6 @@
 """Settings at which the closed forms of tensor, memory and sequence schemes are stated.
 
-The settings of other families stand beside their base classes: `DataSetting`, `ExpertSetting`, `OverlapSetting`,
+The settings of other families are defined with their base classes: `DataSetting`, `ExpertSetting`, `OverlapSetting`,
 `PipelineSetting`. The contract suite lowers a layer at each setting and measures what the closed forms predict.
 """
 

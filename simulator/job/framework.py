@@ -116,9 +116,9 @@ class Framework(FrameworkPart):
     calibrated time."""
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time per step: data loading, logging, start of the step [s]."""
-    spread: float = Field(ge=0, le=3)
+    sigma: float = Field(ge=0, le=3, alias="spread")
     """Standard deviation of log(measured / predicted) of the step time."""
-    spread_experts: float = Field(ge=0, le=3)
+    sigma_experts: float = Field(ge=0, le=3, alias="spread_experts")
     """Standard deviation that is added for models with experts, whose small kernels and host synchronisation for token
     counts are not modelled."""
 

@@ -96,7 +96,7 @@ class MoEShape(ShapePart):
     """Inner width of the MLP of layers without experts; None: the model's `ffn`."""
     every: Size = 1
     """After the first dense layers, the last of every `every` layers has experts (GShard and Switch: 2), as with
-    ``decoder_sparse_step`` of Qwen in ``transformers``; with Megatron's ``--moe-layer-freq`` it is the first of them."""
+    ``decoder_sparse_step`` of Qwen in ``transformers``; with ``--moe-layer-freq`` of Megatron it is the first."""
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
     dropless."""

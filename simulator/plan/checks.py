@@ -1,7 +1,4 @@
-"""The rules that hold for a whole plan.
-
-Every rule is a small function ``check_...`` that raises one PlanError; all are asked before any work is done.
-"""
+"""Rules that hold for a whole plan; every function ``check_...`` raises a PlanError if its rule is broken."""
 
 from __future__ import annotations
 
@@ -29,24 +26,24 @@ DIM_NAMES = {
 }
 
 EXPERT_NAMES = {**DIM_NAMES, "f": "model.moe.expert_ffn"}
-"""The same where experts are."""
+"""Names of dims for operators of experts."""
 
 
 MAX_PASSES = 2_000_000
-"""Most passes of micro-batches through stages, forward and backward: ten or twenty seconds."""
+"""Most passes of micro-batches through stages, forward and backward: a simulation of ten to twenty seconds."""
 
 
 def check_formats(plan: Plan) -> None:
-    """The GPU multiplies numbers of the format that products run in."""
+    """The GPU has a peak rate for the number format of the GEMMs."""
     gpu, framework = plan.job.cluster.gpu, plan.job.framework
     number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
     if framework.quantised == "mxfp8" and "fp4" not in gpu.peak and "fp8" in gpu.peak:
-        rule = f"{gpu.name} multiplies no blocks of 32 with scales of their own; GPUs that do have fp4 as well"
+        rule = f"{gpu.name} has no GEMMs with a scale per block of 32 elements; GPUs that have them also have fp4"
         raise PlanError("precision.compute", rule, "Use fp8-blockwise or fp8-tensorwise", framework.quantised)
     if number not in gpu.peak:
         words = [word for word, one in QUANTISED.items() if one.dtype in gpu.peak]
         known = ", ".join([*(word for word in get_args(Format) if word in gpu.peak), *words])
-        rule = f"{gpu.name} has no peak rate for products in {number}"
+        rule = f"{gpu.name} has no peak rate for GEMMs in {number}"
         raise PlanError("precision.compute", rule, f"Use one of {known}", plan.job.precision.compute)
 
 
@@ -63,12 +60,12 @@ def check_world(plan: Plan) -> None:
 
 
 def check_axes(plan: Plan) -> None:
-    """Every axis larger than one has one scheme that says what it does."""
+    """Every axis larger than one belongs to exactly one scheme."""
     owners: dict[str, str] = {}
     for scheme in plan.schemes:
         for axis in scheme.axes:
             if axis in owners:
-                rule = f"{owners[axis]} and {scheme.use} both claim the axis {axis!r}"
+                rule = f"{owners[axis]} and {scheme.use} both have the axis {axis!r}"
                 raise PlanError("plan.schemes", rule, "Give each scheme an axis of its own")
             owners[axis] = scheme.use
     for axis, size in plan.mesh.named_axes.items():
@@ -78,7 +75,7 @@ def check_axes(plan: Plan) -> None:
 
 
 def check_batch(plan: Plan) -> None:
-    """The global batch is a whole number of micro-batches for every replica."""
+    """The global batch is a multiple of micro-batch x data-parallel ranks."""
     batch = plan.job.batch
     assert batch.total is not None
     one = batch.micro * plan.replicas
@@ -89,45 +86,43 @@ def check_batch(plan: Plan) -> None:
 
 
 def check_towers(plan: Plan) -> None:
-    """Every tower has its like part of a sequence."""
+    """Every tower has an equal part of a sequence."""
     towers, seq = plan.job.model.towers, plan.job.batch.sequence
     assert seq is not None
     if seq % towers:
-        rule = f"each of the {towers} towers of {plan.job.model.name} has its like part of a sequence"
+        rule = f"each of the {towers} towers of {plan.job.model.name} has an equal part of a sequence"
         near = max(1, round(seq / towers)) * towers
         raise PlanError("batch.sequence", rule, f"{near} would work", seq)
 
 
 def check_noise(plan: Plan) -> None:
-    """Steps of ranks that differ are played one by one, each from an empty to an empty pipe."""
+    """Steps with noise are played one by one, so the pipeline must flush between steps."""
     if plan.job.noise is not None and not plan.schedule.flush:
-        rule = f"steps under noise begin and end with an empty pipe, and {plan.schedule.use} has no flush"
+        rule = f"noise needs a pipeline that flushes after each step, and {plan.schedule.use} has no flush"
         raise PlanError("noise", rule, "Leave it out, or use pipeline/1f1b")
 
 
 def check_period(plan: Plan) -> None:
-    """Steps of a period differ, so they are forecast as the mean of their kinds: each from an empty to an empty pipe,
-    and on ranks that are alike."""
+    """Steps of a period are forecast as their mean, without noise and with a pipeline flush after each."""
     if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.flush):
-        told = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
-        rule = "steps that differ are forecast without noise, and with a pipeline that empties in between"
-        raise PlanError(f"plan.schemes[{told}].period", rule, "Set it to 1, or leave the other out", plan.period)
+        index = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
+        rule = "a period of several steps is forecast without noise, and with a pipeline flush after each step"
+        raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
 
 
 def check_size(plan: Plan) -> None:
-    """Every pass of a micro-batch through a stage is played, so there is an end to how many there can be."""
+    """The passes of micro-batches through stages are not too many to play."""
     shape = plan.played_shape
     each = 2 * shape.stages * shape.slices
     if shape.m * each > MAX_PASSES:
         most = MAX_PASSES * plan.shape.m // shape.m // each * plan.job.batch.micro * plan.replicas
-        cut = f" in {shape.slices} slices" if shape.slices > 1 else ""
-        rule = f"{shape.m:,} micro-batches{cut} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
+        sliced = f" in {shape.slices} slices" if shape.slices > 1 else ""
+        rule = f"{shape.m:,} micro-batches{sliced} through {shape.stages} stages are more than {MAX_PASSES:,} passes"
         raise PlanError("batch.global", rule, f"At most {most:,}, or a larger batch.micro", plan.job.batch.total)
 
 
 def check_roles(plan: Plan) -> None:
-    """A plan has one schedule, and one scheme that says what is recomputed: two would do it twice. What a scheme
-    relies on is there."""
+    """Every role (schedule, recompute scheme) has at most one scheme, and the required roles of schemes are filled."""
     for role in sorted({scheme.role for scheme in plan.schemes} - {""}):
         found = [scheme.use for scheme in plan.schemes if scheme.role == role]
         if len(found) > 1:
@@ -141,23 +136,25 @@ def check_roles(plan: Plan) -> None:
 
 
 def check_experts(plan: Plan) -> None:
-    """Experts are spread where the model has some."""
+    """A model without experts has no view of experts; axes of the view other than the first belong to a scheme."""
     if plan.mesh.views and plan.job.model.moe is None:
-        rule = f"{plan.job.model.name} has no experts, so nothing is read another way"
+        rule = f"{plan.job.model.name} has no experts"
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
     for name, view in plan.mesh.views.items():
         for axis in list(view)[1:]:
             if view[axis] > 1 and axis not in plan.claimed_axes:
-                remedy = f"Add {{use: expert/all-to-all, over: {axis}}}; only along the first axis experts are copied"
+                remedy = (
+                    f"Add {{use: expert/all-to-all, over: {axis}}}; experts are replicated along the first axis only"
+                )
                 raise PlanError(f"plan.views.{name}.{axis}", "no scheme says what this axis does", remedy, view[axis])
 
 
 def check_divisible(plan: Plan, known: set[Hashable]) -> None:
-    """Every dim of every operator divides by the axes that shard it.
+    """Every dim of every operator is divisible by the axes that shard it.
 
-    known: what was found to divide before, for this plan or another; new findings are added.
+    known: keys of plans that were found divisible before; new findings are added.
     """
-    # The samples of all replicas divide by their number, whatever it is.
+    # The samples of all replicas are divisible by any number of replicas.
     key = (
         replace(plan.architecture, replicas=1),
         tuple(plan.mesh.views),
@@ -167,7 +164,7 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
         return
     scope = Scope(plan.mesh, plan.stage_schemes)
 
-    # A tower's part of a sequence is the least that must divide.
+    # In a tower its part of a sequence is sharded.
     called = DIM_NAMES | ({"s": "batch.sequence / model.towers"} if plan.job.model.trunk else {})
 
     def visit(operator: Operator) -> None:
@@ -177,12 +174,12 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
             layout = scope.at_rest(operator, tensor) if tensor in operator.weights else required_layout(tensor, divide)
             for part, dim in layout.items():
                 parts.setdefault(dim, []).append(part)
-            for dim, cutting in parts.items():
-                size, count = tensor.dims[dim], plan.mesh.size(cutting)
+            for dim, sharding in parts.items():
+                size, count = tensor.dims[dim], plan.mesh.size(sharding)
                 if not size.is_divisible_by(count):
                     names = EXPERT_NAMES if operator.view else called
-                    axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in cutting))
-                    _refuse(names, dim, int(size.size // size.unit), count, axes)
+                    axes = list(dict.fromkeys(plan.axis_of(part, operator.view) for part in sharding))
+                    _refuse_shards(names, dim, int(size.size // size.unit), count, axes)
 
     for unit in plan.architecture.units:
         walk(unit, visit)
@@ -190,13 +187,13 @@ def check_divisible(plan: Plan, known: set[Hashable]) -> None:
 
 
 def check_slices(plan: Plan) -> None:
-    """Every slice of a sequence is a whole number of tokens, which divides as sequences do."""
+    """Every slice of a sequence is a whole number of tokens, divisible by the axes that shard positions."""
     model, sequence, grain = plan.job.model, plan.job.batch.sequence, plan.slice_granularity
     assert sequence is not None
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
     if model.trunk:
         rule = f"the trunk of {model.name} joins whole sequences of all towers"
-        raise PlanError(where, rule, "Use a schedule that cuts no sequences, for example pipeline/1f1b")
+        raise PlanError(where, rule, "Use a schedule without slices of sequences, for example pipeline/1f1b")
     for share in plan.schedule.slices:
         tokens = share * sequence
         if abs(tokens - round(tokens)) > 1e-6 or round(tokens) % grain:
@@ -207,7 +204,8 @@ def check_slices(plan: Plan) -> None:
             raise PlanError(where, rule, f"{number} would work", f"{tokens:g} tokens")
 
 
-def _refuse(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
+def _refuse_shards(called: Mapping[str, str], dim: str, units: int, parts: int, axes: Sequence[str]) -> None:
+    """Raises PlanError for a dim of `units` units that `axes`, of `parts` ranks, cannot shard evenly."""
     fits = [n for n in range(1, parts + 1) if units % n == 0]
     above = next((n for n in range(parts, units + 1) if units % n == 0), None)
     axis = " x ".join(axes)
@@ -227,4 +225,4 @@ ALWAYS = (
     check_noise,
     check_period,
 )
-"""What holds for every plan, before its stages are known."""
+"""The checks of every plan that need no stages."""

@@ -1,4 +1,4 @@
-"""Which layers form a stage."""
+"""Partition of the layers of a model over the virtual pipeline stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ WORDS = "even, ends-as-layers, by-cost, or a list of layers"
 
 
 class LayerCosts(NamedTuple):
-    """What the parts of a model cost where a stage is, in any unit: the embedding, every layer, and all behind them."""
+    """Costs of the parts of a model on the device of one stage, in any unit.
+
+    begin: cost of the embedding.
+    layers: cost of every layer.
+    end: cost of final norm, output layer and loss.
+    """
 
     begin: float
     layers: Sequence[float]
@@ -25,17 +30,20 @@ class LayerCosts(NamedTuple):
 
 
 AskLayerCosts = Callable[[], Sequence[LayerCosts]]
-"""The weights on every stage, worked out when they are asked for."""
+"""Returns the layer costs on every stage; called only for `partition: by-cost`."""
 
 
 def layers_of_graph(
     partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, costs: AskLayerCosts
 ) -> list[int]:
-    """Layers of every virtual stage, where each tower of the model lies on a line of stages of its own, and the trunk
-    on one that joins these; or all on one stage.
+    """Layers of every virtual stage of a stage graph: a chain of stages, or a chain per tower that the trunk joins.
 
-    before: for every stage those whose results it takes. use: the schedule whose stages these are.
-    Raises PlanError where the stages are not joined as the towers are, or the layers do not fit the stages.
+    partition: the partition of the job.
+    model: the shape of the model.
+    before: for every stage the stages whose output it reads.
+    use: the schedule, for error messages.
+    costs: asks for the layer costs.
+    Raises PlanError if towers do not match the graph, or the layers do not fit the stages.
     """
     begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
     lines = [range(*ends) for ends in zip(begins, [*begins[1:], len(before)], strict=True)]
@@ -57,7 +65,7 @@ def layers_of_graph(
                 raise PlanError("plan.partition", rule, f"{near} layers would work, or a list of layers", partition)
         return [layers // len(line) for layers, line in zip(counts, lines, strict=True) for _ in line]
     if isinstance(partition, str):
-        rule = "stages of towers are divided evenly, or by a list"
+        rule = "towers are partitioned evenly, or by a list"
         raise PlanError("plan.partition", rule, "Use even, or a list of layers", partition)
     found = [sum(partition[line.start : line.stop]) for line in lines]
     if len(partition) != len(before) or found != counts or min(*partition[:-1], partition[-1] + 1) < 1:
@@ -69,12 +77,12 @@ def layers_of_graph(
 
 
 def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskLayerCosts = tuple) -> list[int]:
-    """Transformer layers of every virtual stage, first to last.
+    """Transformer layers of every virtual stage of a chain, first to last.
 
-    ``even``: the same number each. ``ends-as-layers``: embedding and output layer take one place each. ``by-cost``: so
-    that the stage that costs most costs least. A list says it outright.
+    ``even``: equal numbers. ``ends-as-layers``: embedding and output layer count as one layer each. ``by-cost``: the
+    largest cost of a stage is minimal. A list gives the layers.
 
-    Raises PlanError where the layers do not fit the stages.
+    Raises PlanError if the layers do not fit the stages.
     """
     if partition == "even":
         if layers % stages:
@@ -115,16 +123,17 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskL
 
 
 def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
-    """Layers of every stage so that the largest of their costs is as small as it can be, and among such divisions their
-    squares sum to the least. layer_costs: on every stage, for GPUs may differ from stage to stage.
+    """Layers of every stage with the least largest cost of a stage, and then the least sum of squared costs.
 
-    Stages at the ends may be without a layer, for they have the embedding and the output layer.
+    The first and the last stage may have no layer, because they have the embedding and the output layer.
+
+    layer_costs: layer costs on every stage; GPUs may differ from stage to stage.
     """
     stages, layers = len(layer_costs), len(layer_costs[0].layers)
     costs = []
     for stage, (begin, each, end) in enumerate(layer_costs):
         reached = np.array([0.0, *accumulate(each)])
-        cost = reached[None] - reached[:, None]  # of the layers from one (row) up to another (column)
+        cost = reached[None] - reached[:, None]  # cost of the layers from one (row) up to another (column)
         cost += begin * (stage == 0) + end * (stage == stages - 1)
         least = int(0 < stage < stages - 1)
         cost[np.arange(layers + 1)[None] - np.arange(layers + 1)[:, None] < least] = np.inf
@@ -134,14 +143,17 @@ def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
     return _best(squares, np.add)[1]
 
 
-def _best(costs: Sequence[np.ndarray], joined: np.ufunc) -> tuple[float, list[int]]:
-    """The least cost of a division, and its layers by stage. joined: what the costs of two stages make together."""
-    reached, froms = costs[0][0], []
+def _best(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, list[int]]:
+    """The least cost of a partition by dynamic programming, and its layers by stage.
+
+    combine: combines the costs of two stages (sum or maximum).
+    """
+    reached, starts = costs[0][0], []
     for cost in costs[1:]:
-        ways = joined(reached[:, None], cost)
-        froms.append(ways.argmin(axis=0))
-        reached = ways.min(axis=0)
+        totals = combine(reached[:, None], cost)
+        starts.append(totals.argmin(axis=0))
+        reached = totals.min(axis=0)
     ends = [len(reached) - 1]
-    for begin in reversed(froms):
+    for begin in reversed(starts):
         ends.append(int(begin[ends[-1]]))
     return float(reached[-1]), np.diff([0, *reversed(ends)]).tolist()

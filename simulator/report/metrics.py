@@ -108,7 +108,7 @@ class Metrics:
             if seconds and parts[kind]
         ]
         framework = self.job.framework
-        return math.hypot(framework.spread, framework.spread_experts if self.job.model.moe else 0.0, *terms)
+        return math.hypot(framework.sigma, framework.sigma_experts if self.job.model.moe else 0.0, *terms)
 
     @property
     def interval_90(self) -> tuple[float, float]:

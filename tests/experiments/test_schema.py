@@ -56,7 +56,7 @@ def test_it_names_what_there_is() -> None:
         assert one["properties"].keys() == {"use", "over", *find_scheme(use).Options.model_fields}
     assert set(presets()) < set(parts["model"]["anyOf"][0]["examples"])
     assert {"dgx-h100:1", *clusters()} < set(parts["cluster"]["anyOf"][0]["examples"])
-    assert "what is left" in parts["ShortPlan"]["properties"]["dp"]["description"]
+    assert "GPUs / (tp pp cp)" in parts["ShortPlan"]["properties"]["dp"]["description"]
     assert parts["Batch"]["properties"]["global"]["description"].startswith("Default:")
 
 

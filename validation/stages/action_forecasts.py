@@ -51,5 +51,5 @@ def _forecast_task(task: Task, program: Program, plan: Plan) -> ForecastValue:
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
     framework = plan.job.framework
     terms = (weighted / max(float(busy.sum()), 1e-30)).tolist()
-    sigma = math.hypot(framework.spread, framework.spread_experts if plan.job.model.moe else 0.0, *terms)
+    sigma = math.hypot(framework.sigma, framework.sigma_experts if plan.job.model.moe else 0.0, *terms)
     return with_interval(task_seconds(task, program.host), sigma)

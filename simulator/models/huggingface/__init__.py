@@ -1,10 +1,10 @@
 """Reads the ``config.json`` of a Hugging Face model.
 
-Each ``model_type`` that meshcast can describe has a class (`gpt`, `llama`, `moe`): which keys it reads, what they
-default to (the defaults of the ``transformers`` library, release 4.57), which values it can describe, and the model
-that follows. The widths and counts that make a model this very model have no default here. A config
-holds many keys that do not change the cost of a step (token ids, generation, initialisation, rope's base and
-scaling); those are passed over. A key that does change it is read, or refused when its value is not described.
+Each supported ``model_type`` has a class (in `gpt`, `llama`, `moe`) that states the keys it reads, their defaults
+(those of the ``transformers`` library, release 4.57), the supported values, and the model that follows. Widths and
+counts that define a model have no default. Keys that do not change the cost of a step (token ids, generation,
+initialisation, base and scaling of RoPE) are ignored. A key that does change it is read, or refused if its value is not
+supported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUPPORTED: dict[str, type[Config]] = {
     "deepseek_v3": DeepSeekV3,
     "gemma": Gemma,
 }
-"""The classes by the ``model_type`` of a config."""
+"""Readers of configs by their ``model_type``."""
 
 
 def from_config(
@@ -48,17 +48,17 @@ def from_config(
     Args:
         config: the parsed ``config.json``.
         where: its place, for error messages.
-        name: what reports shall call the model; default: the config's ``_name_or_path``, else its ``model_type``.
+        name: name of the model in reports; default: the config's ``_name_or_path``, else its ``model_type``.
         text: the text of the file, for the line numbers of error messages.
 
     Raises:
-        ModelError: another ``model_type``, a missing key, or a value that meshcast does not describe.
+        ModelError: another ``model_type``, a missing key, or a value that meshcast does not support.
     """
     if not isinstance(config, Mapping):
         raise ModelError(where, "a Hugging Face config is a mapping", "Give the path of a config.json", config)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in SUPPORTED:
-        rule = "needed and missing" if kind is None else "meshcast does not describe this architecture"
+        rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
     reader = SUPPORTED[kind]

@@ -1,4 +1,4 @@
-"""What all readers of a ``config.json`` share: keys under the names of `Model`, and what they refuse."""
+"""Base classes of the readers of ``config.json``: keys with the names of fields of `Model`, and refused values."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
 
 
 def key(*names: str, **default: Any) -> Any:
-    """A field of a config under its name there, and under other names that ``transformers`` takes for the same."""
+    """A field by its key in a config, and by the synonyms that ``transformers`` accepts."""
     return Field(validation_alias=AliasChoices(*names), **default)
 
 
 def refuse(feature: str) -> AfterValidator:
-    """Refuses a value that says that the model has `feature`."""
+    """A validator that refuses a model with `feature`."""
 
     def refuse(value: Any) -> Any:
         if value:
-            raise ValueError(f"meshcast describes no {feature}. Remove the key if the model works without it")
+            raise ValueError(f"meshcast supports no {feature}. Remove the key if the model works without it")
         return value
 
     return AfterValidator(refuse)
 
 
 class Keys(BaseModel):
-    """Keys of a config. A key that is left out means the default of ``transformers``.
+    """Keys of a config, with the defaults of ``transformers``.
 
-    Null means "none" where a field may be None (which then need not be its default), elsewhere the default.
+    Null means None for a field that may be None (even if that is not its default), otherwise the default.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -55,14 +55,14 @@ class Keys(BaseModel):
 
 
 class Config(Keys, ABC):
-    """A whole config, whose fields have the names of those of `Model` that they fill."""
+    """A config; its fields have the names of the fields of `Model` that they set."""
 
-    # Weights stored in a few bits are made for inference, or for training adapters only.
+    # Quantised weights are made for inference, or for training adapters only.
     quantization: Annotated[Any, refuse("quantised weights")] = key("quantization_config", default=None)
 
     @classmethod
     def config_keys(cls) -> dict[str, str]:
-        """For each field of `Model`, `MLA` and `MoE` the key that a config has for it."""
+        """The key of a config for each field of `Model`, `MLA` and `MoEShape`."""
         keys = {name: str(field.validation_alias.choices[0]) for name, field in cls.model_fields.items()}  # type: ignore[union-attr]
         return {part + name: word for part in ("mla.", "moe.", "") for name, word in keys.items()}
 
@@ -71,18 +71,18 @@ class Config(Keys, ABC):
         """The fields of `Model`."""
 
     def same_fields(self, *names: str) -> dict[str, Any]:
-        """The fields of these names, which mean the same in `Model`."""
+        """The fields of these names, which have the same meaning in `Model`."""
         return {name: getattr(self, name) for name in names}
 
     def read_dropout(self, *names: str) -> dict[str, Any]:
-        """`Model.dropout`, from the first of these fields. The probability costs nothing, the kernels do: all or none.
+        """`Model.dropout` from the first of these fields. Only whether there are dropout kernels has a cost.
 
-        Raises ModelError when another of the fields is 0 and the first is not, or the other way round.
+        Raises ModelError if some of the fields are 0 and others are not.
         """
         words, dropout = self.config_keys(), getattr(self, names[0])
         for name in names[1:]:
             if bool(getattr(self, name)) != bool(dropout):
-                rule = f"dropout in some places only is not described ({words[names[0]]} is {dropout})"
+                rule = f"dropout in some places only is not supported ({words[names[0]]} is {dropout})"
                 keys = [words[each] for each in names]
                 remedy = f"Give all of {', '.join(keys[:-1])} and {keys[-1]}, or 0 for all"
                 raise ModelError(name, rule, remedy, getattr(self, name))
@@ -90,7 +90,7 @@ class Config(Keys, ABC):
 
 
 class Decoder(Config):
-    """RMS norms, gated MLPs and rope: what the Llama family shares. Dropout, where there is any, on attention alone."""
+    """A decoder of the Llama family: RMS norms, gated MLPs and RoPE. Dropout on attention is refused."""
 
     layers: Depth = key("num_hidden_layers")
     hidden: Size = key("hidden_size")
@@ -111,9 +111,12 @@ class Decoder(Config):
 
 
 def window_fields(window: int | None, slides: Sequence[bool], word: str) -> dict[str, Any]:
-    """The fields of `Model` for layers of which those that `slides` says have the `window`.
+    """The fields of `Model` for sliding windows.
 
-    Raises ModelError, at the config's key `word`, when it is neither all, none, nor all but every n-th of them.
+    window: tokens of the window; None: no window.
+    slides: for each layer whether it has the window.
+    word: key of the config, for error messages.
+    Raises ModelError unless all layers, none, or all but every n-th have the window.
     """
     if window is None or not any(slides):
         return {}
@@ -122,14 +125,16 @@ def window_fields(window: int | None, slides: Sequence[bool], word: str) -> dict
     every = list(slides).index(False) + 1
     if list(slides) == [(layer + 1) % every != 0 for layer in range(len(slides))]:
         return {"window": window, "full_every": every}
-    rule = "only windows in all layers, or in all but every n-th, are described"
+    rule = "only windows in all layers, or in all but every n-th, are supported"
     raise ModelError(word, rule, "Turn windows off, or give the fields of `model:` themselves")
 
 
 def expert_layers(flags: Sequence[bool], word: str) -> dict[str, int]:
-    """`MoE.first_dense` and `MoE.every` for layers of which those with a true flag have experts.
+    """The fields `first_dense` and `every` of `MoEShape`.
 
-    Raises ModelError, at the config's key `word`, when no two such numbers say it.
+    flags: for each layer whether it has experts.
+    word: key of the config, for error messages.
+    Raises ModelError if no values of the two fields describe the layers.
     """
     found = [layer for layer, flag in enumerate(flags) if flag]
     first = found[0]
@@ -137,5 +142,5 @@ def expert_layers(flags: Sequence[bool], word: str) -> dict[str, int]:
         dense = first - every + 1
         if dense >= 0 and found == list(range(first, len(flags), every)):
             return {"first_dense": dense, "every": every}
-    rule = "only dense layers at the start, and then experts in every n-th layer, are described"
+    rule = "only dense layers at the start, and then experts in every n-th layer, are supported"
     raise ModelError(word, rule, "Give the fields of `model:` themselves")

@@ -34,7 +34,7 @@ class GPT2(Config):
 
 
 class GPTNeoX(Config):
-    """``GPTNeoXConfig``: rope on a share of each head, attention and MLP in parallel, an output layer of its own."""
+    """``GPTNeoXConfig``: RoPE on a share of each head, parallel attention and MLP, an untied output layer."""
 
     layers: Depth = key("num_hidden_layers")
     hidden: Size = key("hidden_size")
@@ -60,10 +60,10 @@ class GPTNeoX(Config):
 
 
 class OPT(Config):
-    """``OPTConfig``: a GPT with ReLU, whose table of positions has two rows more than it has positions.
+    """``OPTConfig``: a GPT with ReLU, whose table of positions has two more rows than positions.
 
-    Its dropout is on the residual branches, never on the embedding, and with a probability of its own on attention.
-    A model has it everywhere or nowhere, so `dropout` decides: the kernels that this adds are small.
+    OPT has dropout on the residual branches, with another probability on attention, and none on the embedding. `Model`
+    has dropout everywhere or nowhere, so `dropout` decides; the additional kernels are small.
     """
 
     layers: Depth = key("num_hidden_layers")
@@ -84,11 +84,11 @@ class OPT(Config):
 
     def fields(self) -> dict[str, Any]:
         if not self.norm_first:
-            raise ModelError("norm_first", "norms after the branches are not described", "Only true is read", False)
+            raise ModelError("norm_first", "norms after the branches are not supported", "Only true is read", False)
         if not self.norm_weights:
-            raise ModelError("norm_weights", "norms without weights are not described", "Only true is read", False)
+            raise ModelError("norm_weights", "norms without weights are not supported", "Only true is read", False)
         if self.embedding_width not in (None, self.hidden):
-            rule = f"an embedding of another width than hidden_size ({self.hidden}) is not described"
+            rule = f"an embedding of another width than hidden_size ({self.hidden}) is not supported"
             raise ModelError("embedding_width", rule, "Give hidden_size, or leave it out", self.embedding_width)
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "dropout")
         biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
@@ -97,7 +97,7 @@ class OPT(Config):
 
 
 class Bloom(Config):
-    """``BloomConfig``: a GPT with alibi and a norm after the embedding. A config need not name a sequence length."""
+    """``BloomConfig``: a GPT with ALiBi and a norm after the embedding; the sequence length is optional."""
 
     layers: Depth = key("n_layer", "num_hidden_layers")
     hidden: Size = key("n_embed", "hidden_size")
@@ -119,7 +119,7 @@ class Bloom(Config):
 
 
 class MPTAttention(Keys):
-    """``attn_config`` of MPT, with the keys of llm-foundry that ``transformers`` does not have."""
+    """``attn_config`` of MPT, including keys of llm-foundry that ``transformers`` does not have."""
 
     kind: Literal["multihead_attention", "multiquery_attention", "grouped_query_attention"] = key(
         "attn_type", default="multihead_attention"
@@ -146,10 +146,10 @@ class MPTFeedForward(Keys):
 
 
 class MPT(Config):
-    """``MptConfig``: as a rule alibi and no bias anywhere, the norms included.
+    """``MptConfig``: usually ALiBi and no biases anywhere, norms included.
 
-    A layer norm without bias has the weights and the traffic of an RMS norm, which is what such a model gets. Alibi or
-    rope takes the place of learned positions, as in llm-foundry, whose keys are read as well.
+    A layer norm without bias has the weights and the memory traffic of an RMS norm, and is read as one. ALiBi or RoPE
+    replaces learned positions, as in llm-foundry, whose keys are read too.
     """
 
     layers: Depth = key("n_layers", "num_hidden_layers")

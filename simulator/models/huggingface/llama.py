@@ -1,4 +1,4 @@
-"""Configs of the Llama family: RMS norms, gated MLPs, rope."""
+"""Configs of the Llama family: RMS norms, gated MLPs, RoPE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LayerTypes = list[Literal["full_attention", "sliding_attention"]]
 
 
 class Llama(Decoder):
-    """``LlamaConfig`` (Llama 1, 2, 3): as a rule no biases and an output layer of its own."""
+    """``LlamaConfig`` (Llama 1, 2, 3): usually no biases and an untied output layer."""
 
     head_dim: Size | None = key("head_dim", default=None)
     attention_bias: Flag = key("attention_bias", default=False)
@@ -24,7 +24,7 @@ class Llama(Decoder):
 
 
 class Mistral(Decoder):
-    """``MistralConfig``: grouped queries and a window in all layers; null turns it off."""
+    """``MistralConfig``: grouped-query attention and a window in all layers; null means no window."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size | None = key("head_dim", default=None)
@@ -35,9 +35,9 @@ class Mistral(Decoder):
 
 
 class Qwen2(Decoder):
-    """``Qwen2Config`` (Qwen 2 and 2.5): biases on queries, keys and values alone.
+    """``Qwen2Config`` (Qwen 2 and 2.5): biases on queries, keys and values only.
 
-    The first ``max_window_layers`` layers attend to everything, and all do unless ``use_sliding_window``.
+    With ``use_sliding_window`` all but the first ``max_window_layers`` layers have the window.
     """
 
     kv_heads: Size | None = key("num_key_value_heads", default=32)
@@ -58,7 +58,7 @@ class Qwen2(Decoder):
 
 
 class Qwen3(Qwen2):
-    """``Qwen3Config``: heads of their own width, with norms on queries and keys in place of biases."""
+    """``Qwen3Config``: explicit width of heads, norms on queries and keys in place of biases."""
 
     head_dim: Size = key("head_dim", default=128)
     attention_bias: Flag = key("attention_bias", default=False)
@@ -69,9 +69,9 @@ class Qwen3(Qwen2):
 
 
 class Gemma(Decoder):
-    """``GemmaConfig`` (Gemma 1): heads 256 wide, a gate of GELU, a tied output layer.
+    """``GemmaConfig`` (Gemma 1): heads 256 wide, GeGLU, a tied output layer.
 
-    Old configs call the activation ``hidden_act``; the library then takes ``hidden_activation`` in its place.
+    Old configs call the activation ``hidden_act``; the library now reads ``hidden_activation``.
     """
 
     kv_heads: Size | None = key("num_key_value_heads", default=16)

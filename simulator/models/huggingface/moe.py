@@ -1,4 +1,4 @@
-"""Configs of models with experts, and of latent attention."""
+"""Configs of models with experts or latent attention."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Qwen3MoE(Decoder):
 
 
 def _fp8_only(value: Any) -> Any:
-    """Passes over the format that DeepSeek-V3 is trained and published in: number formats belong to the job."""
+    """Accepts fp8, in which DeepSeek-V3 is trained and published: number formats belong to the job."""
     if value and not (isinstance(value, dict) and value.get("quant_method") == "fp8"):
-        raise ValueError("meshcast describes no quantised weights. Remove the key if the model works without it")
+        raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
     return value
 
 
 class DeepSeekV2(Decoder):
-    """``DeepseekV2Config``: latent attention; experts from layer ``first_k_dense_replace`` on, some of them shared.
+    """``DeepseekV2Config``: latent attention; routed and shared experts from layer ``first_k_dense_replace`` on.
 
-    ``n_routed_experts: null`` is a model without experts, ``q_lora_rank: null`` one whose queries have no latent.
-    ``moe_layer_freq`` is a key of DeepSeek's own code, as is ``num_nextn_predict_layers``.
+    ``n_routed_experts: null`` means no experts, ``q_lora_rank: null`` no latent of queries. ``moe_layer_freq`` and
+    ``num_nextn_predict_layers`` are keys of DeepSeek's own code.
     """
 
     quantization: Annotated[Any, AfterValidator(_fp8_only)] = key("quantization_config", default=None)
@@ -92,7 +92,7 @@ class DeepSeekV2(Decoder):
         if self.experts is None or not any(flags):
             return None
         moe = self.same_fields("experts", "top_k", "expert_ffn") | {"shared_experts": self.shared_experts or 0}
-        # The router's correction of its choice is one number for each expert.
+        # noaux_tc: the router has a correction bias for each expert.
         return moe | expert_layers(flags, "moe_layer_freq") | {"router_bias": self.selection == "noaux_tc"}
 
 

@@ -227,7 +227,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (CONFIG.replace('"llama"', '"mamba"'), "model_type is 'mamba': meshcast does not describe this architecture"),
+        (CONFIG.replace('"llama"', '"mamba"'), "model_type is 'mamba': meshcast does not support this architecture"),
         (re.sub(r'"hidden_size": \d+', '"hidden_size": "8192"', CONFIG), "hidden_size is '8192': must be a whole"),
         (re.sub(r'"num_hidden_layers": \d+', '"num_hidden_layers": -1', CONFIG), "num_hidden_layers is -1"),
         (re.sub(r'"num_key_value_heads": \d+', '"num_key_value_heads": 7', CONFIG), "it must divide heads (64)"),

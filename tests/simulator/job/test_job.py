@@ -240,7 +240,7 @@ SCHEMES = "plan.schemes"
 LONG_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] = {
     "axis nobody claims": ("plan.schemes.1.over", [], P, "plan.mesh.dp", ["no scheme", "over: dp"]),
     "axis that is not there": ("plan.schemes.1.over", "ddp", P, "plan.schemes[1].over", ["no such axis", "'dp'"]),
-    "axis claimed twice": ("plan.schemes.1.over", "tp", P, "plan.schemes", ["both claim", "'tp'"]),
+    "axis claimed twice": ("plan.schemes.1.over", "tp", P, "plan.schemes", ["both have the axis", "'tp'"]),
     "two pipelines": (
         "plan.schemes.1",
         {"use": "pipeline/gpipe", "over": "dp"},

@@ -166,8 +166,10 @@ def test_a_window_leaves_a_share_of_the_pairs(window: int | None, pairs: float) 
 def test_every_so_many_layers_attend_to_all() -> None:
     played = run(layers=6, window=4, full_every=3)
     layers = [unit_run for unit_run in played.stages[0].unit_runs if unit_run.name == "layer"]
-    shares = [(unit_run.count, next(op.work.share for op in unit_run.fragment.forward if isinstance(op.work, Attention)))
-              for unit_run in layers]  # fmt: skip
+    shares = [
+        (unit.count, next(op.work.share for op in unit.fragment.forward if isinstance(op.work, Attention)))
+        for unit in layers
+    ]
     assert shares == [(2, 7 / 32), (1, 0.5), (2, 7 / 32), (1, 0.5)]
 
 
@@ -265,14 +267,14 @@ def test_flops_do_not_depend_on_the_products() -> None:
 @pytest.mark.parametrize(
     ("gpu", "word", "told"),
     [
-        ("a100-sxm-80", "fp8-delayed", "a100-sxm-80 has no peak rate for products in fp8. Use one of fp32, bf16, fp16"),
+        ("a100-sxm-80", "fp8-delayed", "a100-sxm-80 has no peak rate for GEMMs in fp8. Use one of fp32, bf16, fp16"),
         (
             "h100-sxm",
             "nvfp4",
-            "h100-sxm has no peak rate for products in fp4. Use one of fp32, bf16, fp16, fp8-delayed",
+            "h100-sxm has no peak rate for GEMMs in fp4. Use one of fp32, bf16, fp16, fp8-delayed",
         ),
-        ("h100-sxm", "mxfp8", "h100-sxm multiplies no blocks of 32"),
-        ("v100-sxm2-32", "bf16", "v100-sxm2-32 has no peak rate for products in bf16. Use one of fp32, fp16"),
+        ("h100-sxm", "mxfp8", "h100-sxm has no GEMMs with a scale per block of 32"),
+        ("v100-sxm2-32", "bf16", "v100-sxm2-32 has no peak rate for GEMMs in bf16. Use one of fp32, fp16"),
     ],
 )
 def test_a_gpu_that_cannot_multiply_these_numbers_is_refused(gpu: str, word: str, told: str) -> None:

@@ -294,7 +294,7 @@ REFUSED = {
         *(BLOOM | {"apply_residual_connection_post_layernorm": True},),
         *("config.json.apply_residual_connection_post_layernorm", "norm's output"),
     ),
-    "odd share of rope": (NEOX | {"rotary_pct": 0.27}, "config.json.rotary_pct", "would turn 25"),
+    "odd share of rope": (NEOX | {"rotary_pct": 0.27}, "config.json.rotary_pct", "would rotate 25"),
     "share of rope over one": (NEOX | {"rotary_pct": 1.5}, "config.json.rotary_pct", "at most 1"),
     "norms on all heads": (MPT | {"attn_config": {"qk_ln": True}}, "config.json.attn_config.qk_ln", "queries and keys"),
     "clipping": (MPT | {"attn_config": {"clip_qkv": 6}}, "config.json.attn_config.clip_qkv", "clipping"),

@@ -1,4 +1,4 @@
-"""Which layers form a stage."""
+"""Partition of layers over stages: even, by cost, by a list."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hardware.errors import PlanError
 from simulator import load_job, simulate
+from simulator.forecast.planning import resolve_plan
 from simulator.plan.partition import LayerCosts, balance, layers_of_stages
-from simulator.plan.plan import Plan
 
 COUNTS = st.integers(1, 200)
 
@@ -147,13 +147,13 @@ def test_more_stages_than_layers_are_refused_with_what_works() -> None:
 
 def job(model: Any, partition: Any, **more: Any) -> dict[str, Any]:
     plan = {"pp": 4, "partition": partition, **more.pop("plan", {})}
-    told = {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 128}, "plan": plan}
-    return told | more
+    fields = {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 128}, "plan": plan}
+    return fields | more
 
 
 def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
     """Llama 3 8B: the output layer of 128,256 words costs as much as two layers."""
-    found = Plan(load_job(job("llama3-8b", "by-cost"))).layers
+    found = resolve_plan(load_job(job("llama3-8b", "by-cost"))).layers
     assert sum(found) == 32 and found[-1] < min(found[:-1])
     assert simulate(job("llama3-8b", "by-cost")).step_time < simulate(job("llama3-8b", "even")).step_time
 
@@ -162,7 +162,7 @@ def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
 def test_no_neighbouring_division_is_faster(model: str) -> None:
     """Nearly: the cost of a stage leaves out what its neighbours make it wait for."""
     best = simulate(job(model, "by-cost")).step_time
-    found = Plan(load_job(job(model, "by-cost"))).layers
+    found = resolve_plan(load_job(job(model, "by-cost"))).layers
     for a in range(3):
         for step in (1, -1):
             other = list(found)
@@ -175,22 +175,24 @@ def test_dense_layers_are_not_those_with_experts() -> None:
     """Layers of two kinds: as many as balance their cost, not their number."""
     moe = {"experts": 16, "top_k": 4, "expert_ffn": 4096, "first_dense": 8}
     model = {"layers": 16, "hidden": 1024, "heads": 16, "vocab": 1024, "seq": 2048, "ffn": 1024, "moe": moe}
-    found = Plan(load_job(job(model, "by-cost"))).layers
+    found = resolve_plan(load_job(job(model, "by-cost"))).layers
     assert found[0] > found[-1] and sum(found) == 16
 
 
 def test_chunks_are_divided_by_cost_too() -> None:
     plan = {"schedule": "interleaved-1f1b", "chunks": 2}
-    found = Plan(load_job(job("llama3-8b", "by-cost", plan=plan))).layers
+    found = resolve_plan(load_job(job("llama3-8b", "by-cost", plan=plan))).layers
     assert len(found) == 8 and sum(found) == 32 and found[-1] == min(found)
 
 
-def test_what_does_not_divide_is_still_told() -> None:
+def test_dims_that_do_not_divide_are_still_refused() -> None:
     with pytest.raises(PlanError, match="must divide by tp"):
-        Plan(load_job(job({"layers": 8, "hidden": 60, "heads": 3, "vocab": 128, "seq": 16}, "by-cost", plan={"tp": 2})))
+        resolve_plan(
+            load_job(job({"layers": 8, "hidden": 60, "heads": 3, "vocab": 128, "seq": 16}, "by-cost", plan={"tp": 2}))
+        )
 
 
 def test_towers_are_not_divided_by_cost() -> None:
-    told = job("two-towers-2.3b", "by-cost", plan={"schedule": "1f1b"})
+    towers = job("two-towers-2.3b", "by-cost", plan={"schedule": "1f1b"})
     with pytest.raises(PlanError):
-        Plan(load_job(told))
+        resolve_plan(load_job(towers))

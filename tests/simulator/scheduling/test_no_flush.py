@@ -367,7 +367,7 @@ def test_a_long_run_is_skipped_and_stays_the_same() -> None:
 
 
 def test_noise_is_for_steps_with_a_flush() -> None:
-    with pytest.raises(PlanError, match="empty pipe"):
+    with pytest.raises(PlanError, match="flush"):
         simulate(job("pipedream") | {"noise": {"jitter": 0.1}})
 
 

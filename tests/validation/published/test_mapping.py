@@ -105,7 +105,7 @@ def spread(told: MappedJob) -> float:
 def test_a_run_that_says_everything_assumes_nothing() -> None:
     told = map_run(row())
     assert told.assumed == ()
-    assert spread(told) == load_framework("megatron-core").spread
+    assert spread(told) == load_framework("megatron-core").sigma
     job = told.job
     assert job["plan"]["mesh"] == {"pp": 2, "dp": 8, "cp": 1, "tp": 4}
     assert list(job["plan"]["mesh"]) == ["pp", "dp", "cp", "tp"]  # the slowest links first
@@ -243,11 +243,11 @@ def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: 
     told = map_run(row(**changes))
     assert field in told.assumed
     assert not use or use in uses(told)
-    assert spread(told) > load_framework(told.job["framework"]["name"]).spread
+    assert spread(told) > load_framework(told.job["framework"]["name"]).sigma
 
 
 def test_assumptions_add_up_as_independent_ones_do() -> None:
-    own = load_framework("megatron-core").spread
+    own = load_framework("megatron-core").sigma
     told = map_run(row(recompute={}, grad_dtype=None))
     assert told.assumed == ("grad_dtype", "recompute.kind")
     assert spread(told) ** 2 == pytest.approx(own**2 + SIGMA["recompute.kind"] ** 2 + SIGMA["grad_dtype"] ** 2)
