@@ -301,7 +301,7 @@ M = TypeVar("M", bound=Module)
 
 
 def add_marks(module: M, marks: Mapping[Module, frozenset[Hashable]]) -> M:
-    """A copy of `module` in which modules bear further `marks`; what has none of them inside stays the same object."""
+    """A copy of `module` with further `marks` on modules; modules without marked ones inside stay the same object."""
     children = _children(module)
     marked = tuple(add_marks(child, marks) for child in children)
     inside: dict[str, Any] = {"units" if isinstance(module, Stage) else "children": marked}

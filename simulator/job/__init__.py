@@ -1,1 +1,1 @@
-"""The job file: its schema, its short form, frameworks, and the published figure beside a forecast."""
+"""The job file: its schema, its short form, frameworks, and published figures to compare with."""

@@ -89,7 +89,7 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """Parts that the model is cut into; bidirectional schedules hold each part on two stages."""
+        """Number of parts of the model; bidirectional schedules hold each part on two stages."""
         return self.shape.stages // self.schedule.directions
 
     def part(self, stage: int) -> int:

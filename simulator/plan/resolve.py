@@ -41,7 +41,7 @@ def resolve(
 ) -> Plan:
     """The resolved and checked plan of `job`.
 
-    divisible: what other plans were found to divide evenly; new findings are added.
+    divisible: keys of plans that were found divisible before; new findings are added.
     Raises PlanError for the first rule that the plan breaks.
     """
     known = divisible if divisible is not None else set()
@@ -146,7 +146,7 @@ def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
     check_slices(plan)
     if shares:
         return replace(plan, slice_lengths=tuple(round(share * sequence) for share in shares))
-    # Multiples of what the axes divide, as few as the schedule's dynamic program can look through.
+    # Boundaries at multiples of the granularity, few enough for the dynamic program of the schedule.
     fits = (n for n in range(plan.slice_granularity, sequence + 1, plan.slice_granularity) if sequence % n == 0)
     step = next(n for n in fits if sequence // n <= MAX_SLICE_BOUNDARIES)
     lengths = tuple(plan.schedule.choose_slices(plan.shape, sequence, step, slice_seconds(plan)))

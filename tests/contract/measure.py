@@ -168,5 +168,5 @@ def saved(unit_run: UnitRun) -> float:
     """
     fragment = unit_run.fragment
     events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)
-    made = [event for op in fragment.forward for event in events.get(id(op), ())]
+    made = [event for op in fragment.forward for event in events.get(op, ())]
     return sum(nbytes for _, _, nbytes, category in made if category == "activations")

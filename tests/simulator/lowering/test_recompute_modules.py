@@ -141,9 +141,9 @@ def test_it_is_made_again_just_in_front_of_the_first_that_reads_it() -> None:
         place = next(i for i, op in enumerate(fragment.backward) if op.name == f"re {name}")
         made, reader = fragment.backward[place : place + 2]
         assert reader.name == first
-        assert id(made) in waits_for(reader)
+        assert made in waits_for(reader)
         assert waits_for(made) <= waits_for(reader)
-        assert any(id(op) in waits_for(made) for op in fragment.backward[:place])
+        assert any(op in waits_for(made) for op in fragment.backward[:place])
 
 
 def test_discarding_what_nobody_needs_changes_nothing() -> None:
