@@ -20,7 +20,7 @@ Saved = dict[str, int]
 """What waits for a unit's backward pass: bytes by the keys of the touches."""
 
 
-def activations_away(stage_ops: StageOps, mark: str, to: str) -> StageOps:
+def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
     """`serial_ops`, where what units with `mark` save for their backward pass rests on the host meanwhile.
 
     The unit in front of the loss is needed again at once, and keeps its own. The last one of a stage leaves behind its
@@ -34,7 +34,7 @@ def activations_away(stage_ops: StageOps, mark: str, to: str) -> StageOps:
             if i + 1 < len(stage_ops.unit_runs) and stage_ops.unit_runs[i + 1].residual_in
             else None
         )
-        own = _saved(unit_run) if mark in unit_run.marks else {}
+        own = _saved_activations(unit_run) if mark in unit_run.marks else {}
         last = {} if after and not after.residual_out else own
         before = coming if unit_run.residual_in else {}
         # Copies differ in the one before them, and the last in what is behind it.
@@ -44,12 +44,12 @@ def activations_away(stage_ops: StageOps, mark: str, to: str) -> StageOps:
         for place, (count, previous, mine) in enumerate(copies):
             if count:
                 alone = after is None and place == len(copies) - 1
-                made.append(replace(unit_run, fragment=_moved(unit_run, mine, previous, alone, to), count=count))
+                made.append(replace(unit_run, fragment=_offload_unit(unit_run, mine, previous, alone, to), count=count))
         coming = last
     return StageOps(made, stage_ops.ahead, stage_ops.behind)
 
 
-def _saved(unit_run: UnitRun) -> Saved:
+def _saved_activations(unit_run: UnitRun) -> Saved:
     """What a unit touches in both passes; not what others need meanwhile, and no states."""
     fragment = unit_run.fragment
     forward, backward = set(fragment.forward), set(fragment.backward)
@@ -65,7 +65,7 @@ def _saved(unit_run: UnitRun) -> Saved:
     return found
 
 
-def _moved(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
+def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
     """A unit whose `own` activations are away between its passes, and which has those of the `previous` one copied.
     alone: nobody behind it copies its own."""
     if not own and not previous:
@@ -111,7 +111,7 @@ def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
     return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
 
 
-def updated_on_host(module: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
+def update_on_host(module: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
     """The update of states that rest on the host: gradients go there, the host's processors work, weights come back.
 
     weights: bytes of an element of those that come back; none do where it is 0. to: where states rest; from disks they
@@ -136,4 +136,4 @@ def updated_on_host(module: Update, fragment: Fragment, weights: int, to: str, t
             rewrite.swap(op, ops)
         elif there:
             rewrite.swap(op, [Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)])
-    return rewrite.done()
+    return rewrite.apply()

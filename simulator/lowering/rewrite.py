@@ -13,12 +13,12 @@ from itertools import accumulate, pairwise
 from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op, Param, TensorUse, Transfer, Work
 
 
-def parts(work: Work, n: int) -> list[Work]:
+def split_work(work: Work, n: int) -> list[Work]:
     """`work` in `n` like parts that add up to it: rows of a product, bytes of a kernel or of a buffer."""
-    return portions(work, (1,) * n)
+    return split_work_by(work, (1,) * n)
 
 
-def portions(work: Work, sizes: Sequence[int]) -> list[Work]:
+def split_work_by(work: Work, sizes: Sequence[int]) -> list[Work]:
     """The same in parts of these relative sizes."""
     whole = sum(sizes)
     if isinstance(work, Gemm):
@@ -29,22 +29,22 @@ def portions(work: Work, sizes: Sequence[int]) -> list[Work]:
             found.append(replace(work, m=m, k=k, groups=groups))
         return found
     if isinstance(work, Memory):
-        pairs = zip(_shares(work.read, sizes), _shares(work.write, sizes), strict=True)
+        pairs = zip(_split_integer(work.read, sizes), _split_integer(work.write, sizes), strict=True)
         return [replace(work, read=read, write=write) for read, write in pairs]
     if isinstance(work, Exchange):
-        return [replace(work, tokens=tokens) for tokens in _shares(work.tokens, sizes)]
+        return [replace(work, tokens=tokens) for tokens in _split_integer(work.tokens, sizes)]
     assert isinstance(work, Collective | Transfer), f"nothing says how to part {work}"
-    return [replace(work, nbytes=nbytes) for nbytes in _shares(work.nbytes, sizes)]
+    return [replace(work, nbytes=nbytes) for nbytes in _split_integer(work.nbytes, sizes)]
 
 
-def _shares(whole: int, sizes: Sequence[int]) -> list[int]:
+def _split_integer(whole: int, sizes: Sequence[int]) -> list[int]:
     """`whole` in parts of these relative sizes, each right to within one."""
     ends = [whole * end // sum(sizes) for end in accumulate(sizes, initial=0)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
 class Rewrite:
-    """Ops that stand in for some of a fragment, which `done` changes in place."""
+    """Ops that stand in for some of a fragment, which `apply` changes in place."""
 
     def __init__(self, fragment: Fragment) -> None:
         self.fragment = fragment
@@ -66,9 +66,9 @@ class Rewrite:
         made: dict[Op, list[Op]] = {}
         for op in ops:
             assert op.work is not None
-            made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in enumerate(parts(op.work, n))]
+            made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in enumerate(split_work(op.work, n))]
             for i, part in enumerate(made[op]):
-                part.after = instead(op.after, {other: [made[other][i]] for other in made})
+                part.after = replace_dependencies(op.after, {other: [made[other][i]] for other in made})
             self.swap(op, made[op])
         first = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
         for issued in (self.fragment.forward, self.fragment.backward):
@@ -81,16 +81,16 @@ class Rewrite:
     def _reissue(self, issued: list[Op], ops: Sequence[Op], first: int, ahead: list[Op], rest: list[Op]) -> None:
         """Puts parts in their order, in the places of the first op of the chain and of its first kernel, or behind what
         kernels wait for besides; in front of all that waits for kernels."""
-        waits = {other for op in ops[first:] for other in sources(op)} - set(ops)
+        waits = {other for op in ops[first:] for other in working_predecessors(op)} - set(ops)
         place = max(issued.index(ops[first]), *(issued.index(op) + 1 for op in waits if op in issued), 0)
         begin = sum(op not in ops for op in issued[: issued.index(ops[0])])
         kept, behind, kernels = list[Op](), list[Op](), set(ops[first:])
         for op in (op for op in issued[:place] if op not in ops):
-            (behind if sources(op) & {*kernels, *behind} else kept).append(op)
+            (behind if working_predecessors(op) & {*kernels, *behind} else kept).append(op)
         behind += [op for op in issued[place:] if op not in ops]
         issued[:] = [*kept[:begin], *ahead, *kept[begin:], *rest, *behind]
 
-    def done(self) -> Fragment:
+    def apply(self) -> Fragment:
         """The fragment, changed."""
         frag = self.fragment
         for issued in (frag.forward, frag.backward):
@@ -106,49 +106,49 @@ class Rewrite:
                 left += op.after
         for ends in (frag.exit, frag.grad_exit):
             for name, op in ends.items():
-                ends[name] = self._end(op)
-        frag.params = [self._param(param) for param in frag.params]
-        frag.tensor_uses = [one for tensor_use in frag.tensor_uses for one in self._touches(tensor_use)]
+                ends[name] = self._last_op(op)
+        frag.params = [self._rewrite_param(param) for param in frag.params]
+        frag.tensor_uses = [one for tensor_use in frag.tensor_uses for one in self._rewrite_tensor_use(tensor_use)]
         return frag
 
-    def _end(self, op: Op) -> Op:
+    def _last_op(self, op: Op) -> Op:
         ends = self._ends.get(op, [op])
         return ends[0] if len(ends) == 1 else Op(op.name, after=ends, phase=op.phase)
 
-    def _stand(self, op: Op) -> list[Op]:
+    def _replacements(self, op: Op) -> list[Op]:
         """The ops that stand in for one, or do its work."""
         return self._ops.get(op, [op]) or self._ends[op]
 
-    def _param(self, param: Param) -> Param:
+    def _rewrite_param(self, param: Param) -> Param:
         if param.ready not in self._ops and param.used not in self._ops:
             return param
-        return replace(param, ready=self._end(param.ready), used=self._stand(param.used)[0])
+        return replace(param, ready=self._last_op(param.ready), used=self._replacements(param.used)[0])
 
-    def _touches(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
+    def _rewrite_tensor_use(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
         """Memory that an op needs is there from the first to the last of those that stand in for it."""
         if tensor_use.op not in self._ops:
             return [tensor_use]
-        ops = self._stand(tensor_use.op)
+        ops = self._replacements(tensor_use.op)
         ends = [replace(tensor_use, op=ops[0])]
         return ends if len(ops) == 1 else [*ends, replace(tensor_use, op=ops[-1], made=False)]
 
 
-def sources(op: Op) -> set[Op]:
+def working_predecessors(op: Op) -> set[Op]:
     """The ops with work that an op waits for, through marks."""
     found: set[Op] = set()
     for other in op.after:
-        found |= {other} if other.work is not None else sources(other)
+        found |= {other} if other.work is not None else working_predecessors(other)
     return found
 
 
-def instead(after: Iterable[Op], stand: Mapping[Op, Sequence[Op]]) -> list[Op]:
+def replace_dependencies(after: Iterable[Op], stand: Mapping[Op, Sequence[Op]]) -> list[Op]:
     """Dependencies with others that `stand` in the place of some; marks that wait for these are looked through."""
     found: list[Op] = []
     for op in after:
         if op in stand:
             found += stand[op]
-        elif op.work is None and sources(op) & stand.keys():
-            found += instead(op.after, stand)
+        elif op.work is None and working_predecessors(op) & stand.keys():
+            found += replace_dependencies(op.after, stand)
         else:
             found.append(op)
     return found

@@ -19,7 +19,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import rounds
+from simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, remembered, sent
 from tests.contract.of_tensor import sent_per_layer
 
@@ -76,7 +76,7 @@ def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     """Seconds from the first token on its way to the experts until the last is back, by the given times."""
     unit_run, mesh = setting.layer(use)
     whole, _ = setting.layer("expert/all-to-all")
-    mine = rounds(whole.fragment, mesh.axes)
+    mine = find_rounds(whole.fragment, mesh.axes)
     (plain,) = (one for one in mine if one.out.phase == phase)
     flops = sum(op.work.flops for op in plain.inside if op.work is not None)
     assert isinstance(plain.out.work, Collective)

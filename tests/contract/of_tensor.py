@@ -15,7 +15,7 @@ from simulator.ir.settings import LayerSetting
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
-from simulator.schemes.tensor.shared.tensor_grid import Grid
+from simulator.schemes.tensor.shared.tensor_grid import TensorGrid
 from tests.contract.measure import make, remembered, saved, sent
 
 
@@ -95,7 +95,7 @@ SIDES = (1, 2, 3, 4)
 """Ranks along an axis of a square or a cube."""
 
 
-def grids(kind: type[Grid]) -> Iterator[tuple[int, ...]]:
+def grids(kind: type[TensorGrid]) -> Iterator[tuple[int, ...]]:
     """Ranks along the axes of a scheme, of at most 27 in all."""
     for sides in product(SIDES, repeat=len(kind.names)):
         if len({n for n, name in zip(sides, kind.names, strict=True) if name in kind.square}) == 1:
@@ -104,7 +104,7 @@ def grids(kind: type[Grid]) -> Iterator[tuple[int, ...]]:
 
 
 def settings(kind: type[Scheme]) -> Iterator[LoweredLayer]:
-    if issubclass(kind, Grid):
+    if issubclass(kind, TensorGrid):
         for grid in grids(kind):
             for b, s, h, a in ((144, 1, 144, 12), (36 * grid[0], 2, 72, 36)):
                 for regather in (False, True):

@@ -65,6 +65,8 @@ def test_interleaved_lowerings_with_one_scheme_do_not_touch_each_other(use: str)
     class Nested(MemoryScheme):
         """Lowers another stage with the same scheme object in the middle of this one."""
 
+        name = "nested"
+
         def lower(self, module: Module, inner: LowerModule) -> Fragment:
             if module.label == "moe" and not found:
                 found.append(lowered(scheme, mesh, range(2, 4)))

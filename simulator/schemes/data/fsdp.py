@@ -47,13 +47,13 @@ class FSDP(ShardedScheme):
         """Off: weights stay whole from the forward to the backward pass, and are gathered once a micro-batch."""
 
     @property
-    def unit(self) -> int:
+    def layers_per_unit(self) -> int:
         return int(self.options.unit)
 
-    def depth(self, forward: bool, sizes: Sequence[int]) -> int:
+    def prefetch_depth(self, forward: bool, sizes: Sequence[int]) -> int:
         if not forward and not self.options.backward_prefetch:
             return 0
-        return super().depth(forward, sizes) if self.options.prefetch is None else self.options.prefetch
+        return super().prefetch_depth(forward, sizes) if self.options.prefetch is None else self.options.prefetch
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         return () if not self.options.reshard and self.shards_at_rest("parameters", param) else None

@@ -38,7 +38,7 @@ class Horovod(DataScheme):
         """Bytes of the buffer; 0: nothing is fused."""
 
     @property
-    def overlaps(self) -> bool:
+    def overlaps_backward(self) -> bool:
         return True
 
     @property
@@ -48,14 +48,14 @@ class Horovod(DataScheme):
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = inner(stage)
         # As long as nobody knows when gradients are ready, they all are at once.
-        at_once = self._at_ticks(stage_ops, np.zeros(sum(count for _, count in stage_ops.params())))
-        formed = partial(self._at_ticks, stage_ops)
+        at_once = self._reduce_at_ticks(stage_ops, np.zeros(sum(count for _, count in stage_ops.params())))
+        formed = partial(self._reduce_at_ticks, stage_ops)
         stage_ops.behind += [replace(sums, after=None, formed=formed) for sums in at_once[1:]]
         return stage_ops
 
-    def _at_ticks(self, stage_ops: StageOps, ready: np.ndarray) -> list[SideOps]:
+    def _reduce_at_ticks(self, stage_ops: StageOps, ready: np.ndarray) -> list[SideOps]:
         """What ranks agree on at every tick, and the sums that follow. ready: of every gradient [s]."""
-        found = [self._reduced(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
+        found = [self._reduction_group(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
         sets = list(dict.fromkeys(axes for axes, _ in found))
         over = stage_ops.of_params([sets.index(axes) for axes, _ in found])
         nbytes = stage_ops.of_params([elements for _, elements in found]) * BYTES[self.framework.gradients]
@@ -71,16 +71,16 @@ class Horovod(DataScheme):
             agreed.append((Op("agree", "data-control", bits, [], "W", "last"), own))
             waits.append(tick * self.options.cycle - ready[own].max())
             for i in np.unique(over[own]):
-                for group in self._fused(own[over[own] == i], nbytes):
-                    made = list(self._summed(int(nbytes[group].sum()), sets[i], len(group) > 1))
+                for group in self._fuse_gradients(own[over[own] == i], nbytes):
+                    made = list(self._all_reduce_ops(int(nbytes[group].sum()), sets[i], len(group) > 1))
                     sums += [(op, group) for op in made]
                     places += [len(agreed) - 1] * len(made)
         if not agreed:
             return []
-        control = replace(_beside(agreed), waits=waits)
-        return [control, replace(_beside(sums), after=(control, np.array(places)))]
+        control = replace(_side_ops(agreed), waits=waits)
+        return [control, replace(_side_ops(sums), after=(control, np.array(places)))]
 
-    def _fused(self, numbers: np.ndarray, nbytes: np.ndarray) -> Iterator[np.ndarray]:
+    def _fuse_gradients(self, numbers: np.ndarray, nbytes: np.ndarray) -> Iterator[np.ndarray]:
         """What fits into the buffer together."""
         begin, held = 0, 0
         for at, size in enumerate(nbytes[numbers]):
@@ -90,7 +90,7 @@ class Horovod(DataScheme):
             held += size
         yield numbers[begin:]
 
-    def _summed(self, nbytes: int, axes: tuple[str, ...], fused: bool) -> Iterator[Op]:
+    def _all_reduce_ops(self, nbytes: int, axes: tuple[str, ...], fused: bool) -> Iterator[Op]:
         copy = Memory("concat", nbytes, nbytes)
         if fused:
             yield Op("pack grads", "data", copy, [], "W", "last")
@@ -108,6 +108,6 @@ class Horovod(DataScheme):
         )
 
 
-def _beside(pairs: list[tuple[Op, np.ndarray]]) -> SideOps:
+def _side_ops(pairs: list[tuple[Op, np.ndarray]]) -> SideOps:
     ops, numbers = zip(*pairs, strict=True)
     return SideOps(list(ops), np.concatenate(numbers), np.cumsum([0, *map(len, numbers[:-1])]))

@@ -21,7 +21,7 @@ from pydantic import Field
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, together
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
 
 
 class LocalSGD(DataScheme):
@@ -49,14 +49,14 @@ class LocalSGD(DataScheme):
         """Those beside me, who see other parts of the same samples."""
         return tuple(axis for axis in super().reduces(param) if axis not in self.over)
 
-    def _averaged(self, param: Param) -> tuple[tuple[str, ...], int]:
+    def _averaging_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         return tuple(axis for axis in param.partial if axis in self.over), param.size
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, Update):
             moments = 2 * BYTES[self.framework.moments] if self.options.average == "weights and moments" else 0
-            for axes, elements in together(module.params, self._averaged):
+            for axes, elements in sum_by_axes(module.params, self._averaging_group):
                 work = Collective("all_reduce", elements * (BYTES[self.framework.main_weights] + moments), axes)
                 fragment.forward.append(Op("average", "data", work, fragment.forward[-1:], "U", "period"))
         return fragment

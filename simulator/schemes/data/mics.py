@@ -22,7 +22,7 @@ from hardware.errors import PlanError
 from simulator.ir.ops import BYTES, Collective, Op, Param
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
+from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 
 class MiCS(ShardedScheme):
@@ -43,21 +43,21 @@ class MiCS(ShardedScheme):
             remedy = "Say over: [across, within], or leave hierarchical out"
             raise PlanError(f"plan.schemes.{self.use}.over", rule, remedy, list(self.axes))
 
-    def late(self, param: Param) -> tuple[str, ...]:
-        return self.parted(self.reduces(param))[1]
+    def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
+        return self.split_replica_axes(self.reduces(param))[1]
 
-    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        cut, _ = self.parted(axes)
-        return super().scatter(cut, elements)
+    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        cut, _ = self.split_replica_axes(axes)
+        return super().reduce_unit(cut, elements)
 
-    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
-        inner = tuple(axis for axis in axes if axis in self.within)
-        outer = tuple(axis for axis in axes if axis not in self.within)
+    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
+        inner = tuple(axis for axis in axes if axis in self.node_axes)
+        outer = tuple(axis for axis in axes if axis not in self.node_axes)
         if not (self.options.hierarchical and inner and outer):
-            return super().bring(axes, elements, forward)
+            return super().gather_unit(axes, elements, forward)
         parts = self.gather(outer, elements // self.mesh.size(inner), "F" if forward else "B", "every")
         work = Collective("all_gather", elements * BYTES[self.framework.weights], inner)
-        return Brought([parts, Op("gather parts", "data-within", work, [], parts.phase)])
+        return GatherOps([parts, Op("gather parts", "data-within", work, [], parts.phase)])
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         p, k, r, a = setting.n, setting.n // setting.across, setting.replicas, setting.batches

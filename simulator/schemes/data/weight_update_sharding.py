@@ -19,7 +19,7 @@ from typing import Literal
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, together
+from simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
 
 
 class WeightUpdateSharding(DataScheme):
@@ -33,7 +33,7 @@ class WeightUpdateSharding(DataScheme):
         """How the optimizer's states rest between steps."""
 
     @property
-    def overlaps(self) -> bool:
+    def overlaps_backward(self) -> bool:
         return False
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class WeightUpdateSharding(DataScheme):
         if isinstance(module, Update) and self.options.keep_state == "gathered":
             main = 0 if self.framework.main_weights == self.framework.weights else BYTES[self.framework.main_weights]
             each = main + 2 * BYTES[self.framework.moments]
-            for axes, elements in together(module.params, lambda param: (self.update_shards(param), param.size)):
+            for axes, elements in sum_by_axes(module.params, lambda param: (self.update_shards(param), param.size)):
                 states = Collective("all_gather", elements * each, axes)
                 fragment.forward.append(Op("gather states", "data", states, [fragment.exit["parameters"]], "U"))
         return fragment

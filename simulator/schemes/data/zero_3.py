@@ -47,7 +47,7 @@ class Zero3(ShardedScheme):
             return ()
         return super().shards_at_rest(state, param)
 
-    def depth(self, forward: bool, sizes: Sequence[int]) -> int:
+    def prefetch_depth(self, forward: bool, sizes: Sequence[int]) -> int:
         if not self.framework.overlap.dp:
             return 0
         most = min(self.options.prefetch_bucket, self.options.max_live - sizes[0])

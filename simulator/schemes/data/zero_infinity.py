@@ -28,9 +28,9 @@ from typing import Literal
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
-from simulator.lowering.offload import IN, OUT, updated_on_host
+from simulator.lowering.offload import IN, OUT, update_on_host
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
+from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 
 class ZeroInfinity(ShardedScheme):
@@ -44,18 +44,18 @@ class ZeroInfinity(ShardedScheme):
         """Where gradients and states of the optimizer rest."""
 
     def offloads(self, state: str) -> bool:
-        return self.copies > 1 and (state != "parameters" or self.options.parameters != "gpu")
+        return self.replica_count > 1 and (state != "parameters" or self.options.parameters != "gpu")
 
-    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
-        brought = super().bring(axes, elements, forward)
+    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
+        brought = super().gather_unit(axes, elements, forward)
         if self.offloads("parameters"):
             nbytes = elements * BYTES[self.framework.weights] // self.mesh.size(axes)
             work = HostCopy(nbytes, True, self.options.parameters)
             brought.ops.insert(0, Op("copy shard", IN, work, [], "F" if forward else "B"))
         return brought
 
-    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        ops = super().scatter(axes, elements)
+    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+        ops = super().reduce_unit(axes, elements)
         nbytes = elements * BYTES[self.framework.gradients] // self.mesh.size(axes)
         return [*ops, Op("copy gradients", OUT, HostCopy(nbytes, False, self.options.optimizer), [], "W")]
 
@@ -64,7 +64,7 @@ class ZeroInfinity(ShardedScheme):
         if not isinstance(module, Update) or not self.offloads("optimizer"):
             return fragment
         back = 0 if self.offloads("parameters") else BYTES[self.framework.weights]
-        return updated_on_host(module, fragment, back, self.options.optimizer, there=True)
+        return update_on_host(module, fragment, back, self.options.optimizer, there=True)
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

@@ -24,7 +24,7 @@ from pydantic import Field
 from simulator.ir.ops import BYTES, Collective, Memory, Op, Param
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import Brought, ShardedScheme
+from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 SCALE = BYTES["fp32"]
 """Bytes of the scale of a block."""
@@ -49,13 +49,13 @@ class ZeroPlusPlus(ShardedScheme):
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Experts that no other rank of the node has are gathered from other nodes again."""
-        inner = tuple(axis for axis in self.shards_at_rest("parameters", param) if axis in self.within)
+        inner = tuple(axis for axis in self.shards_at_rest("parameters", param) if axis in self.node_axes)
         return inner if self.options.hpz and inner else None
 
-    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
-        found = super().bring(axes, elements, forward)
+    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
+        found = super().gather_unit(axes, elements, forward)
         (gather,) = found.ops
-        inner = tuple(axis for axis in axes if axis in self.within)
+        inner = tuple(axis for axis in axes if axis in self.node_axes)
         if not forward and self.options.hpz and inner == axes:
             gather.stream = "data-within"
             return found
@@ -63,30 +63,30 @@ class ZeroPlusPlus(ShardedScheme):
         keep = whole // self.mesh.size(inner) if forward and self.options.hpz and inner else 0
         unpack = [Op("keep params", work=Memory("concat", keep, keep), phase=gather.phase)] if keep else []
         if not self.options.qwz:
-            return Brought(found.ops, unpack)
-        wire, ranks = self.wire("int8", elements), self.mesh.size(axes)
+            return GatherOps(found.ops, unpack)
+        wire, ranks = self.quantised_bytes("int8", elements), self.mesh.size(axes)
         quantise = Op("quantise params", work=Memory("cast", whole // ranks, wire // ranks), phase=gather.phase)
         gather.work = Collective("all_gather", wire, axes)
         dequantise = Op("dequantise params", work=Memory("cast", wire, whole), phase=gather.phase)
-        return Brought([quantise, gather], [dequantise, *unpack], wire)
+        return GatherOps([quantise, gather], [dequantise, *unpack], wire)
 
-    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         if not self.options.qgz:
-            return super().scatter(axes, elements)
+            return super().reduce_unit(axes, elements)
         made = elements * BYTES[self.framework.gradients]
-        inner = tuple(axis for axis in axes if axis in self.within)
-        outer = tuple(axis for axis in axes if axis not in self.within)
+        inner = tuple(axis for axis in axes if axis in self.node_axes)
+        outer = tuple(axis for axis in axes if axis not in self.node_axes)
         ops, arrived = list[Op](), made
         for place, stream in ((inner, "data-within"), (outer, "data")):
             if place:
-                wire = self.wire("int4", elements)
+                wire = self.quantised_bytes("int4", elements)
                 ops.append(Op("quantise grads", "data-sums", Memory("cast", arrived, wire), [], "W"))
                 ops.append(Op("exchange grads", stream, Collective("all_to_all", wire, place), [], "W"))
                 elements, arrived = elements // self.mesh.size(place), wire
         ops.append(Op("sum grads", "data-sums", Memory("cast", arrived, made // self.mesh.size(axes)), [], "W"))
         return ops
 
-    def wire(self, number: str, elements: int) -> int:
+    def quantised_bytes(self, number: str, elements: int) -> int:
         """Bytes of quantised elements with the scales of their blocks."""
         return round(elements * BYTES[number]) + -(-elements // self.options.block) * SCALE
 
@@ -94,9 +94,14 @@ class ZeroPlusPlus(ShardedScheme):
         n, across = setting.n, setting.across
         qwz, hpz, qgz = self.options.qwz, self.options.hpz, self.options.qgz
         ring, near = (n - 1) / n if across > 1 else 0, n // across
-        forward = sum(self.wire("int8", unit) for unit in setting.unit_elements) if qwz else setting.weight_bytes
+        forward = (
+            sum(self.quantised_bytes("int8", unit) for unit in setting.unit_elements) if qwz else setting.weight_bytes
+        )
         exchanged = (
-            (across - 1) / across * near * sum(self.wire("int4", unit // near) for unit in setting.unit_elements)
+            (across - 1)
+            / across
+            * near
+            * sum(self.quantised_bytes("int4", unit // near) for unit in setting.unit_elements)
         )
         gathers = ring * forward * (1 if hpz else 2)
         summed = exchanged if qgz else ring * setting.grad_bytes

@@ -25,9 +25,9 @@ from pydantic import Field
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import COMPUTE, Fragment, Gemm, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite, instead, portions
+from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work_by
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import Round, hurry, rounds
+from simulator.schemes.expert.shared.token_dispatch import ExpertRound, find_rounds, wait_for_tokens_only
 
 
 class Comet(ExpertScheme):
@@ -43,49 +43,49 @@ class Comet(ExpertScheme):
         fragment = super().lower(module, inner)
         if isinstance(module, MoE) and self.ranks > 1:
             fused = Rewrite(fragment)
-            for one in rounds(fragment, self.mesh.parts(self.axes[:1])):
-                self._fuse(fused, one)
-            fragment = fused.done()
+            for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
+                self._fuse_round(fused, one)
+            fragment = fused.apply()
         return fragment
 
-    def _fuse(self, fused: Rewrite, one: Round) -> None:
+    def _fuse_round(self, fused: Rewrite, one: ExpertRound) -> None:
         """Joins the exchanges of a round with the products beside them."""
         ops = one.ops
         first, *_, last = [i for i, op in enumerate(ops) if isinstance(op.work, Gemm)]
-        hurry(one)
+        wait_for_tokens_only(one)
         moving = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
         coming = len(ops) - next(i for i, op in enumerate(reversed(ops)) if op.stream == COMPUTE)
         up, down = ops[first].work, ops[last].work
         assert isinstance(up, Gemm) and isinstance(down, Gemm)
         rows, panels = ceil(up.batch * up.m / self.options.tile), ceil(down.n / self.options.tile)
-        self._first(fused, ops[:moving], ops[moving : first + 1], rows)
-        self._last(fused, ops[last:coming], ops[coming:], panels)
+        self._fuse_dispatch(fused, ops[:moving], ops[moving : first + 1], rows)
+        self._fuse_combine(fused, ops[last:coming], ops[coming:], panels)
 
-    def _first(self, fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
+    def _fuse_dispatch(self, fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
         """Kernels wait for one tile of what comes, and what follows them for the rest too."""
-        tile = self._share(moving, (1, tiles - 1), 0, moving[0].after)
-        rest = self._share(moving, (1, tiles - 1), 1, moving[0].after)
+        tile = self._split_exchange(moving, (1, tiles - 1), 0, moving[0].after)
+        rest = self._split_exchange(moving, (1, tiles - 1), 1, moving[0].after)
         fused.swap(moving[0], [*tile, *rest], rest[:1])
         for op, end in zip(moving[1:], rest[1:], strict=True):
             fused.swap(op, [], [end])
         for op in kernels:
-            op.after = instead(op.after, {moving[-1]: tile[-1:]})
+            op.after = replace_dependencies(op.after, {moving[-1]: tile[-1:]})
         fused.swap(kernels[-1], kernels[-1:], [kernels[-1], rest[-1]])
 
-    def _last(self, fused: Rewrite, kernels: list[Op], moving: list[Op], panels: int) -> None:
+    def _fuse_combine(self, fused: Rewrite, kernels: list[Op], moving: list[Op], panels: int) -> None:
         """All panels but the last leave while others are computed."""
-        most = self._share(moving, (panels - 1, 1), 0, kernels[0].after)
-        panel = self._share(moving, (panels - 1, 1), 1, kernels[-1:])
+        most = self._split_exchange(moving, (panels - 1, 1), 0, kernels[0].after)
+        panel = self._split_exchange(moving, (panels - 1, 1), 1, kernels[-1:])
         fused.swap(moving[0], [*most, *panel], panel[:1])
         for op, end in zip(moving[1:], panel[1:], strict=True):
             fused.swap(op, [], [end])
 
-    def _share(self, moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
+    def _split_exchange(self, moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
         """A part of every step of an exchange, one behind the other."""
         found: list[Op] = []
         for op in moving:
             assert op.work is not None
-            work = portions(op.work, sizes)[which]
+            work = split_work_by(op.work, sizes)[which]
             found.append(replace(op, name=f"{op.name} {which}", work=work, after=[*(found[-1:] or after)]))
         return found
 

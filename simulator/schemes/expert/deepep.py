@@ -31,7 +31,7 @@ from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import BYTES, WIDTH, Collective, Exchange, Fragment, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import Routed, exchanges
+from simulator.schemes.expert.shared.token_dispatch import MoESizes, find_all_to_alls
 
 
 class DeepEP(ExpertScheme):
@@ -53,22 +53,22 @@ class DeepEP(ExpertScheme):
             rule = "the kernels of expert/deepep exchange tokens in bf16 and fp8"
             remedy = "Choose precision.compute: bf16 or an fp8 recipe, or expert/all-to-all"
             raise PlanError("precision.compute", rule, remedy, job.precision.compute)
-        if same := self.of_same_tokens(job):
+        if same := self.axes_with_same_tokens(job):
             rule = f"ranks along {' and '.join(same)} that experts are spread over all have the same tokens"
             raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE) and self.ranks > 1:
-            routed = Routed.of(module)
-            for out, *back in exchanges(fragment, self.mesh.parts(self.axes[:1])):
+            routed = MoESizes.of(module)
+            for out, *back in find_all_to_alls(fragment, self.mesh.parts(self.axes[:1])):
                 sent = self.options.gradients if out.phase == "B" else self.options.dispatch
-                self._exchange(out, "dispatch", sent, routed)
+                self._replace_all_to_all(out, "dispatch", sent, routed)
                 for op in back:
-                    self._exchange(op, "combine", "bf16", routed)
+                    self._replace_all_to_all(op, "combine", "bf16", routed)
         return fragment
 
-    def _exchange(self, op: Op, operation: str, dtype: str, routed: Routed) -> None:
+    def _replace_all_to_all(self, op: Op, operation: str, dtype: str, routed: MoESizes) -> None:
         """Puts an exchange in the place of an all-to-all, which counts a copy of a token for each of its experts."""
         work = op.work
         assert isinstance(work, Collective)

@@ -26,7 +26,7 @@ from simulator.ir.moe_operators import EXPERTS, Permute
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, exchanges
+from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
 
 COUNT = 4
 """Bytes of a count of tokens, an integer of 32 bits."""
@@ -44,9 +44,9 @@ class Dropless(ExpertScheme):
     def capacity(self, moe: Any) -> None:
         return None
 
-    def spread(self, module: MoE) -> ExpertLoad:
+    def expert_load(self, module: MoE) -> ExpertLoad:
         """Rows of the most laden rank, padding included."""
-        found = super().spread(module)
+        found = super().expert_load(module)
         if self.ranks == 1:
             return found
         sent = next(operator for operator in module.operators() if isinstance(operator, Permute)).outs[0]
@@ -58,12 +58,12 @@ class Dropless(ExpertScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE):
-            self._count(module, fragment)
+            self._exchange_counts(module, fragment)
         return fragment
 
-    def _count(self, module: MoE, fragment: Fragment) -> None:
+    def _exchange_counts(self, module: MoE, fragment: Fragment) -> None:
         """Puts the exchange of counts behind the router, and tokens behind that."""
-        for op in exchanges(fragment, self):
+        for op in expert_collectives(fragment, self):
             if op.phase == "F" and isinstance(op.work, Collective) and op.work.operation == "all_to_all":
                 chosen = [one for one in fragment.forward if isinstance(one.work, Memory) and one.work.what == "router"]
                 work = Collective("all_to_all", module.experts * COUNT, op.work.axes)

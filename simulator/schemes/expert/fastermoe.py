@@ -31,14 +31,14 @@ from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import (
-    Round,
-    Routed,
-    add_up,
-    between_groups,
-    in_parts,
-    in_turn,
-    rounds,
-    shadow,
+    ExpertRound,
+    MoESizes,
+    chunk_round,
+    chunked_round_s,
+    find_rounds,
+    reduce_shadow_gradients,
+    broadcast_shadows,
+    shift_between_groups,
 )
 
 
@@ -65,7 +65,7 @@ class FasterMoE(ExpertScheme):
         """The experts of a layer that come to all ranks, the most popular first."""
         if not self.options.shadow or module.capacity is not None:
             return ()
-        routed, width = Routed.of(module), BYTES[self.framework.weights]
+        routed, width = MoESizes.of(module), BYTES[self.framework.weights]
         copies = routed.copies / (self.mesh.size(self.mesh.views[self.view]) / self.mesh.size(self.axes))
         loads = copies / routed.experts * self.options.routing.shares(routed.experts).mean(axis=0)
         each = 3 * 2 * routed.weights / self.options.bw_mm + 4 * routed.hidden * width / self.options.bw_net
@@ -79,7 +79,7 @@ class FasterMoE(ExpertScheme):
             taken.append(int(expert))
         return tuple(taken)
 
-    def spread(self, module: MoE) -> ExpertLoad:
+    def expert_load(self, module: MoE) -> ExpertLoad:
         stay = self.shadows(module) if self.ranks > 1 else ()
         found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity, stay)
         return found
@@ -88,28 +88,28 @@ class FasterMoE(ExpertScheme):
         fragment = super().lower(module, inner)
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
-        number, found = len(self.shadows(module)), rounds(fragment, self.mesh.parts(self.axes[:1]))
-        nbytes = round(Routed.of(module).weights * BYTES[self.framework.weights])
-        shadows = shadow(fragment, found[0], number, nbytes) if number and found else []
+        number, found = len(self.shadows(module)), find_rounds(fragment, self.mesh.parts(self.axes[:1]))
+        nbytes = round(MoESizes.of(module).weights * BYTES[self.framework.weights])
+        shadows = broadcast_shadows(fragment, found[0], number, nbytes) if number and found else []
         steps = Rewrite(fragment)
         for one in found:
-            last = self._in_steps(steps, one)
+            last = self._exchange_in_steps(steps, one)
             last.after += shadows if last.phase == "F" else []
-        fragment = steps.done()
+        fragment = steps.apply()
         if shadows:
-            add_up(fragment, shadows)
+            reduce_shadow_gradients(fragment, shadows)
         return fragment
 
-    def _in_steps(self, steps: Rewrite, one: Round) -> Op:
+    def _exchange_in_steps(self, steps: Rewrite, one: ExpertRound) -> Op:
         """Puts steps between groups in the place of a round; the first kernel of the last one."""
         assert isinstance(one.out.work, Collective)
         ranks = self.mesh.size(one.out.work.axes)
         size = max(n for n in range(1, self.options.group + 1) if ranks % n == 0)
         if ranks == size:
             return one.inside[0]
-        out, first, *_, back = in_parts(steps, one, ranks // size)
+        out, first, *_, back = chunk_round(steps, one, ranks // size)
         for parts in (out, back):
-            between_groups(parts, size)
+            shift_between_groups(parts, size)
         return first[-1]
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
@@ -121,11 +121,11 @@ class FasterMoE(ExpertScheme):
         if p > self.options.group:
             yield ClosedForm(
                 "forward_round",
-                in_turn(p // self.options.group, setting.exchange_s, setting.compute_s),
+                chunked_round_s(p // self.options.group, setting.exchange_s, setting.compute_s),
                 "4.2: P/g steps",
             )
             yield ClosedForm(
                 "backward_round",
-                in_turn(p // self.options.group, setting.exchange_s, setting.compute_s),
+                chunked_round_s(p // self.options.group, setting.exchange_s, setting.compute_s),
                 "4.2: P/g steps",
             )

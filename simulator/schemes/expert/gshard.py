@@ -35,7 +35,7 @@ from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, Expert
 
 class GShard(ExpertScheme):
     paper = Paper("arXiv:2006.16668", "GShard: Scaling Giant Models with Conditional Computation", 2020)
-    usual = 2.0
+    default_capacity = 2.0
 
     class Options(ExpertScheme.Options):
         einsum: int | None = Field(default=None, ge=1, strict=True)
@@ -44,10 +44,10 @@ class GShard(ExpertScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if self.options.einsum and self.ranks > 1 and isinstance(module, Permute | Unpermute):
-            self._multiply(module, fragment)
+            self._dispatch_by_gemm(module, fragment)
         return fragment
 
-    def _multiply(self, module: Operator, fragment: Fragment) -> None:
+    def _dispatch_by_gemm(self, module: Operator, fragment: Fragment) -> None:
         """Puts products in the places of the kernels that copy tokens."""
         back = isinstance(module, Unpermute)
         token, place = (module.outs[0], module.ins[0]) if back else (module.ins[0], module.outs[0])

@@ -29,7 +29,7 @@ from simulator.ir.modules import Module, MoE, Operator, Unit
 from simulator.ir.ops import Collective, Fragment, Op
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import Routed
+from simulator.schemes.expert.shared.token_dispatch import MoESizes
 
 MOVING = "experts move"
 """The mark of a layer whose experts come to the tokens."""
@@ -48,8 +48,8 @@ class Janus(ExpertScheme):
         machine: int = Field(default=8, ge=1, strict=True)
         """Ranks of a machine, which fetch an expert once."""
 
-    def marks(self, layer: MoE) -> frozenset[Hashable]:
-        return frozenset({MOVING}) if self._moves(layer) else super().marks(layer)
+    def marks_of(self, layer: MoE) -> frozenset[Hashable]:
+        return frozenset({MOVING}) if self._moves_experts(layer) else super().marks_of(layer)
 
     def layouts(self, operator: Operator) -> Rule:
         rule = super().layouts(operator)
@@ -61,29 +61,29 @@ class Janus(ExpertScheme):
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
-        return self._ahead(fragment) if isinstance(module, Unit) else fragment
+        return self._fetch_ahead(fragment) if isinstance(module, Unit) else fragment
 
-    def _moves(self, module: MoE) -> bool:
+    def _moves_experts(self, module: MoE) -> bool:
         if self.ranks == 1 or self.options.when != "auto":
             return self.ranks > 1 and self.options.when == "always"
         return self.ratio(module) > 1
 
     def ratio(self, module: MoE) -> float:
         """R of a layer."""
-        routed, machines = Routed.of(module), max(1, self.ranks // self.options.machine)
+        routed, machines = MoESizes.of(module), max(1, self.ranks // self.options.machine)
         sent = 2 * routed.copies * routed.hidden / self.mesh.size(self.mesh.views[self.view])
         return sent / (machines * routed.weights * routed.experts / self.ranks)
 
-    def _ahead(self, fragment: Fragment) -> Fragment:
+    def _fetch_ahead(self, fragment: Fragment) -> Fragment:
         """A unit whose weights are on their way from its begin."""
         for issued, begin in ((fragment.forward, fragment.entry), (fragment.backward, fragment.grad_entry)):
-            ops = [op for op in issued if self._fetches(op)]
+            ops = [op for op in issued if self._is_fetch(op)]
             for op in ops:
                 op.after = list(begin.values())
             issued[:] = [*ops, *(op for op in issued if op not in ops)]
         return fragment
 
-    def _fetches(self, op: Op) -> bool:
+    def _is_fetch(self, op: Op) -> bool:
         work = op.work
         gathers = isinstance(work, Collective) and work.operation == "all_gather" and op.stream == self.family
         return gathers and {*work.axes} <= {*self.mesh.parts(self.axes[:1])}  # type: ignore[union-attr]

@@ -30,7 +30,7 @@ from simulator.ir.routing import least_capacity
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import in_parts, in_turn, rounds
+from simulator.schemes.expert.shared.token_dispatch import chunk_round, chunked_round_s, find_rounds
 
 
 class Tutel(ExpertScheme):
@@ -63,18 +63,18 @@ class Tutel(ExpertScheme):
             return fragment
         parts = Rewrite(fragment)
         sent = []
-        for one in rounds(fragment, self.mesh.parts(self.axes[:1])):
-            out, *_, back = in_parts(parts, one, self.options.degree)
+        for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
+            out, *_, back = chunk_round(parts, one, self.options.degree)
             sent += [*out, *back]
-        fragment = parts.done()
+        fragment = parts.apply()
         if self.options.two_level:
             levels = Rewrite(fragment)
             for op in sent:
-                levels.swap(op, self._levels(op))
-            fragment = levels.done()
+                levels.swap(op, self._split_into_levels(op))
+            fragment = levels.apply()
         return fragment
 
-    def _levels(self, op: Op) -> list[Op]:
+    def _split_into_levels(self, op: Op) -> list[Op]:
         """An all-to-all in two levels, each behind a copy that brings together what goes to one rank."""
         work, near = op.work, self.options.two_level
         assert isinstance(work, Collective)
@@ -90,9 +90,11 @@ class Tutel(ExpertScheme):
         if setting.ep > 1:
             yield ClosedForm(
                 "forward_round",
-                in_turn(self.options.degree, setting.exchange_s, setting.compute_s),
+                chunked_round_s(self.options.degree, setting.exchange_s, setting.compute_s),
                 "3.2; PipeMoE, section IV",
             )
             yield ClosedForm(
-                "backward_round", in_turn(self.options.degree, setting.exchange_s, setting.compute_s), "3.2: likewise"
+                "backward_round",
+                chunked_round_s(self.options.degree, setting.exchange_s, setting.compute_s),
+                "3.2: likewise",
             )

@@ -36,8 +36,8 @@ from simulator.ir.scheme import (
     SchemeOptions,
 )
 from simulator.ir.settings import LayerSetting
-from simulator.lowering.offload import activations_away, updated_on_host
-from simulator.schemes.memory.shared.recompute import marked
+from simulator.lowering.offload import offload_activations, update_on_host
+from simulator.schemes.memory.shared.recompute import mark_layers
 
 MARK = "offloaded"
 """What units bear whose activations leave."""
@@ -79,11 +79,11 @@ class Offload(MemoryScheme):
         if "activations" not in self.options.what:
             return inner(stage)
         layers = inf if self.options.layers is None else self.options.layers
-        return activations_away(inner(marked(stage, layers, MARK)), MARK, self.options.to)
+        return offload_activations(inner(mark_layers(stage, layers, MARK)), MARK, self.options.to)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if isinstance(module, Update) and "optimizer" in self.options.what:
-            return updated_on_host(module, inner(module), BYTES[self.framework.weights], self.options.to)
+            return update_on_host(module, inner(module), BYTES[self.framework.weights], self.options.to)
         return inner(module)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:

@@ -19,7 +19,7 @@ from simulator.ir.modules import Module, Stage, Unit
 from simulator.ir.ops import Fragment, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from simulator.ir.settings import LayerSetting
-from simulator.schemes.memory.shared.recompute import marked, recompute
+from simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
 class RecomputeFull(MemoryScheme):
@@ -33,7 +33,7 @@ class RecomputeFull(MemoryScheme):
         """Modules whose results are kept and not made again."""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        return inner(marked(stage, inf if self.options.layers is None else self.options.layers, self.role))
+        return inner(mark_layers(stage, inf if self.options.layers is None else self.options.layers, self.role))
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, Unit) or self.role not in module.marks:

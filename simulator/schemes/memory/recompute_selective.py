@@ -32,8 +32,8 @@ from simulator.schemes.memory.shared.recompute import (
     AGAIN,
     DISCARDED,
     Discards,
-    discard,
-    marked,
+    discard_outputs,
+    mark_layers,
     recompute,
     recompute_marks,
 )
@@ -55,7 +55,7 @@ class RecomputeSelective(MemoryScheme):
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.options.layers is not None:
-            stage = marked(stage, self.options.layers, self.role)
+            stage = mark_layers(stage, self.options.layers, self.role)
         return inner(replace(stage, units=tuple(map(self._mark, stage.units))))
 
     def _mark(self, unit: Unit) -> Unit:
@@ -71,7 +71,7 @@ class RecomputeSelective(MemoryScheme):
                     op.tag = module.name
             elif isinstance(mark, Discards):
                 for group in mark.groups:
-                    discard(fragment, [op for op in fragment.forward if op.tag in group])
+                    discard_outputs(fragment, [op for op in fragment.forward if op.tag in group])
         return fragment
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:

@@ -28,7 +28,7 @@ from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.ring_attention import RingScheme, helped
+from simulator.schemes.sequence.shared.ring_attention import RingScheme, attend_with_helpers
 
 
 class DistFlashAttn(RingScheme):
@@ -38,7 +38,7 @@ class DistFlashAttn(RingScheme):
     )
 
     @property
-    def order(self) -> str:
+    def token_order(self) -> str:
         return "with helpers"
 
     def check_job(self, job: Any) -> None:
@@ -48,7 +48,7 @@ class DistFlashAttn(RingScheme):
             raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
-        return helped(operator, inner, self.group, self.ranks)
+        return attend_with_helpers(operator, inner, self.ring_axes, self.ranks)
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, kv, h = setting.cp, setting.kv_width, setting.h

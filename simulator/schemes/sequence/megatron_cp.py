@@ -36,15 +36,15 @@ class MegatronCP(RingScheme):
         """How queries meet their keys."""
 
     @property
-    def order(self) -> str:
+    def token_order(self) -> str:
         return "zigzag"
 
     @property
-    def passing(self) -> bool:
+    def passes_keys(self) -> bool:
         return bool(self.options.comm == "p2p")
 
     def layouts(self, operator: Operator) -> str | None:
-        if isinstance(operator, CoreAttention) and not self.passing:
+        if isinstance(operator, CoreAttention) and not self.passes_keys:
             return "a" if self.options.comm == "a2a" else "s"
         return super().layouts(operator)
 
@@ -65,5 +65,7 @@ class MegatronCP(RingScheme):
             yield ClosedForm("sent_backward", switched, "a2a: their gradients")
         else:
             yield ClosedForm("sent_forward", 2 * hops, "p2p, all_gather: keys and values")
-            yield ClosedForm("sent_backward", (4 if self.passing or setting.regather else 2) * hops, "and gradients")
+            yield ClosedForm(
+                "sent_backward", (4 if self.passes_keys or setting.regather else 2) * hops, "and gradients"
+            )
         yield ClosedForm("attention_efficiency", 1.0, "two parts a rank: as much to do for all")

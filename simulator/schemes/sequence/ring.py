@@ -38,7 +38,7 @@ class Ring(RingScheme):
         """Which positions a rank holds."""
 
     @property
-    def order(self) -> str:
+    def token_order(self) -> str:
         return str(self.options.balance)
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
@@ -47,4 +47,6 @@ class Ring(RingScheme):
         yield ClosedForm("sent_forward", 2 * hops, "keys and values, p-1 hops")
         yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
         efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
-        yield ClosedForm("attention_efficiency", efficiency[self.order], "the slowest rank of every step, counted")
+        yield ClosedForm(
+            "attention_efficiency", efficiency[self.token_order], "the slowest rank of every step, counted"
+        )

@@ -21,25 +21,25 @@ from simulator.ir.modules import Operator
 from simulator.ir.operators import Embedding, Linear
 from simulator.ir.scheme import ClosedForm, Paper, Rule
 from simulator.ir.settings import LayerSetting
-from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
+from simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
 
 INNER = ("a", "f", "v")
 """What lies inside of a block, between its two products; everything else lies as the residual stream does."""
 
 
-class ThreeD(Grid):
+class ThreeD(TensorGrid):
     paper = Paper("arXiv:2105.14450", "Maximizing Parallelism in Distributed Training for Huge Neural Networks", 2021)
     least_axes = most_axes = 3
     names = square = ("i", "j", "l")
 
     def layouts(self, operator: Operator) -> Rule:
-        if self.spread(operator):
+        if self.follows_view(operator):
             return Rule(self.along(i="b", j="b"))
         if isinstance(operator, Embedding | Linear):
-            given, made = product(operator) if isinstance(operator, Linear) else ("v", "h")
+            given, made = contracted_and_produced(operator) if isinstance(operator, Linear) else ("v", "h")
             inner, outer = (given, made) if given in INNER and made not in INNER else (made, given)
             return Rule(self.along(i="b", j=inner, l=outer), at_rest=self.along(i=outer))
-        across = width(operator)
+        across = width_dims(operator)
         if not across:
             return Rule(self.along(i="b", j="b"))
         return Rule(self.along(i="b", l="b", j=across) if across in INNER else self.along(i="b", j="b", l=across))

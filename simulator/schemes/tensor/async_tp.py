@@ -27,21 +27,27 @@ from hardware.errors import PlanError
 from simulator.ir.ops import Memory, Op, TensorUse
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.lowering.rewrite import Rewrite, instead
-from simulator.schemes.tensor.shared.tensor_overlap import Overlap, OverlapSetting, Pair, shifts, total
+from simulator.lowering.rewrite import Rewrite, replace_dependencies
+from simulator.schemes.tensor.shared.tensor_overlap import (
+    GemmCollective,
+    OverlapSetting,
+    TensorOverlap,
+    shift_shards,
+    sum_shards,
+)
 
 
-class AsyncTP(Overlap):
+class AsyncTP(TensorOverlap):
     paper = Paper("https://discuss.pytorch.org/t/209487", "Introducing Async Tensor Parallelism in PyTorch", 2024)
 
-    def gather(self, rewrite: Rewrite, pair: Pair) -> None:
+    def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, shard, ranks = pair.collective, pair.shard, pair.ranks
         own = Op(f"own {op.name}", work=Memory("concat", shard, shard), after=list(op.after), phase=op.phase)
-        pulls = shifts(pair, [[own]] * (ranks - 1))
+        pulls = shift_shards(pair, [[own]] * (ranks - 1))
         rewrite.swap(op, [own, *pulls])
         products = [
             [
-                replace(one, name=f"{one.name} {i}", work=work, after=instead(one.after, {op: [came]}))
+                replace(one, name=f"{one.name} {i}", work=work, after=replace_dependencies(one.after, {op: [came]}))
                 for i, (work, came) in enumerate(zip(pair.rows(one), [own, *pulls], strict=True))
             ]
             for one in pair.products
@@ -49,21 +55,21 @@ class AsyncTP(Overlap):
         turns = [one for turn in zip(*products, strict=True) for one in turn]
         for one, made in zip(pair.products, products, strict=True):
             rewrite.swap(one, turns if one is pair.products[0] else [], made[-1:])
-        self._buffer(rewrite, pair, shard, own, pulls[-1])
+        self._add_buffer(rewrite, pair, shard, own, pulls[-1])
 
-    def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+    def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         (product,), ranks = pair.products, pair.ranks
         made = [
             replace(product, name=f"{product.name} {i}", work=work, after=list(product.after))
             for i, work in zip([*range(1, ranks), 0], pair.rows(product), strict=True)
         ]
-        pulls = shifts(pair, [[one] for one in made[:-1]])
+        pulls = shift_shards(pair, [[one] for one in made[:-1]])
         turns = [one for turn in zip(made[:-1], pulls, strict=True) for one in turn]
         rewrite.swap(product, [*turns, made[-1]])
-        rewrite.swap(pair.collective, [total(pair, [*pulls, made[-1]])])
-        self._buffer(rewrite, pair, min(2, ranks - 1) * pair.shard, made[0], pulls[-1])
+        rewrite.swap(pair.collective, [sum_shards(pair, [*pulls, made[-1]])])
+        self._add_buffer(rewrite, pair, min(2, ranks - 1) * pair.shard, made[0], pulls[-1])
 
-    def _buffer(self, rewrite: Rewrite, pair: Pair, nbytes: int, first: Op, last: Op) -> None:
+    def _add_buffer(self, rewrite: Rewrite, pair: GemmCollective, nbytes: int, first: Op, last: Op) -> None:
         key = f"{pair.collective.phase} {pair.collective.name} pulled"
         rewrite.fragment.tensor_uses += [
             TensorUse(key, nbytes, first, made=True, category="buffers"),

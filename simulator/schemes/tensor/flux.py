@@ -25,19 +25,25 @@ from pydantic import Field
 
 from simulator.ir.ops import Gemm
 from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from simulator.lowering.rewrite import Rewrite, instead
-from simulator.schemes.tensor.shared.tensor_overlap import Overlap, OverlapSetting, Pair, shifts, total
+from simulator.lowering.rewrite import Rewrite, replace_dependencies
+from simulator.schemes.tensor.shared.tensor_overlap import (
+    GemmCollective,
+    OverlapSetting,
+    TensorOverlap,
+    shift_shards,
+    sum_shards,
+)
 
 TILE = (128, 256)
 """Rows and columns of an output tile: of the widest tiles of libraries on GPUs since Ampere."""
 
 
-def waves(product: Gemm, wave: int) -> int:
+def wave_count(product: Gemm, wave: int) -> int:
     """How many waves the tiles of a product come in, `wave` of them at a time."""
     return ceil(ceil(product.m / TILE[0]) * ceil(product.n / TILE[1]) * product.batch / wave)
 
 
-class Flux(Overlap):
+class Flux(TensorOverlap):
     paper = Paper(
         "arXiv:2406.06858", "FLUX: Fast Software-based Communication Overlap On GPUs Through Kernel Fusion", 2024
     )
@@ -46,18 +52,18 @@ class Flux(Overlap):
         wave: int = Field(default=132, ge=1)
         """Tiles that are computed at a time, one to a multiprocessor; 132 as on an H100."""
 
-    def gather(self, rewrite: Rewrite, pair: Pair) -> None:
+    def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op = pair.collective
-        copies = shifts(pair, [op.after] * (pair.ranks - 1))
+        copies = shift_shards(pair, [op.after] * (pair.ranks - 1))
         rewrite.swap(op, copies)
         for product in pair.products:
-            product.after = instead(product.after, {op: op.after})
+            product.after = replace_dependencies(product.after, {op: op.after})
             rewrite.swap(product, [product], [product, copies[-1]])
 
-    def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+    def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, (product,) = pair.collective, pair.products
         assert isinstance(product.work, Gemm)
-        last = pair.work.nbytes // waves(product.work, self.options.wave)
+        last = pair.work.nbytes // wave_count(product.work, self.options.wave)
         # Straight to the owners, from the begin of the product on, and one after the other on their stream.
         before, behind = (
             replace(op, name=f"{op.name} {part}", work=replace(pair.work, operation="all_to_all", nbytes=nbytes))
@@ -65,10 +71,10 @@ class Flux(Overlap):
         )
         before.after, behind.after = list(product.after), [product]
         streamed = [before] if last < pair.work.nbytes else []
-        rewrite.swap(op, [*streamed, behind, total(pair, [behind])])
+        rewrite.swap(op, [*streamed, behind, sum_shards(pair, [behind])])
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
-        p, n = setting.p, waves(setting.gemm, self.options.wave)
+        p, n = setting.p, wave_count(setting.gemm, self.options.wave)
         brought, sent = ((p - 1) / p * whole for whole in (setting.input_s, setting.output_s))
         yield ClosedForm(
             "gather_seconds", max(setting.gemm_s, brought), "one kernel beside the copies that it waits for"

@@ -105,17 +105,17 @@ def test_the_gradient_is_reduced_beside_the_weight_gradient(use: str) -> None:
         given_, weights, norm = (named(fragment, name) for name in (f"d{column}", f"w{column}", f"d{x}"))
         place = fragment.backward.index
         assert place(reduction) == place(given_) + 1 == place(weights) - 1
-        assert id(given_) in waits_for(reduction)
-        assert id(weights) not in waits_for(reduction) and id(reduction) not in waits_for(weights)
-        assert id(reduction) in waits_for(norm) and id(weights) not in waits_for(norm)
+        assert given_ in waits_for(reduction)
+        assert weights not in waits_for(reduction) and reduction not in waits_for(weights)
+        assert reduction in waits_for(norm) and weights not in waits_for(norm)
 
 
 def test_the_stored_shard_is_gathered_beside_the_input_gradient() -> None:
     """Only the weight gradient waits for the second gather, which waits for the gradient's arrival."""
     fragment = layer("tensor/megatron-sp", regather=True)
     again, given_, weights = (named(fragment, name) for name in ("regather norm2", "dup", "wup"))
-    assert id(again) in waits_for(weights) and id(again) not in waits_for(given_)
-    assert id(named(fragment, "dact")) in waits_for(again)
+    assert again in waits_for(weights) and again not in waits_for(given_)
+    assert named(fragment, "dact") in waits_for(again)
     assert again.phase == "W"
 
 
@@ -134,7 +134,7 @@ def test_linears_and_attention_gather_again() -> None:
     assert names(fragment.forward)[2:6] == ["all_gather q", "all_gather k", "all_gather v", "core"]
     again = [op for op in fragment.backward if op.name.startswith("regather")]
     assert [(op.name, op.phase) for op in again] == [(f"regather {name}", "B") for name in "qkv"]
-    assert {id(op) for op in again} <= waits_for(named(fragment, "dcore"))
+    assert set(again) <= waits_for(named(fragment, "dcore"))
     ends = {"ends": (True, True)}
     stage_ops = stage("tensor/megatron-sp", regather=True, **ends)
     found = [op.name for op in backward_ops(stage_ops) if "regather" in op.name]
@@ -153,7 +153,7 @@ def test_vocabulary_parallel_ends() -> None:
     forward = forward_ops(stage_ops)
     joins = [op for op in forward if op.name == "loss" and isinstance(op.work, Collective)]
     assert [op.work for op in joins] == [Collective("all_reduce", 16 * 4, ("tp",))] * 3
-    assert all(id(a) in waits_for(b) for a, b in pairwise(joins))
+    assert all(a in waits_for(b) for a, b in pairwise(joins))
     assert collectives(op for op in forward if op not in joins) == [("all_reduce", TOKENS)]
     assert collectives(backward_ops(stage_ops)) == [("all_reduce", TOKENS)]
     head = named(stage_ops.unit_runs[1].fragment, "head").work
@@ -225,7 +225,7 @@ def check_phases(fragment: Fragment) -> None:
     assert {op.phase for op in fragment.forward} == {"F"}
     assert {op.phase for op in fragment.backward} <= {"B", "W"}
     for ops in (fragment.forward, fragment.backward):
-        place = {id(op): i for i, op in enumerate(ops)}
+        place = {op: i for i, op in enumerate(ops)}
         for i, op in enumerate(ops):
             assert all(place.get(other, -1) < i for other in waits_for(op)), (
                 "every dependency is issued before its user"
@@ -236,7 +236,7 @@ def check_phases(fragment: Fragment) -> None:
             assert op.work.out_dtype == ("fp32" if op.phase == "W" else "bf16")
     assert all(op.work.layout == "tn" for op in fragment.forward if isinstance(op.work, Gemm))
     # Splitting off the weight gradients must be possible: no input gradient waits for one.
-    weights = {id(op) for op in fragment.backward if op.phase == "W"}
+    weights = {op for op in fragment.backward if op.phase == "W"}
     assert all(not (weights & waits_for(op)) for op in fragment.backward if op.phase == "B")
 
 
@@ -261,7 +261,7 @@ def test_units_pass_on_the_residual_stream_alone(model: Model, use: str | None) 
         assert set(fragment.grad_entry) == {one.residual_out} and set(behind.grad_exit) == {other.residual_in}
     ends = [unit_run for unit_run in stage_ops.unit_runs if unit_run.residual_in]
     for unit_run in ends:
-        used = [op for op in unit_run.fragment.forward if id(unit_run.fragment.entry["x"]) in waits_for(op)]
+        used = [op for op in unit_run.fragment.forward if unit_run.fragment.entry["x"] in waits_for(op)]
         assert used == unit_run.fragment.forward, "the forward pass begins with what comes in"
 
 
@@ -294,7 +294,7 @@ def test_equal_units_are_lowered_once() -> None:
         lowered(Mesh({"tp": 2, "dp": 2}), "tensor/megatron", 1),
     ]
     fragments = [first.fragment, *(unit_run.fragment for unit_run in others)]
-    assert len({id(fragment) for fragment in fragments}) == len(fragments)
+    assert len(set(fragments)) == len(fragments)
 
 
 def test_streams() -> None:
@@ -391,4 +391,4 @@ def test_recompute_waits_for_the_gradient_and_comes_before_its_use() -> None:
     first = fragment.backward.index(again[0])
     assert names(fragment.backward[first : first + 4]) == ["re up", "re act", "re down", "ddown"]
     (mark,) = [mark for name, mark in fragment.grad_entry.items() if name == "y"]
-    assert all(id(mark) in waits_for(op) for op in again)
+    assert all(mark in waits_for(op) for op in again)

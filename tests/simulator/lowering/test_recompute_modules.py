@@ -13,7 +13,7 @@ from simulator.ir.ops import Collective, Op, UnitRun
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
-from simulator.schemes.memory.shared.recompute import discard
+from simulator.schemes.memory.shared.recompute import discard_outputs
 from tests.contract.measure import make, saved, waits_for
 from tests.contract.played import Ideal, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
@@ -150,7 +150,7 @@ def test_discarding_what_nobody_needs_changes_nothing() -> None:
     fragment = unit_runs(())[0].fragment.copy()
     before = list(fragment.backward), list(fragment.tensor_uses)
     forward = [op for op in fragment.forward if op.name == "residual2"]
-    discard(fragment, forward)
+    discard_outputs(fragment, forward)
     assert (fragment.backward, fragment.tensor_uses) == before
 
 

@@ -21,7 +21,7 @@ from simulator.ir.ops import (
     Transfer,
     Work,
 )
-from simulator.lowering.rewrite import Rewrite, instead, parts, sources
+from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
 from tests.contract.measure import waits_for
 
 SIZES = st.integers(1, 10_000)
@@ -39,7 +39,7 @@ WORK: st.SearchStrategy[Work] = st.one_of(
 
 @given(work=WORK, n=st.integers(1, 9))
 def test_parts_of_work_add_up_to_it(work: Work, n: int) -> None:
-    made = parts(work, n)
+    made = split_work(work, n)
     assert len(made) == n
     assert sum(part.flops for part in made) == pytest.approx(work.flops)
     for field in ("nbytes", "read", "write", "tokens"):
@@ -58,12 +58,12 @@ def test_parts_of_work_add_up_to_it(work: Work, n: int) -> None:
 
 def test_parts_of_a_grouped_product_have_a_part_of_every_group() -> None:
     work = Gemm(6, 8, 4, batch=4, groups=((3, 4), (1, 12)))
-    assert parts(work, 2) == [Gemm(3, 8, 4, batch=4, groups=((3, 2), (1, 6)))] * 2
+    assert split_work(work, 2) == [Gemm(3, 8, 4, batch=4, groups=((3, 2), (1, 6)))] * 2
 
 
 def test_attention_has_no_parts() -> None:
     with pytest.raises(AssertionError, match="nothing says how to part"):
-        parts(Attention(1, 8, 8, 2, 2, 4, 4), 2)
+        split_work(Attention(1, 8, 8, 2, 2, 4, 4), 2)
 
 
 # ------------------------------------------------------------------------------------ dependencies by marks
@@ -73,10 +73,10 @@ def test_marks_are_looked_through_only_where_they_lead_to_what_is_replaced() -> 
     a, b, new = (Op(name, work=Memory("add", 1, 1)) for name in ("a", "b", "new"))
     both, other, begin = Op("both", after=[a, b]), Op("other", after=[b]), Op("begin")
     above = Op("above", after=[both, begin])
-    assert instead([above, other], {a: [new]}) == [new, b, begin, other]
-    assert instead([other], {a: [new]}) == [other]
-    assert instead([a], {a: []}) == []
-    assert sources(Op("all", after=[above, other])) == {a, b}
+    assert replace_dependencies([above, other], {a: [new]}) == [new, b, begin, other]
+    assert replace_dependencies([other], {a: [new]}) == [other]
+    assert replace_dependencies([a], {a: []}) == []
+    assert working_predecessors(Op("all", after=[above, other])) == {a, b}
 
 
 # ------------------------------------------------------------------------------------------------ swapping
@@ -120,9 +120,9 @@ def test_what_waited_for_an_op_waits_for_its_ends() -> None:
     two = kernel("b2", [one])
     rewrite = Rewrite(frag)
     rewrite.swap(b, [one, two], [one, two])
-    assert rewrite.done() is frag
+    assert rewrite.apply() is frag
     assert frag.forward == [a, one, two, c]
-    assert c.after[:2] == [one, two] and sources(c) == {a, one, two}
+    assert c.after[:2] == [one, two] and working_predecessors(c) == {a, one, two}
     # An output that exists behind several ops exists behind a mark that joins them.
     assert frag.exit["b"].work is None and frag.exit["b"].after == [one, two] and frag.exit["y"] is c
     assert frag.params[0].used is one
@@ -136,8 +136,8 @@ def test_marks_that_only_a_parameter_knows_are_changed_too() -> None:
     new = kernel("new wb", [db], "W")
     rewrite = Rewrite(frag)
     rewrite.swap(wb, [new])
-    rewrite.done()
-    assert sources(frag.params[0].ready) == {new}
+    rewrite.apply()
+    assert working_predecessors(frag.params[0].ready) == {new}
     assert frag.backward == [db, new] and frag.tensor_uses[-1].op is new
 
 
@@ -148,9 +148,13 @@ def test_an_op_may_stay_and_end_later() -> None:
     rewrite = Rewrite(frag)
     rewrite.swap(a, [a])
     rewrite.swap(b, [b, beside], [b, beside])
-    rewrite.done()
+    rewrite.apply()
     assert frag.forward == [a, b, beside, c]
-    assert sources(b) == {a} and sources(beside) == {a} and sources(c) == {a, b, beside}
+    assert (
+        working_predecessors(b) == {a}
+        and working_predecessors(beside) == {a}
+        and working_predecessors(c) == {a, b, beside}
+    )
 
 
 def test_the_work_of_an_op_may_be_done_in_the_place_of_another() -> None:
@@ -160,9 +164,9 @@ def test_the_work_of_an_op_may_be_done_in_the_place_of_another() -> None:
     rewrite = Rewrite(frag)
     rewrite.swap(b, [], [whole])
     rewrite.swap(a, [a, whole], [a])
-    rewrite.done()
+    rewrite.apply()
     assert frag.forward == [a, whole, c]
-    assert sources(c) == {a, whole} and frag.exit["b"] is whole and frag.params[0].used is whole
+    assert working_predecessors(c) == {a, whole} and frag.exit["b"] is whole and frag.params[0].used is whole
     assert {tensor_use.op for tensor_use in frag.tensor_uses if tensor_use.key == "b"} == {whole, frag.backward[1]}
 
 
@@ -170,7 +174,7 @@ def test_nothing_swapped_is_nothing_changed() -> None:
     frag = fragment()
     lists = list(frag.forward), list(frag.backward), list(frag.tensor_uses), list(frag.params)
     waits = [list(op.after) for op in (*frag.forward, *frag.backward)]
-    Rewrite(frag).done()
+    Rewrite(frag).apply()
     assert (frag.forward, frag.backward, frag.tensor_uses, frag.params) == lists
     assert [op.after for op in (*frag.forward, *frag.backward)] == waits
 
@@ -208,11 +212,11 @@ def stages_ops(draw: st.DrawFn) -> tuple[Fragment, list[Op]]:
 @given(drawn=stages_ops(), n=st.integers(1, 4))
 def test_each_part_waits_for_its_part_of_the_one_before(drawn: tuple[Fragment, list[Op]], n: int) -> None:
     frag, stage_ops = drawn
-    before = {op: sources(op) for op in frag.forward}
+    before = {op: working_predecessors(op) for op in frag.forward}
     work = {op: op.work for op in stage_ops}
     rewrite = Rewrite(frag)
     made = dict(zip(stage_ops, rewrite.chunk(stage_ops, n), strict=True))
-    rewrite.done()
+    rewrite.apply()
     standing = {op: made.get(op, [op]) for op in before}
     assert set(frag.forward) == {one for ops in standing.values() for one in ops}
     assert len(frag.forward) == len(set(frag.forward))
@@ -221,14 +225,14 @@ def test_each_part_waits_for_its_part_of_the_one_before(drawn: tuple[Fragment, l
             inside = {made[other][i] for other in waits if op in made and other in made}
             # Parts run one after another, so the last of them is the end of all.
             outside = {standing[other][-1] for other in waits if not (op in made and other in made)}
-            assert sources(one) == inside | outside
+            assert working_predecessors(one) == inside | outside
     for op, ops in made.items():
         whole = work[op]
         assert isinstance(whole, Memory)
         assert sum(one.work.read for one in ops if isinstance(one.work, Memory)) == whole.read
     # Whatever an op waits for is issued before it.
     place = {op: i for i, op in enumerate(frag.forward)}
-    assert all(place[other] < i for op, i in place.items() for other in sources(op))
+    assert all(place[other] < i for op, i in place.items() for other in working_predecessors(op))
 
 
 def test_what_communicates_first_is_issued_for_all_parts_first() -> None:
@@ -240,7 +244,7 @@ def test_what_communicates_first_is_issued_for_all_parts_first() -> None:
     frag = Fragment(forward=[dispatch, up, down, combine], entry={"x": begin}, exit={"y": combine})
     rewrite = Rewrite(frag)
     rewrite.chunk([dispatch, up, down, combine], 2)
-    rewrite.done()
+    rewrite.apply()
     turns = ["dispatch 0", "dispatch 1", "up 0", "down 0", "combine 0", "up 1", "down 1", "combine 1"]
     assert [op.name for op in frag.forward] == turns
     assert frag.exit["y"] is frag.forward[-1]

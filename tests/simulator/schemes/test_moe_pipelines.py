@@ -15,10 +15,10 @@ from hardware.errors import PlanError
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op
 from simulator.lowering.lower import Lowering
-from simulator.lowering.rewrite import sources
+from simulator.lowering.rewrite import working_predecessors
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
-from simulator.schemes.expert.shared.token_dispatch import rounds
+from simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, sent, waits_for
 from tests.contract.of_experts import span
 from tests.contract.played import play_job
@@ -50,7 +50,7 @@ def taken(
 ) -> float:
     """Seconds of a round, in which all tokens take `exchange` one way, and all kernels of the experts `computing`; in
     whatever parts, each takes `sending` and `starting` more."""
-    plain = next(one for one in rounds(layer("expert/all-to-all"), ["dp"]) if one.out.phase == phase)
+    plain = next(one for one in find_rounds(layer("expert/all-to-all"), ["dp"]) if one.out.phase == phase)
     assert isinstance(plain.out.work, Collective)
     whole, flops = plain.out.work.nbytes, sum(op.work.flops for op in plain.inside if op.work)
 
@@ -65,7 +65,7 @@ def taken(
     return span(fragment.forward if phase == "F" else fragment.backward, lasts)
 
 
-def in_parts(t: float, u: float, r: int) -> float:
+def chunk_round(t: float, u: float, r: int) -> float:
     """PipeMoE's closed form, of whole times."""
     t, u = t / r, u / r
     return max(2 * r * t + max(0.0, u - (r - 1) * t), 2 * t + r * u)
@@ -77,7 +77,7 @@ def in_parts(t: float, u: float, r: int) -> float:
 @given(t=TIMES, u=TIMES, r=st.sampled_from([1, 2, 4, 8]), phase=st.sampled_from("FB"))
 def test_parts_that_follow_each_other_take_what_pipemoe_says(t: float, u: float, r: int, phase: str) -> None:
     found = taken(layer("expert/tutel", degree=r), t, u, phase)
-    assert found == pytest.approx(in_parts(t, u, r), rel=1e-9)
+    assert found == pytest.approx(chunk_round(t, u, r), rel=1e-9)
     assert found >= max(2 * t, u) * (1 - 1e-9)
 
 
@@ -95,7 +95,7 @@ def test_every_part_pays_the_latency_of_its_exchange_and_kernels(
 ) -> None:
     """a + b n/r seconds of either: what PipeMoE chooses its degree by."""
     found = taken(layer("expert/tutel", degree=r), t, u, "F", sending, starting)
-    assert found == pytest.approx(in_parts(t + r * sending, u + r * starting, r), rel=1e-9)
+    assert found == pytest.approx(chunk_round(t + r * sending, u + r * starting, r), rel=1e-9)
 
 
 @examples(50)
@@ -110,7 +110,10 @@ def test_where_experts_take_longest_the_best_degree_is_the_root(t: float, starti
 def test_gradients_of_weights_follow_all_parts() -> None:
     """Even where a framework lets all-to-alls wait for them, as this one does."""
     whole = layer("expert/all-to-all").backward
-    assert any(op.name.startswith("wexpert") for op in sources(next(op for op in whole if op.name.endswith("dsent"))))
+    assert any(
+        op.name.startswith("wexpert")
+        for op in working_predecessors(next(op for op in whole if op.name.endswith("dsent")))
+    )
     fragment = layer("expert/tutel", degree=4)
     backward = fragment.backward
     weights = [i for i, op in enumerate(backward) if op.name.startswith("wexpert")]

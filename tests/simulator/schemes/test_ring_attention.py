@@ -18,7 +18,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from simulator.report.trace import THREADS
-from simulator.schemes.sequence.shared.ring_attention import blocks
+from simulator.schemes.sequence.shared.ring_attention import mask_blocks
 from tests.contract.measure import forward_ops, listed, lowered_stage, make, saved, sent, waits_for
 from tests.contract.of_sequence import MEASURES, SequenceLayer, efficiency, of_family
 from tests.strategies import examples
@@ -54,7 +54,7 @@ def test_blocks_are_what_counting_every_pair_finds(order: str, p: int, s: int) -
     """A pair of a token with itself counts half, so that all blocks together are the half of s x s."""
     n = s // p
     total = Fraction(0)
-    for step, block in enumerate(blocks(order, p)):
+    for step, block in enumerate(mask_blocks(order, p)):
         found = [counted(order, p, s, step, rank) for rank in range(p)]
         areas = [Fraction(2 * seen - own, 2 * n * n) for seen, own, _, _ in found]
         assert block.mean_share(n) == sum(areas) / p
@@ -250,7 +250,7 @@ def test_no_order_changes_what_is_computed(order: str, p: int, n: int, inner: in
     s = 2 * p * n * inner
     told = {"attention": attention, "seq": s}
 
-    def done(*entries: Entry) -> tuple[float, float]:
+    def attention_work(*entries: Entry) -> tuple[float, float]:
         unit_run = under(*entries, **told)
         found = []
         for ops in (unit_run.fragment.forward, unit_run.fragment.backward):
@@ -259,12 +259,12 @@ def test_no_order_changes_what_is_computed(order: str, p: int, n: int, inner: in
             assert all(work.share * work.pace <= 1 + 1e-12 for work in works if isinstance(work, Attention))
         return found[0], found[1]
 
-    whole = tuple(value / p / inner for value in done())
+    whole = tuple(value / p / inner for value in attention_work())
     ring = ("ring", p, {"balance": order})
-    assert done(ring, ("ring", inner, {"balance": order})) == pytest.approx(whole)
-    assert done(ring, ("all-gather", inner, {})) == pytest.approx(whole)
+    assert attention_work(ring, ("ring", inner, {"balance": order})) == pytest.approx(whole)
+    assert attention_work(ring, ("all-gather", inner, {})) == pytest.approx(whole)
     if attention == "flash":
-        assert done(("all-gather", inner, {}), ("dist-flash-attn", p, {})) == pytest.approx(whole)
+        assert attention_work(("all-gather", inner, {}), ("dist-flash-attn", p, {})) == pytest.approx(whole)
 
 
 # --------------------------------------------------------------------------------------------- timelines

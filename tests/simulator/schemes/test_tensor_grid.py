@@ -190,13 +190,13 @@ def test_tesseract_of_squares_of_one_rank_is_data_parallelism(d: int) -> None:
         {**job, "batch": each, "plan": {"mesh": {"dp": d}, "schemes": [{"use": "data/ddp", "over": "dp"}]}}
     )
 
-    def done(played: Played) -> list[Any]:
+    def reduced_bytes(played: Played) -> list[Any]:
         return [(op.name, op.work) for _, op in played.instances() if op.stream == COMPUTE and op.phase in "FBW"]
 
     def reduced(played: Played) -> int:
         return sum(op.work.nbytes for _, op in played.instances() if op.name in ("reduce", "reduce grads"))  # type: ignore[union-attr]
 
-    assert done(ours) == done(theirs)
+    assert reduced_bytes(ours) == reduced_bytes(theirs)
     assert reduced(ours) == reduced(theirs) == (4 * ours.plan.job.model.parameters if d > 1 else 0)
     assert ours.resting(0) == theirs.resting(0)
     assert not any(op.stream == "tensor" for _, op in ours.instances() if op.phase != "U")

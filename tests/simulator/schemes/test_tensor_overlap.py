@@ -20,11 +20,11 @@ from simulator.ir.modules import Unit
 from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, TensorUse
 from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
-from simulator.lowering.rewrite import sources
+from simulator.lowering.rewrite import working_predecessors
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
-from simulator.schemes.tensor.flux import waves
-from simulator.schemes.tensor.shared.tensor_overlap import pairs
+from simulator.schemes.tensor.flux import wave_count
+from simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
 from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
@@ -72,7 +72,7 @@ def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, set
         assert taken == pytest.approx(max(product, collective))
     elif setting.p > 1:
         # Bytes of the last wave are whole ones.
-        n, rounding = waves(setting.gemm, wave), 2 / setting.bytes_per_s
+        n, rounding = wave_count(setting.gemm, wave), 2 / setting.bytes_per_s
         assert taken == pytest.approx(max(product, (1 - 1 / n) * collective) + collective / n, abs=rounding)
 
 
@@ -100,17 +100,17 @@ def test_work_and_bytes_stay(use: str, gathers: bool, setting: GemmPair) -> None
 @either
 def test_one_wave_is_sent_when_all_is_computed(gathers: bool) -> None:
     setting = GemmPair(4, 1536, 64, 2816, 1e11, 1e6)
-    assert waves(setting.gemm, 132) == 1
+    assert wave_count(setting.gemm, 132) == 1
     taken = SECONDS[gathers](setting, FLUX)
     serial = setting.gemm_s + moved(setting, gathers)
     assert taken == pytest.approx(moved(setting, True) if gathers else serial)
 
 
 def test_waves_count_tiles_that_hang_over_and_every_expert() -> None:
-    assert waves(Gemm(8192, 3584, 4096), 132) == 7  # 64 x 14 tiles
-    assert waves(Gemm(1, 1, 8), 132) == 1
-    assert waves(Gemm(129, 257, 8, batch=33), 132) == 1
-    assert waves(Gemm(129, 257, 8, batch=34), 132) == 2
+    assert wave_count(Gemm(8192, 3584, 4096), 132) == 7  # 64 x 14 tiles
+    assert wave_count(Gemm(1, 1, 8), 132) == 1
+    assert wave_count(Gemm(129, 257, 8, batch=33), 132) == 1
+    assert wave_count(Gemm(129, 257, 8, batch=34), 132) == 2
 
 
 # ------------------------------------------------------------------------------------------- finding pairs
@@ -127,7 +127,7 @@ def a_layer(t: int, *more: str, regather: bool = True, tensor: str = "megatron-s
 
 
 def found(fragment: Fragment, t: int) -> list[tuple[str, str, list[str]]]:
-    every = pairs(fragment, "tensor", Mesh({"tp": t}))
+    every = find_gemm_collectives(fragment, "tensor", Mesh({"tp": t}))
     return sorted((p.collective.phase, p.collective.name, [op.name for op in p.products]) for p in every)
 
 
@@ -182,7 +182,12 @@ def stated(forward: Sequence[Op] = (), backward: Sequence[Op] = ()) -> Fragment:
     """A fragment of these ops: each collective touches one tensor, which its neighbours make or read."""
     ops = [*forward, *backward]
     moves = [one for one in ops if isinstance(one.work, Collective)]
-    beside = [(move, one) for move in moves for one in ops if move in sources(one) or one in sources(move)]
+    beside = [
+        (move, one)
+        for move in moves
+        for one in ops
+        if move in working_predecessors(one) or one in working_predecessors(move)
+    ]
     tensor_uses = [TensorUse(move.name, 1, one) for move, one in [*beside, *zip(moves, moves, strict=True)]]
     return Fragment([*forward], [*backward], tensor_uses=tensor_uses)
 
@@ -199,28 +204,30 @@ def test_products_right_behind_each_other_share_the_shards() -> None:
     other = op("other", Gemm(8, 4, 32), norm)
     grad = op("grad", Gemm(16, 4, 8, layout="nt"), came, phase="W")
     frag = stated(forward=[came, q, kv, norm, late, other, grad])
-    (pair,) = pairs(frag, "tensor", MESH)
+    (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.products == (q, kv) and pair.gathers and pair.ranks == 4 and pair.shard == 64
     for use in BOTH:
         new = make(use, MESH).lower(Unit("unit", ()), lambda _: frag.copy())
         place = {one.name: one for one in new.forward}
         last = place["gather 3"]
         for name in ("norm", "late", "grad"):
-            assert last in sources(place[name])
+            assert last in working_predecessors(place[name])
         assert [one.name for one in new.forward if one.stream == "tensor"] == ["gather 1", "gather 2", "gather 3"]
         if use == ASYNC:
             turns = [f"{name} {i}" for i in range(4) for name in ("q", "kv")]
             assert [one.name for one in new.forward if one.name.split()[0] in ("q", "kv")] == turns
-            assert sources(place["kv 0"]) == {place["own gather"]} and sources(place["q 2"]) == {place["gather 2"]}
+            assert working_predecessors(place["kv 0"]) == {place["own gather"]} and working_predecessors(
+                place["q 2"]
+            ) == {place["gather 2"]}
         else:
-            assert sources(place["q"]) == sources(place["kv"]) == set()
+            assert working_predecessors(place["q"]) == working_predecessors(place["kv"]) == set()
 
 
 def test_one_product_that_needs_another_is_not_in_the_same_pair() -> None:
     came = gather(2 * 8 * 16)
     one = op("one", Gemm(8, 16, 16), came)
     two = op("two", Gemm(8, 8, 16), came, one)
-    (pair,) = pairs(stated(forward=[came, one, two]), "tensor", MESH)
+    (pair,) = find_gemm_collectives(stated(forward=[came, one, two]), "tensor", MESH)
     assert pair.products == (one,)
 
 
@@ -230,7 +237,7 @@ def test_a_product_between_two_collectives_goes_with_the_one_that_moves_more() -
         product = op("product", Gemm(8, width, 16), came)
         work = Collective("reduce_scatter", 2 * 8 * width, ("other",))
         scatter = op("scatter", work, product, stream="tensor")
-        (pair,) = pairs(stated(forward=[came, product, scatter]), "tensor", MESH)
+        (pair,) = find_gemm_collectives(stated(forward=[came, product, scatter]), "tensor", MESH)
         assert (pair.gathers, pair.ranks) == ((True, 4) if gathers else (False, 2))
 
 
@@ -240,11 +247,11 @@ def test_a_sum_that_waits_for_its_turn_waits_for_no_weight_gradient_any_more() -
     work = Collective("reduce_scatter", 2 * 8 * 16, ("tp",))
     scatter = op("scatter", work, product, grad, stream="tensor", phase="B")
     frag = stated(backward=[product, grad, scatter])
-    (pair,) = pairs(frag, "tensor", MESH)
+    (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.products == (product,)
     for use in BOTH:
         new = make(use, MESH).lower(Unit("unit", ()), lambda _: frag.copy()).backward
-        assert not any(other.name == "grad" for one in new for other in sources(one))
+        assert not any(other.name == "grad" for one in new for other in working_predecessors(one))
         assert new[-1].name == "add scatter"
 
 
@@ -262,7 +269,7 @@ def test_a_sum_that_waits_for_its_turn_waits_for_no_weight_gradient_any_more() -
 )
 def test_what_is_no_pair(came: Op, work: Any) -> None:
     frag = stated(forward=[came, op("reader", work, came)])
-    assert pairs(frag, "tensor", MESH) == []
+    assert find_gemm_collectives(frag, "tensor", MESH) == []
 
 
 def test_weights_that_are_gathered_are_no_rows() -> None:
@@ -273,7 +280,7 @@ def test_weights_that_are_gathered_are_no_rows() -> None:
     frag.tensor_uses = [
         replace(t, category="parameters" if t.key == "gather w" else t.category) for t in frag.tensor_uses
     ]
-    (pair,) = pairs(frag, "tensor", MESH)
+    (pair,) = find_gemm_collectives(frag, "tensor", MESH)
     assert pair.collective is rows
 
 
@@ -282,7 +289,7 @@ def test_on_a_cube_of_ranks_every_product_keeps_its_own_pairs() -> None:
     model = Model(layers=1, hidden=64, heads=8, vocab=128, seq=32, tied=False)
     stage = Architecture(model, 4, 32, 128).stage(range(1), False, False)
     (unit_run,) = Lowering(mesh, [make("tensor/3d", mesh, ("i", "j", "l"))], False).run(stage).unit_runs
-    every = pairs(unit_run.fragment, "tensor", mesh)
+    every = find_gemm_collectives(unit_run.fragment, "tensor", mesh)
     assert {one.name for pair in every for one in pair.products} >= {"proj", "up", "down", "dproj", "dup", "ddown"}
     assert all(pair.ranks == 2 and " w" not in pair.collective.name for pair in every)
 
@@ -290,7 +297,7 @@ def test_on_a_cube_of_ranks_every_product_keeps_its_own_pairs() -> None:
 def test_a_sum_of_several_is_no_pair() -> None:
     one, two = (op(name, Gemm(8, 16, 8)) for name in ("one", "two"))
     scatter = op("scatter", Collective("reduce_scatter", 2 * 8 * 16, ("tp",)), one, two, stream="tensor")
-    assert pairs(stated(forward=[one, two, scatter]), "tensor", MESH) == []
+    assert find_gemm_collectives(stated(forward=[one, two, scatter]), "tensor", MESH) == []
 
 
 # --------------------------------------------------------------------------------------------- memory held

@@ -19,7 +19,7 @@ from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.costs import Costs
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import Collective, Exchange, Op, slowest_rank
-from simulator.lowering.rewrite import parts
+from simulator.lowering.rewrite import split_work
 from tests.contract.of_experts import ExpertLayer
 from tests.contract.played import play_job
 
@@ -91,7 +91,7 @@ def test_fp8_out_and_bf16_back_are_three_quarters_of_bf16_both_ways() -> None:
 
 
 def test_parts_and_paces_are_of_tokens() -> None:
-    assert [one.tokens for one in parts(V3, 3)] == [1365, 1365, 1366]  # type: ignore[union-attr]
+    assert [one.tokens for one in split_work(V3, 3)] == [1365, 1365, 1366]  # type: ignore[union-attr]
     assert slowest_rank(replace(V3, pace=1.5)).tokens == 6144
 
 

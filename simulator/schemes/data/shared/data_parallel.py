@@ -21,7 +21,7 @@ from simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, St
 from simulator.ir.scheme import LowerModule, LowerStage, Scheme
 from simulator.ir.settings import OptionValues
 
-Of = Callable[[Param], tuple[tuple[str, ...], int]]
+ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
 """Over which axes something of a parameter meets, and its elements; over none where nothing does."""
 
 
@@ -63,7 +63,7 @@ class DataSetting:
         return sum(elements for elements in self.parameter_elements if elements < least)
 
 
-Make = Callable[[tuple[str, ...], int], Op]
+MakeCollective = Callable[[tuple[str, ...], int], Op]
 """What brings so many elements together over axes."""
 
 
@@ -79,7 +79,7 @@ class DataScheme(Scheme):
         return "b" if operator.has("b") else None
 
     @property
-    def copies(self) -> int:
+    def replica_count(self) -> int:
         """Ranks that hold the same weights, where no view says otherwise."""
         return self.mesh.size((*self.over, *self.sequence_axes))
 
@@ -89,33 +89,35 @@ class DataScheme(Scheme):
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
 
     @cached_property
-    def replicas(self) -> tuple[str, ...]:
+    def replica_axes(self) -> tuple[str, ...]:
         """The axes that my options name: along them states rest as copies, also those that rest cut over the others."""
         named = (getattr(self.options, option) for option in self.names_axes)
         return self.mesh.parts(axis for axis in named if axis)
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
-        return tuple(axis for axis in self.reduces(param) if axis not in self.replicas) if state in self.shards else ()
+        return (
+            tuple(axis for axis in self.reduces(param) if axis not in self.replica_axes) if state in self.shards else ()
+        )
 
     @property
-    def overlaps(self) -> bool:
+    def overlaps_backward(self) -> bool:
         """Whether gradients leave in buckets while others are made; else all at once, when they all are."""
         return bool(self.framework.overlap.dp)
 
-    def late(self, param: Param) -> tuple[str, ...]:
+    def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
         """Axes over which the gradient is summed once a step, behind the last micro-batch, and not in every one."""
         return () if "gradients" in self.shards else self.reduces(param)
 
-    def returns(self, param: Param) -> tuple[str, ...]:
+    def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
         """Axes over which updated shards of weights that rest whole come together before they are used again."""
         return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
 
-    def _reduced(self, param: Param) -> tuple[tuple[str, ...], int]:
+    def _reduction_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Where a gradient is summed behind the last micro-batch, and the elements of it that rest until then."""
-        return self.late(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
+        return self.axes_reduced_once(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
 
-    def _returned(self, param: Param) -> tuple[tuple[str, ...], int]:
-        return self.returns(param), param.size
+    def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
+        return self.axes_gathered_once(param), param.size
 
     @property
     def lowering_key(self) -> Hashable:
@@ -125,23 +127,23 @@ class DataScheme(Scheme):
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
         stage_ops = inner(stage)
-        if self.overlaps:
-            reduce: Make = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
-            gather: Make = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
-            stage_ops.behind += self._in_buckets(stage_ops, self._reduced, reduce, backward=True)
+        if self.overlaps_backward:
+            reduce: MakeCollective = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
+            gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
+            stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
             # Each bucket of weights is gathered in front of its first use in the first micro-batch.
-            stage_ops.ahead += self._in_buckets(stage_ops, self._returned, gather, backward=False)
+            stage_ops.ahead += self._make_buckets(stage_ops, self._gather_group, gather, backward=False)
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         """Without overlap all is reduced, and gathered again, around the update."""
         fragment = inner(module)
-        if isinstance(module, Update) and not self.overlaps:
-            sums = [self.reduce(axes, n, "U", "every") for axes, n in together(module.params, self._reduced)]
+        if isinstance(module, Update) and not self.overlaps_backward:
+            sums = [self.reduce(axes, n, "U", "every") for axes, n in sum_by_axes(module.params, self._reduction_group)]
             for op in fragment.forward:
                 op.after += sums
             gathers = []
-            for axes, elements in together(module.params, self._returned):
+            for axes, elements in sum_by_axes(module.params, self._gather_group):
                 gathers.append(self.gather(axes, elements, "U", "every"))
                 gathers[-1].after.append(fragment.forward[-1])
             fragment.forward = [*sums, *fragment.forward, *gathers]
@@ -149,7 +151,7 @@ class DataScheme(Scheme):
 
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
         """A sum of gradients, to the shards that the optimizer updates; among replicas of shards, of all of each."""
-        copies = set(axes) <= set(self.replicas)
+        copies = set(axes) <= set(self.replica_axes)
         operation = "reduce_scatter" if "optimizer" in self.shards and not copies else "all_reduce"
         work = Collective(operation, elements * BYTES[self.framework.gradients], axes)
         return Op("reduce grads", "data-replicas" if copies else "data", work, [], phase, when)
@@ -158,9 +160,11 @@ class DataScheme(Scheme):
         work = Collective("all_gather", elements * BYTES[self.framework.weights], axes)
         return Op("gather params", "data", work, [], phase, when)
 
-    def _in_buckets(self, stage_ops: StageOps, of: Of, make: Make, backward: bool) -> Iterable[SideOps]:
+    def _make_buckets(
+        self, stage_ops: StageOps, of: ReductionGroup, make: MakeCollective, backward: bool
+    ) -> Iterable[SideOps]:
         """An op a bucket, of parameters that meet over the same axes, in the order in which they begin."""
-        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.copies)
+        limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
         found = [of(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
         axes_of = [axes for axes, _ in found]
         sets = list(dict.fromkeys(axes_of))
@@ -171,7 +175,7 @@ class DataScheme(Scheme):
             if axes:
                 numbers = np.flatnonzero(summed == i)[:: -1 if backward else 1]
                 held = np.cumsum(size[numbers])
-                starts, sizes = _filled(held, limit)
+                starts, sizes = _fill_buckets(held, limit)
                 ops = {elements: make(axes, elements) for elements in set(sizes)}
                 if len(sets) == 1:
                     yield SideOps([ops[elements] for elements in sizes], numbers, starts)
@@ -185,7 +189,7 @@ class DataScheme(Scheme):
             yield SideOps([op for _, op in buckets], np.concatenate([numbers for numbers, _ in buckets]), starts)
 
 
-def together(params: Iterable[tuple[Param, int]], of: Of) -> Iterable[tuple[tuple[str, ...], int]]:
+def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iterable[tuple[tuple[str, ...], int]]:
     """The elements of all parameters that meet over the same axes."""
     whole: dict[tuple[str, ...], int] = defaultdict(int)
     for param, count in params:
@@ -195,7 +199,7 @@ def together(params: Iterable[tuple[Param, int]], of: Of) -> Iterable[tuple[tupl
     return whole.items()
 
 
-def _filled(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
+def _fill_buckets(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
     """Where buckets start, and how much is in each: the parameter that fills a bucket closes it.
 
     held: elements of all parameters up to each one.

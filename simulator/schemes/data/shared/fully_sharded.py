@@ -1,6 +1,6 @@
 """Sharded weights, unit by unit: whole while a unit computes, and cut while they rest.
 
-A unit is a transformer layer, the embedding, or the output layer with its loss. Of every unit `in_units` says when its
+A unit is a transformer layer, the embedding, or the output layer with its loss. Of every unit `shard_units` says when its
 weights are gathered, how long they live, and when its gradients leave; a scheme says how both move (`ShardedScheme`).
 """
 
@@ -20,7 +20,7 @@ from simulator.schemes.data.shared.data_parallel import DataScheme
 
 
 @dataclass
-class Brought:
+class GatherOps:
     """How weights of a unit come together: ops one after another; what the unit does with them before it computes; and
     the bytes that have come by then, where that is not the whole weights."""
 
@@ -32,17 +32,19 @@ class Brought:
 class ShardedScheme(DataScheme):
     """Base of the data schemes whose gradients leave unit by unit, and whose weights come so where they rest cut.
 
-    How far ahead weights are gathered, and how weights and gradients move, is what such schemes differ in: `depth`,
-    `bring` and `scatter`. The axis along which ranks are nearest is the last one that it is `over`.
+    How far ahead weights are gathered, and how weights and gradients move, is what such schemes differ in: `prefetch_depth`,
+    `gather_unit` and `reduce_unit`. The axis along which ranks are nearest is the last one that it is `over`.
     """
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        return super().lower_stage(stage, lambda part: in_units(self, grouped(inner(part), self.unit)))
+        return super().lower_stage(
+            stage, lambda part: shard_units(self, group_layers(inner(part), self.layers_per_unit))
+        )
 
     @property
-    def unit(self) -> int:
+    def layers_per_unit(self) -> int:
         """Layers of one unit, where as many of one kind stand in a row."""
         return 1
 
@@ -51,38 +53,38 @@ class ShardedScheme(DataScheme):
         op = super().gather(axes, elements, phase, when)
         return replace(op, stream="data-returns") if when == "first" else op
 
-    def depth(self, forward: bool, sizes: Sequence[int]) -> int:
+    def prefetch_depth(self, forward: bool, sizes: Sequence[int]) -> int:
         """How many of the following units are gathered while one computes. sizes: elements of that one, and of those
         that follow in this pass."""
         return int(self.framework.overlap.dp)
 
-    def bring(self, axes: tuple[str, ...], elements: int, forward: bool) -> Brought:
+    def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         """Gathers weights that are cut over `axes`. elements: of the whole weights."""
-        return Brought([self.gather(axes, elements, "F" if forward else "B", "every")])
+        return GatherOps([self.gather(axes, elements, "F" if forward else "B", "every")])
 
-    def scatter(self, axes: tuple[str, ...], elements: int) -> list[Op]:
+    def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
         """Sums the gradients of every micro-batch over `axes`, ops one after another: over those that they rest cut
         over, then the shards over those along which these are copies."""
-        cut, copies = self.parted(axes)
+        cut, copies = self.split_replica_axes(axes)
         ops = [self.reduce(cut, elements, "W", "every")] if cut else []
         if copies:
             ops.append(self.reduce(copies, elements // self.mesh.size(cut), "W", "every"))
         return ops
 
-    def parted(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Those along which states rest cut, and those along which there are copies of the shards."""
-        cut = tuple(axis for axis in axes if axis not in self.replicas)
-        return cut, tuple(axis for axis in axes if axis in self.replicas)
+        cut = tuple(axis for axis in axes if axis not in self.replica_axes)
+        return cut, tuple(axis for axis in axes if axis in self.replica_axes)
 
     @cached_property
-    def within(self) -> tuple[str, ...]:
+    def node_axes(self) -> tuple[str, ...]:
         """The axes of the nearest ranks that hold the same weights: the last that it is over, and those beside it."""
-        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replicas)]
+        claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
         return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
 
 
 @dataclass(frozen=True)
-class Weights:
+class GatheredWeights:
     """What a pass of a unit gathers: elements by the axes that they are cut over. live: elements that take memory of
     their own meanwhile; those that also rest whole take none."""
 
@@ -95,12 +97,12 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Held:
+class UnitShards:
     """What the ranks of a scheme share of a unit: weights, for both passes; the elements of its gradients by the axes
     over which they are summed, and those of them that do not rest whole."""
 
-    forward: Weights
-    backward: Weights
+    forward: GatheredWeights
+    backward: GatheredWeights
     gradients: tuple[tuple[tuple[str, ...], int], ...]
     leaving: int
 
@@ -109,36 +111,36 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Fetch:
+class PassGathers:
     """What a pass of a unit gathers when it begins, each with how many units later it is used; and what has been
     gathered before for the units that follow, the next one first."""
 
-    now: tuple[tuple[int, Weights], ...]
-    before: tuple[Weights, ...]
+    now: tuple[tuple[int, GatheredWeights], ...]
+    before: tuple[GatheredWeights, ...]
 
 
 @dataclass(frozen=True)
-class Turn:
+class UnitGathers:
     """What a unit does for itself and its neighbours. sent: elements of the following unit's gradients, which are still
     on their way in its backward pass."""
 
-    forward: Fetch
-    backward: Fetch
+    forward: PassGathers
+    backward: PassGathers
     sent: int
 
 
-def grouped(stage_ops: StageOps, layers: int) -> StageOps:
+def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
     """`stage_ops` whose links hold so many copies of one at a time, and what is left over by itself."""
     if layers == 1:
         return stage_ops
     unit_runs: list[UnitRun] = []
     for unit_run in stage_ops.unit_runs:
         whole, rest = divmod(unit_run.count, layers)
-        unit_runs += [_several(unit_run, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
+        unit_runs += [_join_copies(unit_run, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
     return StageOps(unit_runs, stage_ops.ahead, stage_ops.behind)
 
 
-def _several(unit_run: UnitRun, n: int, count: int) -> UnitRun:
+def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
     """`count` times `n` copies of a link, one after another in one fragment."""
     if n == 1:
         return replace(unit_run, count=count)
@@ -179,16 +181,16 @@ def _several(unit_run: UnitRun, n: int, count: int) -> UnitRun:
     return replace(unit_run, fragment=fragment, count=count, allocated_before=found, freed_later=left)
 
 
-def in_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
+def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     """`stage_ops` with every unit's weights gathered before its passes and its gradients scattered behind.
 
-    A unit's weights are gathered while those before it compute, `scheme.depth` of them, else while nobody does: that is
+    A unit's weights are gathered while those before it compute, `scheme.prefetch_depth` of them, else while nobody does: that is
     the limit of gathers that nobody has used yet. An embedding whose table is that of the output layer, too, stays
     whole between its passes, as does the gradient from the output layer's on (both belong to the root unit of FSDP,
     which is not freed behind its forward pass).
     """
     unit_runs = stage_ops.unit_runs
-    held = [_held(scheme, unit_run) for unit_run in unit_runs]
+    held = [_unit_shards(scheme, unit_run) for unit_run in unit_runs]
     if not any(held):
         return stage_ops
     shared = (
@@ -197,28 +199,30 @@ def in_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         and any(unit_run.fragment.shared_weights for unit_run in unit_runs[1:])
     )
     if shared:
-        held[0] = replace(held[0], backward=Weights())
+        held[0] = replace(held[0], backward=GatheredWeights())
     # Behind a unit that takes nothing from the one before, as an embedding does, a new row of neighbours begins.
     rows: list[list[int]] = []
     for i, unit_run in enumerate(unit_runs):
         if i == 0 or unit_run.residual_in is None:
             rows.append([])
         rows[-1] += [i] * unit_run.count
-    turns = [(i, turn) for row in rows for i, turn in zip(row, _turns(scheme, [held[i] for i in row]), strict=True)]
+    turns = [
+        (i, turn) for row in rows for i, turn in zip(row, _plan_gathers(scheme, [held[i] for i in row]), strict=True)
+    ]
     made: list[UnitRun] = []
     # Copies differ in what they do for their neighbours: mostly the first, those between, the last.
     for (i, turn), alike in groupby(turns):
         stays = shared and i == 0
-        fragment = _whole(scheme, unit_runs[i], held[i], turn, stays)
+        fragment = _lower_unit(scheme, unit_runs[i], held[i], turn, stays)
         whole = replace(unit_runs[i], fragment=fragment, count=len(list(alike)))
-        table = [_table(axes) for axes, _ in held[0].gradients]
+        table = [_table_key(axes) for axes, _ in held[0].gradients]
         if shared and fragment.shared_weights:
-            whole = _lends(scheme, whole, held[0])
+            whole = _add_table_gradients(scheme, whole, held[0])
         made.append(replace(whole, allocated_before=(*whole.allocated_before, *table)) if stays else whole)
     return StageOps(made, stage_ops.ahead, stage_ops.behind)
 
 
-def _held(scheme: ShardedScheme, unit_run: UnitRun) -> Held:
+def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun) -> UnitShards:
     forward, backward, gradients = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
     live = leaving = 0
     for param in unit_run.fragment.params:
@@ -231,63 +235,69 @@ def _held(scheme: ShardedScheme, unit_run: UnitRun) -> Held:
             gradients[axes] += param.size
             leaving += param.size if scheme.shards_at_rest("gradients", param) else 0
     backward.pop((), None)
-    groups = Weights(tuple(forward.items()), live), Weights(tuple(backward.items()), live)
+    groups = GatheredWeights(tuple(forward.items()), live), GatheredWeights(tuple(backward.items()), live)
     if not unit_run.fragment.backward:  # nothing below is trained
-        return Held(groups[0], Weights(), (), 0)
-    return Held(*groups, tuple(gradients.items()), leaving)
+        return UnitShards(groups[0], GatheredWeights(), (), 0)
+    return UnitShards(*groups, tuple(gradients.items()), leaving)
 
 
-def _turns(scheme: ShardedScheme, row: list[Held]) -> list[Turn]:
-    forward = _fetched(scheme, [one.forward for one in row], True)
-    backward = _fetched(scheme, [one.backward for one in row[::-1]], False)[::-1]
+def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
+    forward = _plan_pass(scheme, [one.forward for one in row], True)
+    backward = _plan_pass(scheme, [one.backward for one in row[::-1]], False)[::-1]
     sent = [*(one.leaving for one in row[1:]), 0]
-    return [Turn(*each) for each in zip(forward, backward, sent, strict=True)]
+    return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
 
 
-def _fetched(scheme: ShardedScheme, row: list[Weights], forward: bool) -> list[Fetch]:
+def _plan_pass(scheme: ShardedScheme, row: list[GatheredWeights], forward: bool) -> list[PassGathers]:
     """For units in the order of a pass."""
     sizes = [one.elements for one in row]
     found, reached = [], 0
     for place in range(len(row)):
         begin = max(reached, place)
         before = row[place + 1 : begin]
-        reached = max(begin, min(place + 1 + scheme.depth(forward, sizes[place:]), len(row)))
-        found.append(Fetch(tuple((at - place, row[at]) for at in range(begin, reached)), tuple(before)))
+        reached = max(begin, min(place + 1 + scheme.prefetch_depth(forward, sizes[place:]), len(row)))
+        found.append(PassGathers(tuple((at - place, row[at]) for at in range(begin, reached)), tuple(before)))
     return found
 
 
-def _table(axes: tuple[str, ...]) -> str:
+def _table_key(axes: tuple[str, ...]) -> str:
     """The key of the gradients of a unit whose table others use too."""
     return f"gradients of the table {axes}"
 
 
-def _lends(scheme: ShardedScheme, unit_run: UnitRun, table: Held) -> UnitRun:
+def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
     """A unit that makes a first part of the gradients of a table, which are given back where the table is."""
     first = next((op for op in unit_run.fragment.backward if op.phase == "W"), unit_run.fragment.backward[-1])
     for axes, elements in table.gradients:
         nbytes = elements * BYTES[scheme.framework.gradients]
-        unit_run.fragment.tensor_uses.append(TensorUse(_table(axes), nbytes, first, True, "gradients"))
-    return replace(unit_run, freed_later=(*unit_run.freed_later, *(_table(axes) for axes, _ in table.gradients)))
+        unit_run.fragment.tensor_uses.append(TensorUse(_table_key(axes), nbytes, first, True, "gradients"))
+    return replace(unit_run, freed_later=(*unit_run.freed_later, *(_table_key(axes) for axes, _ in table.gradients)))
 
 
-def _whole(scheme: ShardedScheme, unit_run: UnitRun, own: Held, turn: Turn, stays: bool) -> Fragment:
+def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn: UnitGathers, stays: bool) -> Fragment:
     """A unit with what it gathers and scatters. stays: its weights are whole between its passes, too."""
     made = unit_run.fragment.copy()
-    _pass(scheme, unit_run, made, own.forward, turn.forward, True, stays)
+    _lower_pass(scheme, unit_run, made, own.forward, turn.forward, True, stays)
     if made.backward:
         # A table that stays has come already.
         weights = replace(own.forward, groups=()) if stays else own.backward
-        _pass(scheme, unit_run, made, weights, turn.backward, False, stays)
+        _lower_pass(scheme, unit_run, made, weights, turn.backward, False, stays)
         # The gradients of the unit whose backward pass came before are still on their way.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (made.backward[0], made.backward[-1])
-        made.tensor_uses += _lives("gradients of the following", nbytes, *ends, "gradients")
+        made.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
         for axes, elements in own.gradients:
-            _scatters(scheme, made, axes, elements, stays)
+            _reduce_gradients(scheme, made, axes, elements, stays)
     return made
 
 
-def _pass(
-    scheme: ShardedScheme, unit_run: UnitRun, made: Fragment, own: Weights, fetch: Fetch, forward: bool, stays: bool
+def _lower_pass(
+    scheme: ShardedScheme,
+    unit_run: UnitRun,
+    made: Fragment,
+    own: GatheredWeights,
+    fetch: PassGathers,
+    forward: bool,
+    stays: bool,
 ) -> None:
     """One pass of a unit with what it gathers: its own weights, where nobody has before, and those of later units.
 
@@ -298,10 +308,10 @@ def _pass(
     gate, gives = (made.exit, unit_run.residual_out) if forward else (made.grad_exit, unit_run.residual_in)
     came = [entry[takes]] if takes in entry else []
     kernels, first, last = [op for op in ops if op.stream == COMPUTE], ops[0], ops[-1]
-    mine = _brought(scheme, own, forward)
+    mine = _gather_all(scheme, own, forward)
     front, behind, arrived = list[Op](), list[Op](), dict[int, list[Op]]()
     for later, weights in fetch.now:
-        found = _brought(scheme, weights, forward) if later else mine
+        found = _gather_all(scheme, weights, forward) if later else mine
         # Where nothing comes in, the loss begins the backward pass.
         begins = bool(later) and not forward and not came
         for one in found:
@@ -310,18 +320,20 @@ def _pass(
         (behind if begins and not front else front).extend(gathers)
         arrived[later] = [one.ops[-1] for one in found]
         if later and gathers:
-            made.tensor_uses += _lives(f"weights {phase} {later}", _coming(scheme, weights, found), gathers[0], last)
+            made.tensor_uses += _lifetime(
+                f"weights {phase} {later}", _bytes_in_flight(scheme, weights, found), gathers[0], last
+            )
     for later, weights in enumerate(fetch.before, 1):
-        nbytes = _coming(scheme, weights, _brought(scheme, weights, forward))
-        made.tensor_uses += _lives(f"weights {phase} {later}", nbytes, first, last)
+        nbytes = _bytes_in_flight(scheme, weights, _gather_all(scheme, weights, forward))
+        made.tensor_uses += _lifetime(f"weights {phase} {later}", nbytes, first, last)
     here = arrived.get(0, [])
     # What moves weights on before a kernel reads them waits for them, too.
     used = {param.used for param in made.params} if forward else set()
     for op in (op for op in ops if op.stream == COMPUTE or op in used):
         op.after += here
     key, begin = "weights" if stays else f"weights {phase}", (front if here else ops)[0]
-    made.tensor_uses += _lives(key, own.live * BYTES[scheme.framework.weights], begin, last)
-    marks, waits = _passed_on(len(fetch.before), arrived, phase)
+    made.tensor_uses += _lifetime(key, own.live * BYTES[scheme.framework.weights], begin, last)
+    marks, waits = _relay_arrivals(len(fetch.before), arrived, phase)
     if gives in gate and waits:
         gate[gives] = Op("gather params of the next", after=[gate[gives], *waits], phase=phase)
     ops[:] = [*front, *marks, *ops[:1], *behind, *ops[1:]]
@@ -335,28 +347,28 @@ def _pass(
     place = ops.index(kernels[0]) if kernels else len(ops)
     ops[place:place] = unpack
     if nbytes:
-        made.tensor_uses += _lives(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
+        made.tensor_uses += _lifetime(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
 
 
-def _brought(scheme: ShardedScheme, weights: Weights, forward: bool) -> list[Brought]:
-    found = [scheme.bring(axes, elements, forward) for axes, elements in weights.groups]
+def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) -> list[GatherOps]:
+    found = [scheme.gather_unit(axes, elements, forward) for axes, elements in weights.groups]
     for one in found:
-        _in_turn(one.ops)
+        _serialise(one.ops)
     return found
 
 
-def _coming(scheme: ShardedScheme, weights: Weights, found: list[Brought]) -> float:
+def _bytes_in_flight(scheme: ShardedScheme, weights: GatheredWeights, found: list[GatherOps]) -> float:
     """Bytes of weights on their way to a later unit."""
     return sum(one.nbytes for one in found) or weights.live * BYTES[scheme.framework.weights]
 
 
-def _in_turn(ops: list[Op]) -> None:
+def _serialise(ops: list[Op]) -> None:
     """Each op waits for the one before."""
     for one, other in pairwise(ops):
         other.after.append(one)
 
 
-def _passed_on(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[list[Op], list[Op]]:
+def _relay_arrivals(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[list[Op], list[Op]]:
     """Marks that tell later units when their weights have come, and what the next unit waits for.
 
     Units meet in their results alone, so news of weights for the unit after the next goes from unit to unit on a stream
@@ -376,29 +388,29 @@ def _passed_on(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[l
     return marks, waits
 
 
-def _scatters(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:
+def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:
     """Sums gradients behind the backward pass; whole ones that rest cut live until they have left."""
     params = [param for param in made.params if param.trained and scheme.reduces(param) == axes]
     ready = [param.ready for param in params]
-    ops = scheme.scatter(axes, elements)
+    ops = scheme.reduce_unit(axes, elements)
     if not ops:
         return
-    _in_turn(ops)
+    _serialise(ops)
     if scheme.shards_at_rest("gradients", params[0]):
         nbytes = elements * BYTES[scheme.framework.gradients]
         begin = next((op for op in made.backward if op.phase == "W"), made.backward[-1])
         if scheme.framework.gathers_apart:
             packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
-            made.tensor_uses += _lives(f"packed {axes}", nbytes, packed, ops[0], "buffers")
+            made.tensor_uses += _lifetime(f"packed {axes}", nbytes, packed, ops[0], "buffers")
             made.backward.append(packed)
             ready = [packed]
-        key = _table(axes) if stays else f"gradients {axes}"
-        made.tensor_uses += _lives(key, nbytes, begin, ops[0], "gradients")
+        key = _table_key(axes) if stays else f"gradients {axes}"
+        made.tensor_uses += _lifetime(key, nbytes, begin, ops[0], "gradients")
     ops[0].after += ready
     made.backward += ops
     for param in params:
         param.ready = ops[-1]
 
 
-def _lives(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[TensorUse]:
+def _lifetime(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[TensorUse]:
     return [TensorUse(key, round(nbytes), op, op is begin, category) for op in (begin, end)]

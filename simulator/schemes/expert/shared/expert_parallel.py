@@ -76,7 +76,7 @@ class ExpertScheme(Scheme):
     family = "expert"
     role = "expert scheme"
     most_axes = 2
-    usual: ClassVar[float | None] = None
+    default_capacity: ClassVar[float | None] = None
     """Capacity of experts that are spread, where neither the plan nor the model says one."""
 
     class Options(SchemeOptions):
@@ -96,7 +96,7 @@ class ExpertScheme(Scheme):
         own: float | None = self.options.capacity
         if own is None:
             own = moe.capacity
-        return self.usual if own is None and self.ranks > 1 else own
+        return self.default_capacity if own is None and self.ranks > 1 else own
 
     def adapt_model(self, model: Any) -> Any:
         if model.moe is None:
@@ -115,7 +115,7 @@ class ExpertScheme(Scheme):
             where = next(i for i, entry in enumerate(job.plan.schemes) if entry.use == self.use)
             self.options.routing.check(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
 
-    def of_same_tokens(self, job: Any) -> list[str]:
+    def axes_with_same_tokens(self, job: Any) -> list[str]:
         """The axes that experts are spread over, as far as no other scheme of the plan divides tokens along them."""
         divided: set[str] = set()
         for entry in job.plan.schemes:
@@ -132,63 +132,65 @@ class ExpertScheme(Scheme):
         dims = zip(self.axes, ("e", "f"), strict=False)
         return Rule({part: dim for axis, dim in dims if operator.has(dim) for part in self.mesh.parts(axis)})
 
-    def spread(self, module: MoE) -> ExpertLoad:
+    def expert_load(self, module: MoE) -> ExpertLoad:
         """How the tokens of a layer lie on the ranks that hold its experts."""
         found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity)
         return found
 
-    def marks(self, layer: MoE) -> frozenset[Hashable]:
+    def marks_of(self, layer: MoE) -> frozenset[Hashable]:
         """What a layer with experts and all modules inside it are marked with: its routing, where that is not even."""
-        spread = self.spread(layer)
-        return frozenset() if spread.even else frozenset({spread})
+        expert_load = self.expert_load(layer)
+        return frozenset() if expert_load.even else frozenset({expert_load})
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        layers = {one: self.marks(one) for one in every_module(stage) if isinstance(one, MoE)}
+        layers = {one: self.marks_of(one) for one in every_module(stage) if isinstance(one, MoE)}
         return inner(add_marks(stage, {part: marks for one, marks in layers.items() for part in every_module(one)}))
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        spread = next((mark for mark in module.marks if isinstance(mark, ExpertLoad)), None)
-        if spread is not None and isinstance(module, MoE):
-            return exchanged(inner(module), self, spread)
-        if spread is not None and isinstance(module, Operator) and module.view == EXPERTS:
-            return laden(inner(module), spread)
+        expert_load = next((mark for mark in module.marks if isinstance(mark, ExpertLoad)), None)
+        if expert_load is not None and isinstance(module, MoE):
+            return skew_collectives(inner(module), self, expert_load)
+        if expert_load is not None and isinstance(module, Operator) and module.view == EXPERTS:
+            return skew_expert_work(inner(module), expert_load)
         return inner(module)
 
 
-def exchanges(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
+def expert_collectives(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
     """The collectives of a layer along the axis that spreads its experts, forward and backward, in issue order."""
     parts = set(scheme.mesh.parts(scheme.axes[:1]))
     ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == scheme.family]
     return [op for op in ops if isinstance(op.work, Collective) and parts >= set(op.work.axes)]
 
 
-def exchanged(fragment: Fragment, scheme: ExpertScheme, spread: ExpertLoad) -> Fragment:
+def skew_collectives(fragment: Fragment, scheme: ExpertScheme, expert_load: ExpertLoad) -> Fragment:
     """A layer whose collectives carry what leaves a rank in the mean, at the pace of who sends or receives most. Among
     ranks that divide experts go the tokens of these: the most laden are those of the most laden experts."""
-    across = set(exchanges(fragment, scheme))
+    across = set(expert_collectives(fragment, scheme))
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Collective) and op.stream == scheme.family:
             if op in across:
-                op.work = replace(op.work, nbytes=round(spread.remote * op.work.nbytes), pace=spread.busiest_exchange)
+                op.work = replace(
+                    op.work, nbytes=round(expert_load.remote * op.work.nbytes), pace=expert_load.busiest_exchange
+                )
             else:
-                op.work = replace(op.work, pace=max(spread.rank_loads))
+                op.work = replace(op.work, pace=max(expert_load.rank_loads))
     return fragment
 
 
-def laden(fragment: Fragment, spread: ExpertLoad) -> Fragment:
+def skew_expert_work(fragment: Fragment, expert_load: ExpertLoad) -> Fragment:
     """A leaf at the experts as its most laden rank does it."""
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Gemm):
             ((_, mean),) = op.work.groups
-            groups = tuple((1, share * mean) for share in spread.expert_loads if share)
-            op.work = replace(op.work, groups=groups, pace=spread.most_loaded)
+            groups = tuple((1, share * mean) for share in expert_load.expert_loads if share)
+            op.work = replace(op.work, groups=groups, pace=expert_load.most_loaded)
         elif isinstance(op.work, Memory) and op.phase != "W":
             # Those of phase W are of weights.
-            op.work = replace(op.work, pace=spread.most_loaded)
-    fragment.tensor_uses = [widened(tensor_use, spread.most_loaded) for tensor_use in fragment.tensor_uses]
+            op.work = replace(op.work, pace=expert_load.most_loaded)
+    fragment.tensor_uses = [skew_memory(tensor_use, expert_load.most_loaded) for tensor_use in fragment.tensor_uses]
     return fragment
 
 
-def widened(tensor_use: TensorUse, pace: float) -> TensorUse:
+def skew_memory(tensor_use: TensorUse, pace: float) -> TensorUse:
     """Memory of tokens, in some layout, where there are more of them; the rest is of weights."""
     return replace(tensor_use, nbytes=round(pace * tensor_use.nbytes)) if "@" in tensor_use.key else tensor_use

@@ -15,11 +15,11 @@ from math import prod
 from simulator.ir.modules import MoE
 from simulator.ir.moe_operators import ExpertLinear, Permute, TopK
 from simulator.ir.ops import Collective, Fragment, Op, TensorUse
-from simulator.lowering.rewrite import Rewrite, sources
+from simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 @dataclass(frozen=True)
-class Round:
+class ExpertRound:
     """out, back: the all-to-alls; inside: the ops on the way from one to the other, in issue order."""
 
     out: Op
@@ -32,7 +32,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Routed:
+class MoESizes:
     """What a layer's experts are to a scheme.
 
     hidden: elements of a token; topk: experts that it goes to, of so many `experts`; copies: of tokens, of all ranks of
@@ -46,7 +46,7 @@ class Routed:
     weights: int
 
     @classmethod
-    def of(cls, composite: MoE) -> Routed:
+    def of(cls, composite: MoE) -> MoESizes:
         operators = composite.operators()
         (sent,) = (operator.outs[0].dims for operator in operators if isinstance(operator, Permute))
         (chosen,) = (operator.outs[0].dims for operator in operators if isinstance(operator, TopK))
@@ -57,49 +57,53 @@ class Routed:
         return cls(*map(int, sizes))
 
 
-def rounds(fragment: Fragment, parts: Iterable[str]) -> list[Round]:
+def find_rounds(fragment: Fragment, parts: Iterable[str]) -> list[ExpertRound]:
     """The rounds among ranks of `parts` in a fragment that holds one layer's experts; none where no token is sent."""
-    return [Round(ends[0], _between(fragment, *ends), ends[1]) for ends in exchanges(fragment, parts) if len(ends) == 2]
+    return [
+        ExpertRound(ends[0], _ops_between(fragment, *ends), ends[1])
+        for ends in find_all_to_alls(fragment, parts)
+        if len(ends) == 2
+    ]
 
 
-def exchanges(fragment: Fragment, parts: Iterable[str]) -> list[list[Op]]:
+def find_all_to_alls(fragment: Fragment, parts: Iterable[str]) -> list[list[Op]]:
     """The all-to-alls among ranks of `parts` that each pass makes: out and back, or out alone where nobody below the
     experts wants a gradient."""
     mine, found = set(parts), []
     for issued in (fragment.forward, fragment.backward):
         for phase in dict.fromkeys(op.phase for op in issued):
-            found.append([op for op in issued if op.phase == phase and _exchanges(op, mine)])
+            found.append([op for op in issued if op.phase == phase and _is_all_to_all(op, mine)])
     return [ends for ends in found if ends]
 
 
-def _exchanges(op: Op, parts: set[str]) -> bool:
+def _is_all_to_all(op: Op, parts: set[str]) -> bool:
     work = op.work
     return isinstance(work, Collective) and work.operation == "all_to_all" and parts >= set(work.axes)
 
 
-def _between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
+def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
     """The ops that wait for `out` and that `back` waits for, in issue order; gradients of weights are none of them."""
     reached, needed, left = {out}, set[Op](), [back]
     issued = fragment.forward if out in fragment.forward else fragment.backward
     ops = [op for op in issued if op.phase == out.phase]
     for op in ops:
-        if sources(op) & reached:
+        if working_predecessors(op) & reached:
             reached.add(op)
     while left:
-        further = sources(left.pop()) - needed
+        further = working_predecessors(left.pop()) - needed
         needed |= further
         left += further
     return [op for op in ops if op in reached and op in needed and op is not out]
 
 
-def in_parts(rewrite: Rewrite, one: Round, n: int) -> list[list[Op]]:
+def chunk_round(rewrite: Rewrite, one: ExpertRound, n: int) -> list[list[Op]]:
     """A round in `n` parts of its tokens: each goes out, passes its experts and comes back by itself. Gradients of
     weights follow when all parts have passed."""
-    hurry(one)
+    wait_for_tokens_only(one)
     return rewrite.chunk(one.ops, n)
 
 
-def in_turn(n: int, exchange: float, computing: float) -> float:
+def chunked_round_s(n: int, exchange: float, computing: float) -> float:
     """Seconds of a round in `n` equal parts, one after another on each stream: PipeMoE, section IV.
 
     exchange, computing: seconds of one whole exchange (there are two), and of all that the experts compute.
@@ -108,7 +112,7 @@ def in_turn(n: int, exchange: float, computing: float) -> float:
     return max(2 * n * t + max(0, u - (n - 1) * t), 2 * t + n * u)
 
 
-def hurry(one: Round) -> None:
+def wait_for_tokens_only(one: ExpertRound) -> None:
     """Lets what is sent in a round wait for its tokens only, even where a framework lets it wait for the gradients of
     weights that are issued before."""
     one.back.after = one.inside[-1:]
@@ -116,7 +120,7 @@ def hurry(one: Round) -> None:
         op.after = [other for other in op.after if other.phase != "W"]
 
 
-def between_groups(steps: Sequence[Op], size: int) -> None:
+def shift_between_groups(steps: Sequence[Op], size: int) -> None:
     """Parts of an all-to-all, each between groups of `size` ranks: of all, step j goes to the j-th group further round.
     The first stays within a group, and of a rank alone nothing moves."""
     for step, op in enumerate(steps):
@@ -127,7 +131,7 @@ def between_groups(steps: Sequence[Op], size: int) -> None:
             op.work = replace(op.work, nbytes=op.work.nbytes if size > 1 else 0, members=tuple(range(size)))
 
 
-def shadow(fragment: Fragment, one: Round, number: int, nbytes: int) -> list[Op]:
+def broadcast_shadows(fragment: Fragment, one: ExpertRound, number: int, nbytes: int) -> list[Op]:
     """So many experts, of `nbytes` each, on their way to all ranks: issued behind the tokens that go out in a round."""
     assert isinstance(one.out.work, Collective)
     work = Collective("broadcast", nbytes, one.out.work.axes)
@@ -137,7 +141,7 @@ def shadow(fragment: Fragment, one: Round, number: int, nbytes: int) -> list[Op]
     return ops
 
 
-def add_up(fragment: Fragment, shadows: Sequence[Op]) -> None:
+def reduce_shadow_gradients(fragment: Fragment, shadows: Sequence[Op]) -> None:
     """Gradients of shadows go to their owners as soon as all are made; until then ranks hold the shadows, and from the
     first on their gradients."""
     trained = [param for param in fragment.params if param.view and param.trained]

@@ -1,7 +1,7 @@
 """Recomputation: what a site makes is forgotten after its forward pass, and made again when its gradients need it.
 
 In two ways. `recompute` forgets the inside of a site, and all of it is made again once the gradient of what it has made
-arrives. `discard` forgets also what chosen ops have made for others, and those ops are done again just before the
+arrives. `discard_outputs` forgets also what chosen ops have made for others, and those ops are done again just before the
 backward pass of the first that reads it (output-discarding checkpoints of Megatron-Core).
 """
 
@@ -16,7 +16,7 @@ from simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage
 from simulator.ir.operators import Cast
 from simulator.ir.ops import Communication, Fragment, Op, TensorUse
 from simulator.ir.scheme import LowerModule
-from simulator.lowering.rewrite import Rewrite, sources
+from simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | None = None) -> Fragment:
@@ -28,7 +28,7 @@ def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | 
     first, again = inner(module), inner(module)
     gradient = list(again.grad_entry.values())
     if kept is not None:
-        _spare(again, kept, gradient)
+        _skip_kept(again, kept, gradient)
     for mark in again.entry.values():
         mark.after += gradient
     for op in again.forward:
@@ -55,7 +55,7 @@ def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | 
     )
 
 
-def _spare(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op]) -> None:
+def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op]) -> None:
     """Leaves out of `again` the forward ops that make only what is `kept`, or what those read. Who waits for them waits
     for the `gradient`."""
     made, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
@@ -72,15 +72,15 @@ def _spare(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op])
         # Ops in the middle of a leaf make nothing that has a name.
         if made[op] & wanted or (not made[op] and op in waited):
             wanted |= {key for key in read[op] if not kept(key)}
-            waited |= sources(op)
+            waited |= working_predecessors(op)
         else:
             left.add(op)
             dead.swap(op, [], gradient)
     again.tensor_uses = [tensor_use for tensor_use in again.tensor_uses if tensor_use.op not in left]
-    dead.done()
+    dead.apply()
 
 
-def discard(fragment: Fragment, ops: Sequence[Op]) -> None:
+def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:
     """Changes `fragment` so that what its forward `ops` have made is forgotten with the forward pass.
 
     They are done again in front of the first backward op that needs some of it, when that could begin, and so is the
@@ -90,7 +90,7 @@ def discard(fragment: Fragment, ops: Sequence[Op]) -> None:
     backward = set(fragment.backward)
     staying = {t.key for t in fragment.tensor_uses if t.stays}
     saved = {t.key for t in fragment.tensor_uses if t.op in backward} - staying
-    own = _with_moves(fragment, ops, saved)
+    own = _with_communication(fragment, ops, saved)
     made = {t.key: t.op for t in fragment.tensor_uses if t.made and t.op in own and t.key not in staying}
     readers = {t.op: t.key for t in fragment.tensor_uses if t.key in made and t.op in backward}
     if not readers:
@@ -98,7 +98,7 @@ def discard(fragment: Fragment, ops: Sequence[Op]) -> None:
     place, first = next((i, op) for i, op in enumerate(fragment.backward) if op in readers)
     again = {op: replace(op, name=f"re {op.name}", phase="R", after=[]) for op in fragment.forward if op in own}
     for op, other in again.items():
-        other.after = [again[one] for one in sources(op) if one in again] or list(first.after)
+        other.after = [again[one] for one in working_predecessors(op) if one in again] or list(first.after)
     tensor_uses = [
         replace(t, key=f"{t.key}~") if t.op in readers and t.key in made else t for t in fragment.tensor_uses
     ]
@@ -160,8 +160,8 @@ def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Has
     for group in groups:
         homes[_innermost(unit, {*group, *read_by(group)})].append(frozenset(operator.name for operator in group))
     found: dict[Module, frozenset[Hashable]] = {home: frozenset({Discards(tuple(of))}) for home, of in homes.items()}
-    for mark, marked in ((AGAIN, again), (DISCARDED, own)):
-        for module in marked:
+    for mark, bearers in ((AGAIN, again), (DISCARDED, own)):
+        for module in bearers:
             found[module] = found.get(module, frozenset()) | {mark}
     return found
 
@@ -183,36 +183,36 @@ def _innermost(composite: CompositeModule, operators: Set[Operator]) -> Composit
     return composite
 
 
-def _with_moves(fragment: Fragment, ops: Iterable[Op], saved: set[str]) -> set[Op]:
+def _with_communication(fragment: Fragment, ops: Iterable[Op], saved: set[str]) -> set[Op]:
     """`ops`, with the communication between them, that which brings what is not saved anyway, and that whose result
     is."""
     own, found = set(ops), set(ops)
     results = {t.op for t in fragment.tensor_uses if t.made and t.key in saved}
     for op in fragment.forward:
-        for stage_ops in _moves(op):
-            inside = bool(own & sources(stage_ops[-1]))
-            if (op in own and (inside or stage_ops[0] not in results)) or (
-                inside and op in results and stage_ops[0] is op
+        for comm_chain in _communication_chains(op):
+            inside = bool(own & working_predecessors(comm_chain[-1]))
+            if (op in own and (inside or comm_chain[0] not in results)) or (
+                inside and op in results and comm_chain[0] is op
             ):
-                found |= set(stage_ops)
+                found |= set(comm_chain)
     return found
 
 
-def _moves(op: Op) -> list[list[Op]]:
+def _communication_chains(op: Op) -> list[list[Op]]:
     """The chains of communication that bring an op what it reads, or, if it is communication itself, the one that ends
     with it: the last first."""
-    stages_ops = []
-    for last in {op} if isinstance(op.work, Communication) else sources(op):
-        stage_ops: list[Op] = []
+    chains = []
+    for last in {op} if isinstance(op.work, Communication) else working_predecessors(op):
+        comm_chain: list[Op] = []
         while isinstance(last.work, Communication):
-            stage_ops.append(last)
-            last = next(iter(sources(last)), Op("what comes in"))
-        if stage_ops:
-            stages_ops.append(stage_ops)
-    return stages_ops
+            comm_chain.append(last)
+            last = next(iter(working_predecessors(last)), Op("what comes in"))
+        if comm_chain:
+            chains.append(comm_chain)
+    return chains
 
 
-def marked(stage: Stage, layers: float, mark: str) -> Stage:
+def mark_layers(stage: Stage, layers: float, mark: str) -> Stage:
     """`stage` whose first so many layers bear a mark; units in a row of which some do are two."""
     units: list[Unit] = []
     for unit in stage.units:

@@ -37,12 +37,12 @@ class RingScheme(SequenceScheme):
     """Base of the schemes that bring keys and values to the queries, block by block."""
 
     @property
-    def order(self) -> str:
-        """Who holds which positions (see `blocks`); schemes of one plan that cut the same sequences agree on it."""
+    def token_order(self) -> str:
+        """Who holds which positions (see `mask_blocks`); schemes of one plan that cut the same sequences agree on it."""
         return "contiguous"
 
     @property
-    def passing(self) -> bool:
+    def passes_keys(self) -> bool:
         """Whether keys and values pass by; else the scheme is one of gathers or all-to-alls."""
         return True
 
@@ -51,7 +51,7 @@ class RingScheme(SequenceScheme):
         return self.mesh.size(self.over)
 
     @property
-    def group(self) -> tuple[str, ...]:
+    def ring_axes(self) -> tuple[str, ...]:
         """My axes with more than one rank."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
@@ -62,13 +62,13 @@ class RingScheme(SequenceScheme):
         return "s" if operator.has("s") else None
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        if self.ranks == 1 or not self.passing or not isinstance(module, CoreAttention):
+        if self.ranks == 1 or not self.passes_keys or not isinstance(module, CoreAttention):
             return inner(module)
         return self.attend(module, inner)
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """The attention core on several ranks."""
-        return ring(operator, inner, self.group, blocks(self.order, self.ranks))
+        return ring(operator, inner, self.ring_axes, mask_blocks(self.token_order, self.ranks))
 
     def check_job(self, job: Any) -> None:
         """Raises PlanError where sequences cannot be cut so, or attention is not all of a causal mask."""
@@ -77,11 +77,11 @@ class RingScheme(SequenceScheme):
         plan, sequence = job.plan, job.batch.sequence // job.model.towers
         schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
         cut = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
-        if self.order == "zigzag" and sequence % (2 * cut):
+        if self.token_order == "zigzag" and sequence % (2 * cut):
             rule = f"{self.use} cuts sequences in two parts for each of {cut} ranks: a multiple of {2 * cut} tokens"
             near = max(1, round(sequence / (2 * cut))) * 2 * cut * job.model.towers
             raise PlanError("batch.sequence", rule, f"{near} would work", job.batch.sequence)
-        if not self.passing:
+        if not self.passes_keys:
             return
         if job.model.window is not None and job.model.window < sequence:
             rule = f"{self.use} knows no sliding windows, and {job.model.name} has one of {job.model.window} tokens"
@@ -93,12 +93,12 @@ class RingScheme(SequenceScheme):
             if isinstance(other, Schedule) and len(other.slices) != 1:
                 rule = f"{self.use} has all keys of a sequence come by, and {other.use} cuts sequences in slices"
                 raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
-            if isinstance(other, RingScheme) and other.order != self.order:
-                rule = f"{self.use} holds positions {self.order}, and {other.use} {other.order}"
+            if isinstance(other, RingScheme) and other.token_order != self.token_order:
+                rule = f"{self.use} holds positions {self.token_order}, and {other.use} {other.token_order}"
                 raise PlanError("plan.schemes", rule, "Give all rings of a plan one order")
 
 
-def blocks(order: str, ranks: int) -> list[ScoreBlock]:
+def mask_blocks(token_order: str, ranks: int) -> list[ScoreBlock]:
     """The blocks of a causal mask that `ranks` compute one after another: first that of their own keys, then those of
     the rank one, two, ... places before them round the group.
 
@@ -116,14 +116,14 @@ def blocks(order: str, ranks: int) -> list[ScoreBlock]:
             "striped": (RankShare(behind, pairs=HALF, diagonals=HALF), RankShare(front, pairs=HALF, diagonals=-HALF)),
             "zigzag": (RankShare(behind, keys=HALF), RankShare(front, queries=HALF)),
         }
-        found.append(ScoreBlock(cases[order]))
+        found.append(ScoreBlock(cases[token_order]))
     return found
 
 
 # ------------------------------------------------------------------------------------------------ steps
 
 
-class Steps:
+class AttentionSteps:
     """The attention of one leaf in steps, one for each block, whose outputs `merges` kernels join.
 
     Inside an off-diagonal block of another scheme's all steps are parts of that block, and alike.
@@ -133,45 +133,47 @@ class Steps:
         self,
         operator: CoreAttention,
         inner: LowerModule,
-        group: tuple[str, ...],
-        blocks: Sequence[ScoreBlock],
+        ring_axes: tuple[str, ...],
+        mask_blocks: Sequence[ScoreBlock],
         merges: int,
     ) -> None:
-        self.operator, self.group, self.count, self.left = operator, group, len(blocks), merges
+        self.operator, self.ring_axes, self.count, self.merges_left = operator, ring_axes, len(mask_blocks), merges
         inside = operator.block if operator.block not in (None, DIAGONAL) else None
-        self.parts = [
-            replace(operator, name=f"{operator.name} {i}", block=inside or block) for i, block in enumerate(blocks)
+        self.step_operators = [
+            replace(operator, name=f"{operator.name} {i}", block=inside or block) for i, block in enumerate(mask_blocks)
         ]
-        self.found = [inner(part) for part in self.parts]
+        self.step_fragments = [inner(part) for part in self.step_operators]
         self.stream = STREAM if operator.block is None else INNER
         self.q, self.k, self.v = (tensor.name for tensor in operator.ins)
         self.o = operator.outs[0].name
         out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
         out.grad_entry = {self.o: Op(f"d{self.o} in", phase="B")}
-        for one in self.found:
+        for one in self.step_fragments:
             for name in (self.q, self.k, self.v):
                 one.entry[name].after.append(out.entry[name])
             one.grad_entry[self.o].after.append(out.grad_entry[self.o])
         self._sums: list[Op] = []
-        self.lse = max(t.nbytes for t in self.found[0].tensor_uses if t.key == f"{self.parts[0].name}.lse")
+        self.lse = max(
+            t.nbytes for t in self.step_fragments[0].tensor_uses if t.key == f"{self.step_operators[0].name}.lse"
+        )
 
     def nbytes(self, *names: str) -> int:
         """Local bytes of tensors; of gradients, with ``d:`` in front."""
-        tensor_uses = self.found[0].tensor_uses
+        tensor_uses = self.step_fragments[0].tensor_uses
         return sum(max(t.nbytes for t in tensor_uses if t.key.startswith(f"{name}@")) for name in names)
 
-    def key(self, what: str, i: int | str = "") -> str:
+    def memory_key(self, what: str, i: int | str = "") -> str:
         return f"{self.operator.name}.{what}{i}"
 
-    def own(self, i: int, forward: Mapping[str, str], backward: Mapping[str, str]) -> None:
+    def take_over_memory(self, i: int, forward: Mapping[str, str], backward: Mapping[str, str]) -> None:
         """Takes over the memory of step i. forward, backward: keys instead of those of tensors (gradients: ``d:``).
 
         The output and its sums go under keys of the step forward, and are the joined ones backward; what a step makes
         again is its own.
         """
-        one, lse = self.found[i], f"{self.parts[i].name}.lse"
-        ahead = {self.o: self.key("o", i), lse: self.key("lse", i), **forward}
-        back = {lse: self.key("lse"), **backward}
+        one, lse = self.step_fragments[i], f"{self.step_operators[i].name}.lse"
+        ahead = {self.o: self.memory_key("o", i), lse: self.memory_key("lse", i), **forward}
+        back = {lse: self.memory_key("lse"), **backward}
         inside = set(one.forward)
         for tensor_use in one.tensor_uses:
             stem, of_tensor, _ = tensor_use.key.partition("@")
@@ -180,52 +182,56 @@ class Steps:
                 key = f"{tensor_use.key}.{i}"
             self.fragment.tensor_uses.append(replace(tensor_use, key=key))
 
-    def lives(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
+    def use_memory(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
         """`op` needs this memory: keys and bytes."""
         self.fragment.tensor_uses += [TensorUse(key, nbytes, op, made) for key, nbytes in memory]
 
-    def whole(self, op: Op, *names: str, made: bool = False) -> None:
+    def use_tensors(self, op: Op, *names: str, made: bool = False) -> None:
         """`op` makes or reads tensors (gradients: ``d:``) as they lie outside."""
         stems = dict.fromkeys(names)
-        for one in self.found:
+        for one in self.step_fragments:
             for tensor_use in one.tensor_uses:
                 stem, at, _ = tensor_use.key.partition("@")
                 if at and stem in stems and stems[stem] is None and "~" not in tensor_use.key:
                     stems[stem] = tensor_use.key
-        self.lives(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
+        self.use_memory(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
 
-    def partial(self, i: int) -> list[tuple[str, int]]:
+    def partial_output(self, i: int) -> list[tuple[str, int]]:
         """Memory of the output of step i and of the sums of its rows."""
-        return [(self.key("o", i), self.nbytes(self.o)), (self.key("lse", i), self.lse)]
+        return [(self.memory_key("o", i), self.nbytes(self.o)), (self.memory_key("lse", i), self.lse)]
 
-    def hop(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
+    def shift(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
         """Ranks send to those `by` places further round the group."""
-        work = Collective("shift", round(nbytes), self.group, by=by, pace=pace)
+        work = Collective("shift", round(nbytes), self.ring_axes, by=by, pace=pace)
         return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
 
-    def merge(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:
-        """Adds a part of the output, in memory `parts`, to what there is: both scaled by the sums of their rows."""
-        self.left -= 1
-        part, last = self.nbytes(self.o), not self.left
+    def merge_output(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:
+        """Adds a part of the output, in memory `step_operators`, to what there is: both scaled by the sums of their rows."""
+        self.merges_left -= 1
+        part, last = self.nbytes(self.o), not self.merges_left
         total = part // BYTES[self.operator.outs[0].dtype] * 4
         held = total if self._sums else part
         mean, pace = shares
         read, write = held + part + 2 * self.lse, (part if last else total) + self.lse
         work = Memory("add", round(mean * read), round(mean * write), pace=pace)
-        op = Op(f"merge {self.operator.name}", work=work, after=[*(self._sums or [self.found[0].exit[self.o]]), *after])
+        op = Op(
+            f"merge {self.operator.name}",
+            work=work,
+            after=[*(self._sums or [self.step_fragments[0].exit[self.o]]), *after],
+        )
         if not self._sums:
-            self.lives(op, *self.partial(0))
+            self.use_memory(op, *self.partial_output(0))
         if held == total or not last:
-            self.lives(op, (self.key("sum"), total), made=not self._sums)
-        self.lives(op, *parts)
-        self.lives(op, (self.key("lse"), self.lse), made=not self._sums)
+            self.use_memory(op, (self.memory_key("sum"), total), made=not self._sums)
+        self.use_memory(op, *parts)
+        self.use_memory(op, (self.memory_key("lse"), self.lse), made=not self._sums)
         if last:
-            self.whole(op, self.o, made=True)
+            self.use_tensors(op, self.o, made=True)
             self.fragment.exit = {self.o: op}
         self._sums = [op]
         self.fragment.forward.append(op)
 
-    def add(self, name: str, nbytes: int, shares: Shares, after: Sequence[Op]) -> Op:
+    def add_gradients(self, name: str, nbytes: int, shares: Shares, after: Sequence[Op]) -> Op:
         """Adds gradients of `nbytes` to others."""
         mean, pace = shares
         work = Memory("add", round(2 * mean * nbytes), round(mean * nbytes), pace=pace)
@@ -234,85 +240,93 @@ class Steps:
         return op
 
 
-def ring(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], blocks: Sequence[ScoreBlock]) -> Fragment:
-    """Keys and values go round the `group`, one place a step, while each rank computes the block of those it has.
+def ring(
+    operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], mask_blocks: Sequence[ScoreBlock]
+) -> Fragment:
+    """Keys and values go round the `ring_axes`, one place a step, while each rank computes the block of those it has.
 
     Backward they go round the other way, from where they were left, and their gradients with them: those of a step
     travel during the next, and all are home after the last (Transformer Engine). So of p steps p-1 send keys and
     values, and p-1 their gradients. Where they were left is in memory what they were at first: as many bytes.
     """
-    steps = Steps(operator, inner, group, blocks, len(blocks) - 1)
+    steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1)
     out, p = steps.fragment, steps.count
     q, k, v, o = steps.q, steps.k, steps.v, steps.o
     dq, dk, dv = (f"d:{name}" for name in (q, k, v))
     kv, dkv = steps.nbytes(k, v), steps.nbytes(dk, dv)
 
     came, free = [out.entry[k], out.entry[v]], list[Op]()
-    for i, one in enumerate(steps.found):
-        buffer = steps.key("kv", i)
+    for i, one in enumerate(steps.step_fragments):
+        buffer = steps.memory_key("kv", i)
         one.entry[k].after += came
         one.entry[v].after += came
-        steps.own(i, {k: buffer, v: buffer} if i else {}, _backward_keys(steps, p - 1 - i))
+        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, _backward_keys(steps, p - 1 - i))
         if i < p - 1:
-            hop = steps.hop("ring", kv, 1, [*came, *free], "F")
+            hop = steps.shift("ring", kv, 1, [*came, *free], "F")
             if i:
-                steps.lives(hop, (buffer, kv))
+                steps.use_memory(hop, (buffer, kv))
             else:
-                steps.whole(hop, k, v)
-            steps.lives(hop, (steps.key("kv", i + 1), kv), made=True)
+                steps.use_tensors(hop, k, v)
+            steps.use_memory(hop, (steps.memory_key("kv", i + 1), kv), made=True)
             out.forward.append(hop)
             came = [hop]
         out.forward += one.forward
         free = [one.exit[o]]
         if i:
-            steps.merge(steps.parts[i].computed_block.queries, free, *steps.partial(i))
+            steps.merge_output(steps.step_operators[i].computed_block.queries, free, *steps.partial_output(i))
 
     arrived: list[Op] = [out.grad_entry[o]]
-    found: list[Op] = []
-    total = steps.found[-1].grad_exit[q]
-    for b, one in enumerate(reversed(steps.found)):
+    gradients: list[Op] = []
+    total = steps.step_fragments[-1].grad_exit[q]
+    for b, one in enumerate(reversed(steps.step_fragments)):
         # With the keys and values of the next step go the gradients that all steps but this one have made.
-        taken, grads, made = steps.key("d:kv", b), steps.key("d:dkv", b - 1), steps.key("d:dkv", b)
-        hop = steps.hop("ring back", kv * (b < p - 1) + dkv * (b > 0), -1, [*arrived, *found], "B")
+        taken, grads, made = steps.memory_key("d:kv", b), steps.memory_key("d:dkv", b - 1), steps.memory_key("d:dkv", b)
+        hop = steps.shift("ring back", kv * (b < p - 1) + dkv * (b > 0), -1, [*arrived, *gradients], "B")
         if b < p - 1:
             if b:
-                steps.lives(hop, (taken, kv))
+                steps.use_memory(hop, (taken, kv))
             else:
-                steps.whole(hop, k, v)
-            steps.lives(hop, (steps.key("d:kv", b + 1), kv), made=True)
+                steps.use_tensors(hop, k, v)
+            steps.use_memory(hop, (steps.memory_key("d:kv", b + 1), kv), made=True)
         if b:
-            steps.lives(hop, (grads, dkv))
-            steps.lives(hop, (made, dkv), made=True)
+            steps.use_memory(hop, (grads, dkv))
+            steps.use_memory(hop, (made, dkv), made=True)
         out.backward.append(hop)
         one.grad_entry[o].after += arrived
         out.backward += one.backward
-        found = [one.grad_exit[k], one.grad_exit[v]]
+        gradients = [one.grad_exit[k], one.grad_exit[v]]
         if b:
-            block = steps.parts[p - 1 - b].computed_block
-            total = steps.add(f"d{q}", steps.nbytes(dq), block.queries, [total, one.grad_exit[q]])
-            steps.lives(total, (steps.key("d:q", b), steps.nbytes(dq)))
-            steps.whole(total, dq)
-            found = [steps.add(f"d{k} d{v}", dkv, block.keys, [hop, *found])]
-            steps.lives(found[0], (made, dkv))
+            block = steps.step_operators[p - 1 - b].computed_block
+            total = steps.add_gradients(f"d{q}", steps.nbytes(dq), block.queries, [total, one.grad_exit[q]])
+            steps.use_memory(total, (steps.memory_key("d:q", b), steps.nbytes(dq)))
+            steps.use_tensors(total, dq)
+            gradients = [steps.add_gradients(f"d{k} d{v}", dkv, block.keys, [hop, *gradients])]
+            steps.use_memory(gradients[0], (made, dkv))
             if b < p - 1:
-                steps.lives(found[0], (steps.key("d:part", b), dkv))
+                steps.use_memory(gradients[0], (steps.memory_key("d:part", b), dkv))
             else:
-                steps.whole(found[0], dk, dv)
+                steps.use_tensors(gradients[0], dk, dv)
         arrived = [hop]
-    out.grad_exit = {q: total, k: found[0], v: found[0]}
+    out.grad_exit = {q: total, k: gradients[0], v: gradients[0]}
     return out
 
 
-def _backward_keys(steps: Steps, b: int) -> dict[str, str]:
+def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
     """Memory of backward step b, beside what lies outside: the first begins with the local keys and values, and with
     the gradient of the queries; the last leaves the gradients of the keys and values."""
     q, k, v = steps.q, steps.k, steps.v
-    kept = {k: steps.key("d:kv", b), v: steps.key("d:kv", b), f"d:{q}": steps.key("d:q", b)} if b else {}
-    part = steps.key("d:part", b) if b else steps.key("d:dkv", b)
+    kept = (
+        {k: steps.memory_key("d:kv", b), v: steps.memory_key("d:kv", b), f"d:{q}": steps.memory_key("d:q", b)}
+        if b
+        else {}
+    )
+    part = steps.memory_key("d:part", b) if b else steps.memory_key("d:dkv", b)
     return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 else {})
 
 
-def helped(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], ranks: int) -> Fragment:
+def attend_with_helpers(
+    operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], ranks: int
+) -> Fragment:
     """Step t on the keys and values of the rank t places before; the first t ranks, which have none, help the last t.
 
     What step t needs is fetched during the one before, and what it made for others is returned during the next: outputs
@@ -321,7 +335,7 @@ def helped(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], 
     p, last = ranks, ranks // 2
     helpers = [t if 2 * t < p else 0 for t in range(last + 1)]
     found = [DIAGONAL, *(WHOLE if helpers[t] else ScoreBlock((RankShare(HALF),)) for t in range(1, last + 1))]
-    steps = Steps(operator, inner, group, found, last + sum(n > 0 for n in helpers))
+    steps = AttentionSteps(operator, inner, ring_axes, found, last + sum(n > 0 for n in helpers))
     out, q, k, v, o = steps.fragment, steps.q, steps.k, steps.v, steps.o
     dq, dk, dv = (f"d:{name}" for name in (q, k, v))
     kv, dkv, queries, output = (steps.nbytes(*names) for names in ((k, v), (dk, dv), (q,), (o,)))
@@ -330,7 +344,7 @@ def helped(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], 
         """p - t ranks send something of keys and values, and those who help or are helped something of queries."""
         nbytes = [keys] * (p - t) + [other] * helpers[t]
         mean = Fraction(sum(nbytes), p)
-        return steps.hop(name, float(mean), by, after, phase, float(max(nbytes) / mean))
+        return steps.shift(name, float(mean), by, after, phase, float(max(nbytes) / mean))
 
     def behind(t: int) -> Shares:
         return Fraction(p - t, p), p / (p - t)
@@ -341,71 +355,75 @@ def helped(operator: CoreAttention, inner: LowerModule, group: tuple[str, ...], 
     def fetch(t: int, asked: int, after: Sequence[Op], phase: str, one: Fragment) -> Op:
         """Brings keys and values, or for helpers queries and what goes with them, before step t."""
         hop = send("fetch", t, t, kv, asked, after, phase)
-        key, nbytes = steps.key(f"{phase} fetched", t), max(kv, asked) if helpers[t] else kv
-        steps.whole(hop, q, k, v)
-        steps.lives(hop, (key, nbytes), made=True)
+        key, nbytes = steps.memory_key(f"{phase} fetched", t), max(kv, asked) if helpers[t] else kv
+        steps.use_tensors(hop, q, k, v)
+        steps.use_memory(hop, (key, nbytes), made=True)
         ops = one.forward if phase == "F" else one.backward
-        steps.lives(ops[0], (key, nbytes))
-        steps.lives(ops[-1], (key, nbytes))
+        steps.use_memory(ops[0], (key, nbytes))
+        steps.use_memory(ops[-1], (key, nbytes))
         return hop
 
     came, free = list[Op](), list[Op]()
     for t in range(last + 2):
         arrived = came
         if t < last:
-            came = [fetch(t + 1, queries, [*out.entry.values(), *free], "F", steps.found[t + 1])]
+            came = [fetch(t + 1, queries, [*out.entry.values(), *free], "F", steps.step_fragments[t + 1])]
             out.forward += came
         back = t > 0 and helpers[t - 1]
         if back:
             hop = send("return", t - 1, 1 - t, 0, output, free, "F")
-            steps.lives(hop, *steps.partial(t - 1))
-            steps.lives(hop, (steps.key("returned", t - 1), output + steps.lse), made=True)
+            steps.use_memory(hop, *steps.partial_output(t - 1))
+            steps.use_memory(hop, (steps.memory_key("returned", t - 1), output + steps.lse), made=True)
             out.forward.append(hop)
         if t <= last:
-            one = steps.found[t]
-            made = {dq: steps.key("d:q", t), dk: steps.key("d:kv", t), dv: steps.key("d:kv", t)} if t else {}
-            steps.own(t, {}, made)
+            one = steps.step_fragments[t]
+            made = (
+                {dq: steps.memory_key("d:q", t), dk: steps.memory_key("d:kv", t), dv: steps.memory_key("d:kv", t)}
+                if t
+                else {}
+            )
+            steps.take_over_memory(t, {}, made)
             one.entry[k].after += arrived
             out.forward += one.forward
             free = [one.exit[o]]
             if t:
-                steps.merge(behind(t), free, *steps.partial(t))
+                steps.merge_output(behind(t), free, *steps.partial_output(t))
         if back:
-            steps.merge(few(t - 1), [hop], (steps.key("returned", t - 1), output + steps.lse))
+            steps.merge_output(few(t - 1), [hop], (steps.memory_key("returned", t - 1), output + steps.lse))
 
     came, free = [], []
-    total = {q: [steps.found[0].grad_exit[q]], k: [steps.found[0].grad_exit[name] for name in (k, v)]}
+    total = {q: [steps.step_fragments[0].grad_exit[q]], k: [steps.step_fragments[0].grad_exit[name] for name in (k, v)]}
 
-    def add(name: str, nbytes: int, shares: Shares, after: Sequence[Op], key: str) -> None:
+    def add_gradients(name: str, nbytes: int, shares: Shares, after: Sequence[Op], key: str) -> None:
         whole = (dq,) if name == q else (dk, dv)
-        total[name] = [steps.add(" ".join(whole).replace(":", ""), nbytes, shares, [*total[name], *after])]
-        steps.lives(total[name][0], (key, nbytes))
-        steps.whole(total[name][0], *whole)
+        total[name] = [steps.add_gradients(" ".join(whole).replace(":", ""), nbytes, shares, [*total[name], *after])]
+        steps.use_memory(total[name][0], (key, nbytes))
+        steps.use_tensors(total[name][0], *whole)
 
     for t in range(last + 2):
         arrived = came
         if t < last:
             asked = queries + 2 * output
-            came = [fetch(t + 1, asked, [out.grad_entry[o], *free], "B", steps.found[t + 1])]
+            came = [fetch(t + 1, asked, [out.grad_entry[o], *free], "B", steps.step_fragments[t + 1])]
             out.backward += came
-        key = steps.key("d:returned", t - 1)
+        key = steps.memory_key("d:returned", t - 1)
         if t > 1:
             hop = send("return", t - 1, 1 - t, dkv, queries, free, "B")
-            steps.lives(hop, (steps.key("d:kv", t - 1), dkv), (steps.key("d:q", t - 1), queries))
-            steps.lives(hop, (key, max(dkv, queries)), made=True)
+            steps.use_memory(hop, (steps.memory_key("d:kv", t - 1), dkv), (steps.memory_key("d:q", t - 1), queries))
+            steps.use_memory(hop, (key, max(dkv, queries)), made=True)
             out.backward.append(hop)
         if t <= last:
-            one = steps.found[t]
+            one = steps.step_fragments[t]
             one.grad_entry[o].after += arrived
             out.backward += one.backward
             free = [one.grad_exit[name] for name in (q, k, v)]
             if t:
-                add(q, queries, behind(t), free, steps.key("d:q", t))
+                add_gradients(q, queries, behind(t), free, steps.memory_key("d:q", t))
             if helpers[t]:
-                add(k, dkv, few(t), free, steps.key("d:kv", t))
+                add_gradients(k, dkv, few(t), free, steps.memory_key("d:kv", t))
         if t > 1:
-            add(k, dkv, behind(t - 1), [hop], key)
+            add_gradients(k, dkv, behind(t - 1), [hop], key)
         if t > 1 and helpers[t - 1]:
-            add(q, queries, few(t - 1), [hop], key)
+            add_gradients(q, queries, few(t - 1), [hop], key)
     out.grad_exit = {q: total[q][0], k: total[k][0], v: total[k][0]}
     return out

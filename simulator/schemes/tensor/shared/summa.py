@@ -23,12 +23,12 @@ from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import Embedding, Head, Linear
 from simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse, Work
 from simulator.ir.scheme import LowerModule, Rule
-from simulator.lowering.rewrite import Rewrite, parts
-from simulator.schemes.tensor.shared.tensor_grid import Grid, product, width
+from simulator.lowering.rewrite import Rewrite, split_work
+from simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
 
 
 @dataclass(frozen=True)
-class Block:
+class OperandBlock:
     """A block of an operand or of a result, as it is broadcast or summed along `axes`."""
 
     name: str
@@ -36,7 +36,7 @@ class Block:
     nbytes: int
 
 
-class Summa(Grid):
+class Summa(TensorGrid):
     """Base of the schemes whose products run on a square of ranks, of axes ``row`` and ``col``.
 
     A rank's place along `row` is the number of its row: ranks that differ in `row` alone stand in one column.
@@ -45,47 +45,51 @@ class Summa(Grid):
     square = ("row", "col")
 
     def layouts(self, operator: Operator) -> Rule:
-        if self.spread(operator):
+        if self.follows_view(operator):
             return Rule(self.along(row="b"))
         if isinstance(operator, Embedding):
             return Rule(self.along(row="b|v", col="h"))
         if isinstance(operator, Linear):
-            contracted, made = product(operator)
-            if _transposed(operator):
+            contracted, made = contracted_and_produced(operator)
+            if _reads_transposed(operator):
                 return Rule(self.along(row=f"b|{made}", col=f"{contracted}|{made}"))
             return Rule(self.along(row=f"b|{contracted}", col=f"{made}|{contracted}"))
-        across = width(operator)
+        across = width_dims(operator)
         return Rule(self.along(row="b", col=across) if across else self.along(row="b"))
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = inner(module)
-        if not isinstance(module, Linear | Embedding) or self.spread(module) or self.mesh.size(self.axis("row")) == 1:
+        if (
+            not isinstance(module, Linear | Embedding)
+            or self.follows_view(module)
+            or self.mesh.size(self.axis("row")) == 1
+        ):
             return fragment
         rewrite, buffers = Rewrite(fragment), list[TensorUse]()
         for op in (*fragment.forward, *fragment.backward):
             if isinstance(op.work, Gemm):
-                brought, summed = self._operands(module, op.work, op.phase)
+                broadcast, reduced = self._operands(module, op.work, op.phase)
             elif isinstance(op.work, Memory) and op.work.what == "embedding":
-                table = self._table(module)
-                brought, summed = ([table], None) if op.phase != "W" else ([], table)
+                table = self._table_block(module)
+                broadcast, reduced = ([table], None) if op.phase != "W" else ([], table)
             else:
                 continue
-            ops = self._steps(op, module.outs[0].dtype, brought, summed)
-            if summed and op.phase == "W" and not any(op in other.after for other in fragment.backward):
-                ops += _added(op, ops[-1], summed, module.outs[0].dtype)
+            ops = self._multiply_in_steps(op, module.outs[0].dtype, broadcast, reduced)
+            if reduced and op.phase == "W" and not any(op in other.after for other in fragment.backward):
+                ops += _accumulate(op, ops[-1], reduced, module.outs[0].dtype)
             rewrite.swap(op, ops)
             # Two of each: one is multiplied, one is on its way. Both gradients have the same ones.
-            nbytes = 2 * sum(block.nbytes for block in (*brought, *([summed] if summed else [])))
+            nbytes = 2 * sum(block.nbytes for block in (*broadcast, *([reduced] if reduced else [])))
             key = f"{'d:' if op.phase in 'BW' else ''}blocks of {module.name}"
             buffers += [
                 TensorUse(key, nbytes, ops[0], True, "buffers"),
                 TensorUse(key, nbytes, ops[-1], False, "buffers"),
             ]
-        rewrite.done()
+        rewrite.apply()
         fragment.tensor_uses += buffers
         return fragment
 
-    def _operands(self, module: Operator, work: Gemm, phase: str) -> tuple[list[Block], Block | None]:
+    def _operands(self, module: Operator, work: Gemm, phase: str) -> tuple[list[OperandBlock], OperandBlock | None]:
         """What is broadcast for a product, and what is summed: of a rank's blocks of [m, k], [k, n] and [m, n]."""
         row, col = self.axis("row"), self.axis("col")
         given = BYTES[work.dtype] * work.batch
@@ -93,65 +97,67 @@ class Summa(Grid):
         first, second, result = work.m * work.k, work.k * work.n, work.m * work.n
         if phase == "W":
             # Of A^T C' the operand that does not come out of the sum travels: C' where the weight lies transposed.
-            moving = first if _transposed(module) else second
-            return [Block("rows", col, round(moving * given))], Block("weight", row, round(result * made))
-        weight = Block("weight", row, round(second * given))
-        if (phase == "B") == _transposed(module):
-            return [Block("rows", col, round(first * given)), weight], None
-        return [weight], Block("rows", col, round(result * made))
+            moving = first if _reads_transposed(module) else second
+            return [OperandBlock("rows", col, round(moving * given))], OperandBlock("weight", row, round(result * made))
+        weight = OperandBlock("weight", row, round(second * given))
+        if (phase == "B") == _reads_transposed(module):
+            return [OperandBlock("rows", col, round(first * given)), weight], None
+        return [weight], OperandBlock("rows", col, round(result * made))
 
-    def _table(self, module: Operator) -> Block:
+    def _table_block(self, module: Operator) -> OperandBlock:
         """A rank's block of the table that an embedding looks rows up in."""
         (table,) = module.weights or module.shared_weights
-        return Block(
+        return OperandBlock(
             "weight", self.axis("row"), table.nbytes(required_layout(table, self.layouts(module).divide), self.mesh)
         )
 
-    def _steps(self, op: Op, dtype: str, brought: Sequence[Block], summed: Block | None) -> list[Op]:
+    def _multiply_in_steps(
+        self, op: Op, dtype: str, broadcast: Sequence[OperandBlock], reduced: OperandBlock | None
+    ) -> list[Op]:
         """The steps of one product, each broadcast ahead of the product before its own. dtype: of sums."""
         ops: list[Op] = []
         kernels: list[Op] = []
         sums: list[Op] = []
-        works = self._works(op.work, dtype, summed)
+        works = self._step_works(op.work, dtype, reduced)
         arrived: list[list[Op]] = []
 
-        def bring(step: int) -> None:
+        def issue_broadcasts(step: int) -> None:
             """Into buffers that the product before the last has read."""
             free = [*op.after, *(kernels[step - 2 : step - 1] if step > 1 else [])]
             arrived.append([])
-            for block in brought:
+            for block in broadcast:
                 work = Collective("broadcast", block.nbytes, block.axes)
                 name = f"broadcast {block.name} {op.name} {step}"
                 arrived[step].append(replace(op, name=name, stream=self.family, work=work, after=list(free)))
             ops.extend(arrived[step])
 
-        bring(0)
+        issue_broadcasts(0)
         for step, work in enumerate(works):
             if step + 1 < len(works):
-                bring(step + 1)
+                issue_broadcasts(step + 1)
             after = [*op.after, *arrived[step], *(sums[step - 2 : step - 1] if step > 1 else [])]
             kernels.append(replace(op, name=f"{op.name} {step}", work=work, after=after))
             ops.append(kernels[step])
-            if summed:
-                to = Collective("reduce", summed.nbytes, summed.axes)
-                name = f"reduce {summed.name} {op.name} {step}"
+            if reduced:
+                to = Collective("reduce", reduced.nbytes, reduced.axes)
+                name = f"reduce {reduced.name} {op.name} {step}"
                 sums.append(replace(op, name=name, stream=self.family, work=to, after=[kernels[step]]))
                 ops.append(sums[step])
         return ops
 
-    def _works(self, work: Work | None, dtype: str, summed: Block | None) -> list[Work]:
+    def _step_works(self, work: Work | None, dtype: str, reduced: OperandBlock | None) -> list[Work]:
         """The parts of a product: added up where they are made, or written to be summed."""
         q = self.mesh.size(self.axis("row"))
         if isinstance(work, Gemm):
             alone = replace(work, accumulate=False, out_dtype=dtype)
-            return [alone] * q if summed else [alone, *[replace(alone, accumulate=True)] * (q - 1)]
+            return [alone] * q if reduced else [alone, *[replace(alone, accumulate=True)] * (q - 1)]
         assert isinstance(work, Memory)
         # Rows are added to a block of zeros.
-        zeros = summed.nbytes if summed else 0
-        return [replace(part, write=part.write + zeros) for part in parts(work, q) if isinstance(part, Memory)]
+        zeros = reduced.nbytes if reduced else 0
+        return [replace(part, write=part.write + zeros) for part in split_work(work, q) if isinstance(part, Memory)]
 
 
-def _added(op: Op, after: Op, block: Block, dtype: str) -> list[Op]:
+def _accumulate(op: Op, after: Op, block: OperandBlock, dtype: str) -> list[Op]:
     """The kernel that adds a rank's own block of a weight gradient to what persists, where no other does."""
     if isinstance(op.work, Gemm) and not op.work.accumulate:
         return []
@@ -160,6 +166,6 @@ def _added(op: Op, after: Op, block: Block, dtype: str) -> list[Op]:
     return [replace(op, name=f"add {op.name}", work=work, after=[after])]
 
 
-def _transposed(operator: Operator) -> bool:
+def _reads_transposed(operator: Operator) -> bool:
     """Whether a product reads its weight transposed: a tied output layer, whose table lies as the embedding's."""
     return isinstance(operator, Head) and operator.tied

@@ -22,7 +22,7 @@ logits of routers, adapters. Of several at one leaf the first is the one whose p
 """
 
 
-class Grid(TensorScheme):
+class TensorGrid(TensorScheme):
     """Base of the schemes on grids."""
 
     names: ClassVar[tuple[str, ...]]
@@ -40,7 +40,7 @@ class Grid(TensorScheme):
         """Which dim each of its axes divides, as a rule of parts of the mesh."""
         return {part: dim for name, dim in dims.items() for part in self.axis(name)}
 
-    def spread(self, operator: Operator) -> bool:
+    def follows_view(self, operator: Operator) -> bool:
         """Whether a view of the mesh says where the ranks of a leaf lie."""
         return operator.view in self.mesh.views
 
@@ -54,14 +54,14 @@ class Grid(TensorScheme):
             raise PlanError("plan.mesh", rule, f"{' = '.join(sizes)} = {fits} would work", sizes)
 
 
-def product(linear: Linear) -> tuple[str, str]:
+def contracted_and_produced(linear: Linear) -> tuple[str, str]:
     """The dim that a linear contracts, and the one that it makes."""
     given, made = linear.ins[0], linear.outs[0]
     contracted = next(dim for dim in given.dims if not made.has(dim))
     return contracted, next(dim for dim in made.dims if not given.has(dim))
 
 
-def width(operator: Operator) -> str:
+def width_dims(operator: Operator) -> str:
     """The dim along which a leaf that is no product can be divided, but for tokens; empty where its work needs all.
 
     Streams side by side are wider than each of them: their parts lie side by side on every rank.

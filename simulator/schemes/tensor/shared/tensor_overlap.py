@@ -2,8 +2,8 @@
 
 Where ranks cut a product's rows, an all-gather brings them in front of it (``all-gather, GEMM``), or a reduce-scatter
 adds up and hands out those that it has made (``GEMM, reduce-scatter``). Such a pair needs no more than a part of the
-rows at a time, so one part can move while another is computed. `pairs` finds them in what a site was lowered to,
-forward, backward and in what is made again; `shifts` and `total` are what stands in for the collective when its parts
+rows at a time, so one part can move while another is computed. `find_gemm_collectives` finds them in what a site was lowered to,
+forward, backward and in what is made again; `shift_shards` and `sum_shards` are what stands in for the collective when its parts
 go from rank to rank directly.
 """
 
@@ -19,7 +19,7 @@ from simulator.ir.mesh import Mesh
 from simulator.ir.modules import Module, Unit
 from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
 from simulator.ir.scheme import LowerModule, TensorScheme
-from simulator.lowering.rewrite import Rewrite, parts, sources
+from simulator.lowering.rewrite import Rewrite, split_work, working_predecessors
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class OverlapSetting:
         return volume * (self.p - 1) / self.p * self.residual_elements * 2
 
 
-class Overlap(TensorScheme, ABC):
+class TensorOverlap(TensorScheme, ABC):
     """Base of the schemes that stand beside a tensor scheme that cuts activations, whichever that is, and take over its
-    pairs of communication and products. A scheme says what stands in for each: `gather`, `scatter`."""
+    pairs of communication and products. A scheme says what stands in for each: `replace_gather`, `replace_scatter`."""
 
     role = "overlap of tensor parallelism"
     most_axes = 0
@@ -80,21 +80,21 @@ class Overlap(TensorScheme, ABC):
         if not isinstance(module, Unit):
             return fragment
         rewrite = Rewrite(fragment)
-        for pair in pairs(fragment, self.family, self.mesh):
-            (self.gather if pair.gathers else self.scatter)(rewrite, pair)
-        return rewrite.done()
+        for pair in find_gemm_collectives(fragment, self.family, self.mesh):
+            (self.replace_gather if pair.gathers else self.replace_scatter)(rewrite, pair)
+        return rewrite.apply()
 
     @abstractmethod
-    def gather(self, rewrite: Rewrite, pair: Pair) -> None:
+    def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         """Puts other ops in the places of an all-gather and the products that read its rows."""
 
     @abstractmethod
-    def scatter(self, rewrite: Rewrite, pair: Pair) -> None:
+    def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         """Puts other ops in the places of a product and the reduce-scatter that adds up its rows."""
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class GemmCollective:
     """A collective, and the products that read the rows that it gathers, or the one whose rows it adds up.
 
     ranks: in its group.
@@ -122,16 +122,16 @@ class Pair:
     def rows(self, product: Op) -> list[Work]:
         """A product for the rows of one rank after another."""
         assert isinstance(product.work, Gemm)
-        return parts(product.work, self.ranks)
+        return split_work(product.work, self.ranks)
 
 
-def pairs(fragment: Fragment, family: str, mesh: Mesh) -> list[Pair]:
+def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[GemmCollective]:
     """The pairs on the streams of a family of schemes. A product is in one of them at most: the one that moves more.
 
     Rows that are not the same number on every rank make no pair. Gradients of weights are none either: they sum over
     the rows, and run beside other collectives as they are; and weights that are gathered before use are not rows.
     """
-    found: list[Pair] = []
+    found: list[GemmCollective] = []
     tensors: dict[Op, set[str]] = defaultdict(set)
     for tensor_use in fragment.tensor_uses:
         if tensor_use.category != "parameters":
@@ -142,11 +142,16 @@ def pairs(fragment: Fragment, family: str, mesh: Mesh) -> list[Pair]:
             if not isinstance(work, Collective) or op.stream.partition("-")[0] != family or work.members is not None:
                 continue
             own = [one for one in issued if tensors[op] & tensors[one]]
-            beside = _readers(op, own, issued) if work.operation == "all_gather" else _maker(op, own)
+            beside = _reading_gemms(op, own, issued) if work.operation == "all_gather" else _producing_gemm(op, own)
             ranks = mesh.size(work.axes)
-            if ranks > 1 and beside and work.nbytes % ranks == 0 and all(_rows(one) % ranks == 0 for one in beside):
-                found.append(Pair(op, tuple(beside), ranks))
-    chosen: list[Pair] = []
+            if (
+                ranks > 1
+                and beside
+                and work.nbytes % ranks == 0
+                and all(_row_count(one) % ranks == 0 for one in beside)
+            ):
+                found.append(GemmCollective(op, tuple(beside), ranks))
+    chosen: list[GemmCollective] = []
     taken: set[Op] = set()
     for pair in sorted(found, key=lambda one: -one.work.nbytes):
         if not taken & set(pair.products):
@@ -155,7 +160,7 @@ def pairs(fragment: Fragment, family: str, mesh: Mesh) -> list[Pair]:
     return chosen
 
 
-def shifts(pair: Pair, after: Sequence[Iterable[Op]]) -> list[Op]:
+def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]]) -> list[Op]:
     """A shard from every rank to each other one in turn, in the place of a collective.
 
     after: what each of them waits for.
@@ -165,24 +170,24 @@ def shifts(pair: Pair, after: Sequence[Iterable[Op]]) -> list[Op]:
     return [replace(op, name=f"{op.name} {i}", work=replace(work, by=i), after=[*waits]) for i, waits in turns]
 
 
-def total(pair: Pair, after: Iterable[Op]) -> Op:
+def sum_shards(pair: GemmCollective, after: Iterable[Op]) -> Op:
     """The sum of the shards that have come from all ranks, in the place of a reduce-scatter."""
     add = Memory("add", pair.ranks * pair.shard, pair.shard)
     return replace(pair.collective, name=f"add {pair.collective.name}", stream=COMPUTE, work=add, after=[*after])
 
 
-def _rows(op: Op) -> float:
+def _row_count(op: Op) -> float:
     assert isinstance(op.work, Gemm)
     return op.work.m
 
 
-def _product(op: Op, phase: str) -> Gemm | None:
+def _row_gemm(op: Op, phase: str) -> Gemm | None:
     """The product of rows that an op is, if it is one in this phase."""
     work = op.work
     return work if isinstance(work, Gemm) and work.layout != "nt" and op.phase == phase else None
 
 
-def _readers(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
+def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
     """The first product whose rows come from a gather, and those right behind it that need no more than it does.
 
     own: the ops that touch what the gather does.
@@ -191,17 +196,17 @@ def _readers(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
     nbytes = gather.work.nbytes
 
     def reads(op: Op) -> bool:
-        work = _product(op, gather.phase)
+        work = _row_gemm(op, gather.phase)
         fits = work is not None and work.batch * work.m * work.k * BYTES[work.dtype] == nbytes
-        return fits and op in own and gather in sources(op)
+        return fits and op in own and gather in working_predecessors(op)
 
     first = next((i for i, op in enumerate(issued) if reads(op)), len(issued))
     behind = set(issued[first:])
     kernels = (op for op in issued[first:] if op.stream == COMPUTE)
-    return list(takewhile(lambda op: reads(op) and not sources(op) & behind, kernels))
+    return list(takewhile(lambda op: reads(op) and not working_predecessors(op) & behind, kernels))
 
 
-def _maker(scatter: Op, own: Sequence[Op]) -> list[Op]:
+def _producing_gemm(scatter: Op, own: Sequence[Op]) -> list[Op]:
     """The product whose rows a reduce-scatter adds up, if nothing else has a part in them.
 
     A scatter that waits for its turn waits for the weight gradients that were issued before it as well.
@@ -209,8 +214,8 @@ def _maker(scatter: Op, own: Sequence[Op]) -> list[Op]:
     assert isinstance(scatter.work, Collective)
     if scatter.work.operation != "reduce_scatter":
         return []
-    waits = [op for op in sources(scatter) if op.phase == scatter.phase]
-    work = _product(waits[0], scatter.phase) if len(waits) == 1 and waits[0] in own else None
+    waits = [op for op in working_predecessors(scatter) if op.phase == scatter.phase]
+    work = _row_gemm(waits[0], scatter.phase) if len(waits) == 1 and waits[0] in own else None
     if work is None or work.batch * work.m * work.n * BYTES[work.out_dtype] != scatter.work.nbytes:
         return []
     return waits
