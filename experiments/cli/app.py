@@ -317,9 +317,9 @@ def plot(
         files = figure_files(out, ("heatmap",), "--out") if out is not None else {}
         rows = selection.read_rows(results)
         x, y = selection.choose_axes(rows, x, y)
-        cells = heatmap.cells(rows, x, y, value)
+        cells = heatmap.group_cells(rows, x, y, value)
         if why is not None:
-            for line in heatmap.reasons(cells, *selection.parse_cell(why, rows, x, y)):
+            for line in heatmap.explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
                 typer.echo(line)
         for file in files.values():
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,6 @@ def page(found: Curve) -> RenderableType:
         f"Between {one.gpus:,} and {other.gpus:,} GPUs {shorten(other.bottleneck)} overtakes {shorten(one.bottleneck)}."
         for one, other in found.changes
     ]
-    notes.append("low, high: nine of ten measured steps should lie between; largest cost: beside matrix work")
+    notes.append("low, high: nine of ten measured steps should lie between; largest cost: besides matrix work")
     head = f"{found.kind.capitalize()} scaling of {found.job.model.name} along {found.axis}"
     return Group(Text(head, "bold"), table, *map(Text, notes))

@@ -1,1 +1,1 @@
-"""Figures of reports. One house style (`style`); matplotlib is imported only when a figure is drawn."""
+"""Plots of reports, sweeps and comparisons in one style (`style`); commands import them only to draw one."""

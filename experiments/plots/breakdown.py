@@ -1,7 +1,7 @@
-"""Where the time of a step goes: the parts of the slowest device as one bar, and every part in figures.
+"""Breakdown of a step: the parts of the slowest device as a stacked bar, and a table of all parts.
 
-Several reports stand one under another on one scale, to be compared. Hidden communication takes no time of its own: it
-stands beside the parts, pale and hatched, and is not in their sum.
+Several reports are drawn below each other on one scale. Hidden communication is overlapped and takes no time of its
+own: it is drawn pale and hatched after the parts, and is not in their sum.
 """
 
 from __future__ import annotations
@@ -14,18 +14,28 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, unit_of, width_of, wrapped
+from experiments.plots.sheet import (
+    EDGE,
+    LINE,
+    Sheet,
+    format_time_axis,
+    save,
+    text_width,
+    time_unit,
+    truncate_words,
+    wrap_words,
+)
 from simulator.report.figures import parts_of_step
 from simulator.report.report import Report
 from simulator.report.words import describe_plan, format_seconds
 
 BRIEF = {
-    "gemm": "matrix products",
+    "gemm": "GEMMs",
     "memory_bound": "memory-bound",
     "bubble": "bubble",
     "host": "host",
 }
-"""Names that fit into a bar; other parts are called by their key."""
+"""Short names for bars; other parts have their key."""
 
 KERNELS = ("gemm", "attention", "memory_bound")
 
@@ -35,25 +45,25 @@ LOOKS: dict[str, dict[str, Any]] = {
     **{axis: {"facecolor": style.rgb(colour)} for axis, colour in style.AXES.items()},
     "bubble": WHITE,
     "optimizer": {"facecolor": style.rgb(style.GREY)},
-    "host": {"facecolor": style.lighter(style.GREY, 0.55)},
+    "host": {"facecolor": style.lighten(style.GREY, 0.55)},
     "idle": {**WHITE, "hatch": "..."},
 }
 THIN: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
-"""What parts the parts of a bar."""
+"""Line between the parts of a bar."""
 
 ROW = 0.165
-"""Height of a row of figures [in]."""
+"""Height of a row of the table [in]."""
 
 LABELS = 2.16
-"""Where the names of the parts end and their bars or figures begin [in]."""
+"""Position where bars and numbers start, after the names of the parts [in]."""
 
 WHOLE, SHARES = 3, 8
-"""Up to so many reports have all figures in columns of their own; up to so many their shares of the step."""
+"""Maximum number of reports with all columns of numbers, and with the shares of the step only."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a step [s]. hidden: communication of the same axis that takes no time of its own."""
+    """A part of a step [s]. hidden: overlapped communication of the same axis."""
 
     took: float
     hidden: float = 0.0
@@ -63,16 +73,16 @@ Named = Sequence[tuple[str, Report]]
 
 
 def draw(reports: Report | Named, path: str | Path) -> None:
-    """Draws one report, or several with their names, into `path`, a .png or .svg file.
+    """Draws one report, or several with their names, to a .png or .svg file.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if the file cannot be written.
     """
     named = [("", reports)] if isinstance(reports, Report) else list(reports)
     save(lambda: breakdown(named), path)
 
 
-def parts_of(report: Report) -> dict[str, Part]:
-    """The parts of a step, sorted as on the page. They add up to it; what is less than a rounding error is nothing."""
+def step_parts(report: Report) -> dict[str, Part]:
+    """Parts that add up to the step, in the order of the page; rounding errors are set to zero."""
     hidden, least = report.breakdown.hidden, 1e-9 * report.step_time
 
     def clean(seconds: float) -> float:
@@ -88,15 +98,15 @@ def parts_of(report: Report) -> dict[str, Part]:
 
 
 def breakdown(named: Named) -> Figure:
-    """The figure: a bar for each report, and below them a row for each part."""
-    accounts = [parts_of(report) for _, report in named]
+    """The plot: a stacked bar for every report, and below them a table row for every part."""
+    accounts = [step_parts(report) for _, report in named]
     steps = [report.step_time for _, report in named]
     keys = [key for key in parts_of_step() if any(account[key] != Part(0.0) for account in accounts)]
     alone = len(named) == 1
     head, title = [], f"Where the time of a step goes: {len(named)} forecasts"
     if alone:
         report = named[0][1]
-        head = wrapped(describe_plan(report.play.plan))
+        head = wrap_words(describe_plan(report.play.plan))
         title = (
             f"{report.job.model.name} on {report.job.cluster.name}: where the {format_seconds(steps[0])} of a step go"
         )
@@ -111,38 +121,36 @@ def breakdown(named: Named) -> Figure:
     sheet.head(title, head)
 
     longest = max(*steps, *(sum(part.hidden for part in account.values()) for account in accounts))
-    scale, unit = unit_of(longest)
+    scale, unit = time_unit(longest)
     top = first
     for number, ((name, _), account, step) in enumerate(zip(named, accounts, steps, strict=True), 1):
         top += above
         if not alone:
             sheet.text(EDGE, top - 0.04, str(number), fontweight="bold")
-            sheet.text(EDGE + 0.2, top - 0.04, fitting(name, style.PAGE - 1.3))
+            sheet.text(EDGE + 0.2, top - 0.04, truncate_words(name, style.PAGE - 1.3))
             sheet.text(style.PAGE - EDGE, top - 0.04, format_seconds(step), ha="right", fontweight="bold")
         axes = sheet.axes(EDGE, top, style.PAGE - 2 * EDGE, bar)
-        clock(axes, longest, scale, unit)
-        stack(axes, account, step, longest, scale)
+        format_time_axis(axes, longest, scale, unit)
+        draw_stack(axes, account, step, longest, scale)
         if not alone:
-            beside(axes, account, scale)
+            draw_hidden(axes, account, scale)
         axes.set_ylim(-0.5 if alone else -1.0, 0.5)
         axes.set_yticks([])
-        axes.get_xticklabels()[0].set_horizontalalignment("left")  # it would stick out of the paper
+        axes.get_xticklabels()[0].set_horizontalalignment("left")  # centred, it would leave the sheet
         if number < len(named):
             axes.set_xticks([])
             axes.spines["bottom"].set_visible(False)
         top += bar
 
-    rows(sheet, accounts, steps, keys, table)
+    draw_rows(sheet, accounts, steps, keys, table)
     if any(part.hidden > 0 for account in accounts for part in account.values()):
-        note = (
-            "Hatched: hidden communication. It runs beside computation, takes no time of its own and is not in the sum."
-        )
+        note = "Hatched: hidden communication. It is overlapped by computation and not part of the sum."
         sheet.text(EDGE, foot + 0.14, note, fontsize=style.SMALL, color=style.FAINT)
     return sheet.figure
 
 
-def stack(axes: Any, account: dict[str, Part], step: float, longest: float, scale: float) -> None:
-    """The parts of one step side by side, with as much of their names as there is room for."""
+def draw_stack(axes: Any, account: dict[str, Part], step: float, longest: float, scale: float) -> None:
+    """Stacks the parts of one step along a bar, with as much of their names as fits."""
     inches = (style.PAGE - 2 * EDGE) / longest
     at = 0.0
     for key, part in account.items():
@@ -150,15 +158,15 @@ def stack(axes: Any, account: dict[str, Part], step: float, longest: float, scal
         axes.barh(0, part.took * scale, 0.94, at * scale, **looks)
         name, share = BRIEF.get(key, key), f"{part.took / step:.1%}"
         for words in (f"{name} {share}", f"{name}\n{share}", share, name):
-            if max(map(width_of, words.split("\n"))) < part.took * inches - 0.08:
+            if max(map(text_width, words.split("\n"))) < part.took * inches - 0.08:
                 middle, ink = (at + part.took / 2) * scale, style.ink_on(looks["facecolor"])
                 axes.text(middle, 0, words, ha="center", va="center", fontsize=style.SMALL, color=ink)
                 break
         at += part.took
 
 
-def beside(axes: Any, account: dict[str, Part], scale: float) -> None:
-    """Hidden communication, in a thin bar below that of the step."""
+def draw_hidden(axes: Any, account: dict[str, Part], scale: float) -> None:
+    """Draws hidden communication as a thin bar below that of the step."""
     at = 0.0
     for key, part in account.items():
         axes.barh(-0.7, part.hidden * scale, 0.3, at * scale, **hidden_looks(key))
@@ -181,8 +189,8 @@ def hidden_looks(key: str) -> dict[str, Any]:
     return {"facecolor": [part + (1 - part) * 0.7 for part in tone], "edgecolor": tone, "hatch": "////", "linewidth": 0}
 
 
-def columns(count: int) -> list[dict[str, float]]:
-    """Where the columns of `count` reports end [in]."""
+def column_ends(count: int) -> list[dict[str, float]]:
+    """Right ends of the columns of every report [in]; none for more than `SHARES` reports."""
     right = style.PAGE - EDGE
     if count > SHARES:
         return []
@@ -191,22 +199,22 @@ def columns(count: int) -> list[dict[str, float]]:
     return [{"ms": end - 1.06, "%": end - 0.66, "hidden ms": end} if count <= WHOLE else {"%": end} for end in ends]
 
 
-def rows(
+def draw_rows(
     sheet: Sheet, accounts: Sequence[dict[str, Part]], steps: Sequence[float], keys: Sequence[str], top: float
 ) -> None:
-    """Every part in figures, with the step below; a single report has bars, too."""
-    alone, places = len(accounts) == 1, columns(len(accounts))
+    """Writes the table of all parts, with the step below; a single report has bars too."""
+    alone, places = len(accounts) == 1, column_ends(len(accounts))
     hides = any(part.hidden for account in accounts for part in account.values())
 
-    def tell(x: float, y: float, words: str, **looks: Any) -> None:
+    def write(x: float, y: float, words: str, **looks: Any) -> None:
         sheet.text(x, y, words, **{"fontsize": style.SMALL, "va": "center_baseline", **looks})
 
     for number, place in enumerate(places, 1):
         if not alone:
-            tell(max(place.values()), top - 0.2, str(number), ha="right", fontweight="bold")
+            write(max(place.values()), top - 0.2, str(number), ha="right", fontweight="bold")
         for head, x in place.items():
             if hides or head != "hidden ms":
-                tell(x, top - 0.06, head, ha="right", color=style.FAINT)
+                write(x, top - 0.06, head, ha="right", color=style.FAINT)
 
     if alone:
         room = places[0]["ms"] - 0.62 - LABELS
@@ -217,14 +225,14 @@ def rows(
         axes.set_ylim(len(keys) - 0.5, -0.5)
         for y, key in enumerate(keys):
             part = accounts[0][key]
-            seen = max(part.took, longest / 400) if part.took else 0.0  # what is there can be seen
+            seen = max(part.took, longest / 400) if part.took else 0.0  # a short part stays visible
             axes.barh(y, seen, 0.66, **{"linewidth": 0, **LOOKS[key]})
             axes.barh(y, part.hidden, 0.66, seen, **hidden_looks(key))
     for i, key in enumerate(keys):
         middle = top + ROW * (i + 0.5)
         swatch = {"linewidth": 0, **LOOKS[key]}
         sheet.patch(EDGE, middle - 0.05, 0.2, 0.1, **swatch)
-        tell(EDGE + 0.28, middle, parts_of_step()[key].part)
+        write(EDGE + 0.28, middle, parts_of_step()[key].part)
         for account, step, place in zip(accounts, steps, places, strict=False):
             part = account[key]
             told = {
@@ -233,11 +241,11 @@ def rows(
                 "hidden ms": f"{part.hidden * 1e3:,.1f}" if part.hidden else "",
             }
             for head, x in place.items():
-                tell(x, middle, told[head], ha="right", color=style.FAINT if head == "hidden ms" else style.INK)
+                write(x, middle, told[head], ha="right", color=style.FAINT if head == "hidden ms" else style.INK)
     if 0 < len(places) <= WHOLE:
         below = top + ROW * (len(keys) + 0.75)
-        tell(EDGE + 0.28, below, "step", fontweight="bold")
+        write(EDGE + 0.28, below, "step", fontweight="bold")
         for step, place in zip(steps, places, strict=True):
             told = {"ms": f"{step * 1e3:,.1f}", "%": "100.0"}
             for head in told.keys() & place.keys():
-                tell(place[head], below, told[head], ha="right", fontweight="bold")
+                write(place[head], below, told[head], ha="right", fontweight="bold")

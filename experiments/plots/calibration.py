@@ -1,4 +1,4 @@
-"""Measured kernels and collectives against their forecasts.
+"""Forecasts of kernels and collectives against measured tables.
 
 ``draw_errors``: median and 90th percentile of the error of every operation on every GPU, beside its goal.
 ``draw_ratios``: forecast over measured of every row against how long it took, one panel an operation and GPU.
@@ -21,24 +21,24 @@ from validation.calibration.tables.summary import SCORED, Goals, cells, figures,
 
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.GREY)
 ROW = 0.165
-"""Height of a line of the table of errors [in]."""
+"""Height of a line of the plot of errors [in]."""
 LEFT, WIDE = 3.2, 3.35
-"""Where the axes of errors begin, and how wide they are [in]."""
+"""Left end and width of the axes of errors [in]."""
 END = 0.5
-"""Errors beyond are drawn at the edge."""
+"""Largest error on the axis; larger ones are drawn at its end."""
 ACROSS, HIGH = 4, 1.5
-"""Panels of ratios in a line, and the height of a line [in]."""
+"""Panels of ratios in a line, and height of a line [in]."""
 FARTHEST = 3.0
-"""Ratios beyond are drawn at the edge."""
+"""Largest ratio on the axis; larger ones are drawn at its end."""
 
 
 def draw_errors(held: Sequence[Held], goals: Goals, path: str | Path) -> None:
-    """Draws the errors into a .png or .svg. Raises OSError where it cannot be written."""
+    """Draws the errors to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: errors(held, goals), path)
 
 
 def draw_ratios(held: Sequence[Held], goals: Goals, path: str | Path) -> None:
-    """Draws every row into a .png or .svg. Raises OSError where it cannot be written."""
+    """Draws the ratios of all rows to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: ratios(held), path)
 
 
@@ -73,7 +73,7 @@ def errors(held: Sequence[Held], goals: Goals) -> Figure:
     for at, row in enumerate(rows):
         hue = hues.setdefault(row["operation"], HUES[len(hues) % len(HUES)])
         axes.plot(
-            [min(row["median"], END), min(row["p90"], END)], [at, at], color=style.lighter(hue, 0.5), linewidth=2.2
+            [min(row["median"], END), min(row["p90"], END)], [at, at], color=style.lighten(hue, 0.5), linewidth=2.2
         )
         axes.scatter([min(row["median"], END)], [at], s=12, color=hue, zorder=3, linewidths=0)
         for goal in row["goal"] or ():
@@ -90,7 +90,7 @@ def errors(held: Sequence[Held], goals: Goals) -> Figure:
 
 
 def ratios(held: Sequence[Held]) -> Figure:
-    """A panel for each operation and GPU that has rows enough."""
+    """A panel for every operation and GPU with at least `SCORED` rows."""
     panels = group(held, "operation", "gpu")
     panels = {name: own for name, own in panels.items() if sum(len(one.sample.index) for one in own) >= SCORED}
     lines = -(-len(panels) // ACROSS)

@@ -1,7 +1,7 @@
-"""A sweep as a heatmap over two of its fields: in every cell the best of all plans that share the two values.
+"""Heatmap of a sweep over two of its fields: every cell shows the best of the plans with its two values.
 
-What a cell shows is the best plan that fits in memory, with the other fields that made it the best. A cell without one
-says why: its plans do not fit, or none of them can be played; `reasons` tells it in full.
+The best plan is that of the plans that fit in memory; its other fields stand below the value. A cell without one says
+whether its plans are too large or invalid; `explain_cell` gives the reasons.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
+from experiments.plots.sheet import EDGE, LINE, Sheet, save, truncate_words, wrap_words
 from hardware.errors import PlanError, nearest
 from simulator.report import figures
 
 Row = Mapping[str, Any]
 
 LEFT, WIDEST = 0.95, 0.95
-"""Where the cells begin and how wide one is at the most [in]."""
+"""Left end of the cells, and maximum width of one [in]."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All plans of one pair of values. best: the best that fits; None where there is none. note: why there is none."""
+    """Plans with one pair of values. best: the best that fits, or None. note: why it is None."""
 
     rows: tuple[Row, ...]
     best: Row | None
     note: str
 
 
-def cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, Any], Cell]:
-    """The cells by their values of `x` and `y`.
+def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, Any], Cell]:
+    """Groups rows into cells by their values of `x` and `y`.
 
-    Raises PlanError for a field that the sweep does not have, or a value that no cell can show.
+    Raises PlanError for a field that the sweep does not have, or a figure without a better direction.
     """
     told = list(rows)
     known = list(told[0]) if told else []
@@ -61,11 +61,11 @@ def cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, An
     return found
 
 
-def reasons(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[str]:
-    """Why a cell has no plan that fits, one sentence a reason, the most frequent first."""
+def explain_cell(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[str]:
+    """Reasons why plans of a cell do not fit or are invalid, most frequent first."""
     cell = found.get((x, y))
     if cell is None:
-        return ["The sweep has no plan of these two values: none of its lists, or its `where`, lets one be."]
+        return ["The sweep has no plan of these two values: its lists or its `where` leave them out."]
     said = Counter(
         f"needs {row['peak_device_gib']:.1f} GiB of {row['capacity_gib']:.1f}"
         if row["status"] == "does-not-fit"
@@ -77,23 +77,23 @@ def reasons(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[str]:
 
 
 def draw(rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path) -> None:
-    """Draws a heatmap into a .png or .svg. Raises OSError where it cannot be written."""
-    found = cells(rows, x, y, value)
+    """Draws a heatmap to a .png or .svg file. Raises OSError if it cannot be written."""
+    found = group_cells(rows, x, y, value)
     save(lambda: figure(found, x, y, value, title, lines), path)
 
 
 def figure(
     found: Mapping[tuple[Any, Any], Cell], x: str, y: str, value: str, title: str, lines: Sequence[str]
 ) -> Figure:
-    """The figure. lines: what all plans have in common, in parts of a sentence."""
-    across, down = (_ordered({key[i] for key in found}) for i in (0, 1))
+    """The plot. lines: what all plans have in common, as parts of a sentence."""
+    across, down = (_sort_values({key[i] for key in found}) for i in (0, 1))
     size = min(WIDEST, (style.PAGE - LEFT - EDGE) / len(across))
     height = min(0.42, max(0.24, size * 0.5))
     shown = figures.FIGURES[value]
-    others = _others(found, x, y)
-    below = " / ".join(map(_short, others))
+    others = _other_fields(found, x, y)
+    below = " / ".join(map(_last_key, others))
     words = [f"{shown.title}, of the best plan that fits ({below} written below it)" if others else shown.title, *lines]
-    head = wrapped(words)
+    head = wrap_words(words)
     top = 0.42 + LINE * len(head)
     sheet = Sheet(top + height * len(down) + 0.62)
     sheet.head(title, head)
@@ -104,9 +104,9 @@ def figure(
     colours = LinearSegmentedColormap.from_list("cells", ["#f7fbff", style.SKY, style.BLUE, "#00395c"])
     for i, here in enumerate(across):
         for j, there in enumerate(down):
-            _cell(axes, i, j, found.get((here, there)), shown, good, colours, others, size)
-    axes.set_xticks([i + 0.5 for i in range(len(across))], list(map(_word, across)))
-    axes.set_yticks([j + 0.5 for j in range(len(down))], list(map(_word, down)))
+            _draw_cell(axes, i, j, found.get((here, there)), shown, good, colours, others, size)
+    axes.set_xticks([i + 0.5 for i in range(len(across))], list(map(_format_value, across)))
+    axes.set_yticks([j + 0.5 for j in range(len(down))], list(map(_format_value, down)))
     axes.tick_params(axis="both", length=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -114,7 +114,7 @@ def figure(
     return sheet.figure
 
 
-def _cell(
+def _draw_cell(
     axes: Any,
     i: int,
     j: int,
@@ -132,7 +132,7 @@ def _cell(
         axes.text(
             i + 0.5,
             j + 0.5,
-            fitting(cell.note, size),
+            truncate_words(cell.note, size),
             ha="center",
             va="center",
             fontsize=style.SMALL - 1,
@@ -146,7 +146,7 @@ def _cell(
     colour = colours(0.1 + 0.9 * share)[:3]
     ink = style.ink_on(colour)
     axes.add_patch(Rectangle((i, j), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.2))
-    extra = " / ".join(_word(cell.best[name]) for name in others)
+    extra = " / ".join(_format_value(cell.best[name]) for name in others)
     place = 0.38 if extra else 0.5
     winner = "bold" if value == shown.best(good) else "normal"
     axes.text(
@@ -160,23 +160,25 @@ def _cell(
         fontweight=winner,
     )
     if extra:
-        axes.text(i + 0.5, j + 0.74, fitting(extra, size * 1.2), ha="center", va="center", fontsize=5.2, color=ink)
+        axes.text(
+            i + 0.5, j + 0.74, truncate_words(extra, size * 1.2), ha="center", va="center", fontsize=5.2, color=ink
+        )
 
 
-def _others(found: Mapping[tuple[Any, Any], Cell], x: str, y: str) -> list[str]:
-    """Further fields that the plans of a cell differ in."""
+def _other_fields(found: Mapping[tuple[Any, Any], Cell], x: str, y: str) -> list[str]:
+    """Fields other than `x` and `y` in which plans of a cell differ."""
     row = next(iter(found.values())).rows[0]
     fields = [name for name in row if ("." in name or name in ("model", "cluster")) and name not in (x, y)]
     return [name for name in fields if any(len({repr(one[name]) for one in cell.rows}) > 1 for cell in found.values())]
 
 
-def _ordered(values: Iterable[Any]) -> list[Any]:
+def _sort_values(values: Iterable[Any]) -> list[Any]:
     return sorted(values, key=lambda value: (isinstance(value, str), value))
 
 
-def _short(name: str) -> str:
+def _last_key(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

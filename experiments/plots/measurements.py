@@ -1,4 +1,4 @@
-"""Measurement files beside their forecasts: every row as a point, times in one panel and memory in another."""
+"""Measurement files against their forecasts: a point for every row, times and memory in panels of their own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hardware.units import GIB
 from validation.measurements.row_errors import QUANTITIES, error_statistics
 
 HUES = {"catalog": style.ORANGE, "calibration": style.BLUE}
-"""By whom a forecast is."""
+"""Colours of forecasts by their coefficients: those of the catalog, or of a calibration."""
 
 HIGH, TOP, LEFT = 2.75, 0.75, 0.55
-"""Of a panel [in]: its height, where it begins from above, and how far its labels reach to the left."""
+"""Height and upper end of a panel, and width of its labels [in]."""
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Draws the rows that were measured and forecast into a .png or .svg. Raises OSError where it cannot be written."""
+    """Draws rows with measurement and forecast to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: forecasts(rows), path)
 
 
 def forecasts(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel for each quantity: measured across, forecast over measured down."""
+    """The plot: for every quantity a panel of forecast over measured against measured."""
     told = {q: [r for r in rows if r["quantity"] == q and r["measured"]] for q in QUANTITIES}
     shown = {quantity: own for quantity, own in told.items() if own}
     sheet = Sheet(TOP + HIGH + 0.5)
@@ -71,7 +71,7 @@ def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], quantity: str) -> None:
 
 
 def _decades(values: Sequence[float], quantity: str) -> tuple[list[float], list[str]]:
-    """Marks of an axis over `values`, at most five, with their words."""
+    """Positions and labels of at most five ticks over `values`."""
     if not values:
         return [], []
     base = 10.0 if quantity == "seconds" else 4.0

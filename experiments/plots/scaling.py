@@ -1,7 +1,7 @@
-"""Scaling curves: tokens/s against GPUs with the ideal line above, what the step is spent on below.
+"""Scaling curve: tokens/s against GPUs with ideal scaling as a line, and below it the parts of the step.
 
-Both axes of the curve are logarithmic, so that the ideal is a straight line; whiskers are the 90 % intervals. Where the
-largest cost beside matrix work changes, a line says from what to what.
+Both axes of the curve are logarithmic, so ideal scaling is a straight line; the band is the 90 % interval. A vertical
+line marks where the bottleneck changes.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, fitting, save, wrapped
+from experiments.plots.sheet import EDGE, LINE, Sheet, save, truncate_words, wrap_words
 from experiments.sweeps.scaling import Curve, Point, shorten
 from simulator.program.categories import EXPOSED
 from simulator.report.report import Report
 
 LEFT, SIDE = 0.62, 4.5
-"""Where the axes begin and how wide they are [in]."""
+"""Left end and width of the axes [in]."""
 KEY = LEFT + SIDE + 0.25
 UPPER, LOWER = 2.5, 1.35
 """Heights of the two axes [in]."""
 
 PARTS = (
-    ("matrix products", style.BLUE),
-    ("attention", style.lighter(style.BLUE, 0.45)),
+    ("GEMMs", style.BLUE),
+    ("attention", style.lighten(style.BLUE, 0.45)),
     ("memory-bound kernels", style.ORANGE),
     ("exposed communication", style.GREEN),
-    ("pipeline bubble", style.lighter(style.INK, 0.75)),
+    ("pipeline bubble", style.lighten(style.INK, 0.75)),
     ("optimizer, host, idle", style.YELLOW),
 )
-"""What a step is spent on, from the bottom up."""
+"""Groups of parts of the step with their colours, from the bottom up."""
 
 
 def draw(curve: Curve, path: str | Path) -> None:
-    """Draws a curve into a .png or .svg. Raises OSError where it cannot be written."""
+    """Draws a curve to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: figure(curve), path)
 
 
 def figure(curve: Curve) -> Figure:
-    """The figure."""
+    """The plot."""
     job = curve.job
     kept = "batch of a GPU" if curve.kind == "weak" else "global batch"
     words = [f"the {kept} stays, {curve.axis} grows", f"{job.cluster.gpu.name}, {job.framework.name}"]
     words += [" x ".join(f"{axis} {n}" for axis, n in job.plan.mesh.items() if axis != curve.axis and n > 1)]
-    lines = wrapped([word for word in words if word])
+    lines = wrap_words([word for word in words if word])
     top = 0.42 + LINE * len(lines)
     sheet = Sheet(top + UPPER + LOWER + 0.6)
     sheet.head(f"{curve.kind.capitalize()} scaling of {job.model.name}", lines)
     if not curve.known:
-        sheet.text(EDGE, top + 0.2, "None of these numbers of GPUs has a forecast.")
+        sheet.text(EDGE, top + 0.2, "The job runs on none of these numbers of GPUs.")
         return sheet.figure
     upper = sheet.axes(LEFT, top, SIDE, UPPER)
     lower = sheet.axes(LEFT, top + UPPER + 0.15, SIDE, LOWER)
@@ -59,32 +59,32 @@ def figure(curve: Curve) -> Figure:
     for axes in (upper, lower):
         axes.set_xscale("log", base=2)
         axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
-        axes.xaxis.set_major_locator(FixedLocator(_ticks(gpus)))
+        axes.xaxis.set_major_locator(FixedLocator(_choose_ticks(gpus)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.spines["left"].set_visible(True)
-    _rates(upper, curve)
-    _shares(lower, curve)
+    _draw_rates(upper, curve)
+    _draw_shares(lower, curve)
     upper.tick_params(axis="x", labelbottom=False)
     lower.set_xlabel("GPUs")
-    _key(sheet, curve, top)
+    _draw_key(sheet, curve, top)
     return sheet.figure
 
 
-def _ticks(gpus: list[int]) -> list[int]:
-    """At most nine of the numbers, the last one among them."""
+def _choose_ticks(gpus: list[int]) -> list[int]:
+    """At most nine of the numbers, including the last."""
     step = -(-len(gpus) // 9)
     return gpus[::-1][::step][::-1]
 
 
-def _rates(axes: Any, curve: Curve) -> None:
+def _draw_rates(axes: Any, curve: Curve) -> None:
     known = curve.known
     x, y = [point.gpus for point in known], [point.tokens_per_s for point in known]
     ideal = [y[0] * gpus / x[0] for gpus in x]
     axes.set_yscale("log")
     axes.plot(x, ideal, color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     lows, highs = zip(*(point.interval for point in known), strict=True)
-    axes.fill_between(x, lows, highs, color=style.lighter(style.BLUE, 0.8), linewidth=0, zorder=0)
+    axes.fill_between(x, lows, highs, color=style.lighten(style.BLUE, 0.8), linewidth=0, zorder=0)
     axes.plot(x, y, color=style.BLUE, linewidth=1.2, zorder=2)
     for fits, face in ((True, style.BLUE), (False, "white")):
         own = [point for point in known if point.report is not None and point.report.fits == fits]
@@ -101,20 +101,20 @@ def _rates(axes: Any, curve: Curve) -> None:
         axes.axvline((one.gpus * other.gpus) ** 0.5, color=style.ORANGE, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     axes.set_ylabel("tokens/s of all GPUs")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(_rate))
+    axes.yaxis.set_major_formatter(FuncFormatter(_format_rate))
     axes.yaxis.set_minor_locator(LogLocator(subs=()))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _rate(value: float, _: Any) -> str:
+def _format_rate(value: float, _: Any) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g} {unit}"
     return f"{value:g}"
 
 
-def shares(report: Report) -> list[float]:
-    """Parts of the step, in the order of `PARTS`; they add up to one."""
+def step_shares(report: Report) -> list[float]:
+    """Shares of the step by group, in the order of `PARTS`; they add up to one."""
     parts, step = report.parts, report.step_time
     rest = parts["optimizer"] + parts["host"] + parts["idle"]
     exposed = sum(parts[axis] for axis in EXPOSED)
@@ -122,10 +122,10 @@ def shares(report: Report) -> list[float]:
     return [value / step for value in seconds]
 
 
-def _shares(axes: Any, curve: Curve) -> None:
+def _draw_shares(axes: Any, curve: Curve) -> None:
     x = [point.gpus for point in curve.known]
-    rows = [shares(point.report) for point in curve.known if point.report is not None]
-    if len(x) == 1:  # an area needs two ends
+    rows = [step_shares(point.report) for point in curve.known if point.report is not None]
+    if len(x) == 1:  # an area needs two points
         x, rows = [x[0] - 1, x[0] + 1], rows * 2
     axes.stackplot(
         x, *zip(*rows, strict=True), colors=[colour for _, colour in PARTS], linewidth=0.4, edgecolor="white"
@@ -135,15 +135,15 @@ def _shares(axes: Any, curve: Curve) -> None:
     axes.set_ylabel("% of the step")
 
 
-def _key(sheet: Sheet, curve: Curve, top: float) -> None:
-    """Beside the axes: efficiency at some points, where the bottleneck changes, the colours of the parts."""
+def _draw_key(sheet: Sheet, curve: Curve, top: float) -> None:
+    """Writes the efficiency at some points, the bottlenecks, and the colours of the parts, right of the axes."""
     right, y = style.PAGE - EDGE, top + 0.08
     for x, head in ((KEY + 0.42, "GPUs"), (KEY + 0.95, "efficiency"), (right, "step")):
         sheet.text(x, y, head, ha="right", color=style.FAINT, fontsize=style.SMALL)
-    for point in _some(curve.known, 9):
+    for point in _choose_points(curve.known, 9):
         y += LINE
         assert point.report is not None
-        cells = f"{point.gpus:,}", f"{curve.efficiency(point):.1%}", _seconds(point.report.step_time)
+        cells = f"{point.gpus:,}", f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
         for x, cell in zip((KEY + 0.42, KEY + 0.95, right), cells, strict=True):
             sheet.text(x, y, cell, ha="right", fontsize=style.SMALL)
     y += 1.6 * LINE
@@ -152,11 +152,11 @@ def _key(sheet: Sheet, curve: Curve, top: float) -> None:
         *((f"to {one.gpus:,}", one.bottleneck) for one, _ in curve.changes),
         ("all" if not curve.changes else "then", last),
     ]
-    sheet.text(KEY, y, "largest cost beside matrix work", color=style.FAINT, fontsize=style.SMALL)
+    sheet.text(KEY, y, "largest cost besides matrix work", color=style.FAINT, fontsize=style.SMALL)
     for when, what in notes[-4:]:
         y += LINE
         sheet.text(KEY + 0.42, y, when, ha="right", fontsize=style.SMALL)
-        sheet.text(KEY + 0.5, y, fitting(shorten(what), right - KEY - 0.5), fontsize=style.SMALL)
+        sheet.text(KEY + 0.5, y, truncate_words(shorten(what), right - KEY - 0.5), fontsize=style.SMALL)
     y = top + UPPER + 0.2
     for name, colour in reversed(PARTS):
         sheet.patch(KEY, y, 0.09, 0.09, facecolor=colour, linewidth=0)
@@ -166,12 +166,12 @@ def _key(sheet: Sheet, curve: Curve, top: float) -> None:
         sheet.text(KEY, y + 0.1, "hollow: does not fit", fontsize=style.SMALL, color=style.FAINT)
 
 
-def _some(points: list[Point], most: int) -> list[Point]:
-    """At most so many of the points, the first and the last among them."""
+def _choose_points(points: list[Point], most: int) -> list[Point]:
+    """At most `most` of the points, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return f"{value:,.2f} s" if value < 100 else f"{value:,.0f} s"

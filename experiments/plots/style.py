@@ -1,7 +1,7 @@
-"""The house style of all figures: one type size for text, colours that stay apart for colour-blind readers.
+"""Style of all plots: type sizes, and colours that colour-blind readers can distinguish.
 
-Most hues are those of Okabe and Ito (2008), "Color Universal Design"; a hue always means the same thing, and its shades
-order what is equal in kind. No meaning rests on hue alone: place, number or label says it too.
+Most hues are those of Okabe and Ito (2008), "Color Universal Design". A hue means the same in every plot; its shades
+rank items of one kind. No information is in the hue alone: position, number or label has it too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 PAGE = 7.2
-"""Width of a figure [in]: the text of a paper's page."""
+"""Width of a plot [in], that of the text on a page of a paper."""
 
 DPI = 200
 
@@ -22,10 +22,10 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
 SKY, YELLOW, GREY, BROWN = "#56b4e9", "#f0e442", "#555555", "#8c5a3c"
 
 AXES = {"tp": PURPLE, "cp": SKY, "ep": YELLOW, "dp": GREEN, "pp": INK, "copy": BROWN}
-"""Communication by the axis that it serves."""
+"""Colours of communication by mesh axis."""
 
 RC: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: figures look the same everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib: plots look the same everywhere
     "font.size": TEXT,
     "axes.edgecolor": LINE,
     "axes.linewidth": 0.6,
@@ -46,28 +46,28 @@ RGB = tuple[float, float, float]
 
 
 def rgb(colour: str) -> RGB:
-    """The parts of ``#rrggbb``, from 0 to 1."""
+    """Red, green and blue of ``#rrggbb``, from 0 to 1."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     return red, green, blue
 
 
-def lighter(colour: str, by: float) -> RGB:
-    """`colour` mixed with white; 1 is white."""
+def lighten(colour: str, by: float) -> RGB:
+    """Mixes a colour with white. by: share of white."""
     red, green, blue = (part + (1 - part) * by for part in rgb(colour))
     return red, green, blue
 
 
 def shades(colour: str, count: int) -> list[RGB]:
-    """`count` shades of one hue, the dark one first."""
-    return [lighter(colour, 0.62 * i / max(1, count - 1) if count > 1 else 0.12) for i in range(count)]
+    """`count` shades of one hue, darkest first."""
+    return [lighten(colour, 0.62 * i / max(1, count - 1) if count > 1 else 0.12) for i in range(count)]
 
 
 def ink_on(colour: RGB) -> str:
-    """Black or white, whichever can be read on `colour`."""
+    """Black or white, whichever is readable on `colour`."""
     red, green, blue = ((p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4) for p in colour)
     return "white" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.30 else "black"
 
 
 def metadata(path: str) -> dict[str, Any]:
-    """What a file says of itself: no date and no version, so that the same figure gives the same bytes."""
+    """Metadata of an image file without date and version, so that equal plots have equal bytes."""
     return {"Date": None} if path.endswith("svg") else {"Software": None}

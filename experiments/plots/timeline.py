@@ -1,8 +1,8 @@
-"""The timeline of a step (Gantt): a row for each pipeline device, its computation and, below it, its communication.
+"""Timeline of a step (Gantt chart): a row for every pipeline device, with its communication below its computation.
 
-A bar reaches from the begin of the first kernel of an action to the end of its last one, and carries the number of
-its micro-batch; what is white is bubble. Two passes that are played together share one bar, the forward pass on top.
-A step of many actions is drawn whole, without numbers, and its begin and end once more, large enough to be read.
+A bar reaches from the start of the first kernel of an action to the end of its last one, and has the number of the
+micro-batch; white is idle. Two overlapped passes share a bar, the forward pass on top. A step of many actions is drawn
+whole, without numbers, and its warm-up and cool-down again in panels that are large enough for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
 from experiments.plots import style
-from experiments.plots.sheet import save, unit_of
+from experiments.plots.sheet import save, time_unit
 from simulator.ir.ops import COMPUTE
 from simulator.program.categories import axis_of
 from simulator.report.report import Report
@@ -39,33 +39,33 @@ RECOMPUTE = style.YELLOW
 LANES = {"tp": "tensor", "cp": "context", "ep": "expert", "dp": "data", "pp": "pipeline", "copy": "copies"}
 
 ROWS = 32
-"""Devices that are drawn; of more, evenly chosen ones."""
+"""Maximum number of devices that are drawn; of more, evenly spaced ones."""
 
 COLUMNS = 7
-"""Entries in a line of the legend, at most."""
+"""Maximum number of entries in a line of the legend."""
 
 LETTER = 0.55 * style.SMALL / 72
-"""Width of a letter of the legend, on average [in]."""
+"""Mean width of a letter of the legend [in]."""
 
 LEFT, RIGHT = 0.62, 0.12
-"""Margins beside the rows [in]."""
+"""Margins left and right of the rows [in]."""
 
 DIGIT = 0.636 * style.SMALL / 72
-"""Width of a digit of a bar's number [in]."""
+"""Width of a digit in a bar [in]."""
 
 READABLE = 2.1 * DIGIT
-"""Width of a bar that a number of two digits fits into [in]."""
+"""Width of a bar that has room for two digits [in]."""
 
 WHOLE = 0.0, 1.0
-"""A bar of its own."""
+"""Lower and upper end of an action that has a bar of its own, in shares of its height."""
 
 BINS = 1600
-"""Columns in which the communication lanes are drawn: ops are far shorter than what can be printed."""
+"""Columns of a lane of communication: ops are much shorter than print resolves."""
 
 
 @dataclass
 class Row:
-    """One device: its actions, one array entry each, and the busy intervals of its streams by axis."""
+    """One device: arrays with an entry for every action, and the busy intervals of its streams by axis."""
 
     device: int
     begin: np.ndarray
@@ -74,15 +74,15 @@ class Row:
     stage: np.ndarray
     microbatch: np.ndarray
     part: np.ndarray
-    """From where to where each reaches in the height of its bar, (n, 2): all, but for the passes of a pair."""
+    """Lower and upper end of every action in shares of the bar's height (n, 2); the passes of a pair have halves."""
     again: np.ndarray
-    """Begin and end of recomputation within the actions, (n, 2)."""
+    """Start and end of recomputation within the actions [s] (n, 2)."""
     lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]]
 
 
 @dataclass
 class Panel:
-    """A window of time, and whether its bars can carry numbers. letter: what the whole step calls it."""
+    """A window of time [s]. numbers: whether bars have numbers. letter: marks the window in the whole step."""
 
     start: float
     stop: float
@@ -93,29 +93,26 @@ class Panel:
 
 
 def draw(report: Report, path: str | Path) -> None:
-    """Draws the timeline into `path`, a .png or .svg file.
-
-    Raises OSError where it cannot be written.
-    """
+    """Draws the timeline to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: timeline(report), path)
 
 
 def timeline(report: Report) -> Figure:
-    """The figure."""
+    """The plot."""
     program, shape = report.play.program, report.play.plan.shape
     count = min(program.devices, ROWS)
     chosen = sorted({round(i * (program.devices - 1) / max(1, count - 1)) for i in range(count)})
     times = report.play.step.times
     begin, end = np.asarray(times.begin), np.asarray(times.end)
-    rows = [row_of(report, device, begin, end) for device in chosen]
+    rows = [device_row(report, device, begin, end) for device in chosen]
     lanes = [axis for axis in LANES if any(axis in row.lanes for row in rows)]
     span = report.play.step.span
-    panels = windows(rows, span, shape.p * shape.v)
+    panels = choose_panels(rows, span, shape.p * shape.v)
     keys = legend_entries(rows, lanes, shape.v)
 
     head = textwrap.wrap(", ".join(describe_plan(report.play.plan)), 112)
     top = 0.42 + 0.135 * len(head) + (0.12 if len(panels) > 1 else 0)
-    gap, foot = 0.36, 0.70 + 0.15 * (math.ceil(len(keys) / columns_for(keys, shape.v)) - 1)
+    gap, foot = 0.36, 0.70 + 0.15 * (math.ceil(len(keys) / legend_columns(keys, shape.v)) - 1)
     above = [0.2 if panel.letter else 0.0 for panel in panels]
     height = top + sum(panel.height * len(rows) for panel in panels) + sum(above) + gap * (len(panels) - 1) + foot
     figure = Figure(figsize=(style.PAGE, height), facecolor="white")
@@ -139,20 +136,20 @@ def timeline(report: Report) -> Figure:
         at += extra
         tall = panel.height * len(rows)
         axes = figure.add_axes((left, place(at + tall), width, tall / height))
-        paint(axes, panel, rows, lanes, shape.v, shape.p, program.devices)
+        draw_panel(axes, panel, rows, lanes, shape.v, shape.p, program.devices)
         if not panel.letter:
             for other in panels:
                 if other.letter:
-                    mark(axes, other, panel)
+                    mark_panel(axes, other, panel)
         at += tall + gap
     busy = sum(float(((row.end - row.begin) * (row.part[:, 1] - row.part[:, 0])).sum()) for row in rows)
     white = 1 - busy / (len(rows) * span) if span else 0.0
-    legend(figure, keys, shape.v, white, at - gap + 0.26, height)
+    draw_legend(figure, keys, shape.v, white, at - gap + 0.26, height)
     return figure
 
 
-def windows(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
-    """The panels: the whole step if its bars can be read, else also its begin and its end."""
+def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
+    """The panels: the whole step, and its warm-up and cool-down if numbers in its bars would not be readable."""
     count = len(rows)
     tall = min(0.44, max(0.2, 2.8 / count))
     inches = style.PAGE - LEFT - RIGHT
@@ -165,12 +162,12 @@ def windows(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
     first = rows[0]
     back = [i for i, kind in enumerate(first.kind) if kind in ("B", "BW")]
     steady = float(first.end[back[min(1, len(back) - 1)]]) if back else readable
-    # Numbers that can be read are worth more than the last bit of the way to the steady state.
+    # The window ends in the steady state, unless numbers would then be too small.
     reach = min(readable if steady < 1.15 * readable else min(steady, 1.8 * readable), span)
     low = min(0.24, max(0.085, 1.5 / count))
     panels = [
         Panel(0.0, span, low, False),
-        Panel(0.0, reach, tall, True, "a", "the start: the pipeline fills" if stages > 1 else "the start"),
+        Panel(0.0, reach, tall, True, "a", "warm-up" if stages > 1 else "start"),
     ]
     if count <= 16:
         panels.append(
@@ -180,7 +177,7 @@ def windows(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
                 tall,
                 True,
                 "b",
-                "the end: it drains, then the optimizer" if stages > 1 else "the end",
+                "cool-down and optimizer" if stages > 1 else "end",
             )
         )
     return panels
@@ -189,14 +186,14 @@ def windows(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
 # ---------------------------------------------------------------------------------------------- data
 
 
-def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
-    """What one device did."""
+def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
+    """Actions, recomputation and communication of one device."""
     flat, table = report.play.step.flat, report.play.program.timetable
     spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
     first, last, kinds, stages, microbatches, parts = [], [], [], [], [], []
     again: list[tuple[int, int]] = []
 
-    def note(
+    def add_bars(
         kind: str, stage: int, microbatch: int, start: int, pieces: Sequence[tuple[int, int]], part: tuple[float, float]
     ) -> None:
         for head, tail in pieces:
@@ -220,16 +217,16 @@ def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> R
             spans[slot] = [(own[0], own[-1])] if own else [], runs
         told, pieces = table.slots[slot], spans[slot][0]
         microbatch = table.actions[action].microbatch
-        note(told.kind, told.stage, microbatch, start, pieces, (0.0, 0.5) if told.partner else WHOLE)
+        add_bars(told.kind, told.stage, microbatch, start, pieces, (0.0, 0.5) if told.partner else WHOLE)
         if told.partner:
-            # What follows in a pair has its ops in the action before.
+            # The second pass of a pair has its ops in the action before.
             other = table.actions[action + 1]
-            note(other.kind, other.stage, other.microbatch, start, pieces, (0.5, 1.0))
+            add_bars(other.kind, other.stage, other.microbatch, start, pieces, (0.5, 1.0))
         again += [(start + a, start + b) for a, b in spans[slot][1]]
-    # An update waits for other devices in its midst: its kernels are drawn one by one.
+    # The optimizer waits for other devices in between: its kernels are drawn one by one.
     for number in flat.updates[device] if flat.updates else ():
         if flat.ops[number].stream == COMPUTE and flat.seconds[number] > 0:
-            note("O", device, 0, number, [(0, 0)], WHOLE)
+            add_bars("O", device, 0, number, [(0, 0)], WHOLE)
     lanes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for (owner, stream), queue in flat.queues.items():
         if owner == device and stream != COMPUTE:
@@ -251,8 +248,11 @@ def row_of(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> R
     )
 
 
-def busy(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.ndarray) -> np.ndarray:
-    """The share of every column of time in which something runs; each pair holds ordered intervals, free of overlap."""
+def busy_share(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.ndarray) -> np.ndarray:
+    """Busy share of every column of time.
+
+    intervals: starts and ends of every stream, ordered and without overlap [s]. edges: of the columns [s].
+    """
     total = np.zeros(len(edges) - 1)
     for begin, end in intervals:
         knots = np.stack([begin, end], axis=1).ravel()
@@ -264,15 +264,15 @@ def busy(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.ndarray) 
 # ------------------------------------------------------------------------------------------- drawing
 
 
-def paint(
+def draw_panel(
     axes: Any, panel: Panel, rows: Sequence[Row], lanes: Sequence[str], chunks: int, p: int, devices: int
 ) -> None:
-    """One panel."""
-    scale, unit = unit_of(panel.stop)
+    """Draws one panel."""
+    scale, unit = time_unit(panel.stop)
     start, stop = panel.start * scale, panel.stop * scale
     inches = style.PAGE - LEFT - RIGHT
     thin = 0.105
-    tall = 0.86 - thin * len(lanes)  # of a row of height 1, which ends in a little air
+    tall = 0.86 - thin * len(lanes)  # of a row of height 1, with a small gap below
     edges = np.linspace(panel.start, panel.stop, BINS + 1)
     colours = {kind: style.shades(colour, chunks) for kind, (_, colour) in KINDS.items()}
     polygons, faces, rims, stripes = [], [], [], []
@@ -307,7 +307,7 @@ def paint(
         for k, lane in enumerate(lanes):
             if lane not in row.lanes:
                 continue
-            share = busy(row.lanes[lane], edges)
+            share = busy_share(row.lanes[lane], edges)
             image = np.empty((1, BINS, 4))
             image[..., :3] = style.rgb(style.AXES[lane])
             image[0, :, 3] = share
@@ -328,7 +328,7 @@ def paint(
     axes.set_yticks([y + tall / 2 for y in shown], [f"device {rows[y].device}" for y in shown])
     axes.tick_params(axis="y", length=0, pad=3)
     axes.tick_params(axis="x", length=2.5, pad=2)
-    # A label that would stick out on the right is left away.
+    # A label at the right end would leave the sheet.
     axes.set_xticks([tick for tick in axes.get_xticks() if start <= tick <= stop - 0.025 * (stop - start)])
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g} {unit}")
@@ -357,9 +357,9 @@ def paint(
         )
 
 
-def mark(axes: Any, panel: Panel, whole: Panel) -> None:
-    """Shows on the whole step which part another panel enlarges."""
-    scale, _ = unit_of(whole.stop)
+def mark_panel(axes: Any, panel: Panel, whole: Panel) -> None:
+    """Marks on the whole step the window of another panel."""
+    scale, _ = time_unit(whole.stop)
     y = -0.06 - 0.045 / whole.height
     axes.plot(
         [panel.start * scale, panel.stop * scale],
@@ -382,7 +382,7 @@ def mark(axes: Any, panel: Panel, whole: Panel) -> None:
 
 
 def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> list[tuple[str, list[style.RGB]]]:
-    """What occurs, in words, with its colours."""
+    """Labels and colours of everything that the rows contain."""
     present = {kind for row in rows for kind in row.kind}
     entries = []
     for kind, (words, colour) in KINDS.items():
@@ -395,12 +395,12 @@ def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> li
     return entries
 
 
-def columns_for(entries: Sequence[tuple[str, list[style.RGB]]], chunks: int) -> int:
-    """Entries in a line of the legend that the page is wide enough for."""
+def legend_columns(entries: Sequence[tuple[str, list[style.RGB]]], chunks: int) -> int:
+    """Number of entries in a line of the legend that fits the page."""
     beside = ((2.4 if chunks > 1 else 1.4) + 0.5 + 1.1) * style.SMALL / 72
 
     def wide(columns: int) -> float:
-        """Entries fill the columns from top to bottom."""
+        """Width of a legend whose entries fill its columns from top to bottom [in]."""
         words = np.array_split([len(words) for words, _ in entries], columns)
         return sum(float(column.max()) * LETTER + beside for column in words if len(column))
 
@@ -408,7 +408,7 @@ def columns_for(entries: Sequence[tuple[str, list[style.RGB]]], chunks: int) -> 
     return next((n for n in range(most, 1, -1) if wide(n) <= style.PAGE), 1)
 
 
-def legend(
+def draw_legend(
     figure: Figure,
     entries: Sequence[tuple[str, list[style.RGB]]],
     chunks: int,
@@ -416,10 +416,10 @@ def legend(
     at: float,
     height: float,
 ) -> None:
-    """What the colours mean, below the panels."""
+    """Draws the legend below the panels."""
     handles: Any = [tuple(Patch(facecolor=tone, linewidth=0) for tone in tones) for _, tones in entries]
     labels = [words for words, _ in entries]
-    columns = columns_for(entries, chunks)
+    columns = legend_columns(entries, chunks)
     figure.legend(
         handles,
         labels,
@@ -434,7 +434,7 @@ def legend(
         handletextpad=0.5,
         borderpad=0.2,
     )
-    note = f"Numbers: micro-batch. White: nothing to compute, {white:.1%} of all devices' time."
+    note = f"Numbers: micro-batch. White: no computation, {white:.1%} of the time of all devices."
     if chunks > 1:
         note += f" Shades: chunk 0 (dark) to chunk {chunks - 1} (light)."
     figure.text(0.08 / style.PAGE, 0.06 / height, note, fontsize=style.SMALL, color=style.FAINT)

@@ -1,7 +1,7 @@
-"""A real step beside the simulated one: every class of kernels as a pair of bars, and both timelines by stream.
+"""Traced step against simulated step: a pair of bars for every class of kernels, and both timelines by stream.
 
-Both sides have one scale. Bars and lanes have the colours of `LOOKS`: blue for matrix work, orange for kernels bound by
-memory, grey for the optimizer and what is left, communication by what it serves.
+Both sides have the same scale. Colours are those of `LOOKS`: blue for GEMMs and attention, orange for memory-bound
+kernels, grey for the optimizer and the rest; communication has the colour of its axis.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.plots import style
-from experiments.plots.sheet import EDGE, LINE, Sheet, clock, fitting, save, unit_of
+from experiments.plots.sheet import EDGE, LINE, Sheet, format_time_axis, save, time_unit, truncate_words
 from simulator.ir.ops import COMPUTE
 from simulator.ir.scheme import SHORT
 from simulator.report.words import format_seconds
@@ -24,58 +24,58 @@ from validation.traces.timeline import STREAMS, UNATTRIBUTED, Slice, Timeline
 MATRIX, BOUND, REST = style.BLUE, style.ORANGE, style.GREY
 LOOKS: dict[str, style.RGB] = {
     "gemm": style.rgb(MATRIX),
-    "attention": style.lighter(MATRIX, 0.35),
-    "experts": style.lighter(BOUND, 0.1),
+    "attention": style.lighten(MATRIX, 0.35),
+    "experts": style.lighten(BOUND, 0.1),
     "norm": style.rgb(BOUND),
-    "activation": style.lighter(BOUND, 0.2),
-    "rope": style.lighter(BOUND, 0.35),
-    "addition": style.lighter(BOUND, 0.5),
-    "embedding": style.lighter(BOUND, 0.62),
-    "loss": style.lighter(BOUND, 0.72),
+    "activation": style.lighten(BOUND, 0.2),
+    "rope": style.lighten(BOUND, 0.35),
+    "addition": style.lighten(BOUND, 0.5),
+    "embedding": style.lighten(BOUND, 0.62),
+    "loss": style.lighten(BOUND, 0.72),
     "optimizer": style.rgb(REST),
-    "copy": style.lighter(REST, 0.4),
-    "other": style.lighter(REST, 0.65),
+    "copy": style.lighten(REST, 0.4),
+    "other": style.lighten(REST, 0.65),
 }
-"""Classes of computation."""
+"""Colours of the classes of computation."""
 
 SIDES = ("real", "simulated")
 BRIEF = {UNATTRIBUTED: "comm."}
-"""Streams whose names are too long."""
+"""Short names of streams."""
 
 PALE = 0.45
-"""How much paler the bar of the simulated side is."""
+"""Share of white in the bars of the simulated side."""
 
 ROW = 0.2
 """Height of a pair of bars [in]."""
 
 LABEL, BARS, REAL, FORECAST, RATIO = 0.95, 1.9, 5.05, 5.95, 6.5
-"""Where the classes, their bars and their figures stand [in]; figures end there, calls stand behind the last."""
+"""Left ends of classes and bars, right ends of the columns of numbers [in]."""
 
 LANE = 0.15
 """Height of a stream in the timelines [in]."""
 
 BINS = 1600
-"""Columns of a lane: kernels are far shorter than what can be printed."""
+"""Columns of a lane: kernels are much shorter than print resolves."""
 
 
 def draw(comparison: Comparison, path: str | Path) -> None:
-    """Draws the figure into a .png or .svg. Raises OSError where it cannot be written."""
+    """Draws the comparison to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: traces(comparison), path)
 
 
-def colour(stream: str, kind: str) -> style.RGB:
-    """Of a class on a stream."""
+def class_colour(stream: str, kind: str) -> style.RGB:
+    """Colour of a class of kernels on a stream."""
     if stream == COMPUTE:
         return LOOKS.get(kind, LOOKS["other"])
-    return style.rgb(style.AXES[SHORT[stream]]) if stream in SHORT else style.lighter(style.INK, 0.25)
+    return style.rgb(style.AXES[SHORT[stream]]) if stream in SHORT else style.lighten(style.INK, 0.25)
 
 
 def traces(comparison: Comparison) -> Figure:
-    """The figure."""
+    """The plot."""
     lines, sides = comparison.lines, (comparison.real, comparison.simulated)
     lanes = [stream for stream in STREAMS if any(line.stream == stream for line in lines)]
     spans = [side.span for side in sides]
-    notes = [f"{comparison.on}. Simulated over real: {spans[1] / spans[0]:.2f}.", *_accounts(comparison)]
+    notes = [f"{comparison.on}. Simulated over real: {spans[1] / spans[0]:.2f}.", *_describe_sides(comparison)]
     notes += [f"{note[0].upper()}{note[1:]}." for note in comparison.notes]
     top = 0.36 + LINE * len(notes) + 0.22
     rows = _rows(comparison)
@@ -84,26 +84,26 @@ def traces(comparison: Comparison) -> Figure:
     talks = lanes != [COMPUTE]
     sheet = Sheet(middle + 2 * (tall + 0.24) + (0.26 if talks else 0.06))
     told = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
-    sheet.head(f"{comparison.title}: a step of {told}", [fitting(note, style.PAGE - 2 * EDGE) for note in notes])
+    sheet.head(f"{comparison.title}: a step of {told}", [truncate_words(note, style.PAGE - 2 * EDGE) for note in notes])
 
-    _bars(sheet, rows, top)
-    scale, unit = unit_of(max(spans))
+    _draw_bars(sheet, rows, top)
+    scale, unit = time_unit(max(spans))
     for number, (name, side) in enumerate(zip(SIDES, sides, strict=True)):
         at = middle + (tall + 0.24) * number
         sheet.text(EDGE, at - 0.05, name, fontweight="bold", fontsize=style.SMALL)
         axes = sheet.axes(LABEL, at, style.PAGE - LABEL - EDGE, tall)
-        _lanes(axes, side, lanes, max(spans), scale)
-        clock(axes, max(spans), scale, unit)
+        _draw_lanes(axes, side, lanes, max(spans), scale)
+        format_time_axis(axes, max(spans), scale, unit)
         if not number:
             axes.set_xticks([])
     if talks:
-        note = "A real kernel of communication lasts from its launch: it holds the waiting for other ranks."
+        note = "A traced communication kernel lasts from its launch and includes waiting for other ranks."
         sheet.text(EDGE, sheet.height - 0.08, note, fontsize=style.SMALL, color=style.FAINT)
     return sheet.figure
 
 
-def _accounts(comparison: Comparison) -> list[str]:
-    """Kernels and idling of both sides, a line each."""
+def _describe_sides(comparison: Comparison) -> list[str]:
+    """Kernels, exposed communication and idle time of both sides, a line each."""
     parts = []
     for name, side in zip(SIDES, (comparison.real, comparison.simulated), strict=True):
         account = side.account
@@ -117,7 +117,7 @@ OverlappedPasses = tuple[str, str, tuple[float, float], tuple[int, int]]
 
 
 def _rows(comparison: Comparison) -> list[OverlappedPasses]:
-    """A pair for each class of each stream, and for what is no computation."""
+    """A pair for every class of every stream, for exposed communication and for idle time."""
     rows: list[OverlappedPasses] = [
         (line.stream, line.kind, (line.real, line.simulated), (line.real_calls, line.simulated_calls))
         for line in comparison.lines
@@ -129,8 +129,8 @@ def _rows(comparison: Comparison) -> list[OverlappedPasses]:
     return rows
 
 
-def _bars(sheet: Sheet, rows: Sequence[OverlappedPasses], top: float) -> None:
-    """A line for each pair: its bars and its figures."""
+def _draw_bars(sheet: Sheet, rows: Sequence[OverlappedPasses], top: float) -> None:
+    """Draws a line for every pair, with its bars and numbers."""
     longest = max((max(times) for _, _, times, _ in rows), default=0.0) or 1.0
     heads = {REAL: "real ms", FORECAST: "simulated ms", RATIO: "ratio", style.PAGE - EDGE: "kernels"}
     for x, words in heads.items():
@@ -142,7 +142,7 @@ def _bars(sheet: Sheet, rows: Sequence[OverlappedPasses], top: float) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     before = ""
     for y, (stream, kind, times, calls) in enumerate(rows):
-        tone = style.rgb(style.LINE) if stream == "step" else colour(stream, kind)
+        tone = style.rgb(style.LINE) if stream == "step" else class_colour(stream, kind)
         pale = tuple(part + (1 - part) * PALE for part in tone)
         for offset, took, face in ((-0.2, times[0], tone), (0.2, times[1], pale)):
             axes.barh(y + offset, max(took, longest / 500) if took else 0.0, 0.38, color=face, linewidth=0)
@@ -161,35 +161,35 @@ def _bars(sheet: Sheet, rows: Sequence[OverlappedPasses], top: float) -> None:
         sheet.text(style.PAGE - EDGE, base, count, ha="right", color=style.FAINT, **looks)
 
 
-def _lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, scale: float) -> None:
-    """A lane for each stream, every column of it in the colours of what ran in it."""
+def _draw_lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, scale: float) -> None:
+    """Draws a lane for every stream, each column in the colours of the kernels that ran in it."""
     edges = np.linspace(0, span, BINS + 1)
     for y, lane in enumerate(lanes):
         own = [one for one in side.slices if one.stream == lane]
-        image = shades(own, edges)[None]
+        image = mix_colours(own, edges)[None]
         axes.imshow(
             image, extent=(0, span * scale, y + 0.86, y), aspect="auto", interpolation="nearest", resample=False
         )
     axes.set_ylim(len(lanes), 0)
     axes.set_yticks([y + 0.43 for y in range(len(lanes))], [BRIEF.get(lane, lane) for lane in lanes])
-    # What lies behind the end of the shorter step is no idling.
+    # After the end of the shorter step white is not idle time.
     axes.axvline(side.span * scale, color=style.INK, linewidth=0.6)
 
 
-def shades(slices: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
-    """The colour of every column of time: those of what ran, by their shares of it, on white. [columns, 3]."""
+def mix_colours(slices: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
+    """Mean colour of the kernels in every column of time, on white [columns, 3]. edges: of the columns [s]."""
     total, mixed = np.zeros(len(edges) - 1), np.zeros((len(edges) - 1, 3))
     for stream, kind in sorted({(one.stream, one.kind) for one in slices}):
         own = [(one.begin, one.begin + one.seconds) for one in slices if (one.stream, one.kind) == (stream, kind)]
-        share = np.diff(_before(np.array(own), edges)) / np.diff(edges)
+        share = np.diff(_busy_before(np.array(own), edges)) / np.diff(edges)
         total += share
-        mixed += share[:, None] * np.array(colour(stream, kind))
+        mixed += share[:, None] * np.array(class_colour(stream, kind))
     full = np.maximum(total, 1.0)[:, None]
     return np.clip(mixed / full + np.maximum(0.0, 1.0 - total)[:, None], 0.0, 1.0)
 
 
-def _before(spans: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """How much of some intervals, which may overlap, lies before each moment [s]."""
+def _busy_before(spans: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Total length of intervals before every moment [s]; the intervals may overlap."""
     found = np.zeros(len(moments))
     for column, sign in ((0, 1.0), (1, -1.0)):
         ordered = np.sort(spans[:, column])

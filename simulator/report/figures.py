@@ -278,7 +278,7 @@ _TABLE = (
         path="memory.capacity_gib",
         form="{:,.1f}",
     ),
-    _part("gemm_s", "compute.gemm", "matrix products", "GEMMs, recomputed ones included", "neither"),
+    _part("gemm_s", "compute.gemm", "GEMMs", "GEMM kernels, recomputed ones included", "neither"),
     _part("attention_s", "compute.attention", "attention", "attention kernels, recomputed ones included", "neither"),
     _part(
         "memory_bound_s",

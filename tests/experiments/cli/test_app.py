@@ -47,7 +47,7 @@ def test_the_page_tells_everything_on_one_screen(job: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert len(lines) <= 50 and max(map(len, lines)) <= 100
-    for words in ("llama3-8b", "dgx-h100:2", "pp 2 x dp 2 x tp 4", "90% interval", "MFU", "HFU", "matrix products"):
+    for words in ("llama3-8b", "dgx-h100:2", "pp 2 x dp 2 x tp 4", "90% interval", "MFU", "HFU", "GEMMs"):
         assert words in result.stdout
     for words in ("tensor communication", "pipeline bubble", "host:", "fits:", "stage 1", "limits"):
         assert words in result.stdout

@@ -99,7 +99,7 @@ def test_an_interrupted_run_prints_what_was_done(monkeypatch: pytest.MonkeyPatch
 
 def styled(dots: list[plots.Dot]) -> Figure:
     with matplotlib.rc_context(style.RC):
-        figure = plots.against(dots, "Step time", "s", 30)
+        figure = plots.compare_dots(dots, "Step time", "s", 30)
         FigureCanvasAgg(figure).draw()
     return figure
 
@@ -121,7 +121,7 @@ def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
 
 
 def test_dots_stand_where_the_answers_say(answer: dict[str, Any]) -> None:
-    dots = plots.times(answer["rows"])
+    dots = plots.step_time_dots(answer["rows"])
     assert [dot.predicted for dot in dots] == [row["predicted"]["step_time_s"] for row in answer["rows"]]
     assert [dot.measured for dot in dots] == pytest.approx([row["measured"]["step_time_s"] for row in answer["rows"]])
     figure = styled(dots)
@@ -135,7 +135,7 @@ def test_dots_stand_where_the_answers_say(answer: dict[str, Any]) -> None:
 
 def test_many_sources_stay_apart_and_far_ones_stay_on_the_paper() -> None:
     dots = [plots.Dot(f"source {i}", 10.0**i, 10.0**i * (0.01 if i else 100), 1.0, 1e9) for i in range(17)]
-    looks = plots._looks(dots)
+    looks = plots._source_looks(dots)
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == 17
     figure = styled(dots)
     low, high = figure.axes[1].get_ylim()

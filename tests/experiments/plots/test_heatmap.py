@@ -45,21 +45,21 @@ def test_a_cell_holds_the_best_plan_that_fits() -> None:
         told(**{"batch.micro": 2, "tokens_per_s_per_gpu": 120.0, "step_time_s": 0.9}),
         told(**{"batch.micro": 4, "tokens_per_s_per_gpu": 150.0, "step_time_s": 0.7, "status": "does-not-fit"}),
     ]
-    (cell,) = heatmap.cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu").values()
+    (cell,) = heatmap.group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu").values()
     assert cell.best == rows[1] and cell.note == ""
-    (cell,) = heatmap.cells(rows, "plan.tp", "plan.pp", "step_time_s").values()
+    (cell,) = heatmap.group_cells(rows, "plan.tp", "plan.pp", "step_time_s").values()
     assert cell.best == rows[1], "less is better"
 
 
 def test_a_blank_cell_says_why() -> None:
     large = told(**{"plan.tp": 2, "status": "does-not-fit", "peak_device_gib": 90.0})
     wrong = told(**{"plan.tp": 4, "status": "invalid", "reason": "PlanError plan.tp: no", "tokens_per_s_per_gpu": None})
-    found = heatmap.cells([told(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+    found = heatmap.group_cells([told(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
     assert [found[tp, 1].note for tp in (1, 2, 4)] == ["", "too large", "invalid"]
-    assert heatmap.reasons(found, 2, 1) == ["needs 90.0 GiB of 80.0"]
-    assert heatmap.reasons(found, 4, 1) == ["2 x PlanError plan.tp: no"]
-    assert heatmap.reasons(found, 1, 1) == []
-    assert "no plan of these" in heatmap.reasons(found, 8, 1)[0]
+    assert heatmap.explain_cell(found, 2, 1) == ["needs 90.0 GiB of 80.0"]
+    assert heatmap.explain_cell(found, 4, 1) == ["2 x PlanError plan.tp: no"]
+    assert heatmap.explain_cell(found, 1, 1) == []
+    assert "no plan of these" in heatmap.explain_cell(found, 8, 1)[0]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_blank_cell_says_why() -> None:
 )
 def test_what_the_sweep_does_not_have_is_told(words: tuple[str, str, str]) -> None:
     with pytest.raises(PlanError) as caught:
-        heatmap.cells([told()], *words)
+        heatmap.group_cells([told()], *words)
     assert caught.value.where in ("--x", "--y", "--value") and caught.value.remedy
 
 
@@ -76,9 +76,9 @@ def test_a_real_sweep(results: Path, tmp_path: Path) -> None:
     assert selection.varied_fields(rows) == ["plan.tp", "plan.pp", "batch.micro"]
     assert selection.choose_axes(rows, None, None) == ("plan.tp", "plan.pp")
     assert selection.choose_axes(rows, None, "batch.micro") == ("plan.tp", "batch.micro")
-    found = heatmap.cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+    found = heatmap.group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
     assert (8, 2) not in found, "left out"
-    assert found[3, 1].best is None and "divide" in heatmap.reasons(found, 3, 1)[0]
+    assert found[3, 1].best is None and "divide" in heatmap.explain_cell(found, 3, 1)[0]
     best = max((row for row in rows if row["status"] == "fits"), key=lambda row: row["tokens_per_s_per_gpu"])
     assert found[best["plan.tp"], best["plan.pp"]].best == best
     files = [tmp_path / f"{i}.svg" for i in range(2)]

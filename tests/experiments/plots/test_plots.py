@@ -59,30 +59,30 @@ def texts(figure: Figure) -> list[Any]:
 
 def test_bars_are_the_peaks_of_the_report(report: Any) -> None:
     answer = report.to_dict()["memory"]
-    found = memory.bars(report)
+    found = memory.device_bars(report)
     assert [bar.device for bar in found] == [stage["stage"] for stage in answer["stages"]]
     for bar, stage in zip(found, answer["stages"], strict=True):
         assert bar.allocated / 2**30 == pytest.approx(stage["peak_allocated_gib"])
         assert {name: nbytes / 2**30 for name, nbytes in bar.by.items()} == pytest.approx(stage["by"])
-    full = memory.fullest(found)
-    assert full.allocated + full.broken == pytest.approx(report.peak_reserved)
+    full = memory.fullest_device(found)
+    assert full.allocated + full.fragmentation == pytest.approx(report.peak_reserved)
     assert full.total == pytest.approx(report.peak_device)
 
 
 def test_what_fits_into_the_room_for_tensors_fits(report: Any) -> None:
-    assert (report.peak_allocated <= memory.room_of(report)) == report.fits
+    assert (report.peak_allocated <= memory.tensor_room(report)) == report.fits
 
 
 def test_drawn_bars_are_as_long_as_the_device_needs(report: Any) -> None:
     figure = styled(memory.memory, report)
     ends = {round(patch.get_x() + patch.get_width(), 6) for patch in figure.axes[0].patches}
-    assert {round(bar.total / 2**30, 6) for bar in memory.bars(report)} <= ends
+    assert {round(bar.total / 2**30, 6) for bar in memory.device_bars(report)} <= ends
 
 
 @given(st.integers(1, 200), st.data())
 def test_chosen_devices_hold_the_ends_and_the_fullest(devices: int, data: Any) -> None:
     full = data.draw(st.integers(0, devices - 1))
-    found = memory.chosen(devices, full)
+    found = memory.choose_devices(devices, full)
     assert len(found) == min(devices, memory.ROWS)
     assert {0, devices - 1, full} <= set(found) and found == sorted(set(found))
     assert max(np.diff(found), default=1) <= 2 * -(-devices // memory.ROWS)
@@ -94,7 +94,7 @@ def test_columns_of_time_hold_the_highest_moment_in_them(moments: int, count: in
     # Moments often fall together, and on the edges of columns.
     when = np.sort(np.append(0.0, draw.integers(0, 4 * count, moments - 1) / 4))
     held = draw.integers(0, 9, (moments, 3)).astype(float)
-    found = memory.columns(when, held, count, count)
+    found = memory.sample_columns(when, held, count, count)
     total = held.sum(axis=1)
     for column, row in enumerate(found):
         before = np.flatnonzero(when <= column)[-1]
@@ -105,16 +105,16 @@ def test_columns_of_time_hold_the_highest_moment_in_them(moments: int, count: in
 
 
 def test_the_curve_keeps_the_peak(report: Any) -> None:
-    full = memory.fullest(memory.bars(report))
+    full = memory.fullest_device(memory.device_bars(report))
     moments, held = report.play.memory(full.device)
     for count in (7, memory.BINS):
-        found = memory.columns(moments, held, report.play.step.span, count)
+        found = memory.sample_columns(moments, held, report.play.step.span, count)
         assert found.shape == (count, len(CATEGORIES))
         assert found.sum(axis=1).max() == pytest.approx(full.allocated, rel=1e-12)
 
 
 def test_stairs_lose_only_steps_of_no_height() -> None:
-    levels, edges = memory.merged(np.array([1.0, 1.0, 2.0, 2.0, 1.0]), np.arange(6.0))
+    levels, edges = memory.merge_levels(np.array([1.0, 1.0, 2.0, 2.0, 1.0]), np.arange(6.0))
     assert levels.tolist() == [1, 2, 1] and edges.tolist() == [0, 2, 4, 5]
 
 
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_said_in_red(reports: dict[str, Any]) -> None:
 
 
 def test_parts_add_up_to_the_step(report: Any) -> None:
-    parts = breakdown.parts_of(report)
+    parts = breakdown.step_parts(report)
     assert sum(part.took for part in parts.values()) == pytest.approx(report.step_time, rel=1e-7)
     hidden = {name: part.hidden for name, part in parts.items() if part.hidden}
     assert hidden == pytest.approx({name: s for name, s in report.breakdown.hidden.items() if s})
@@ -147,7 +147,7 @@ def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
 def test_rows_tell_the_figures_of_the_page(reports: dict[str, Any]) -> None:
     report = reports["two stages"]
     words = [text.get_text() for text in texts(styled(breakdown.breakdown, [("", report)]))]
-    parts = breakdown.parts_of(report)
+    parts = breakdown.step_parts(report)
     assert f"{parts['gemm'].took * 1e3:,.1f}" in words
     assert f"{parts['tp'].hidden * 1e3:,.1f}" in words
     assert f"{report.step_time * 1e3:,.1f}" in words and "100.0" in words
@@ -198,11 +198,11 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str,
 
 
 def test_widths_of_words() -> None:
-    assert sheet.width_of("") == 0
-    assert 0.5 < sheet.width_of("matrix products") < 1.0
-    assert sheet.fitting("short", 1.0) == "short"
-    cut = sheet.fitting("much longer than the room there is", 1.0)
-    assert cut.endswith("...") and sheet.width_of(cut) <= 1.0
+    assert sheet.text_width("") == 0
+    assert 0.5 < sheet.text_width("matrix products") < 1.0
+    assert sheet.truncate_words("short", 1.0) == "short"
+    cut = sheet.truncate_words("much longer than the room there is", 1.0)
+    assert cut.endswith("...") and sheet.text_width(cut) <= 1.0
 
 
 # ------------------------------------------------------------------------------------- command line

@@ -24,10 +24,10 @@ def report() -> Any:
 
 
 def rows(report: Any) -> list[Any]:
-    from experiments.plots.timeline import row_of
+    from experiments.plots.timeline import device_row
 
     times = report.play.step.times
-    return [row_of(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
+    return [device_row(report, d, np.asarray(times.begin), np.asarray(times.end)) for d in range(2)]
 
 
 def test_every_action_has_one_bar(report: Any) -> None:
@@ -69,20 +69,20 @@ def test_recomputation_lies_within_backward_bars(report: Any) -> None:
 
 
 def test_busy_shares_keep_the_total() -> None:
-    from experiments.plots.timeline import busy
+    from experiments.plots.timeline import busy_share
 
     edges = np.linspace(0, 10, 41)
-    share = busy([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
+    share = busy_share([(np.array([0.1, 3.0]), np.array([1.2, 7.7]))], edges)
     assert share.max() <= 1 and share.min() >= 0
     assert float((share * np.diff(edges)).sum()) == pytest.approx(5.8)
 
 
 def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
-    from experiments.plots.timeline import windows
+    from experiments.plots.timeline import choose_panels
 
     span = report.play.step.span
-    assert [panel.numbers for panel in windows(rows(report), span, 4)] == [True]
-    assert [panel.letter for panel in windows(rows(report), 20 * span, 4)] == ["", "a", "b"]
+    assert [panel.numbers for panel in choose_panels(rows(report), span, 4)] == [True]
+    assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4)] == ["", "a", "b"]
 
 
 def test_shades_can_be_told_apart_and_written_on() -> None:

@@ -137,7 +137,7 @@ def test_figure_and_page(tmp_path: Path) -> None:
             scaling.draw(found, file)
         assert files[0].read_bytes() == files[1].read_bytes()
         assert page(found)
-    shares = scaling.shares(simulate(JOB))
+    shares = scaling.step_shares(simulate(JOB))
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
     assert isinstance(found, Curve)
 

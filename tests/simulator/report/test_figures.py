@@ -95,7 +95,7 @@ def test_an_added_figure_is_a_column_of_sweeps_and_a_value_of_heatmaps(added: Fi
     assert str(pq.read_schema(out).field(added.name).type) == "double"
     values = {(row["plan.tp"], row["plan.pp"]): row[added.name] for row in rows}
     assert values[4, 1] == 0 < values[4, 2] == rows[3]["bubble_s"] / rows[3]["step_time_s"]
-    assert heatmap.cells(rows, "plan.tp", "plan.pp", added.name)[4, 2].best == rows[3]
+    assert heatmap.group_cells(rows, "plan.tp", "plan.pp", added.name)[4, 2].best == rows[3]
     picture = tmp_path / "map.svg"
     told = CliRunner().invoke(app, ["plot", str(out), "--value", added.name, "--out", str(picture)])
     assert told.exit_code == 0 and "pipeline bubble [%], 4 plans" in picture.read_text("utf-8")

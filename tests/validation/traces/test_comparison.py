@@ -289,8 +289,8 @@ def test_the_same_comparison_gives_the_same_bytes(comparison: Comparison, tmp_pa
 def test_columns_have_the_colours_of_what_ran() -> None:
     edges = np.array([0.0, 1.0, 2.0, 3.0])
     slices = [Slice(COMPUTE, "gemm", 0.0, 1.5), Slice(COMPUTE, "norm", 2.0, 1.0), Slice(COMPUTE, "norm", 2.0, 1.0)]
-    found = plot.shades(slices, edges)
-    gemm, norm = (np.array(plot.colour(COMPUTE, kind)) for kind in ("gemm", "norm"))
+    found = plot.mix_colours(slices, edges)
+    gemm, norm = (np.array(plot.class_colour(COMPUTE, kind)) for kind in ("gemm", "norm"))
     assert found == pytest.approx(np.array([gemm, (gemm + 1) / 2, norm]))
 
 
