@@ -33,11 +33,11 @@ from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, Expert
 from simulator.schemes.expert.shared.token_dispatch import (
     ExpertRound,
     MoESizes,
+    broadcast_shadows,
     chunk_round,
     chunked_round_s,
     find_rounds,
     reduce_shadow_gradients,
-    broadcast_shadows,
     shift_between_groups,
 )
 
