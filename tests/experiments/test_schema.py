@@ -20,6 +20,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.job import JobFile
 from simulator.models.load import presets
+from tests.golden.rewrite import names, stored
 from tests.strategies import jobs
 from tests.test_contract_examples import LONG, SHORT
 
@@ -67,7 +68,8 @@ def test_the_examples_are_accepted(text: str) -> None:
 
 
 def test_the_golden_jobs_are_accepted() -> None:
-    for name, told in read_yaml(ROOT / "tests" / "golden" / "jobs.yaml").data.items():
+    for name in names():
+        told = stored(name).job
         assert isinstance(told, str) or mistakes("job", told) == [], name  # text: an example's path
 
 

@@ -1,16 +1,20 @@
-"""Golden predictions: what the forecasts of some jobs were when they were last looked at.
+"""Golden predictions: jobs, and what their forecasts were when they were last looked at.
 
-`make golden` (``python -m tests.golden.rewrite``) forecasts the jobs in `jobs.yaml` again, prints every figure that
-changed and rewrites the files. `test_golden.py` compares.
+A file `<name>.yaml` holds a job as in a job file (or the path of one, from the root of the repository) and, behind it,
+its forecast: the step time, the peak memory of every stage and the breakdown; with `keep: all` every figure and
+sentence of the answer. `make golden` (``python -m tests.golden.rewrite``) forecasts all jobs again, prints every figure
+that changed and rewrites what stands behind `forecast:`. `test_golden.py` compares. A new job is a file without a
+forecast. Jobs are small where their subject allows it: all are played in a few seconds.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from hardware.errors import MeshcastError
 from hardware.load import read_yaml
@@ -45,35 +49,71 @@ class Change(NamedTuple):
 # ---------------------------------------------------------------------------------------- forecasts
 
 
-def jobs() -> dict[str, Any]:
-    """The jobs by name."""
-    found = read_yaml(HERE / "jobs.yaml").data
-    return {name: str(ROOT / job) if isinstance(job, str) else job for name, job in found.items()}
+class Golden(NamedTuple):
+    """A file of this folder.
+
+    job: as in a job file, or the path of one.
+    whole: whether every figure is kept.
+    forecast: what is kept; None for a new job.
+    """
+
+    job: Any
+    whole: bool
+    forecast: dict[str, Any] | None
+
+
+def names() -> list[str]:
+    """The names of all jobs."""
+    return sorted(path.stem for path in HERE.glob("*.yaml"))
 
 
 def file_of(name: str) -> Path:
-    return HERE / f"{name}.json"
+    return HERE / f"{name}.yaml"
+
+
+def stored(name: str) -> Golden:
+    """What the file of a job says."""
+    told = read_yaml(file_of(name)).data
+    job = told["job"]
+    job = str(ROOT / job) if isinstance(job, str) else job
+    return Golden(job, told.get("keep") == "all", told.get("forecast"))
 
 
 def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The summaries of some jobs as they come out now."""
-    shop, known = SharedWork(), jobs()
+    """What is kept of some jobs, as it comes out now."""
+    shared = SharedWork()
     for name in names:
+        golden = stored(name)
         try:
-            yield name, summary(simulate(known[name], shared_work=shop))
+            report = simulate(golden.job, shared_work=shared)
         except MeshcastError as error:
-            raise error.at(f"{HERE.name}/jobs.yaml: {name}") from None
+            raise error.at(f"{HERE.name}/{file_of(name).name}") from None
+        yield name, summary(report, golden.whole)
 
 
-def summary(report: Report) -> dict[str, Any]:
+def summary(report: Report, whole: bool) -> dict[str, Any]:
     """What is kept of a forecast, in the units of its JSON answer."""
     answer = report.to_dict()
+    if whole:
+        kept = whole_answer(answer)
+    else:
+        peaks = [stage["peak_allocated_gib"] for stage in answer["memory"]["stages"]]
+        kept = {
+            "step_time_s": answer["step_time_s"],
+            "peak_allocated_gib": peaks,
+            "breakdown_s": answer["breakdown_s"],
+        }
+    return _rounded(kept, NOISE * answer["step_time_s"])
+
+
+def whole_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure and sentence; of memory the first, the last and the fullest stage."""
     memory = answer["memory"]
     stages = memory["stages"]
     worst = max(stages, key=lambda stage: stage["peak_allocated_gib"])
     chosen = {"first": stages[0], "last": stages[-1], "worst": worst}
     low, high = answer["interval_90_s"]
-    kept = {
+    return {
         "status": answer["status"],
         "step_time_s": answer["step_time_s"],
         "interval_90_s": {"low": low, "high": high},
@@ -96,27 +136,19 @@ def summary(report: Report) -> dict[str, Any]:
         "limits": answer["limits"],
         "warnings": answer["warnings"],
     }
-    return _rounded(kept, NOISE * answer["step_time_s"])
 
 
 def _rounded(value: Any, noise: float) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item, noise) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item, noise) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{FIGURES}g}") if abs(value) > noise else 0.0
     return value
 
 
 # ------------------------------------------------------------------------------------------- changes
-
-
-def stored(name: str) -> dict[str, Any] | None:
-    """What was kept of a job; None where there is nothing, or nothing that can be read."""
-    try:
-        found = json.loads(file_of(name).read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def changes(name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[Change]:
@@ -132,10 +164,11 @@ def changes(name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any]) ->
 
 
 def fields(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """A tree by dotted names."""
+    """A tree by dotted names; items of lists by their numbers."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= fields(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+        below = dict(enumerate(value)) if isinstance(value, list) else value
+        found |= fields(below, f"{above}{key}.") if isinstance(below, dict) else {f"{above}{key}": value}
     return found
 
 
@@ -185,30 +218,31 @@ def _percent(old: Any, new: Any) -> str:
 # -------------------------------------------------------------------------------------------- command
 
 
+def write(name: str, forecast: Mapping[str, Any]) -> None:
+    """Puts a forecast behind the job in its file."""
+    job, _, _ = file_of(name).read_text("utf-8").partition("\nforecast:")
+    style = {"sort_keys": False, "default_flow_style": None, "allow_unicode": True, "width": 120}
+    text = yaml.safe_dump({"forecast": dict(forecast)}, **style)  # type: ignore[call-overload]
+    file_of(name).write_text(f"{job.rstrip()}\n{text}", "utf-8")
+
+
 def main() -> int:
-    """Rewrites the files of what changed; all are forecast first, so a mistake leaves every file as it was."""
+    """Rewrites the forecasts that changed; all are made first, so a mistake leaves every file as it was."""
     try:
-        found = dict(forecasts(jobs()))
+        found = dict(forecasts(names()))
     except MeshcastError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 1
-    known = {name: stored(name) for name in found}
-    fresh = [name for name, old in known.items() if old is None]
-    told = [
-        change for name, new in found.items() if known[name] is not None for change in changes(name, known[name], new)
-    ]
-    stale = [path for path in sorted(HERE.glob("*.json")) if path.stem not in found]
-    changed = list(dict.fromkeys(change.job for change in told))
+    fresh = [name for name in found if stored(name).forecast is None]
+    moved = {name: changes(name, stored(name).forecast, new) for name, new in found.items() if name not in fresh}
+    changed = [name for name, some in moved.items() if some]
     for name in (*fresh, *changed):
-        file_of(name).write_text(json.dumps(found[name], indent=2, ensure_ascii=False) + "\n", "utf-8")
-    for path in stale:
-        path.unlink()
-    if told:
-        print(table(told), end="\n\n")
-    for names, what in ((fresh, "new"), ([path.stem for path in stale], "gone")):
-        if names:
-            print(f"{what}: {', '.join(names)}")
-    print(f"{len(found)} golden predictions: {len(changed)} changed, {len(fresh)} new, {len(stale)} gone")
+        write(name, found[name])
+    if changed:
+        print(table(change for name in changed for change in moved[name]), end="\n\n")
+    if fresh:
+        print(f"new: {', '.join(fresh)}")
+    print(f"{len(found)} golden predictions: {len(changed)} changed, {len(fresh)} new")
     return 0
 
 

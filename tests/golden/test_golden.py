@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator.ir.registry import scheme_names
 from simulator.job.load import load_job
-from tests.golden.rewrite import COMMAND, HERE, Change, alike, changes, forecasts, jobs, stored, table
+from tests.golden import rewrite
+from tests.golden.rewrite import COMMAND, HERE, Change, alike, changes, fields, file_of, forecasts, names, stored, table
 
 pytestmark = pytest.mark.golden
 
-NAMES = list(jobs())
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_a_forecast_is_what_it_was(name: str) -> None:
-    old = stored(name)
-    assert old is not None, f"There is no golden prediction of {name} that can be read; `{COMMAND}` makes it."
+    old = stored(name).forecast
+    assert old is not None, f"There is no forecast in {file_of(name).name} yet; `{COMMAND}` writes it."
     ((_, new),) = forecasts([name])
     if found := changes(name, old, new):
         text = f"The forecast of {name} has changed:\n\n{table(found)}\n\nIf that is meant, `{COMMAND}` rewrites it."
         pytest.fail(text, pytrace=False)
 
 
-def test_files_and_jobs_belong_together() -> None:
-    assert {path.stem for path in HERE.glob("*.json")} == set(NAMES), f"`{COMMAND}` puts it right"
+def test_every_scheme_occurs() -> None:
+    loaded = [load_job(stored(name).job) for name in names()]
+    missing = set(scheme_names()) - {entry.use for job in loaded for entry in job.plan.schemes}
+    assert not missing, f"No job of {HERE.name}/ has {missing}: write one to a file there, then `{COMMAND}`."
 
 
-def test_all_schemes_and_gpus_occur() -> None:
-    loaded = [load_job(job) for job in jobs().values()]
-    assert {entry.use for job in loaded for entry in job.plan.schemes} == set(scheme_names())
-    assert {job.cluster.gpu.name for job in loaded} == {"a100-sxm-80", "h100-sxm"}
+def test_some_jobs_are_kept_whole() -> None:
+    whole = [name for name in names() if stored(name).whole]
+    assert whole and all(
+        {"mfu.palm", "limits", "memory.stages.worst.stage"} <= set(kept_fields(name)) for name in whole
+    )
+
+
+def kept_fields(name: str) -> dict[str, Any]:
+    return fields(stored(name).forecast or {})
+
+
+def test_a_forecast_is_written_behind_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "HERE", tmp_path)
+    path = tmp_path / "mine.yaml"
+    path.write_text("# A note.\njob: {model: gpt2, cluster: dgx-h100:1}  # of one word each\n", "utf-8")
+    assert stored("mine").forecast is None
+    assert rewrite.main() == 0
+    text = path.read_text("utf-8")
+    assert text.startswith("# A note.\njob: {model: gpt2, cluster: dgx-h100:1}  # of one word each\nforecast:\n")
+    ((_, new),) = forecasts(["mine"])
+    assert changes("mine", stored("mine").forecast, new) == []
+    rewrite.write("mine", {**new, "step_time_s": 1e-6})
+    ((field, old, now),) = [change[1:] for change in changes("mine", stored("mine").forecast, new)]
+    assert (field, old, now) == ("step_time_s", 1e-6, new["step_time_s"])
+    assert rewrite.main() == 0 and path.read_text("utf-8") == text
 
 
 @pytest.mark.parametrize(
