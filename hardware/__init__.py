@@ -137,9 +137,9 @@ def _read(document: Document) -> Cluster:
     if both := {"node", "nodes"} & keys:
         place = f"{where}:{line_of(text, (min(both),))} {min(both)}" if text else f"{where}.{min(both)}"
         raise CatalogError(place, rule, "Keep {node, nodes}, {gpu, gpus} or {groups}")
-    told = validated(form, data, where, text=text)
+    given = validated(form, data, where, text=text)
     try:
-        return told.cluster()
+        return given.cluster()
     except CatalogError:
         raise
     except ValidationError as e:  # by a rule of Node or Cluster

@@ -157,14 +157,14 @@ class Cluster(Strict):
         """Of several kinds of nodes each by its name: a cluster of as many GPUs that has no other nodes."""
         found = {}
         for node in {group.node.name: group.node for group in self.groups}.values():
-            alike = int(node.gpus) == self.gpus_per_node
+            similar = int(node.gpus) == self.gpus_per_node
             found[node.name] = Cluster(
                 name=f"{self.name}: {node.name}",
                 node=node,
                 nodes=-(-self.gpus // int(node.gpus)),
                 gpus=self.gpus,
                 # Blocks of switches are counted in nodes of the common size.
-                fabric=self.fabric if alike else Fabric(hop_latency=self.fabric.hop_latency),
+                fabric=self.fabric if similar else Fabric(hop_latency=self.fabric.hop_latency),
             )
         return found
 

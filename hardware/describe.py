@@ -134,8 +134,8 @@ def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(item: Any, sources: dict[str, int]) -> str:
     if isinstance(item, Value | Fact):
-        told = f"{item.kind}: {_source(item)}"
-        return f"{_text(item)} <sup>{sources.setdefault(told, len(sources) + 1)}</sup>"
+        given = f"{item.kind}: {_source(item)}"
+        return f"{_text(item)} <sup>{sources.setdefault(given, len(sources) + 1)}</sup>"
     return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else str(item)
 
 

@@ -118,9 +118,9 @@ class ByGPU(Strict):
                 gbps = float(nics.link.bandwidth * nics.count / usual.gpus) * 8 / GIGA
                 notes.append(f"cluster.inter.gbps_per_gpu: {gbps:g}, as in {usual.name}")
         link = _port(str(kind), gbps * GIGA / 8)
-        alike = nics is not None and link.family == nics.link.family
+        similar = nics is not None and link.family == nics.link.family
         ports = assumed(per_node, "one port per GPU")
-        return NICs(link=link, count=ports, **({"rail_optimised": nics.rail_optimised} if alike and nics else {}))
+        return NICs(link=link, count=ports, **({"rail_optimised": nics.rail_optimised} if similar and nics else {}))
 
 
 def _port(kind: str, rate: float) -> Link:
@@ -129,5 +129,5 @@ def _port(kind: str, rate: float) -> Link:
     link = min(known, key=lambda one: abs(math.log(one.bandwidth / rate)))
     if link.bandwidth == rate:
         return link
-    told = assumed(rate, "the rate per GPU that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
-    return link.model_copy(update={"name": kind, "rate": told, "links": assumed(1, "one port per GPU")})
+    stated = assumed(rate, "the rate per GPU that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
+    return link.model_copy(update={"name": kind, "rate": stated, "links": assumed(1, "one port per GPU")})

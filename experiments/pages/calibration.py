@@ -50,10 +50,10 @@ def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tup
     for row in rows:
         if row["reason"]:
             refusals[row["reason"]] = refusals.get(row["reason"], 0) + 1
-    told = summary(every, len(rows), room.GOALS) | {
+    given = summary(every, len(rows), room.GOALS) | {
         "refusals": dict(sorted(refusals.items(), key=lambda item: -item[1]))
     }
-    return {"rows": rows, "summary": told}, every
+    return {"rows": rows, "summary": given}, every
 
 
 def _held(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
@@ -102,7 +102,7 @@ def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str],
     for name in only:
         if name not in names:
             raise PlanError("--only", "the tables have too few rows of it", nearest(name, names), name)
-    told: list[dict[str, Any]] = []
+    given: list[dict[str, Any]] = []
     wanted = [name for name in names if not only or name in only]
     out.mkdir(exist_ok=True)
     try:
@@ -112,10 +112,10 @@ def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str],
                 found = _calibrate(kind, known, tables, name, leave_out)
                 file = out / f"{name}.yaml"
                 write(file, room.title(name), found.data)
-                told.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
+                given.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
     except KeyboardInterrupt:  # files are written whole or not at all: those that are there can be used
         pass
-    return {"calibrated": told, "missing": wanted[len(told) :]}
+    return {"calibrated": given, "missing": wanted[len(given) :]}
 
 
 def _calibrate(
@@ -133,31 +133,31 @@ def _calibrate(
 # --------------------------------------------------------------------------------------------- pages
 
 
-def page(kind: str, told: dict[str, Any]) -> RenderableType:
+def page(kind: str, given: dict[str, Any]) -> RenderableType:
     """Errors of every cell beside its goal, of every library, the worst rows, and what was refused."""
-    head = f"{told['rows']:,} rows: {told['predicted']:,} forecast, {told['refused']:,} refused"
+    head = f"{given['rows']:,} rows: {given['predicted']:,} forecast, {given['refused']:,} refused"
     parts: list[RenderableType] = [Text(head, style="bold"), Text()]
-    if not told["predicted"]:
-        return Group(*parts, *_refusals(told))
+    if not given["predicted"]:
+        return Group(*parts, *_refusals(given))
     parts += [
-        cells_table(told),
+        cells_table(given),
         Text("goal: median / p90 of the absolute error; cells of fewer than 20 rows have none", "dim"),
     ]
     parts.append(Text("borrowed: the median with the coefficients of other hardware in place of its own", "dim"))
-    parts += [Text(), libraries_table(told["libraries"]), Text(), worst_table(told["worst"]), *_refusals(told)]
-    if told["impossible"]:
+    parts += [Text(), libraries_table(given["libraries"]), Text(), worst_table(given["worst"]), *_refusals(given)]
+    if given["impossible"]:
         parts.append(
-            Text(f"DEFECT: {told['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
+            Text(f"DEFECT: {given['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
         )
     return Group(*parts)
 
 
-def cells_table(told: dict[str, Any]) -> Table:
+def cells_table(given: dict[str, Any]) -> Table:
     table = _table("operation, kind, class")
     for head in ("rows", "median", "p90", "bias", "goal", "in 90%", "in 50%", "borrowed"):
         table.add_column(head, justify="right", no_wrap=True)
     gpu = ""
-    for cell in told["cells"]:
+    for cell in given["cells"]:
         gpu = _heading(table, gpu, cell["gpu"])
         goal = "" if cell["met"] is None else "/".join(percent(one, digits=0) for one in cell["goal"])
         mark = {True: " yes", False: " no", None: ""}[cell["met"]]
@@ -165,8 +165,8 @@ def cells_table(told: dict[str, Any]) -> Table:
         row = name, f"{cell['rows']:,}", *_errors(cell), goal + mark, *_inside(cell), percent(cell["borrowed"])
         table.add_row(*row)
     table.add_section()
-    words = "all", f"{told['predicted']:,}"
-    table.add_row(*words, *_errors(told), "", *_inside(told), percent(told["borrowed"]))
+    words = "all", f"{given['predicted']:,}"
+    table.add_row(*words, *_errors(given), "", *_inside(given), percent(given["borrowed"]))
     return table
 
 
@@ -201,13 +201,13 @@ def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _refusals(told: dict[str, Any]) -> list[RenderableType]:
-    if not told["refusals"]:
+def _refusals(given: dict[str, Any]) -> list[RenderableType]:
+    if not given["refusals"]:
         return []
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("refused", justify="right")
     table.add_column("because")
-    refusals = list(told["refusals"].items())
+    refusals = list(given["refusals"].items())
     for reason, count in refusals[:MOST]:
         table.add_row(f"{count:,}", reason)
     if rest := [count for _, count in refusals[MOST:]]:
@@ -215,16 +215,16 @@ def _refusals(told: dict[str, Any]) -> list[RenderableType]:
     return [Text(), table]
 
 
-def calibrated_page(told: dict[str, Any], out: Path) -> RenderableType:
+def calibrated_page(given: dict[str, Any], out: Path) -> RenderableType:
     """How every library fares with its own coefficients, and unseen."""
     table = _table("hardware", "section", "library")
     for head in ("rows", "median", "p90", "unseen:\nmedian", "\np90"):
         table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
-    for one in told["calibrated"]:
+    for one in given["calibrated"]:
         for row in one["libraries"]:
             errors = [percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
             table.add_row(one["name"], row["section"], row["library"], f"{row['rows']:,}", *errors)
-    count = len(told["calibrated"])
+    count = len(given["calibrated"])
     parts: list[RenderableType] = [
         Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold"),
         Text(),
@@ -271,17 +271,17 @@ def on_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
     return calibrate(kind, out, processes, progress)
 
 
-def device_page(told: dict[str, Any], out: Path) -> RenderableType:
+def device_page(given: dict[str, Any], out: Path) -> RenderableType:
     """How far the fixed set lies from its own models, the files, and how to use them."""
     table = _table("measured and fitted")
     for head in ("rows", "median", "p90"):
         table.add_column(head, justify="right", no_wrap=True)
-    for one in told["libraries"]:
+    for one in given["libraries"]:
         table.add_row(
             f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(percent, (one["median"], one["p90"]))
         )
     used = f"meshcast predict JOB --calibration {out}"
-    if told["device"]:
-        used += f", with cluster: {{gpu: {told['device']}, gpus: ...}}"
-    lines = [Text(), Text(f"written   {', '.join(told['files'])}"), Text(f"use       {used}")]
-    return Group(Text(told["title"], "bold"), table, *lines)
+    if given["device"]:
+        used += f", with cluster: {{gpu: {given['device']}, gpus: ...}}"
+    lines = [Text(), Text(f"written   {', '.join(given['files'])}"), Text(f"use       {used}")]
+    return Group(Text(given["title"], "bold"), table, *lines)

@@ -89,8 +89,8 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
     ]
     if noise := answer.get("noise"):
         parts.append(_field("ranks", _ranks(noise)))
-    if told := answer.get("published"):
-        parts.append(_field("published", _beside(told)))
+    if given := answer.get("published"):
+        parts.append(_field("published", _beside(given)))
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
     if len(plots) == 1:
@@ -115,18 +115,18 @@ def _ranks(noise: dict[str, Any]) -> str:
     )
 
 
-def _beside(told: dict[str, Any]) -> str:
+def _beside(given: dict[str, Any]) -> str:
     """What was published, and how far off the forecast is."""
     names = {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops_per_gpu": "TFLOP/s per GPU"}
-    if told["figure"] == "mfu":
-        words = f"an MFU of {told['published']:.1%}, forecast {told['forecast']:.1%}"
-    elif told["figure"] == "step_time_s":
-        words = f"{format_seconds(told['published'])} a step, forecast {format_seconds(told['forecast'])}"
+    if given["figure"] == "mfu":
+        words = f"an MFU of {given['published']:.1%}, forecast {given['forecast']:.1%}"
+    elif given["figure"] == "step_time_s":
+        words = f"{format_seconds(given['published'])} a step, forecast {format_seconds(given['forecast'])}"
     else:
         words = (
-            f"{format_number(told['published'])} {names[told['figure']]}, forecast {format_number(told['forecast'])}"
+            f"{format_number(given['published'])} {names[given['figure']]}, forecast {format_number(given['forecast'])}"
         )
-    return f"{words}: the step is forecast {100 * told['error']:+.1f} % ({told['source']})"
+    return f"{words}: the step is forecast {100 * given['error']:+.1f} % ({given['source']})"
 
 
 def _field(name: str, text: str, style: str = "bold") -> Table:
@@ -157,8 +157,8 @@ def title(report: Report) -> RenderableType:
 
 def _program(job: Job) -> str:
     """The framework, and the number format where it is not the framework's own."""
-    own, told = load_framework(job.framework.name), job.precision.compute
-    return job.framework.name if told == (own.quantised or own.weights) else f"{job.framework.name} in {told}"
+    own, given = load_framework(job.framework.name), job.precision.compute
+    return job.framework.name if given == (own.quantised or own.weights) else f"{job.framework.name} in {given}"
 
 
 def headline(report: Report) -> RenderableType:

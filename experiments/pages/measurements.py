@@ -40,8 +40,8 @@ def validated(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
             raise PlanError("--data", rule, remedy, str(path))
         files.append((str(path), found))
     rows = row_errors.row_answers(files)
-    told = row_errors.summarize(rows) | {"files": [_head(name, one) for name, one in files]}
-    return {"rows": rows, "summary": told}
+    given = row_errors.summarize(rows) | {"files": [_head(name, one) for name, one in files]}
+    return {"rows": rows, "summary": given}
 
 
 def _head(name: str, found: Measurement) -> dict[str, Any]:
@@ -51,19 +51,19 @@ def _head(name: str, found: Measurement) -> dict[str, Any]:
 
 def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
     """Every row, then the errors of each forecast. brief: of kernels and collectives the errors alone."""
-    told, rows = answer["summary"], answer["rows"]
+    given, rows = answer["summary"], answer["rows"]
     parts: list[RenderableType] = []
     if brief:
         kept = [row for row in rows if row["name"].partition(" ")[0] in ("step", "rank", "device")]
-        parts = [rows_table(kept, files=True)] if kept else [Text(", ".join(one["title"] for one in told["files"]))]
-    for head in () if brief else told["files"]:
+        parts = [rows_table(kept, files=True)] if kept else [Text(", ".join(one["title"] for one in given["files"]))]
+    for head in () if brief else given["files"]:
         own = [row for row in rows if row["file"] == head["file"]]
         when = f"forecast {head['forecast_written']}, measured {head['measured'] or 'not yet'}"
         parts += [Text(head["title"], "bold"), Text(f"{head['file']}: {when}", "dim")]
         parts += [rows_table(own[:MOST]), *(Text(f"note      {note}", "dim") for note in head["notes"]), Text()]
         if len(own) > MOST:
             parts.append(Text(f"{len(own) - MOST:,} rows more with --json", "dim"))
-    parts.append(errors_table(told["forecasts"]))
+    parts.append(errors_table(given["forecasts"]))
     noise = row_errors.median_scatter(rows)
     if not math.isnan(noise):
         parts.append(Text(f"samples themselves scatter by {noise:.1%} (half the width of their middle 80 %)", "dim"))
@@ -87,7 +87,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
             table.add_section()
             table.add_row(Text(group, "bold"))
         cells = [f"  {row['name']}", amount(row["measured"], row["quantity"])]
-        cells.append(f"{row['spread']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
+        cells.append(f"{row['sigma']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
         for one in by:
             cells += [amount(row["predicted"].get(one), row["quantity"]), percent(row["error"].get(one), "+")]
         table.add_row(*cells)

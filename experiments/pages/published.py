@@ -41,13 +41,15 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
     for head in ("p", "m", "v", "makespan", "bubble %", "chunks in flight"):
         table.add_column(head, justify="left" if head == "chunks in flight" else "right")
     for case, row in zip(cases, rows, strict=True):
-        told = case if isinstance(case, dict) else {}
-        words = [str(told.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
+        stated = case if isinstance(case, dict) else {}
+        words = [str(stated.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
         if row["status"] == "refused":
-            table.add_row(str(told.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
+            table.add_row(str(stated.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
             continue
         held = " ".join(map(str, row["in_flight_b"]))
-        table.add_row(str(told["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held)
+        table.add_row(
+            str(stated["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held
+        )
     return table
 
 
@@ -87,23 +89,23 @@ def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
 
 def published_page(answer: dict[str, Any]) -> RenderableType:
     """Errors of all runs and of every group, the naive forecasts beside them, then what was refused and why."""
-    told = answer["summary"]
-    runs = "run" if told["rows"] == 1 else "runs"
-    head = f"{told['rows']:,} published {runs}: {told['predicted']:,} forecast, {told['refused']:,} refused"
+    stated = answer["summary"]
+    runs = "run" if stated["rows"] == 1 else "runs"
+    head = f"{stated['rows']:,} published {runs}: {stated['predicted']:,} forecast, {stated['refused']:,} refused"
     parts: list[RenderableType] = [Text(head, style="bold"), Text()]
-    if told["rows"] <= FEW:
+    if stated["rows"] <= FEW:
         parts += [runs_table(answer["rows"]), Text()]
-    parts.append(errors_table(told))
+    parts.append(errors_table(stated))
     parts.append(
         Text("time: forecast over measured step - 1; timed: both are known; inside: in the 90% interval", "dim")
     )
     parts.append(Text("naive: one efficiency for a GPU and a number format, told from these very runs", "dim"))
     parts.append(Text("blind: the same, told from the runs of all other sources", "dim"))
-    if told["memory"]["compared"]:
-        parts += [Text(), memory_table(told)]
-    if told["refusals"]:
-        parts += [Text(), refusals_table(told["refusals"])]
-    for name in told["faster_than_peak"]:
+    if stated["memory"]["compared"]:
+        parts += [Text(), memory_table(stated)]
+    if stated["refusals"]:
+        parts += [Text(), refusals_table(stated["refusals"])]
+    for name in stated["faster_than_peak"]:
         parts.append(Text(f"DEFECT: {name} is forecast faster than its matrix products at peak", "bold red"))
     return Group(*parts)
 
@@ -129,7 +131,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def errors_table(told: dict[str, Any]) -> Table:
+def errors_table(stated: dict[str, Any]) -> Table:
     """Errors of the step time [%], one row a group."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("time error %", style="bold", no_wrap=True)
@@ -144,11 +146,11 @@ def errors_table(told: dict[str, Any]) -> Table:
         inside = percent(of["inside_interval"], digits=0)
         table.add_row(name, f"{of['rows']:,}", f"{of['compared']:,}", *ours, inside, *theirs, style=style)
 
-    _grouped(table, told, add)
+    _grouped(table, stated, add)
     return table
 
 
-def memory_table(told: dict[str, Any]) -> Table:
+def memory_table(stated: dict[str, Any]) -> Table:
     """Errors of the peak memory [%], one row a group that has any."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("memory error %", style="bold", no_wrap=True)
@@ -161,19 +163,19 @@ def memory_table(told: dict[str, Any]) -> Table:
             sizes = [percent(held[key]) for key in ("median", "mean", "p90")]
             table.add_row(name, f"{held['compared']:,}", *sizes, percent(held["bias"], "+"), style=style)
 
-    _grouped(table, told, add)
+    _grouped(table, stated, add)
     return table
 
 
-def _grouped(table: Table, told: dict[str, Any], add: Any) -> None:
+def _grouped(table: Table, stated: dict[str, Any], add: Any) -> None:
     """A row for all, then one row a source, GPU, class and program."""
-    add("all", told, "bold")
+    add("all", stated, "bold")
     for group in ("source", "gpu", "class", "stack"):
-        if not told[f"by_{group}"]:
+        if not stated[f"by_{group}"]:
             continue
         table.add_row()
         table.add_row(Text(f"by {group}", style="dim"))
-        for name, of in told[f"by_{group}"].items():
+        for name, of in stated[f"by_{group}"].items():
             add(f"  {name}", of)
 
 

@@ -62,16 +62,16 @@ class Watch:
         self.bar.update(self.bar.task_ids[0], completed=done)
 
 
-def page(read: Sweep, told: dict[str, Any]) -> RenderableType:
+def page(read: Sweep, given: dict[str, Any]) -> RenderableType:
     """Counts, the best plans, and why points are invalid."""
-    counts = [f"{told['status'][status]:,} {words}" for status, words in STATUSES.items()]
-    head = f"{told['points']:,} points: {', '.join(counts)}, {told['excluded']:,} left out by `where`"
+    counts = [f"{given['status'][status]:,} {words}" for status, words in STATUSES.items()]
+    head = f"{given['points']:,} points: {', '.join(counts)}, {given['excluded']:,} left out by `where`"
     parts: list[RenderableType] = [Text(head, style="bold")]
-    if told["best"]:
-        parts.append(best(read, told["best"]))
-    if told["invalid"]:
-        parts.append(reasons(told["invalid"]))
-    return Group(*parts, Text(f"rows       {told['out']}"))
+    if given["best"]:
+        parts.append(best(read, given["best"]))
+    if given["invalid"]:
+        parts.append(reasons(given["invalid"]))
+    return Group(*parts, Text(f"rows       {given['out']}"))
 
 
 STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}

@@ -29,10 +29,10 @@ def compared(trace: Path, job: Path, calibration: Path | None, rank: int | None,
 
 
 def _report(job: Path, calibration: Path | None) -> Report:
-    told = load_job(job).to_dict()
+    given = load_job(job).to_dict()
     if calibration is None:
-        return Forecaster("catalog", told).report
-    return Forecaster("calibration", use_calibrated_gpu(told, calibration), calibration).report
+        return Forecaster("catalog", given).report
+    return Forecaster("calibration", use_calibrated_gpu(given, calibration), calibration).report
 
 
 def page(found: Comparison) -> RenderableType:

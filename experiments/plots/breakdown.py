@@ -235,17 +235,17 @@ def draw_rows(
         write(EDGE + 0.28, middle, parts_of_step()[key].part)
         for account, step, place in zip(accounts, steps, places, strict=False):
             part = account[key]
-            told = {
+            given = {
                 "ms": f"{part.took * 1e3:,.1f}" if part.took else "",
                 "%": f"{part.took / step:.1%}"[:-1] if part.took else "",
                 "hidden ms": f"{part.hidden * 1e3:,.1f}" if part.hidden else "",
             }
             for head, x in place.items():
-                write(x, middle, told[head], ha="right", color=style.FAINT if head == "hidden ms" else style.INK)
+                write(x, middle, given[head], ha="right", color=style.FAINT if head == "hidden ms" else style.INK)
     if 0 < len(places) <= WHOLE:
         below = top + ROW * (len(keys) + 0.75)
         write(EDGE + 0.28, below, "step", fontweight="bold")
         for step, place in zip(steps, places, strict=True):
-            told = {"ms": f"{step * 1e3:,.1f}", "%": "100.0"}
-            for head in told.keys() & place.keys():
-                write(place[head], below, told[head], ha="right", fontweight="bold")
+            given = {"ms": f"{step * 1e3:,.1f}", "%": "100.0"}
+            for head in given.keys() & place.keys():
+                write(place[head], below, given[head], ha="right", fontweight="bold")

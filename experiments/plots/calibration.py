@@ -55,8 +55,10 @@ def errors(held: Sequence[Held], goals: Goals) -> Figure:
     large = [row for row in rows if row["rows"] >= SCORED]
     rows = large or rows  # small tables have small cells only
     sheet = Sheet(1.1 + ROW * len(rows))
-    told = figures(held)
-    head = f"{told['rows']:,} rows, median error {told['median']:.1%}, {told['inside_90']:.0%} in their 90% intervals"
+    given = figures(held)
+    head = (
+        f"{given['rows']:,} rows, median error {given['median']:.1%}, {given['inside_90']:.0%} in their 90% intervals"
+    )
     key = "Dot: median, end of the bar: 90th percentile; ticks: goals of both."
     key += f" Cells of at least {SCORED} rows." if large else ""
     sheet.head("Forecasts against measured tables", [head, key])

@@ -41,8 +41,8 @@ def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[A
 
     Raises PlanError for a field that the sweep does not have, or a figure without a better direction.
     """
-    told = list(rows)
-    known = list(told[0]) if told else []
+    given = list(rows)
+    known = list(given[0]) if given else []
     for option, name in (("--x", x), ("--y", y)):
         if name not in known:
             raise PlanError(option, "no such field in this sweep", nearest(name, known), name)
@@ -50,7 +50,7 @@ def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[A
     if value not in shown:
         raise PlanError("--value", "no such value in this sweep", nearest(value, shown), value)
     groups: dict[tuple[Any, Any], list[Row]] = {}
-    for row in told:
+    for row in given:
         groups.setdefault((row[x], row[y]), []).append(row)
     found = {}
     for key, own in groups.items():

@@ -29,8 +29,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
 
 def forecasts(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """The plot: for every quantity a panel of forecast over measured against measured."""
-    told = {q: [r for r in rows if r["quantity"] == q and r["measured"]] for q in QUANTITIES}
-    shown = {quantity: own for quantity, own in told.items() if own}
+    given = {q: [r for r in rows if r["quantity"] == q and r["measured"]] for q in QUANTITIES}
+    shown = {quantity: own for quantity, own in given.items() if own}
     sheet = Sheet(TOP + HIGH + 0.5)
     line = "Across: measured, down: forecast over measured; the bands are 10 and 20% of the measured value."
     sheet.head(f"{sum(map(len, shown.values())):,} measurements and what was forecast before", [line])
@@ -55,8 +55,8 @@ def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], quantity: str) -> None:
         y = [row["error"][by] + 1 for row in own]
         measured += x
         ratios += y
-        told = error_statistics(own, by)  # type: ignore[arg-type]
-        label = f"{by}: median error {told['median']:.1%}, worst {told['worst']:.0%}"
+        given = error_statistics(own, by)  # type: ignore[arg-type]
+        label = f"{by}: median error {given['median']:.1%}, worst {given['worst']:.0%}"
         axes.scatter(x, y, s=9, color=hue, alpha=0.75, linewidths=0, label=label)
     most = max(1.3, 1.1 * max(max(ratios), 1 / min(ratios))) if ratios else 2.0
     axes.set_ylim(1 / most, most)

@@ -242,9 +242,9 @@ def draw_peaks(axes: Any, shown: list[Bar], row: float, capacity: float) -> None
         if spare < 0:
             axes.barh(y, -spare, tall, capacity / GIB, **EXCESS)
         words = f"{abs(spare):,.1f} {'free' if spare >= 0 else 'over'}"
-        for column, told in ((FREE, f"{bar.total / GIB:,.1f}"), (EDGE, words)):
+        for column, given in ((FREE, f"{bar.total / GIB:,.1f}"), (EDGE, words)):
             axes.annotate(
-                told,
+                given,
                 (1, y),
                 ((RIGHT - column) * 72, 0),
                 xycoords=("axes fraction", "data"),

@@ -52,8 +52,8 @@ def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
     found = []
     for row in rows:
         if row["error"] is not None:
-            told = row["predicted"]
-            found.append(Dot(row["source"], *_pair(told["step_time_s"], row["error"]), *told["interval_90_s"]))
+            given = row["predicted"]
+            found.append(Dot(row["source"], *_pair(given["step_time_s"], row["error"]), *given["interval_90_s"]))
     return found
 
 

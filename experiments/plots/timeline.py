@@ -215,10 +215,10 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
                     joined = runs and runs[-1][1] == before
                     runs[-1:] = [(runs[-1][0], i)] if joined else [*runs[-1:], (i, i)]
             spans[slot] = [(own[0], own[-1])] if own else [], runs
-        told, pieces = table.slots[slot], spans[slot][0]
+        given, pieces = table.slots[slot], spans[slot][0]
         microbatch = table.actions[action].microbatch
-        add_bars(told.kind, told.stage, microbatch, start, pieces, (0.0, 0.5) if told.partner else WHOLE)
-        if told.partner:
+        add_bars(given.kind, given.stage, microbatch, start, pieces, (0.0, 0.5) if given.partner else WHOLE)
+        if given.partner:
             # The second pass of a pair has its ops in the action before.
             other = table.actions[action + 1]
             add_bars(other.kind, other.stage, other.microbatch, start, pieces, (0.5, 1.0))

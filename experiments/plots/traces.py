@@ -83,8 +83,10 @@ def traces(comparison: Comparison) -> Figure:
     tall = LANE * len(lanes)
     talks = lanes != [COMPUTE]
     sheet = Sheet(middle + 2 * (tall + 0.24) + (0.26 if talks else 0.06))
-    told = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
-    sheet.head(f"{comparison.title}: a step of {told}", [truncate_words(note, style.PAGE - 2 * EDGE) for note in notes])
+    given = " and ".join(f"{format_seconds(span)} {side}" for side, span in zip(SIDES, spans, strict=True))
+    sheet.head(
+        f"{comparison.title}: a step of {given}", [truncate_words(note, style.PAGE - 2 * EDGE) for note in notes]
+    )
 
     _draw_bars(sheet, rows, top)
     scale, unit = time_unit(max(spans))

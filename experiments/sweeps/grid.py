@@ -204,8 +204,8 @@ def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> It
             _check_values(given, spot.below(name))
         lengths = {name: len(given) for name, given in group.items()}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are none"
-            raise spot.wrong(f"lists that move together are equally long, but {told}", "Make them equally long")
+            stated = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there are none"
+            raise spot.wrong(f"lists that move together are equally long, but {stated}", "Make them equally long")
         yield tuple(dict(zip(group, together, strict=True)) for together in zip(*group.values(), strict=True))
     if file.listed is not None:
         spot = top.below("list")
@@ -280,8 +280,8 @@ def _values(given: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Se
     if not (isinstance(given, dict) and len(given) == 1 and next(iter(given)) in _MAKERS):
         remedy = "Write [1, 2, 4], {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}"
         raise spot.wrong("values are a list, or one of " + ", ".join(_MAKERS), remedy, given)
-    ((kind, told),) = given.items()
-    return _MAKERS[kind](told, spot.below(kind), number_of)
+    ((kind, stated),) = given.items()
+    return _MAKERS[kind](stated, spot.below(kind), number_of)
 
 
 def _check_values(values: list[Any], spot: Spot) -> None:
@@ -312,30 +312,30 @@ def _check_plain(value: Any, spot: Spot) -> None:
         raise spot.wrong("a value is a number, a word, true, false, null, a list or a mapping", remedy, str(value))
 
 
-def _divisors(told: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[int]:
-    number = number_of(told, spot)
+def _divisors(stated: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[int]:
+    number = number_of(stated, spot)
     low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return low + [number // n for n in reversed(low) if n * n != number]
 
 
-def _powers(told: Any, spot: Spot, _: Any) -> Sequence[int]:
-    ends = _numbers(told, spot, (2,), "{powers: [1, 64]}")
+def _powers(stated: Any, spot: Spot, _: Any) -> Sequence[int]:
+    ends = _numbers(stated, spot, (2,), "{powers: [1, 64]}")
     if not all(isinstance(end, int) and 1 <= end <= LARGEST for end in ends):
-        raise spot.wrong("powers of two go from a whole number above 0 to another", "For example [1, 64]", told)
+        raise spot.wrong("powers of two go from a whole number above 0 to another", "For example [1, 64]", stated)
     found = [2**k for k in range(64) if ends[0] <= 2**k <= ends[1]]
     if not found:
-        raise spot.wrong(f"there is no power of two from {ends[0]} to {ends[1]}", "Write the smaller one first", told)
+        raise spot.wrong(f"there is no power of two from {ends[0]} to {ends[1]}", "Write the smaller one first", stated)
     return found
 
 
-def _range(told: Any, spot: Spot, _: Any) -> Sequence[float]:
-    numbers = _numbers(told, spot, (2, 3), "{range: [1, 16, 1]}")
+def _range(stated: Any, spot: Spot, _: Any) -> Sequence[float]:
+    numbers = _numbers(stated, spot, (2, 3), "{range: [1, 16, 1]}")
     first, last, step = (Decimal(str(n)) for n in (*numbers, 1)[:3])  # as written: 0.1 + 0.2 is 0.3
     if step <= 0 or last < first:
-        raise spot.wrong("a range goes up from the first number to the second", "For example [1, 16, 1]", told)
+        raise spot.wrong("a range goes up from the first number to the second", "For example [1, 16, 1]", stated)
     count = (last - first) / step + 1
     if count >= MOST_VALUES + 1:
-        raise spot.wrong(f"more than {MOST_VALUES:,} values", "Write a larger step", told)
+        raise spot.wrong(f"more than {MOST_VALUES:,} values", "Write a larger step", stated)
     whole = all(isinstance(n, int) for n in numbers)
     return [int(n) if whole else float(n) for n in (first + i * step for i in range(int(count)))]
 
@@ -347,34 +347,36 @@ _MAKERS: dict[str, Callable[[Any, Spot, Callable[[Any, Spot], int]], Sequence[An
 }
 
 
-def _numbers(told: Any, spot: Spot, lengths: tuple[int, ...], example: str) -> list[Any]:
+def _numbers(stated: Any, spot: Spot, lengths: tuple[int, ...], example: str) -> list[Any]:
     """Checks that a value is a list of finite numbers of one of the `lengths`."""
-    good = isinstance(told, list) and len(told) in lengths
-    if not good or any(isinstance(n, bool) or not isinstance(n, int | float) for n in told):
-        raise spot.wrong(f"needs a list of {' or '.join(map(str, lengths))} numbers", f"Write {example}", told)
-    for i, number in enumerate(told):
+    good = isinstance(stated, list) and len(stated) in lengths
+    if not good or any(isinstance(n, bool) or not isinstance(n, int | float) for n in stated):
+        raise spot.wrong(f"needs a list of {' or '.join(map(str, lengths))} numbers", f"Write {example}", stated)
+    for i, number in enumerate(stated):
         _check_plain(number, spot.below(i))
-    return list(told)
+    return list(stated)
 
 
-def _number_of(told: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
+def _number_of(stated: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
     """A positive integer, given as a number or by the name of one."""
-    number = told
-    if isinstance(told, str):
-        roots = {"gpus": "cluster", "layers": "model"}.get(told, told)
+    number = stated
+    if isinstance(stated, str):
+        roots = {"gpus": "cluster", "layers": "model"}.get(stated, stated)
         owner = roots.split(".")[0] if roots.split(".")[0] in ("model", "cluster") else roots
         moved = next((one for one in varying if _touches(one, owner)), None)
         if moved is not None:
-            rule = f"{told} changes from point to point, as {moved} varies"
-            raise spot.wrong(rule, f"Give a number, and say the rest with `where`, like {told} % plan.tp == 0", told)
+            rule = f"{stated} changes from point to point, as {moved} varies"
+            raise spot.wrong(
+                rule, f"Give a number, and say the rest with `where`, like {stated} % plan.tp == 0", stated
+            )
         try:
-            number = Names(bare.job, bare.base).find(told, {})
+            number = Names(bare.job, bare.base).find(stated, {})
         except MeshcastError as error:
             raise error.at(spot.name) from None
         if number is MISSING:
-            raise spot.wrong("neither a field of the job nor known", f"Valid: a number, {', '.join(DERIVED)}", told)
+            raise spot.wrong("neither a field of the job nor known", f"Valid: a number, {', '.join(DERIVED)}", stated)
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 10**12:
-        raise spot.wrong("divisors are those of a whole number from 1 to 10^12", "For example {divisors: 64}", told)
+        raise spot.wrong("divisors are those of a whole number from 1 to 10^12", "For example {divisors: 64}", stated)
     return number
 
 

@@ -34,13 +34,13 @@ def forecast_lines(
     shared_work = SharedWork()
     for number, line in enumerate(lines, 1):
         if line.strip():
-            where, told = f"{name}:{number}", dict[str, Any]()
+            where, stated = f"{name}:{number}", dict[str, Any]()
             try:
-                told = _parse_job(line)
-                report = simulate(load_job(told, changes, base), engine, skip, shared_work, calibration)
+                stated = _parse_job(line)
+                report = simulate(load_job(stated, changes, base), engine, skip, shared_work, calibration)
                 yield report.to_dict()
             except MeshcastError as error:
-                known = told.get("id")
+                known = stated.get("id")
                 known = known if isinstance(known, str | int) else None
                 yield {"id": known, "line": number, "error": error.at(where).to_dict()}
 
@@ -62,13 +62,13 @@ def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
 
 def _parse_job(line: str) -> dict[str, Any]:
     try:
-        told = json.loads(line, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+        stated = json.loads(line, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise PlanError("", f"not a job in JSON ({reason})", "Write one job as one JSON object a line") from None
-    if not isinstance(told, dict):
-        raise PlanError("", "a job is a mapping of keys to values", "Write one JSON object a line", told)
-    return told
+    if not isinstance(stated, dict):
+        raise PlanError("", "a job is a mapping of keys to values", "Write one JSON object a line", stated)
+    return stated
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -163,8 +163,8 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
         if not all(holds(look) for holds in where):
             return None
         report = simulate(load_job(apply_changes(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
-        told = report.to_dict()
-        return {**changes, "status": told["status"], **row_of(told), "limits": told["limits"]}
+        stated = report.to_dict()
+        return {**changes, "status": stated["status"], **row_of(stated), "limits": stated["limits"]}
     except MeshcastError as error:
         place = error.where.removeprefix("job.")
         return {**changes, "status": "invalid", "reason": f"{type(error).__name__} {place}: {error.rule}"}

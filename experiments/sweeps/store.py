@@ -113,12 +113,12 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            told = (pq.read_schema(self.out).metadata or {}).get(b"meshcast")
+            stated = (pq.read_schema(self.out).metadata or {}).get(b"meshcast")
         except pa.ArrowException:
-            told = None
-        if told is None:
+            stated = None
+        if stated is None:
             raise PlanError("--out", f"{self.out} exists and is not the result of a sweep", "Name another file")
-        return str(json.loads(told)["fingerprint"])
+        return str(json.loads(stated)["fingerprint"])
 
     def _lock(self) -> None:
         """Refuses a second process on the same parts; the system releases the lock however a process ends."""

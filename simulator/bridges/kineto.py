@@ -107,11 +107,11 @@ class Trace:
         return {e.args["External id"]: e for e in found if isinstance(e.args.get("External id"), int)}
 
     @cached_property
-    def _nests(self) -> dict[tuple[str, str], _Nest]:
+    def _nests(self) -> dict[tuple[str, str], _OpenSlices]:
         lanes: dict[tuple[str, str], list[Event]] = defaultdict(list)
         for event in self.of(*ON_HOST):
             lanes[event.lane].append(event)
-        return {lane: _Nest(own) for lane, own in lanes.items()}
+        return {lane: _OpenSlices(own) for lane, own in lanes.items()}
 
     def launch(self, kernel: Event) -> Event | None:
         """The event of the host that issued a kernel; None where the file does not say."""
@@ -141,7 +141,7 @@ class Trace:
         return sorted(found, key=lambda one: (one.begin, one.end))
 
 
-class _Nest:
+class _OpenSlices:
     """The events of one thread, nested by time."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -202,11 +202,11 @@ def read(path: Path) -> Trace:
         Event(e.name, e.category, (begin - first) * 1e-6, e.seconds, e.lane, e.args)
         for begin, e in zip(_begins(rows), found, strict=True)
     ]
-    told = data.get("distributedInfo")
-    told = told if isinstance(told, dict) else {}
-    rank, world = (told[key] if isinstance(told.get(key), int) else None for key in ("rank", "world_size"))
+    given = data.get("distributedInfo")
+    given = given if isinstance(given, dict) else {}
+    rank, world = (given[key] if isinstance(given.get(key), int) else None for key in ("rank", "world_size"))
     events = tuple(sorted(moved, key=lambda event: (event.begin, -event.seconds)))
-    return Trace(str(path), events, rank, world, str(told.get("backend", "")), _devices(data), _groups(told))
+    return Trace(str(path), events, rank, world, str(given.get("backend", "")), _devices(data), _groups(given))
 
 
 def _begins(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[float]:
@@ -238,10 +238,10 @@ def _devices(data: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(one.get("name", "")) for one in found if isinstance(one, dict)) if isinstance(found, list) else ()
 
 
-def _groups(told: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _groups(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Process groups by their description, or by their number where they have none."""
     found: dict[str, tuple[int, ...]] = {}
-    config = told.get("pg_config")
+    config = given.get("pg_config")
     for one in config if isinstance(config, list) else []:
         if isinstance(one, dict) and isinstance(one.get("ranks"), list):
             name = one.get("pg_desc")

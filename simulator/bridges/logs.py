@@ -89,9 +89,9 @@ def _megatron(line: str, where: str) -> Iteration | None:
     if not elapsed:
         raise PlanError(where, "an iteration without `elapsed time per iteration (ms): ... |`; is it cut off?", REMEDY)
     seconds = _positive(elapsed[2], where) * (1e-3 if elapsed[1] == "ms" else 1.0)
-    told = {name: _number(found[1]) for name, form in MEGATRON.items() if (found := form.search(line))}
-    samples = told.pop("samples", None)
-    return Iteration(int(begin[1]), where, seconds, samples=round(samples) if samples else None, **told)
+    given = {name: _number(found[1]) for name, form in MEGATRON.items() if (found := form.search(line))}
+    samples = given.pop("samples", None)
+    return Iteration(int(begin[1]), where, seconds, samples=round(samples) if samples else None, **given)
 
 
 STEP = re.compile(r"(?<!validate )\bstep:\s*(\d{1,15})\s+(?=loss:)")
@@ -111,12 +111,12 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
     rate = TPS.search(line)
     if not rate:
         raise PlanError(where, "a step without `tps: ...` and what follows it; is it cut off?", REMEDY)
-    told: dict[str, Any] = {name: _number(f[1]) for name, form in TORCHTITAN.items() if (f := form.search(line))}
-    if told.get("mfu") is not None:
-        told["mfu"] /= 100
-    if told.get("reserved") is not None:
-        told["reserved"] *= 2**30
-    return Iteration(int(begin[1]), where, tokens_per_s=_positive(rate[1], where), **told)
+    given: dict[str, Any] = {name: _number(f[1]) for name, form in TORCHTITAN.items() if (f := form.search(line))}
+    if given.get("mfu") is not None:
+        given["mfu"] /= 100
+    if given.get("reserved") is not None:
+        given["reserved"] *= 2**30
+    return Iteration(int(begin[1]), where, tokens_per_s=_positive(rate[1], where), **given)
 
 
 def _number(word: str) -> float | None:

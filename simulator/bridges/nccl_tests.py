@@ -303,7 +303,7 @@ def _json(path: Path) -> _Draft:
 
 def _json_row(row: dict[str, Any], where: str) -> tuple[Size, str]:
     """A row, and the clock where it is not the GPU's."""
-    told, clock = Size(round(_number(row.get("size"), f"{where} size")), "", "", {}, where=where), ""
+    given, clock = Size(round(_number(row.get("size"), f"{where} size")), "", "", {}, where=where), ""
     for place, key in zip(PLACES, ("out_of_place", "in_place"), strict=True):
         body = row.get(key)
         if body is None:  # traces are replayed in place only
@@ -311,15 +311,15 @@ def _json_row(row: dict[str, Any], where: str) -> tuple[Size, str]:
         if not isinstance(body, dict):
             raise PlanError(f"{where} {key}", "an object belongs here", REMEDY, body)
         clock = "cpu" if "cpu_time" in body else clock
-        told.seconds[place] = _time(body.get("time", body.get("cpu_time")), f"{where} {key} time")
+        given.seconds[place] = _time(body.get("time", body.get("cpu_time")), f"{where} {key} time")
         if body.get("nwrong") is not None:
-            told.wrong[place] = round(_number(body["nwrong"], f"{where} {key} nwrong"))
+            given.wrong[place] = round(_number(body["nwrong"], f"{where} {key} nwrong"))
         each = row.get(f"{key}_per_iter")
         if isinstance(each, dict):
             skipped = each.get("skipped_iterations")
             times = member(each, "times_us", list, f"{where} {key}_per_iter", REMEDY)
             kept = times[skipped if isinstance(skipped, int) and 0 <= skipped < len(times) else 0 :]
-            told.times[place] = tuple(_time(one, f"{where} {key}_per_iter times_us") for one in kept)
-    if not told.seconds:
+            given.times[place] = tuple(_time(one, f"{where} {key}_per_iter times_us") for one in kept)
+    if not given.seconds:
         raise PlanError(where, "it has neither an out_of_place nor an in_place time", REMEDY)
-    return replace(told, dtype=str(row.get("type", "")), redop=str(row.get("redop", ""))), clock
+    return replace(given, dtype=str(row.get("type", "")), redop=str(row.get("redop", ""))), clock

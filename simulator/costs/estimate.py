@@ -19,7 +19,7 @@ class Estimate(NamedTuple):
     """
 
     seconds: float
-    spread: float
+    sigma: float
     latency: float = 0.0
 
 

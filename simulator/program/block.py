@@ -127,7 +127,7 @@ class BlockPrices:
 
     block: Block
     seconds: tuple[float, ...]
-    spread: tuple[float, ...]
+    sigma: tuple[float, ...]
     latency: tuple[float, ...]
     results: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
@@ -135,10 +135,10 @@ class BlockPrices:
     def sums(self) -> np.ndarray:
         """`SUMS` over the ops of one copy, by kind."""
         found = np.zeros((len(KINDS), len(SUMS)))
-        prices = zip(self.block.ops, self.seconds, self.spread, self.latency, strict=True)
-        for op, seconds, spread, latency in prices:
+        prices = zip(self.block.ops, self.seconds, self.sigma, self.latency, strict=True)
+        for op, seconds, sigma, latency in prices:
             flops = op.work.flops if op.work is not None else 0.0
-            found[KINDS.index(kind_of(op))] += seconds, seconds * spread, seconds + latency, flops
+            found[KINDS.index(kind_of(op))] += seconds, seconds * sigma, seconds + latency, flops
         return found
 
     @cached_property
@@ -163,8 +163,8 @@ class PricedBlock:
         return self.prices.seconds
 
     @property
-    def spread(self) -> tuple[float, ...]:
-        return self.prices.spread
+    def sigma(self) -> tuple[float, ...]:
+        return self.prices.sigma
 
     @property
     def latency(self) -> tuple[float, ...]:
@@ -182,10 +182,10 @@ class PricedBlock:
 def price_block(block: Block, count: int, price: Price) -> PricedBlock:
     """`count` copies of a block at the prices of `price`; marks are free."""
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
-    seconds, spread, latency = zip(*prices, strict=True) if prices else ((), (), ())
-    key = seconds, spread, latency
+    seconds, sigma, latency = zip(*prices, strict=True) if prices else ((), (), ())
+    key = seconds, sigma, latency
     if key not in block.prices:
-        block.prices[key] = BlockPrices(block, seconds, spread, latency)
+        block.prices[key] = BlockPrices(block, seconds, sigma, latency)
     return PricedBlock(block.prices[key], count)
 
 
@@ -300,10 +300,10 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
             events += [(start + place, *event) for place, *event in part.block.events]  # type: ignore[misc]
     ops = [part.block.ops[place] for part, place in issued]
     block = Block(ops, after, (Port(tuple(entry), coming, through),), events)
-    seconds, spread, latency = (
-        tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "spread", "latency")
+    seconds, sigma, latency = (
+        tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "sigma", "latency")
     )
-    return PricedBlock(BlockPrices(block, seconds, spread, latency), 1), where
+    return PricedBlock(BlockPrices(block, seconds, sigma, latency), 1), where
 
 
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
@@ -332,10 +332,10 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
         (moved[0].ports[0], moved[1].ports[0]),
         [*moved[0].events, *moved[1].events],
     )
-    seconds, spread, latency = (
-        tuple(getattr(parts[i], name)[place] for i, place in issued) for name in ("seconds", "spread", "latency")
+    seconds, sigma, latency = (
+        tuple(getattr(parts[i], name)[place] for i, place in issued) for name in ("seconds", "sigma", "latency")
     )
-    return PricedBlock(BlockPrices(block, seconds, spread, latency), 1), where
+    return PricedBlock(BlockPrices(block, seconds, sigma, latency), 1), where
 
 
 def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int, float]) -> float:

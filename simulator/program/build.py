@@ -330,6 +330,6 @@ def _ready(task: Task, host: float) -> np.ndarray:
 
 def _price(beside: SideOps, price: Price) -> PricedSideOps:
     known = {op: price(op.work) if op.work else FREE for op in dict.fromkeys(beside.ops)}
-    seconds, spread, latency = np.array([known[op] for op in beside.ops]).T
+    seconds, sigma, latency = np.array([known[op] for op in beside.ops]).T
     latency = latency + np.array(beside.waits) if len(beside.waits) else latency
-    return PricedSideOps(beside.ops, seconds, spread, latency, beside.params, beside.starts)
+    return PricedSideOps(beside.ops, seconds, sigma, latency, beside.params, beside.starts)

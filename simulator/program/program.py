@@ -77,7 +77,7 @@ class Program:
             times[device, index[task]] += 1
         found = np.tensordot(times, np.array([task.sums for task in distinct]), 1)
         if self.sent:
-            message = np.array([(s.seconds, s.seconds * s.spread, s.seconds + s.latency, 0.0) for _, s in self.sent])
+            message = np.array([(s.seconds, s.seconds * s.sigma, s.seconds + s.latency, 0.0) for _, s in self.sent])
             message *= turns[[i for i, _ in self.sent], None]
             for end in ([s.work.source for _, s in self.sent], [s.work.target for _, s in self.sent]):
                 np.add.at(found[:, KINDS.index("pp")], end, message)

@@ -20,7 +20,7 @@ class PricedSideOps:
 
     ops: list[Op]
     seconds: np.ndarray
-    spread: np.ndarray
+    sigma: np.ndarray
     latency: np.ndarray
     params: np.ndarray
     starts: np.ndarray

@@ -70,7 +70,7 @@ class Task:
         for part in self.parts:
             found += part.count * part.sums
         for side in (*self.ahead, *self.behind):
-            sums = side.seconds.sum(), side.seconds @ side.spread, side.lasting.sum(), 0.0
+            sums = side.seconds.sum(), side.seconds @ side.sigma, side.lasting.sum(), 0.0
             found[KINDS.index(kind_of(side.ops[0]))] += sums
         return found
 
@@ -89,7 +89,7 @@ class Send:
     work: Transfer
     stream: str
     seconds: float
-    spread: float
+    sigma: float
     latency: float
 
 

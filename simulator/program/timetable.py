@@ -393,11 +393,11 @@ class _Maker:
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
-        def told(i: int) -> Slot:
+        def stated(i: int) -> Slot:
             plain = int(self.stage[i]), ACTION_KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
-            return Slot(*plain, told(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
+            return Slot(*plain, stated(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
-        return [told(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+        return [stated(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
 
     def _incomplete(self) -> ScheduleError:
         """What is wrong with orders in which not every pass stands exactly once, on the device of its stage."""

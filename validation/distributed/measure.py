@@ -213,7 +213,7 @@ def _forecast(source: Forecaster, operation: str, size: int, world: int) -> Fore
     if operation != "send_recv":
         return source.estimate_works([Collective(operation, size, (AXIS,))])
     one = source.costs.estimate(Transfer(size, AXIS, 0, world - 1))
-    return with_interval(one.seconds + one.latency, one.spread)
+    return with_interval(one.seconds + one.latency, one.sigma)
 
 
 # ---------------------------------------------------------------------------------------- running and writing

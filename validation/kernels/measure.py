@@ -183,16 +183,16 @@ class Manner:
 
 def _trials(case: Case, how: Manner, with_fp8: bool) -> list[Trial]:
     """All rows of a case."""
-    found, told = parts(case.plan), {"dtype": case.plan.job.framework.weights}
+    found, stated = parts(case.plan), {"dtype": case.plan.job.framework.weights}
     trials = []
     for part, mode in product(found, how.modes):
         for name, works in zip(PASSES, (part.forward, part.backward), strict=True):
             if works:
-                row = case.row(f"{part.name} {name}", mode, works, {**told, **part.shape}, how.instrument)
+                row = case.row(f"{part.name} {name}", mode, works, {**stated, **part.shape}, how.instrument)
                 trials.append(Trial(row, partial(_of_module, how, part, mode, name == "backward")))
     if "eager" in how.modes:
         elements, update = optimizer(case.plan)
-        row = case.row("optimizer step", "eager", update, {**told, "elements": elements}, how.instrument)
+        row = case.row("optimizer step", "eager", update, {**stated, "elements": elements}, how.instrument)
         trials.append(Trial(row, partial(_of_optimizer, how)))
     if with_fp8 and not fp8.lacking(how.device, case.plan):
         for part in found:

@@ -68,7 +68,7 @@ class Forecaster:
         """Seconds of works that run one after another; their errors count as fully correlated."""
         estimates = [self.costs.estimate(work) for work in works]
         total = sum(one.seconds for one in estimates)
-        return with_interval(total, sum(one.seconds * one.spread for one in estimates) / total if total else 0.0)
+        return with_interval(total, sum(one.seconds * one.sigma for one in estimates) / total if total else 0.0)
 
     @cached_property
     def report(self) -> Report:

@@ -96,7 +96,7 @@ def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastV
         price = max(prices, key=lambda one: one.seconds + one.latency)
     else:
         price = collective.price(Collective(run.operation, nbytes, ("all",)), reach(cluster, ranks), links)
-    return with_interval(price.seconds + price.latency, price.spread)
+    return with_interval(price.seconds + price.latency, price.sigma)
 
 
 def _gpus_of(cluster: Cluster, run: nccl_tests.Run) -> list[int]:

@@ -80,5 +80,5 @@ def _class_sigmas(source: Forecaster, device: int) -> dict[str, float]:
         if owner == device and op.work is not None:
             total = sums[class_of(op)]
             total[0] += seconds
-            total[1] += seconds * source.costs.estimate(op.work).spread
+            total[1] += seconds * source.costs.estimate(op.work).sigma
     return {kind: weighted / seconds for kind, (seconds, weighted) in sums.items() if seconds}

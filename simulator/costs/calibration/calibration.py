@@ -120,8 +120,8 @@ class _Composed(NamedTuple):
 
     def gaps(self, what: str) -> tuple[str, ...]:
         """What the files in use lack, in sentences. what: the cost model in words."""
-        told = {"as shipped: the calibration in use lacks it": self.hidden, "in no table": self.unmeasured}
-        return tuple(f"{what}: {', '.join(found)} ({why})" for why, found in told.items() if found)
+        given = {"as shipped: the calibration in use lacks it": self.hidden, "in no table": self.unmeasured}
+        return tuple(f"{what}: {', '.join(found)} ({why})" for why, found in given.items() if found)
 
 
 class Calibration:
@@ -210,8 +210,8 @@ class Calibration:
         """
         lenders, form = self.lenders(gpu, without), format_of(dtype)
         made = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
-        told = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
-        borrowed = (told,) if made.distance else ()
+        given = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
+        borrowed = (given,) if made.distance else ()
         return Found(made.model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
 
     @_cached
@@ -232,8 +232,8 @@ class Calibration:
             section: self._compose(model, section, lenders, library, kind=kind)
             for section, model in LINK_MODELS.items()
         }
-        told = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
-        borrowed = (told,) if each["ring"].distance else ()
+        given = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
+        borrowed = (given,) if each["ring"].distance else ()
         gaps = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
         return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
 
@@ -247,8 +247,8 @@ class Calibration:
         lenders = [(own, ""), ("infiniband", "other"), ("efa", "other")]
         lenders = [(name, distance) for name, distance in lenders if name != without]
         made = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
-        told = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
-        borrowed = (told,) if made.distance else ()
+        given = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
+        borrowed = (given,) if made.distance else ()
         return Found(made.model, (*borrowed, *made._replace(unmeasured=()).gaps(tier.kind)))
 
     def sustained_rate(self, architecture: str) -> float:
@@ -343,8 +343,8 @@ def _value(data: Mapping[str, Any], name: str, of: str, form: str) -> float | No
         return float(entry["value"]) if entry else None
     tuned = [each for each in data["libraries"].values() if form and each.get("tuned", True)]
     every = [each for each in tuned if name in each["coefficients"]]
-    alike = [each for each in every if each["format"] == form] or every
-    values = [float(each["coefficients"][name]["value"]) for each in alike]
+    similar = [each for each in every if each["format"] == form] or every
+    values = [float(each["coefficients"][name]["value"]) for each in similar]
     if not values:
         return None
     return sum(values) / len(values) if min(values) <= 0 else math.exp(sum(map(math.log, values)) / len(values))

@@ -53,9 +53,9 @@ class Tutel(ExpertScheme):
             )
 
     def capacity(self, moe: Any) -> float | None:
-        told = super().capacity(moe)
+        given = super().capacity(moe)
         needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
-        return needed if told is None else told
+        return needed if given is None else given
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)

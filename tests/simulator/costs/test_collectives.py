@@ -244,7 +244,7 @@ def test_cards_without_links_talk_over_the_host():
     costs = Costs(load_cluster("pcie-8xa100:2"), Mesh({"dp": 2, "tp": 8}))
     work = Collective("all_reduce", GIB, ("tp",))
     assert 19 < 2 * 7 / 8 * GIB / costs.estimate(work).seconds / 1e9 < 28  # 24 GB/s on PCIe 4, NVIDIA GTC24 s62129
-    assert 0.05 < costs.estimate(work).spread < 0.5
+    assert 0.05 < costs.estimate(work).sigma < 0.5
     near, far = (costs.estimate(Transfer(GIB, axis, 0, 1)).seconds for axis in ("tp", "dp"))
     assert GIB / 31e9 < near < 1.3 * GIB / 31e9 < far, "a node's port serves two cards"
 
@@ -269,7 +269,7 @@ def test_every_node_of_the_catalog_can_be_priced(node):
     for operation in OPERATIONS:
         inner, outer = (costs.estimate(Collective(operation, GIB, (axis,))) for axis in ("tp", "dp"))
         # Both cards of a bridged pair reach other pairs, and all GPUs of an island in the group other islands.
-        assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.spread < 0.5
+        assert inner.seconds > 0.5 * GIB / tier.bandwidth / min(2, cluster.node.domain) and 0 < inner.sigma < 0.5
         assert outer.seconds > 0.5 * GIB / cluster.scale_out.bandwidth / (cluster.node.local_gpus // 4)
     owns = {section_on(one, cluster.gpu) for one in ("gemm", "attention", "memory")} <= set(
         SHIPPED.sections(cluster.gpu.name)

@@ -80,7 +80,7 @@ def test_launches_and_speed() -> None:
     work = equal(64, 16, 64, 64)
     taken, launch = seconds(work, H100, MODEL)
     assert launch == pytest.approx(6e-6 + 64e-7) and launch < taken < 1.3 * launch
-    assert price(work, H100, MODEL).spread == pytest.approx(0.1 + 0.2 * launch / taken)
+    assert price(work, H100, MODEL).sigma == pytest.approx(0.1 + 0.2 * launch / taken)
     big = equal(8, 8192)
     assert seconds(big, H100, MODEL, 0.5)[0] == pytest.approx(2 * seconds(big, H100, MODEL)[0], rel=0.05)
     assert price(equal(8, 0), H100, MODEL).seconds == 0

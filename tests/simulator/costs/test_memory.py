@@ -70,7 +70,7 @@ def test_launch_is_all_that_a_tiny_kernel_takes():
     seconds, launch = memory.seconds(Memory("activation", 64, 32), H100, MIDDLE)
     assert seconds == pytest.approx(launch, rel=0.01) == pytest.approx(MIDDLE.launch)
     estimate = memory.price(Memory("activation", 64, 32), H100, MIDDLE)
-    assert estimate.spread == pytest.approx(MIDDLE.sigma_short, rel=0.02)
+    assert estimate.sigma == pytest.approx(MIDDLE.sigma_short, rel=0.02)
 
 
 def test_fused_kernels_are_streams():

@@ -261,10 +261,10 @@ def test_ranks_that_divide_experts_gather_the_tokens_of_the_most_laden() -> None
     view = {"edp": 1, "ep": 2, "etp": 2}
     mesh = {"dp": 2, "tp": 2}
     even, skewed = (play("all-to-all", mesh, view, routing=routing) for routing in ("balanced", SKEWED))
-    spread = Routing(zipf=1.0).load(2, E)
+    sigma = Routing(zipf=1.0).load(2, E)
     for one, other in zip(on_experts(even), on_experts(skewed), strict=True):
         assert isinstance(one.work, Collective) and isinstance(other.work, Collective)
-        pace = spread.busiest_exchange if other.work.operation == "all_to_all" else spread.most_loaded
+        pace = sigma.busiest_exchange if other.work.operation == "all_to_all" else sigma.most_loaded
         assert other.work == replace(one.work, pace=pace)
 
 
@@ -324,7 +324,7 @@ def test_experts_compute_whole_blocks(seq: int, block: int, routing: Any, view: 
     """The groups of the most laden rank are multiples of the block, each by less than one above its tokens."""
     told = job("dropless", {"dp": 2, "tp": 2}, view, routing=routing, block=block)
     played = play_job(told | {"batch": {"global": 2, "sequence": seq}})
-    spread = read_routing(routing).load(view["ep"], E)
+    sigma = read_routing(routing).load(view["ep"], E)
     rows = 2 * seq * K / view["edp"] / E
     for op in at_experts(played):
         if isinstance(op.work, Gemm):
@@ -332,7 +332,7 @@ def test_experts_compute_whole_blocks(seq: int, block: int, routing: Any, view: 
             mean = op.work.k if op.work.layout == "nt" else op.work.m
             assert mean == rows
             assert sizes == pytest.approx(
-                [math.ceil(share * rows / block - 1e-9) * block for share in spread.expert_loads]
+                [math.ceil(share * rows / block - 1e-9) * block for share in sigma.expert_loads]
             )
             assert op.work.pace == pytest.approx(sum(sizes) / rows / len(sizes))
     assert played.flops("F") == pytest.approx(played.wanted)

@@ -64,8 +64,8 @@ def fit_links(section: str, samples: Sequence[Sample]) -> Fit:
     own = neutral_values(section)
     found = _fit_library(model, [s for s in samples if s.library == most], seconds, own)
     for library in sorted(set(rows) - {most, ""}):
-        alike = [s for s in samples if s.library == library]
-        more = _fit_library(model, alike, seconds, found.values) if own else found
+        similar = [s for s in samples if s.library == library]
+        more = _fit_library(model, similar, seconds, found.values) if own else found
         found.libraries.update(more.libraries)
         found.library_errors.update(more.library_errors)
     return found

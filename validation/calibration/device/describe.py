@@ -57,7 +57,7 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
     written.
     """
     count = machine.processors or 1
-    told = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
+    given = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
     cache = _cache()
     generic = load("gpus", "cpu-core")
     clock = _clock() or float(generic.clock)
@@ -65,12 +65,12 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
         "name": "this-core",
         "title": f"one core of {machine.name}",
         "architecture": "cpu",
-        "memory": {"value": f"{(machine.memory or 0) // count} B", **told},
-        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **told},
-        "l2": {"value": f"{cache or int(generic.l2)} B", **told},
-        "multiprocessors": {"value": 1, "per": "gpu", **told},
-        "clock": {"value": f"{clock / 1e6:.4g} MHz", **told},
-        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **told}},
+        "memory": {"value": f"{(machine.memory or 0) // count} B", **given},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **given},
+        "l2": {"value": f"{cache or int(generic.l2)} B", **given},
+        "multiprocessors": {"value": 1, "per": "gpu", **given},
+        "clock": {"value": f"{clock / 1e6:.4g} MHz", **given},
+        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **given}},
         "power": {"value": generic.power.text, "kind": "assumed", "source": generic.power.source},
         "host": "loopback",
         "usual_node": "cpu-host",
@@ -80,18 +80,18 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
 def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
     """The description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
     machine, properties = device.machine(), torch.cuda.get_device_properties(device.index)
-    told = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
+    given = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
     power = {"value": "400 W", "kind": "assumed", "source": "not asked for"}
     return {
         "name": "this-gpu",
         "title": machine.name,
         "architecture": "ada" if (major, minor) == (8, 9) else ARCHITECTURES.get(major, "hopper"),
-        "memory": {"value": f"{properties.total_memory} B", **told},
-        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **told},
-        "l2": {"value": f"{properties.L2_cache_size} B", **told},
-        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **told},
-        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **told} for name in ("bf16", "fp16")},
+        "memory": {"value": f"{properties.total_memory} B", **given},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **given},
+        "l2": {"value": f"{properties.L2_cache_size} B", **given},
+        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **given},
+        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **given} for name in ("bf16", "fp16")},
         "power": power,
         "host": "pcie4",
     }
@@ -119,5 +119,5 @@ def _clock() -> float:
     """Clock of the first core now [Hz]; 0 if the system does not say."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
-    told = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
-    return float(told[0]) * 1e6 if told and os.name == "posix" else 0.0
+    given = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
+    return float(given[0]) * 1e6 if given and os.name == "posix" else 0.0

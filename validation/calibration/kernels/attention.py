@@ -79,7 +79,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
     if "head_dim" in rows:
         rows = rows.assign(qk=rows["head_dim"], v=rows["head_dim"])
     rows = rows.assign(**{"pass": rows["pass"].replace("", "fwd") if "pass" in rows else "fwd"})
-    refused = {at: told for at, row in enumerate(rows.to_dict("records")) if (told := _refusal(row))}
+    refused = {at: given for at, row in enumerate(rows.to_dict("records")) if (given := _refusal(row))}
     rows = rows.drop(index=list(refused))
     masks = [TRUTH[str(each).lower()] for each in rows["causal"]]
     libraries = [

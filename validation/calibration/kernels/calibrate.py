@@ -95,9 +95,9 @@ def _fit_section(
             made["libraries"][sample.library]["tuned"] = False
     known = _with_gpu(calibration, gpu, {**data, section: made})
     for form in made["unnamed"]:
-        alike = [sample for sample in samples if _format(sample) == form]
-        alike = [sample for sample in alike if sample.tuned] or alike
-        made["unnamed"][form] = sigmas_of_all([(sample, price(known, sample, library="")) for sample in alike])
+        similar = [sample for sample in samples if _format(sample) == form]
+        similar = [sample for sample in similar if sample.tuned] or similar
+        made["unnamed"][form] = sigmas_of_all([(sample, price(known, sample, library="")) for sample in similar])
     return made
 
 

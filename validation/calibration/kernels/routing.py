@@ -96,8 +96,8 @@ def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ..
 
 
 def _exponent(distribution: object) -> float | None:
-    told = re.fullmatch(r"(?:power_law|zipf)_(\d+(?:\.\d+)?)", str(distribution))
-    return float(told[1]) if told else None
+    given = re.fullmatch(r"(?:power_law|zipf)_(\d+(?:\.\d+)?)", str(distribution))
+    return float(given[1]) if given else None
 
 
 def _uniform(experts: int) -> np.ndarray:

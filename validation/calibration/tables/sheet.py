@@ -77,9 +77,9 @@ class Sheet(NamedTuple):
                 raise PlanError("--data", f"the column {name} is given twice", "Keep one of them", str(self.path))
             cells = [row[place].strip() if place < len(row) else "" for row in self.rows]
             for at, cell in enumerate(cells):
-                told = "" if name in WORDS and cell else _fault(name, cell, name in needed and name not in BLANK)
-                if told:
-                    faults.setdefault(at, told)
+                stated = "" if name in WORDS and cell else _fault(name, cell, name in needed and name not in BLANK)
+                if stated:
+                    faults.setdefault(at, stated)
             if name in WORDS:
                 found[name] = [cell.lower() if name in NAMES else cell for cell in cells]
             else:

@@ -36,14 +36,14 @@ def cells(held: Sequence[Held], goals: Goals) -> list[dict[str, Any]]:
     found = []
     for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
         for name in sorted({name for one in own for name in one.sample.classes}):
-            told = figures(own, name)
-            if not told["rows"]:
+            given = figures(own, name)
+            if not given["rows"]:
                 continue
             goal, met = goals.get((operation, kind, name)), None
-            if goal and told["rows"] >= SCORED:
-                met = told["median"] <= goal[0] and told["p90"] <= goal[1]
+            if goal and given["rows"] >= SCORED:
+                met = given["median"] <= goal[0] and given["p90"] <= goal[1]
             words = {"gpu": gpu, "operation": operation, "kind": kind, "class": name}
-            found.append({**words, **told, "goal": goal, "met": met})
+            found.append({**words, **given, "goal": goal, "met": met})
     return found
 
 
@@ -100,8 +100,8 @@ def worst(held: Sequence[Held], count: int = 12) -> list[dict[str, Any]]:
     for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
         one = max(own, key=lambda each: float(np.max(np.abs(each.far))))
         at = int(np.argmax(np.abs(one.far)))
-        told = {"gpu": gpu, "operation": operation, "kind": kind, "library": one.sample.library or "unnamed"}
-        told |= {"shape": one.sample.shape(at), "measured_us": float(one.sample.seconds[at] * 1e6)}
-        told |= {"predicted_us": float(one.priced.seconds[at] * 1e6), "error": float(one.errors[at])}
-        found.append((abs(float(one.far[at])), told))
-    return [told for _, told in sorted(found, key=lambda each: -each[0])[:count]]
+        given = {"gpu": gpu, "operation": operation, "kind": kind, "library": one.sample.library or "unnamed"}
+        given |= {"shape": one.sample.shape(at), "measured_us": float(one.sample.seconds[at] * 1e6)}
+        given |= {"predicted_us": float(one.priced.seconds[at] * 1e6), "error": float(one.errors[at])}
+        found.append((abs(float(one.far[at])), given))
+    return [given for _, given in sorted(found, key=lambda each: -each[0])[:count]]

@@ -75,8 +75,8 @@ class Table:
         """The publications of a sample's rows."""
         if "source" not in self.frame:
             return self.path.name
-        told = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
-        return "; ".join(dict.fromkeys(expand_source(one) for one in told if one)) or self.path.name
+        stated = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
+        return "; ".join(dict.fromkeys(expand_source(one) for one in stated if one)) or self.path.name
 
     def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
         """One answer for each row, in the order of the file. held: the samples beside their forecasts."""
@@ -98,10 +98,10 @@ class Table:
             micro, room = one.priced.seconds * 1e6, np.exp(Z90 * one.priced.sigma)
             columns = one.sample.index, micro, micro / room, micro * room, one.errors, one.sample.seconds * 1e6
             for at, value, low, high, error, took in zip(*(column.tolist() for column in columns), strict=True):
-                told = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
+                stated = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
                 # Tables of rates have no times: theirs are what the rates come to.
-                told["measured_us"] = took if measured[at] is None else measured[at]
-                rows[at].update(status="predicted", reason=None, **told)
+                stated["measured_us"] = took if measured[at] is None else measured[at]
+                rows[at].update(status="predicted", reason=None, **stated)
         return rows
 
 
@@ -124,43 +124,43 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
 
     Raises PlanError for a file that cannot be read, and for one of no known format.
     """
-    told = sheet(path)
+    stated = sheet(path)
     # A row without a source is nobody's in particular.
-    columns = {*told.columns, "source"}
+    columns = {*stated.columns, "source"}
     fitting = [(len(own), i, own) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
     if not fitting:
         raise PlanError("--data", "no format of measurements has these columns", _nearest(columns, readers), str(path))
     forms = [(own, readers[i]) for _, i, own in sorted(fitting, key=lambda one: one[:2], reverse=True)]
     samples: list[Any] = []
     refused: dict[int, str] = {}
-    for form, rows in _by_form(told, forms).items():
-        found, why = _read(told, *forms[form], np.array(rows, int))
+    for form, rows in _by_form(stated, forms).items():
+        found, why = _read(stated, *forms[form], np.array(rows, int))
         samples += found
         refused |= why
-    frame = told.frame(("source", "time_us"), ())[0]
+    frame = stated.frame(("source", "time_us"), ())[0]
     return Table(path, frame, samples, {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()})
 
 
-def _by_form(told: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
+def _by_form(stated: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
     """The rows of each format whose columns a table has.
 
     A row belongs to the largest format whose columns it fills. A row that fills some of the extra columns of a larger
     format does not belong to the smaller one: something is missing in it. All other rows are left to the largest.
     """
     if len(forms) == 1:
-        return {0: list(range(len(told.rows)))}
+        return {0: list(range(len(stated.rows)))}
     every = frozenset().union(*(own for own, _ in forms))
     found: dict[int, list[int]] = {}
-    for at, filled in enumerate(told.filled(every)):
+    for at, filled in enumerate(stated.filled(every)):
         partly = [form for form, _ in forms if any(form < other and filled & (other - form) for other, _ in forms)]
         own = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled and form not in partly)
         found.setdefault(next(own, 0), []).append(at)
     return found
 
 
-def _read(told: Sheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
+def _read(stated: Sheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
     """Samples and refusals of the rows of one format."""
-    frame, faults = told.frame(own | optional(reader) | {"source"}, own)
+    frame, faults = stated.frame(own | optional(reader) | {"source"}, own)
     faults = {at: faults[at] for at in rows.tolist() if at in faults}
     good = np.array([at for at in rows.tolist() if at not in faults], int)
     if not len(good):

@@ -211,10 +211,10 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     ]
     made: list[UnitRun] = []
     # Copies differ in what they do for their neighbours: mostly the first, those between, the last.
-    for (i, turn), alike in groupby(turns):
+    for (i, turn), similar in groupby(turns):
         stays = shared and i == 0
         fragment = _lower_unit(scheme, unit_runs[i], held[i], turn, stays)
-        whole = replace(unit_runs[i], fragment=fragment, count=len(list(alike)))
+        whole = replace(unit_runs[i], fragment=fragment, count=len(list(similar)))
         table = [_table_key(axes) for axes, _ in held[0].gradients]
         if shared and fragment.shared_weights:
             whole = _add_table_gradients(scheme, whole, held[0])

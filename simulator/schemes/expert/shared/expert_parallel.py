@@ -119,9 +119,9 @@ class ExpertScheme(Scheme):
         """The axes that experts are spread over, as far as no other scheme of the plan divides tokens along them."""
         divided: set[str] = set()
         for entry in job.plan.schemes:
-            kind, told = find_scheme(entry.use), entry.model_extra or {}
+            kind, given = find_scheme(entry.use), entry.model_extra or {}
             if kind.family not in ("pipeline", "expert"):
-                other = kind(kind.all_axes(entry.over, told), kind.Options(**told), self.mesh, self.framework)
+                other = kind(kind.all_axes(entry.over, given), kind.Options(**given), self.mesh, self.framework)
                 rule = other.layouts(TOKENS)
                 dims = dict.fromkeys(other.over, rule) if isinstance(rule, str) else rule.divide if rule else {}
                 divided |= {part for part, dim in dims.items() if dim in ("b", "s")}
