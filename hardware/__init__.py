@@ -18,10 +18,10 @@ from hardware.errors import CatalogError, nearest
 from hardware.gpu import GPU
 from hardware.inline import ByGPU
 from hardware.link import Link
-from hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validated
+from hardware.load import Document, Fact, Value, catalog, explain, line_of, load, read_yaml, validate_data
 from hardware.mixed import ByGroups
 from hardware.node import Node
-from hardware.shared import shared
+from hardware.shared import shared_instance
 from hardware.topology import Parts, Reach, reach
 
 __all__ = [
@@ -81,9 +81,9 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
     if isinstance(spec, Cluster):
         return spec
     if isinstance(spec, Mapping):
-        return _described(Document(dict(spec), "", where))
+        return _cluster_of_mapping(Document(dict(spec), "", where))
     if isinstance(spec, Path):
-        return _described(read_yaml(Path(base) / spec, str(spec)))
+        return _cluster_of_mapping(read_yaml(Path(base) / spec, str(spec)))
     if not isinstance(spec, str):
         rule = "a cluster is a name, a path or a mapping"
         raise CatalogError(where, rule, "Write it like dgx-h100:64 or {node: dgx-h100, nodes: 64}", spec)
@@ -95,15 +95,15 @@ def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> C
         if not os.path.exists(Path(base) / word):  # False, too, for what no file can be called
             rule = f"no such file, looked for from {Path(base).resolve()}"
             raise CatalogError(where, rule, "Give the path of a YAML file, or a name like dgx-h100:64", spec)
-        return _described(read_yaml(Path(base) / word, word))
+        return _cluster_of_mapping(read_yaml(Path(base) / word, word))
     node, colon, count = word.partition(":")
     if not colon and node not in nodes():
         known = [*clusters(), *(f"{name}:COUNT" for name in nodes())]
         raise CatalogError(where, "no such cluster", f"{nearest(node, known)}, or the path of a YAML file", spec)
-    return _counted(node, count, where, spec)
+    return _cluster_of_nodes(node, count, where, spec)
 
 
-def _counted(node: str, count: str, where: str, spec: str) -> Cluster:
+def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
     """The cluster ``node:count``."""
     if node not in nodes():
         raise CatalogError(where, f"no node {node!r} in the catalog", nearest(node, nodes()), spec)
@@ -113,12 +113,12 @@ def _counted(node: str, count: str, where: str, spec: str) -> Cluster:
     if len(count) > 20 or int(count) * int(load("nodes", node).gpus) > MAX_GPUS:
         raise CatalogError(where, f"more than {MAX_GPUS:,} GPUs", "Write fewer nodes", spec)
     data = {"name": f"{node}:{int(count)}", "node": node, "nodes": int(count)}
-    return shared(Cluster, data, lambda: validated(Cluster, data, where))
+    return shared_instance(Cluster, data, lambda: validate_data(Cluster, data, where))
 
 
-def _described(document: Document) -> Cluster:
+def _cluster_of_mapping(document: Document) -> Cluster:
     """The cluster of a mapping, in any of its forms."""
-    return shared(Cluster, document.data, lambda: _read(document))
+    return shared_instance(Cluster, document.data, lambda: _read(document))
 
 
 FORMS: tuple[tuple[set[str], type[ByGPU] | type[ByGroups], str], ...] = (
@@ -133,11 +133,11 @@ def _read(document: Document) -> Cluster:
     keys = data.keys() if isinstance(data, dict) else set()
     form, rule = next(((model, rule) for own, model, rule in FORMS if own & keys), (None, ""))
     if form is None:
-        return validated(Cluster, data, where, text=text)
+        return validate_data(Cluster, data, where, text=text)
     if both := {"node", "nodes"} & keys:
         place = f"{where}:{line_of(text, (min(both),))} {min(both)}" if text else f"{where}.{min(both)}"
         raise CatalogError(place, rule, "Keep {node, nodes}, {gpu, gpus} or {groups}")
-    given = validated(form, data, where, text=text)
+    given = validate_data(form, data, where, text=text)
     try:
         return given.cluster()
     except CatalogError:

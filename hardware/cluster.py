@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from hardware.gpu import GPU
 from hardware.link import Link
-from hardware.load import Strict, Time, by_name, described
+from hardware.load import Strict, Time, by_name, catalog_model
 from hardware.node import Node
 
 MAX_GPUS = 1_000_000
@@ -97,14 +97,14 @@ class Fabric(Strict):
         return self.levels or (Level(oversubscription=self.oversubscription),)
 
 
-class Group(Strict):
+class NodeGroup(Strict):
     """Some equal nodes of a cluster that has several kinds."""
 
     node: Annotated[Node, by_name("nodes", Node)]
     nodes: Size
 
 
-@described("clusters")
+@catalog_model("clusters")
 class Cluster(Strict):
     """`nodes` equal nodes, of which the first `gpus` GPUs are used.
 
@@ -119,7 +119,7 @@ class Cluster(Strict):
     used: Size | None = Field(default=None, alias="gpus")
     fabric: Fabric = Fabric()
     source: str = ""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -94,7 +94,7 @@ def page() -> str:
         parts += [f"## {title}\n", _table(kind, columns, sources), *_notes(kind, columns)]
     parts += ["## Clusters\n", _clusters()]
     listed = "\n".join(f"{number}. {text}" for text, number in sources.items())
-    parts += ["## Sources\n", listed + "\n", "## Assumed values\n", _assumed()]
+    parts += ["## Sources\n", listed + "\n", "## Assumed values\n", _assumed_rows()]
     return "\n".join(parts)
 
 
@@ -181,7 +181,7 @@ def _clusters() -> str:
     return _rows(["cluster", "", "node", "nodes", "GPUs", "levels of the fabric", "source"], rows)
 
 
-def _assumed() -> str:
+def _assumed_rows() -> str:
     rows = [
         [f"`{kind}/{name}`", f"`{path}`", _text(item), item.source]
         for kind in ("gpus", "links", "nodes")

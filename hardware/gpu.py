@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from hardware.link import Link
-from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, by_name, described
+from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, by_name, catalog_model
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 
 
-@described("gpus")
+@catalog_model("gpus")
 class GPU(Strict):
     """One accelerator.
 

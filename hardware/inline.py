@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from hardware.cluster import Cluster, Fabric, Size
 from hardware.gpu import GPU
 from hardware.link import Link
-from hardware.load import Fact, Strict, assumed, by_name, catalog, load
+from hardware.load import Fact, Strict, assumed_value, by_name, catalog, load
 from hardware.node import Mesh, NICs, Node, ScaleUp
 from hardware.units import GIGA
 
@@ -33,7 +33,7 @@ class Inter(Strict):
 
 
 class ByGPU(Strict):
-    """A cluster told by its GPUs; what is null is taken from the GPU's usual node, and said in `assumed`."""
+    """A cluster told by its GPUs; what is null is taken from the GPU's usual node, and said in `assumed_value`."""
 
     name: str = "inline"
     title: str = ""
@@ -59,7 +59,7 @@ class ByGPU(Strict):
         node = Node(
             name=f"{per_node} x {self.gpu.name}",
             gpu=self.gpu,
-            gpus=assumed(per_node, TOLD),
+            gpus=assumed_value(per_node, TOLD),
             scale_up=scale_up,
             nics=self._nics(per_node, usual, notes, int(scale_up.domain or per_node) if scale_up else 1),
             host=usual.host if usual and int(usual.gpus) == per_node else None,
@@ -89,7 +89,7 @@ class ByGPU(Strict):
         if self.gpu.scale_up is None:
             raise ValueError(f"{self.gpu.name} has no scale-up link. Write `scale_up_domain: 1`")
         link: Link = load("links", self.gpu.scale_up)
-        size = assumed(domain, TOLD) if domain != per_node else None
+        size = assumed_value(domain, TOLD) if domain != per_node else None
         if usual is None or (usual.scale_up and usual.scale_up.switched.value):
             return ScaleUp(link=link, domain=size)
         if usual.scale_up and domain <= usual.domain:
@@ -119,7 +119,7 @@ class ByGPU(Strict):
                 notes.append(f"cluster.inter.gbps_per_gpu: {gbps:g}, as in {usual.name}")
         link = _port(str(kind), gbps * GIGA / 8)
         similar = nics is not None and link.family == nics.link.family
-        ports = assumed(per_node, "one port per GPU")
+        ports = assumed_value(per_node, "one port per GPU")
         return NICs(link=link, count=ports, **({"rail_optimised": nics.rail_optimised} if similar and nics else {}))
 
 
@@ -129,5 +129,5 @@ def _port(kind: str, rate: float) -> Link:
     link = min(known, key=lambda one: abs(math.log(one.bandwidth / rate)))
     if link.bandwidth == rate:
         return link
-    stated = assumed(rate, "the rate per GPU that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
-    return link.model_copy(update={"name": kind, "rate": stated, "links": assumed(1, "one port per GPU")})
+    stated = assumed_value(rate, "the rate per GPU that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
+    return link.model_copy(update={"name": kind, "rate": stated, "links": assumed_value(1, "one port per GPU")})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hardware.load import Count, LinkRate, Ratio, Strict, Time, described
+from hardware.load import Count, LinkRate, Ratio, Strict, Time, catalog_model
 
 
-@described("links")
+@catalog_model("links")
 class Link(Strict):
     """A scale-up link (NVLink), a link to the host (PCIe) or a network port (InfiniBand, Ethernet).
 

@@ -24,13 +24,13 @@ from pydantic_core import core_schema
 
 from hardware import units
 from hardware.documents.document import MAX_BYTES, MAX_DEPTH, MAX_NODES, Document, Loader, Place, line_of, read_yaml
-from hardware.documents.explain import Model, Strict, explain, valid_keys, validated
+from hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
 from hardware.errors import CatalogError, nearest
 
 __all__ = [
     "MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
-    "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value", "assumed",
-    "by_name", "catalog", "described", "explain", "line_of", "load", "quantity", "read_yaml", "valid_keys", "validated",
+    "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value", "assumed_value",
+    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "valid_keys", "validate_data",
 ]  # fmt: skip
 
 Plain = TypeVar("Plain")
@@ -42,7 +42,7 @@ Plain = TypeVar("Plain")
 class Value(float):
     """A float in SI that remembers where it comes from.
 
-    text: as written (``900 GB/s``). kind: ``peak`` (stated by the maker), ``measured``, ``fitted`` or ``assumed``.
+    text: as written (``900 GB/s``). kind: ``peak`` (stated by the maker), ``measured``, ``fitted`` or ``assumed_value``.
     source: document or address. note: what a reader should know. checked: the day the source was read (ISO), or "".
     """
 
@@ -145,7 +145,7 @@ Count = Annotated[Value, quantity("count", per=("gpu", "node"))]
 Ratio = Annotated[Value, quantity("ratio")]
 
 
-def assumed(number: float, source: str, text: str = "") -> Value:
+def assumed_value(number: float, source: str, text: str = "") -> Value:
     """A `Value` (SI) made up in code, for want of a better one; `source` says by which reasoning."""
     return Value(number, text or f"{number:g}", "assumed", source)
 
@@ -155,7 +155,7 @@ def assumed(number: float, source: str, text: str = "") -> Value:
 _MODELS: dict[str, type[BaseModel]] = {}
 
 
-def described(kind: str) -> Callable[[type[Model]], type[Model]]:
+def catalog_model(kind: str) -> Callable[[type[Model]], type[Model]]:
     """Class decorator: files of the catalog folder `kind` are read as this model."""
 
     def register(model: type[Model]) -> type[Model]:
@@ -183,14 +183,14 @@ def load(kind: str, name: str) -> Any:
     if name.endswith(FILES):
         data, text, where = read_yaml(Path(name))
         named = {"name": Path(name).stem, **data} if isinstance(data, dict) else data
-        return validated(_MODELS[kind], named, where, text=text)
+        return validate_data(_MODELS[kind], named, where, text=text)
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     file = resources.files("hardware") / "catalog" / kind / f"{name}.yaml"
     data, text, where = read_yaml(file, f"{kind}/{name}.yaml")
     if isinstance(data, dict):
         data = {"name": name, **data}
-    return validated(_MODELS[kind], data, where, text=text)
+    return validate_data(_MODELS[kind], data, where, text=text)
 
 
 def by_name(kind: str, model: type[BaseModel]) -> BeforeValidator:

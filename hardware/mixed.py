@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from hardware.cluster import Cluster, Fabric, Group
+from hardware.cluster import Cluster, Fabric, NodeGroup
 from hardware.gpu import GPU
-from hardware.load import Strict, Value, assumed
+from hardware.load import Strict, Value, assumed_value
 from hardware.node import Host, NICs, Node, ScaleUp
 
 
@@ -23,7 +23,7 @@ class ByGroups(Strict):
     name: str = "inline"
     title: str = ""
     source: str = ""
-    groups: Annotated[tuple[Group, ...], Field(min_length=1)]
+    groups: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     fabric: Fabric = Fabric()
 
     def cluster(self) -> Cluster:
@@ -59,7 +59,7 @@ def slowest(nodes: list[Node], size: int) -> Node:
     return Node(
         name="+".join(node.name for node in nodes),
         gpu=_gpu([node.gpu for node in nodes]),
-        gpus=assumed(size, "the smallest node of the groups"),
+        gpus=assumed_value(size, "the smallest node of the groups"),
         scale_up=_scale_up(ups, domain) if domain > 1 else None,
         nics=_nics(nodes, size),
         host=_host(nodes, size),
@@ -91,8 +91,8 @@ def _scale_up(ups: list[ScaleUp], domain: int) -> ScaleUp:
     narrow = min(up.link.bandwidth for up in ups)
     link = up.link
     if link.bandwidth > narrow:
-        link = link.model_copy(update={"rate": assumed(narrow / link.links, "the narrowest links of the groups")})
-    return up.model_copy(update={"link": link, "domain": assumed(domain, "the smallest domain of the groups")})
+        link = link.model_copy(update={"rate": assumed_value(narrow / link.links, "the narrowest links of the groups")})
+    return up.model_copy(update={"link": link, "domain": assumed_value(domain, "the smallest domain of the groups")})
 
 
 def _host(nodes: list[Node], size: int) -> Host | None:
@@ -104,7 +104,7 @@ def _host(nodes: list[Node], size: int) -> Host | None:
     for key in Host.model_fields:
         rates = [getattr(host, key) / gpus for gpus, host in hosts if getattr(host, key)]
         if rates and (key == "uplinks" or len(rates) == len(hosts)):
-            found[key] = assumed(min(rates) * size, "the slowest host of the groups")
+            found[key] = assumed_value(min(rates) * size, "the slowest host of the groups")
     return Host(**found)  # type: ignore[arg-type]
 
 
@@ -114,5 +114,7 @@ def _nics(nodes: list[Node], size: int) -> NICs | None:
         return None
     gpus, nics = min(ports, key=lambda one: one[1].link.bandwidth * one[1].count / one[0])
     rails = min((nics.rail_optimised for _, nics in ports), key=lambda fact: fact.value)
-    count = nics.count if gpus == size else assumed(nics.count * size / gpus, "its share of the slowest node's ports")
+    count = (
+        nics.count if gpus == size else assumed_value(nics.count * size / gpus, "its share of the slowest node's ports")
+    )
     return nics.model_copy(update={"count": count, "rail_optimised": rails})

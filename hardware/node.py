@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from hardware.gpu import GPU
 from hardware.link import Link
-from hardware.load import Count, Fact, Strict, Value, by_name, described, quantity
+from hardware.load import Count, Fact, Strict, Value, by_name, catalog_model, quantity
 
 Links = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Mesh = Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ...], ...]
@@ -36,7 +36,7 @@ class ScaleUp(Strict):
     domain: Count | None = None
 
     @model_validator(mode="after")
-    def _joined(self) -> ScaleUp:
+    def _check_switched(self) -> ScaleUp:
         if self.switched.value != (self.mesh is None):
             raise ValueError("links go either to a switch or to other GPUs. Give `switched: false` its `mesh`")
         rows = self.mesh.value if self.mesh else ()
@@ -105,7 +105,7 @@ class Host(Strict):
     write: Together | None = None
 
 
-@described("nodes")
+@catalog_model("nodes")
 class Node(Strict):
     """`gpus` GPUs of one type; `scale_up` is None where PCIe alone joins them, `nics` for a node that stands alone,
     `host` where it is not known.
@@ -131,7 +131,7 @@ class Node(Strict):
         return max(self.domain, int(self.gpus))
 
     @model_validator(mode="after")
-    def _nested(self) -> Node:
+    def _check_domains(self) -> Node:
         # Rank r lives in node r // gpus and in domain r // domain: one must be made of whole ones of the other.
         if self.domain % int(self.gpus) and int(self.gpus) % self.domain:
             raise ValueError(

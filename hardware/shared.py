@@ -20,7 +20,7 @@ PLAIN = (str, int, float, bool, type(None), datetime.date)
 _made: dict[Hashable, Any] = {}
 
 
-def shared(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made:
+def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made:
     """What `make` makes of `data`, the same object for equal data of one `kind`; what it raises is not kept.
 
     Data that holds more than mappings, lists and plain values, or itself, is made anew.

@@ -87,7 +87,7 @@ def validate(
             _validate_tables(kind, paths, as_json, plot, calibration)
             return
         files = figure_files(plot, held.FIGURES) if plot is not None else {}
-        answer, missing = held.published(paths, workers)
+        answer, missing = held.validate_published(paths, workers)
         held.draw(answer, files)
         if as_json:
             emit(answer)
@@ -116,7 +116,7 @@ def _validate_measurement_files(kind: str, paths: Sequence[Path], as_json: bool,
         remedy = f"Name files of meshcast measure {kind}: --data measured.json"
         raise PlanError("--data", f"{kind} need measurement files", remedy)
     files = figure_files(plot, measurements.FIGURES) if plot is not None else {}
-    answer = measurements.validated(kind, paths)
+    answer = measurements.validate_measurements(kind, paths)
     measurements.draw(answer, files)
     if as_json:
         emit(answer)
@@ -135,7 +135,7 @@ def _validate_trace(
         rule = "it compares one trace with the job that ran"
         raise PlanError("validate trace", rule, "Write meshcast validate trace TRACE --job JOB")
     files = figure_files(plot, tracing.FIGURES) if plot is not None else {}
-    found = tracing.compared(paths[0], job, *more)
+    found = tracing.compare_trace(paths[0], job, *more)
     tracing.draw(found, files)
     if as_json:
         emit(found.to_dict())
@@ -152,7 +152,7 @@ def _validate_tables(
 
     require_files(paths, kind)
     files = figure_files(plot, measured.FIGURES) if plot is not None else {}
-    answer, held = measured.validated(kind, paths, check_calibration_folder(calibration))
+    answer, held = measured.validate_tables(kind, paths, check_calibration_folder(calibration))
     measured.draw(kind, held, files)
     if files and not held:
         typer.echo("meshcast: no row is forecast, so nothing is drawn", err=True)
@@ -213,7 +213,7 @@ def calibrate(
         paths = [*(data or ()), *(more or ())]
         require_files(paths, kind)
         check_writable_folder(out)
-        answer = measured.calibrated(kind, paths, out, only or (), leave_out)
+        answer = measured.calibrate_tables(kind, paths, out, only or (), leave_out)
         if as_json:
             emit(answer)
         else:

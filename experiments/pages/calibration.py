@@ -35,7 +35,7 @@ MOST = 20
 """Reasons of refusals that are shown."""
 
 
-def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
+def validate_tables(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
     """Every row of some tables beside its forecast: the answer, and what figures are drawn of."""
     room = ROOMS[kind]
     tables = [_rows_of(kind, path) for path in paths]
@@ -43,7 +43,7 @@ def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tup
     every: list[Held] = []
     known = Calibration.from_folder(calibration)
     for table in progress(tables, len(tables), "tables"):
-        held = _held(room, known, table)
+        held = _predict_samples(room, known, table)
         rows += table.answers(held)
         every += held
     refusals: dict[str, int] = {}
@@ -56,7 +56,7 @@ def validated(kind: str, paths: Sequence[Path], calibration: Path | None) -> tup
     return {"rows": rows, "summary": given}, every
 
 
-def _held(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
+def _predict_samples(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
     """The samples of a table beside their forecasts; rows that no calibration can price join the refused ones."""
     held: list[Held] = []
     for sample in table.samples:
@@ -90,7 +90,9 @@ def _reads(kind: str, path: Path) -> bool:
     return True
 
 
-def calibrated(kind: str, paths: Sequence[Path], out: Path, only: Sequence[str], leave_out: bool) -> dict[str, Any]:
+def calibrate_tables(
+    kind: str, paths: Sequence[Path], out: Path, only: Sequence[str], leave_out: bool
+) -> dict[str, Any]:
     """Fits and writes the files; what was fitted, and how each library fares."""
     room = ROOMS[kind]
     tables = [_rows_of(kind, path) for path in paths]

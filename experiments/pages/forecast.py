@@ -237,7 +237,7 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     table.add_column("allocated", justify="right", style="bold", no_wrap=True)
     table.add_column(f"of {capacity:.4g} GiB", min_width=10)
     before = -1
-    for number in shown(stages):
+    for number in stages_to_show(stages):
         if number > before + 1:
             table.add_row(f"... {number - before - 1} more")
         before = number
@@ -249,7 +249,7 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     return Group(grid, Text(), table)
 
 
-def shown(stages: Sequence[dict[str, Any]]) -> list[int]:
+def stages_to_show(stages: Sequence[dict[str, Any]]) -> list[int]:
     """The stages that get a row."""
     count = len(stages)
     if count <= STAGES:

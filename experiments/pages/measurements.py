@@ -25,7 +25,7 @@ MOST = 400
 """Rows that are printed; all of them are in ``--json``."""
 
 
-def validated(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
+def validate_measurements(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
     """Rows of measurement files beside their forecasts, and a summary. Raises PlanError for files of another kind."""
     files = []
     for path in paths:

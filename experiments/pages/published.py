@@ -56,7 +56,7 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 # ------------------------------------------------------------------------------------ published runs
 
 
-def published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
+def validate_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
     """Forecasts of published runs: the answer, and how many runs have none because somebody interrupted."""
     from validation.published.answer import answers
     from validation.published.baseline import add_baselines
@@ -146,7 +146,7 @@ def errors_table(stated: dict[str, Any]) -> Table:
         inside = percent(of["inside_interval"], digits=0)
         table.add_row(name, f"{of['rows']:,}", f"{of['compared']:,}", *ours, inside, *theirs, style=style)
 
-    _grouped(table, stated, add)
+    _add_group_rows(table, stated, add)
     return table
 
 
@@ -163,11 +163,11 @@ def memory_table(stated: dict[str, Any]) -> Table:
             sizes = [percent(held[key]) for key in ("median", "mean", "p90")]
             table.add_row(name, f"{held['compared']:,}", *sizes, percent(held["bias"], "+"), style=style)
 
-    _grouped(table, stated, add)
+    _add_group_rows(table, stated, add)
     return table
 
 
-def _grouped(table: Table, stated: dict[str, Any], add: Any) -> None:
+def _add_group_rows(table: Table, stated: dict[str, Any], add: Any) -> None:
     """A row for all, then one row a source, GPU, class and program."""
     add("all", stated, "bold")
     for group in ("source", "gpu", "class", "stack"):

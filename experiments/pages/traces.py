@@ -23,7 +23,7 @@ FIGURES = ("trace",)
 """What is drawn."""
 
 
-def compared(trace: Path, job: Path, calibration: Path | None, rank: int | None, step: int | None) -> Comparison:
+def compare_trace(trace: Path, job: Path, calibration: Path | None, rank: int | None, step: int | None) -> Comparison:
     """A step of a trace beside the forecast of its job. Raises PlanError for what is no trace, or another's."""
     return compare_step(kineto.read(trace), _report(job, calibration), rank, step)
 

@@ -62,7 +62,7 @@ WHOLE, SHARES = 3, 8
 
 
 @dataclass(frozen=True)
-class Part:
+class BreakdownPart:
     """A part of a step [s]. hidden: overlapped communication of the same axis."""
 
     took: float
@@ -81,7 +81,7 @@ def draw(reports: Report | Named, path: str | Path) -> None:
     save(lambda: breakdown(named), path)
 
 
-def step_parts(report: Report) -> dict[str, Part]:
+def step_parts(report: Report) -> dict[str, BreakdownPart]:
     """Parts that add up to the step, in the order of the page; rounding errors are set to zero."""
     hidden, least = report.breakdown.hidden, 1e-9 * report.step_time
 
@@ -89,7 +89,7 @@ def step_parts(report: Report) -> dict[str, Part]:
         return float(seconds) if seconds > least else 0.0
 
     return {
-        key: Part(clean(figure.compute(report) or 0.0), clean(hidden.get(key, 0.0)))
+        key: BreakdownPart(clean(figure.compute(report) or 0.0), clean(hidden.get(key, 0.0)))
         for key, figure in parts_of_step().items()
     }
 
@@ -101,7 +101,7 @@ def breakdown(named: Named) -> Figure:
     """The plot: a stacked bar for every report, and below them a table row for every part."""
     accounts = [step_parts(report) for _, report in named]
     steps = [report.step_time for _, report in named]
-    keys = [key for key in parts_of_step() if any(account[key] != Part(0.0) for account in accounts)]
+    keys = [key for key in parts_of_step() if any(account[key] != BreakdownPart(0.0) for account in accounts)]
     alone = len(named) == 1
     head, title = [], f"Where the time of a step goes: {len(named)} forecasts"
     if alone:
@@ -149,7 +149,7 @@ def breakdown(named: Named) -> Figure:
     return sheet.figure
 
 
-def draw_stack(axes: Any, account: dict[str, Part], step: float, longest: float, scale: float) -> None:
+def draw_stack(axes: Any, account: dict[str, BreakdownPart], step: float, longest: float, scale: float) -> None:
     """Stacks the parts of one step along a bar, with as much of their names as fits."""
     inches = (style.PAGE - 2 * EDGE) / longest
     at = 0.0
@@ -165,7 +165,7 @@ def draw_stack(axes: Any, account: dict[str, Part], step: float, longest: float,
         at += part.took
 
 
-def draw_hidden(axes: Any, account: dict[str, Part], scale: float) -> None:
+def draw_hidden(axes: Any, account: dict[str, BreakdownPart], scale: float) -> None:
     """Draws hidden communication as a thin bar below that of the step."""
     at = 0.0
     for key, part in account.items():
@@ -200,7 +200,7 @@ def column_ends(count: int) -> list[dict[str, float]]:
 
 
 def draw_rows(
-    sheet: Sheet, accounts: Sequence[dict[str, Part]], steps: Sequence[float], keys: Sequence[str], top: float
+    sheet: Sheet, accounts: Sequence[dict[str, BreakdownPart]], steps: Sequence[float], keys: Sequence[str], top: float
 ) -> None:
     """Writes the table of all parts, with the step below; a single report has bars too."""
     alone, places = len(accounts) == 1, column_ends(len(accounts))

@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 from experiments.sweeps.expressions import Expression, parse_constraint
 from hardware import load_cluster
 from hardware.errors import MeshcastError, PlanError, nearest
-from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validated
+from hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from simulator.job.job import JobFile, LongPlan, ShortPlan
 from simulator.job.load import set_field
 from simulator.models.load import load_model
@@ -145,7 +145,7 @@ def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None =
     if not isinstance(document.data, dict):
         rule = "a sweep is a mapping of keys to values"
         raise PlanError(document.where, rule, "Start with `job:` and `vary:`", document.data)
-    file = validated(SweepFile, document.data, document.where, PlanError, text=document.text)
+    file = validate_data(SweepFile, document.data, document.where, PlanError, text=document.text)
     top = Spot(document, ())
     own, folder = _job(file.job, folder if base is None else Path(base), top.below("job"))
     job: dict[str, Any] = own.data
@@ -233,9 +233,9 @@ def _check_job(sweep: Sweep, own: Document, taken: Mapping[str, Spot], spot: Spo
     varying = {name.split(".")[0] for name in sweep.fields}
     given = {name: None for name in ("model", "cluster") if name in varying} | sweep.job
     if own.where == spot.document.where:
-        validated(Inline, {"job": given}, own.where, PlanError, text=own.text)
+        validate_data(Inline, {"job": given}, own.where, PlanError, text=own.text)
     else:
-        validated(JobFile, given, own.where, PlanError, text=own.text)
+        validate_data(JobFile, given, own.where, PlanError, text=own.text)
     try:
         apply_changes(sweep.job, sweep.point(0))
     except PlanError as error:
@@ -427,9 +427,9 @@ class Names:
     def _inside(self, data: Any, keys: Sequence[str], name: str, changes: Changes) -> Any:
         for key in keys:
             data = data.get(key, MISSING) if isinstance(data, dict) else MISSING
-        return self._derived(name, changes) if data is MISSING else data
+        return self._derive_count(name, changes) if data is MISSING else data
 
-    def _derived(self, name: str, changes: Changes) -> Any:
+    def _derive_count(self, name: str, changes: Changes) -> Any:
         """Number of the model or the cluster of a point."""
         if name in ("gpus", "cluster.gpus"):
             return self._part("cluster", changes).gpus

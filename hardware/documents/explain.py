@@ -21,7 +21,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def validated(
+def validate_data(
     model: type[Model], data: Any, where: str, error: type[MeshcastError] = CatalogError, text: str = ""
 ) -> Model:
     """`data` as a `model`; whatever is wrong with it raises one `error` (see `explain`)."""

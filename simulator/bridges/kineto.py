@@ -125,7 +125,7 @@ class Trace:
             return ()
         return self._nests[launch.lane].around(launch.begin)
 
-    def nested(self) -> list[tuple[Event, tuple[str, ...], int]]:
+    def nest_events(self) -> list[tuple[Event, tuple[str, ...], int]]:
         """Every event of the host, names of those around it (the nearest first), and the place of the nearest of them
         in this list, -1 where there is none."""
         found: list[tuple[Event, tuple[str, ...], int]] = []

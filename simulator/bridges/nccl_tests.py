@@ -92,7 +92,7 @@ def read(path: Path, operation: str | None = None, members: int | None = None) -
     drafts = [_json(path)] if text(path, REMEDY).lstrip()[:1] == "{" else list(_tables(path))
     if not any(draft.sizes for draft in drafts):
         raise PlanError(str(path), "it holds no table of sizes and times", REMEDY)
-    return [_settled(draft, path, operation, members) for draft in drafts if draft.sizes]
+    return [_complete_run(draft, path, operation, members) for draft in drafts if draft.sizes]
 
 
 @dataclass
@@ -110,11 +110,11 @@ class _Draft:
     columns: tuple[str, ...] = COLUMNS
 
 
-def _settled(draft: _Draft, path: Path, operation: str | None, members: int | None) -> Run:
+def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int | None) -> Run:
     """A run whose operation and members are known."""
     where = draft.sizes[0].where.rsplit(":", 1)[0] or str(path)
     if operation is None:
-        test = draft.test or _named(path.name)
+        test = draft.test or _operation_of(path.name)
         if not test:
             rule = "neither its header nor its name says which test it is of"
             raise PlanError(where, rule, f"Add --operation; valid: {', '.join(OPERATIONS.values())}")
@@ -161,7 +161,7 @@ def _places(ranks: Sequence[tuple[int, str, str]], hosts: Sequence[str]) -> tupl
     return tuple(found)
 
 
-def _named(words: str) -> str:
+def _operation_of(words: str) -> str:
     """The test whose binary a text names: ``/opt/all_reduce_perf_mpi -b 8`` -> ``all_reduce``."""
     tests = sorted((*OPERATIONS, *OTHERS), key=len, reverse=True)
     found = re.search(rf"(?<![a-z_])({'|'.join(tests)})(?:_perf|\b)", words)
@@ -189,13 +189,13 @@ def _tables(path: Path) -> Iterator[_Draft]:
         elif words and words[0].isdigit() and not draft.finished:
             draft.sizes.append(_row(draft, words, where))
         elif _is_command(line):
-            draft.test, draft.command = _named(line), line.strip().removeprefix("$ ")
+            draft.test, draft.command = _operation_of(line), line.strip().removeprefix("$ ")
     yield draft
 
 
 def _is_command(line: str) -> bool:
     """Whether somebody typed this: ``$ ./build/all_reduce_perf -b 8 -e 128M``."""
-    return not line.startswith("#") and bool(re.search(r"\w_perf(_mpi)?\s+-", line)) and bool(_named(line))
+    return not line.startswith("#") and bool(re.search(r"\w_perf(_mpi)?\s+-", line)) and bool(_operation_of(line))
 
 
 def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
@@ -207,7 +207,7 @@ def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
         draft.numbers.add(number)
         draft.ranks.append((int(found[2] or 0), found[4].strip(), found[3]))
     elif line.startswith("# Collective test starting:"):
-        draft.test = _named(line.partition(":")[2])
+        draft.test = _operation_of(line.partition(":")[2])
     elif found := re.search(r"nccl-library=(\d{1,9})", line):
         draft.nccl = _version(int(found[1]))
     elif words[:2] == ["size", "count"]:
@@ -279,7 +279,7 @@ def _json(path: Path) -> _Draft:
     data = json_object(path, REMEDY)
     config, args = member(data, "config", dict, str(path), REMEDY), data.get("args")
     command = shlex.join(map(str, args)) if isinstance(args, list) else ""
-    test = _named(str(args[0])) if isinstance(args, list) and args else ""
+    test = _operation_of(str(args[0])) if isinstance(args, list) and args else ""
     draft = _Draft(test, command, finished="out_of_bounds" in data)
     if isinstance(code := data.get("nccl_version"), int) and 0 < code < 10**6:
         draft.nccl = _version(code)

@@ -52,7 +52,7 @@ def ahead(late: np.ndarray, usual: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Table:
+class BlockMatrices:
     """The matrices of a block at its prices, in columns of coordinates.
 
     begin: a row for the begin of every op.
@@ -183,14 +183,14 @@ class Coordinates:
             results[key] = make()
         return results[key]  # type: ignore[return-value]
 
-    def table(self, part: PricedBlock) -> Table:
+    def table(self, part: PricedBlock) -> BlockMatrices:
         """The matrices of one copy of a part."""
         return self._cached_result(part, "table", lambda: self._sweep(part, ()))
 
-    def _hold_columns(self, part: PricedBlock, marks: Marks) -> Table:
+    def _hold_columns(self, part: PricedBlock, marks: Marks) -> BlockMatrices:
         """The same with a column for each of `marks`: a time before which the ops at its places must not begin."""
         table = self._cached_result(part, marks, lambda: self._sweep(part, marks))
-        return Table(table.begin[:, self.size :], table.out[:, self.size :])
+        return BlockMatrices(table.begin[:, self.size :], table.out[:, self.size :])
 
     def _powers(self, part: PricedBlock) -> Orbit:
         """The matrices of no copy, of one, and so on to all."""
@@ -240,7 +240,7 @@ class Coordinates:
             part, "pushed", lambda: product(self._powers(part).before[::-1], self._hold_columns(part, marks).out)
         )
 
-    def _sweep(self, part: PricedBlock, marks: Marks) -> Table:
+    def _sweep(self, part: PricedBlock, marks: Marks) -> BlockMatrices:
         block = part.block
         width = self.size + len(marks)
         now = np.full((self.size, width), NEVER)
@@ -268,7 +268,7 @@ class Coordinates:
             out[:] = arrivals[at] if port.through else NEVER
             for j in port.exit:
                 np.maximum(out, seen[j], out=out)
-        return Table(begin, now)
+        return BlockMatrices(begin, now)
 
     # ------------------------------------------------------------------------------------------- tasks
 

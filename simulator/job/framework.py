@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import PlanError, nearest
-from hardware.load import read_yaml, validated
-from hardware.shared import shared
+from hardware.load import read_yaml, validate_data
+from hardware.shared import shared_instance
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
@@ -156,7 +156,7 @@ def load_framework(name: str, changes: dict[str, Any] | None = None, where: str 
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     fields = _merge(_file(name), changes or {})
-    return shared(Framework, fields, lambda: validated(Framework, fields, f"{where}.set", PlanError))
+    return shared_instance(Framework, fields, lambda: validate_data(Framework, fields, f"{where}.set", PlanError))
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

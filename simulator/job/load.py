@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from hardware import load_cluster
 from hardware.errors import PlanError
-from hardware.load import read_yaml, validated
+from hardware.load import read_yaml, validate_data
 from simulator.job.framework import Framework, QuantisedRecipe, load_framework
 from simulator.job.job import Batch, Job, JobFile, LongPlan, Precision, Train
 from simulator.job.locate import locate_errors
@@ -43,7 +43,7 @@ def load_job(
     changed = list(changes)
     for change in changed:
         _apply_change(data, change)
-    file = validated(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
+    file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)
 
     with locate_errors(where, text):
         return _job(file, folder if base is None else Path(base), (where, text))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hardware.errors import PlanError, nearest
-from hardware.load import validated
+from hardware.load import validate_data
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.job import LongPlan, SchemeEntry, ShortPlan
 from simulator.models.model import Model
@@ -42,8 +42,8 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
     Raises PlanError for a mistake in the plan.
     """
     if "mesh" in plan or "schemes" in plan:
-        return validated(LongPlan, dict(plan), "plan", PlanError)
-    short = validated(ShortPlan, dict(plan), "plan", PlanError)
+        return validate_data(LongPlan, dict(plan), "plan", PlanError)
+    short = validate_data(ShortPlan, dict(plan), "plan", PlanError)
     model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
         raise _degrees_error({"tp": short.tp, "pp": short.pp, **({"cp": short.cp} if short.cp > 1 else {})}, gpus)
@@ -72,7 +72,7 @@ def expand_plan(plan: Mapping[str, Any], gpus: int, model: Model) -> LongPlan:
         schemes.append({"use": "memory/recompute-selective", "modules": ["core_attn"]})
     mesh = {"pp": short.pp, "dp": dp, **({"cp": short.cp} if short.cp > 1 else {}), "tp": short.tp}
     long = {"mesh": mesh, "views": views, "schemes": schemes, "partition": short.partition}
-    return validated(LongPlan, long, "plan", PlanError)
+    return validate_data(LongPlan, long, "plan", PlanError)
 
 
 def _degrees_error(degrees: dict[str, int], gpus: int) -> PlanError:

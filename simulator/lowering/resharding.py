@@ -47,7 +47,7 @@ class Resharding:
     def _arrive(self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
         """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
         scope = self.scope
-        made, wanted = scope.produced(tensor), required_layout(tensor, scope.division(operator))
+        made, wanted = scope.produced_layout(tensor), required_layout(tensor, scope.division(operator))
         steps = collectives_between(tensor, made, wanted, self.mesh)
         key = scope.key(tensor, wanted)
         if steps and key not in moved:

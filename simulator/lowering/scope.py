@@ -75,7 +75,7 @@ class Scope:
         stored = self._rest_divisions[operator].items()
         return {axis: dim for axis, dim in stored if weight.has(dim) and axis not in used} | dict(used)
 
-    def produced(self, tensor: Tensor) -> Layout:
+    def produced_layout(self, tensor: Tensor) -> Layout:
         """The layout in which a tensor leaves its producer, in the dims of this reader."""
         made, operator = self.producer[tensor.name]
         return tensor.layout_of_producer(operator.output_layout(made, self.division(operator)))

@@ -22,7 +22,7 @@ from typing import Any
 
 from hardware.errors import ModelError, nearest
 from hardware.load import MAX_BYTES, Document, read_yaml
-from hardware.shared import shared
+from hardware.shared import shared_instance
 from simulator.models.huggingface import from_config
 from simulator.models.model import Model, error_place, explain_errors
 
@@ -84,7 +84,7 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
     fields = _fields(spec, where, Path(base), 0)
     fields.pop("source", None)
     with explain_errors(where):
-        return shared(Model, fields, lambda: Model.model_validate(fields))
+        return shared_instance(Model, fields, lambda: Model.model_validate(fields))
 
 
 def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.errors import PlanError, nearest
-from hardware.load import validated
+from hardware.load import validate_data
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.registry import find_scheme
@@ -86,7 +86,7 @@ def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
     for key in given:
         if key not in known:
             raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, known))
-    options = validated(kind.Options, given, where, PlanError)
+    options = validate_data(kind.Options, given, where, PlanError)
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
     return kind(axes, options, mesh, job.framework, sequence_axes)

@@ -65,7 +65,7 @@ def build(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
         [maker.sends(slot)[0] for slot in timetable.slots],
-        [maker.received(slot) for slot in timetable.slots],
+        [maker.received_bytes(slot) for slot in timetable.slots],
         tails,
         meetings,
         overlap_sends,
@@ -141,7 +141,7 @@ class _Builder:
         prices = [self.prices[end](work) for end in (work.source, work.target)]
         return Send(work, stream, *max(prices, key=lambda one: one[0] + one[2]))
 
-    def received(self, slot: Slot) -> int:
+    def received_bytes(self, slot: Slot) -> int:
         """Bytes that a slot receives from other devices."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
         givers = far if slot.kind == "F" else [slot.stage] * len(far)

@@ -177,10 +177,10 @@ def timetable(
     """
     schedule.check(shape)
     stated = schedule.orders(shape, durations) if orders is None else orders
-    return _Maker(schedule, shape, [list(order) for order in stated], every).build()
+    return _TimetableMaker(schedule, shape, [list(order) for order in stated], every).build()
 
 
-class _Maker:
+class _TimetableMaker:
     """Checks orders and finds who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
@@ -393,11 +393,11 @@ class _Maker:
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
-        def stated(i: int) -> Slot:
+        def make_slot(i: int) -> Slot:
             plain = int(self.stage[i]), ACTION_KINDS[kind[i]], bool(first[i]), bool(last[i]), int(self.slice[i])
-            return Slot(*plain, stated(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
+            return Slot(*plain, make_slot(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
 
-        return [stated(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+        return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
 
     def _incomplete(self) -> ScheduleError:
         """What is wrong with orders in which not every pass stands exactly once, on the device of its stage."""

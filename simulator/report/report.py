@@ -152,7 +152,7 @@ class Report(Metrics):
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"noise": self._noise()} if self.steps else {}),
-            **({"published": self._published()} if self.job.published else {}),
+            **({"published": self._compare_published()} if self.job.published else {}),
         }
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
 
@@ -167,7 +167,7 @@ class Report(Metrics):
             for device, peak in enumerate(self.play.peaks)
         ]
 
-    def _published(self) -> dict[str, Any]:
+    def _compare_published(self) -> dict[str, Any]:
         """The published figure of this run, and the forecast of the same figure."""
         published, model, seq = self.job.published, self.job.model, self.job.batch.sequence or self.job.model.seq
         assert published is not None

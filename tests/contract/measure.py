@@ -109,7 +109,7 @@ def told(op: Op) -> tuple[Any, ...]:
     return op.name, op.stream, op.work, op.phase, op.when
 
 
-def described(stage_ops: StageOps) -> tuple[Any, ...]:
+def catalog_model(stage_ops: StageOps) -> tuple[Any, ...]:
     """All of a stage but the identity of its ops."""
 
     def of_link(unit_run: UnitRun) -> tuple[Any, ...]:

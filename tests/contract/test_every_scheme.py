@@ -27,7 +27,7 @@ from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeli
 from tests.contract.composed import SCHEMES, axes_for, entries_with
 from tests.contract.measure import (
     backward_ops,
-    described,
+    catalog_model,
     forget,
     forward_ops,
     make,
@@ -187,11 +187,11 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
         return
     if use.startswith("expert/"):
         again = Mesh({"x": 1}, {EXPERTS: {"edp": 1, "ep": 1}}, ["x"])
-        assert described(a_stage(again, [make(use, again, ("ep",))], attention)) == described(alone)
+        assert catalog_model(a_stage(again, [make(use, again, ("ep",))], attention)) == catalog_model(alone)
         return
     axes = axes_for(use, "x")
     several = Mesh(dict.fromkeys(axes or ["x"], 1))
-    assert described(a_stage(several, [make(use, several, axes)], attention)) == described(alone)
+    assert catalog_model(a_stage(several, [make(use, several, axes)], attention)) == catalog_model(alone)
 
 
 @pytest.mark.parametrize("use", family("pipeline"))

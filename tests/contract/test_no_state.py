@@ -13,7 +13,7 @@ from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
 from tests.contract.composed import SCHEMES, axes_for
-from tests.contract.measure import described, make
+from tests.contract.measure import catalog_model, make
 from tests.contract.test_every_scheme import MIXED
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -73,7 +73,7 @@ def test_interleaved_lowerings_with_one_scheme_do_not_touch_each_other(use: str)
             return inner(module)
 
     outer = Lowering(mesh, [scheme, Nested((), mesh=mesh)], True).run(stage(range(2)))
-    assert [described(outer), described(*found)] == [described(one) for one in alone]
+    assert [catalog_model(outer), catalog_model(*found)] == [catalog_model(one) for one in alone]
 
 
 def test_the_options_of_these_tests_make_a_difference() -> None:
@@ -81,4 +81,4 @@ def test_the_options_of_these_tests_make_a_difference() -> None:
     for use in ("expert/all-to-all", "memory/recompute-selective"):
         mesh, scheme = several(use)
         plain = make(use, mesh, scheme.axes)
-        assert described(lowered(scheme, mesh, range(4))) != described(lowered(plain, mesh, range(4)))
+        assert catalog_model(lowered(scheme, mesh, range(4))) != catalog_model(lowered(plain, mesh, range(4)))

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 import hardware
 from hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load
-from hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validated
+from hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
 
 ENTRIES = [(kind, name) for kind in ("gpus", "links", "nodes", "clusters") for name in catalog(kind)]
 
@@ -153,7 +153,7 @@ def test_a_value_is_a_float_that_remembers() -> None:
 )
 def test_a_bad_value_is_refused(field: str, raw: Any, expected: str) -> None:
     with pytest.raises(CatalogError) as e:
-        validated(Box, {field: raw}, "box")
+        validate_data(Box, {field: raw}, "box")
     assert expected in str(e.value)
 
 

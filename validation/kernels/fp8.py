@@ -12,7 +12,7 @@ from simulator.ir.operators import Linear
 from simulator.ir.ops import Gemm
 from simulator.plan.plan import Plan
 from validation.kernels.modes import Work
-from validation.kernels.operators import Part
+from validation.kernels.operators import OperatorOfRank
 from validation.measurements.device import Device
 
 LEAST = (8, 9)
@@ -33,7 +33,7 @@ def lacking(device: Device, plan: Plan) -> str:
     return "" if "fp8" in gpu.peak else f"fp8: not measured, for {gpu.name} has no peak rate to forecast it from"
 
 
-def products(part: Part, backward: bool) -> Sequence[Gemm]:
+def products(part: OperatorOfRank, backward: bool) -> Sequence[Gemm]:
     """The products of a linear in fp8, with results in bf16; none of other leaves, of routers and of odd sizes."""
     if not isinstance(part.operator, Linear) or part.operator.view or part.name == "router":
         return []
@@ -50,7 +50,7 @@ def operands(work: Gemm, device: Device) -> tuple[Tensor, Tensor]:
     return left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
 
 
-def multiplied(works: Sequence[Gemm], device: Device) -> Work:
+def run_products(works: Sequence[Gemm], device: Device) -> Work:
     """What runs some products one after another, each with one scale a tensor."""
     scale = torch.ones((), device=device.torch)
     factors = [operands(work, device) for work in works]

@@ -16,8 +16,8 @@ from simulator.ir.ops import Gemm, Work
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
-from validation.kernels.modes import Bench, check_times, checked, sample
-from validation.kernels.operators import Part, optimizer, parts
+from validation.kernels.modes import Bench, check_modes, check_times, sample
+from validation.kernels.operators import OperatorOfRank, optimizer, parts
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
@@ -64,7 +64,7 @@ def measure(
     """
     on = Device.of(device)
     check_times(warmup, repeat)
-    how = Manner(on, checked(modes, on), warmup, repeat, cold)
+    how = Manner(on, check_modes(modes, on), warmup, repeat, cold)
     formats = [one for one in dtypes if one != "fp8"]
     cases = list(_cases(job, tps, formats, calibration))
     notes = list(dict.fromkeys(fp8.lacking(on, case.plan) for case in cases)) if "fp8" in dtypes else []
@@ -89,7 +89,7 @@ def measure(
     rows: list[MeasurementRow] = []
     try:
         for case, some in trials:
-            for row in _measured(case, some, on, more, progress):
+            for row in _measure_case(case, some, on, more, progress):
                 rows.append(row)
     except KeyboardInterrupt:
         more.append("interrupted: rows without samples were not measured")
@@ -106,7 +106,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Case:
+class ModuleCase:
     """One rank of a job at one degree of tensor parallelism and in one number format.
 
     label: what the names of its groups begin with.
@@ -132,7 +132,7 @@ class Case:
 
 def _cases(
     job: Mapping[str, Any], tps: Sequence[int], dtypes: Sequence[str], calibration: Path | None
-) -> Iterator[Case]:
+) -> Iterator[ModuleCase]:
     """Raises PlanError for a job that the reference trainer does not run."""
     plan = resolve_plan(load_job(job))
     tensor = plan.family("tensor")
@@ -147,7 +147,7 @@ def _cases(
                 case["precision"] = {**_formats(job.get("precision")), "compute": dtype}
             found = forecasters(case, calibration)
             check(found[0].plan)
-            yield Case(found, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
+            yield ModuleCase(found, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
 
 
 def _of_gpus(cluster: Any, tp: int) -> Any:
@@ -181,7 +181,7 @@ class Manner:
         return self.device.seconds(work, self.warmup, self.repeat, self.cold)
 
 
-def _trials(case: Case, how: Manner, with_fp8: bool) -> list[Trial]:
+def _trials(case: ModuleCase, how: Manner, with_fp8: bool) -> list[Trial]:
     """All rows of a case."""
     found, stated = parts(case.plan), {"dtype": case.plan.job.framework.weights}
     trials = []
@@ -204,7 +204,7 @@ def _trials(case: Case, how: Manner, with_fp8: bool) -> list[Trial]:
     return trials
 
 
-def _of_module(how: Manner, part: Part, mode: str, backward: bool, bench: Bench) -> list[float]:
+def _of_module(how: Manner, part: OperatorOfRank, mode: str, backward: bool, bench: Bench) -> list[float]:
     passes = bench.passes(part, mode)
     return sample(how.device, passes, backward, how.warmup, how.repeat, how.cold)
 
@@ -220,11 +220,11 @@ def _of_optimizer(how: Manner, bench: Bench) -> list[float]:
 
 
 def _of_fp8(how: Manner, works: Sequence[Gemm], bench: Bench) -> list[float]:
-    return how.seconds(fp8.multiplied(works, how.device))
+    return how.seconds(fp8.run_products(works, how.device))
 
 
-def _measured(
-    case: Case, trials: Sequence[Trial], device: Device, notes: list[str], progress: Progress
+def _measure_case(
+    case: ModuleCase, trials: Sequence[Trial], device: Device, notes: list[str], progress: Progress
 ) -> Iterator[MeasurementRow]:
     """The rows of the trials with their samples; without any, and with a note, where PyTorch could not run them."""
     bench = Bench(case.plan, device)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hardware.errors import PlanError, nearest
 from simulator.plan.plan import Plan
-from validation.kernels.modules import Module, Modules
-from validation.kernels.operators import Part
+from validation.kernels.modules import ShardedModule, Modules
+from validation.kernels.operators import OperatorOfRank
 from validation.measurements.device import Device
 
 Work = Callable[[], Any]
@@ -33,23 +33,23 @@ class Passes:
     before: Callable[[], Work]
 
 
-def eager(module: Module, device: Device) -> Passes:
+def eager(module: ShardedModule, device: Device) -> Passes:
     """Kernel by kernel, under autograd."""
-    return _called(module, module.forward)
+    return _call_directly(module, module.forward)
 
 
-def compiled(module: Module, device: Device) -> Passes:
+def compile_module(module: ShardedModule, device: Device) -> Passes:
     """Through torch.compile, for these sizes only."""
     # Modules of one kind share their code, and of one code only a few versions are compiled.
     torch.compiler.reset()
-    return _called(module, torch.compile(module.forward, dynamic=False))
+    return _call_directly(module, torch.compile(module.forward, dynamic=False))
 
 
-def _called(module: Module, forward: Callable[..., Any]) -> Passes:
+def _call_directly(module: ShardedModule, forward: Callable[..., Any]) -> Passes:
     given: list[Tensor] = []
 
     def before() -> Work:
-        outs = _listed(forward(*module.inputs))
+        outs = _as_list(forward(*module.inputs))
         if not given:
             given.extend(map(torch.randn_like, outs))
         return lambda: torch.autograd.grad(outs, module.wanted, given, allow_unused=True)
@@ -57,7 +57,7 @@ def _called(module: Module, forward: Callable[..., Any]) -> Passes:
     return Passes(lambda: forward(*module.inputs), before)
 
 
-def graphed(module: Module, device: Device) -> Passes:
+def capture_graph(module: ShardedModule, device: Device) -> Passes:
     """Each pass captured once and replayed: the host issues one call.
 
     Raises PlanError on a device without CUDA graphs.
@@ -73,7 +73,7 @@ def graphed(module: Module, device: Device) -> Passes:
     torch.cuda.current_stream(device.torch).wait_stream(aside)
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
-        outs = _listed(module.forward(*module.inputs))
+        outs = _as_list(module.forward(*module.inputs))
     grads = [torch.randn_like(one) for one in outs]
     with torch.cuda.graph(second, pool=first.pool()):
         made = torch.autograd.grad(outs, module.wanted, grads, allow_unused=True)
@@ -87,19 +87,19 @@ def graphed(module: Module, device: Device) -> Passes:
     return Passes(lambda: replay(first), lambda: lambda: replay(second))
 
 
-def _listed(given: Any) -> list[Tensor]:
+def _as_list(given: Any) -> list[Tensor]:
     return [given] if isinstance(given, Tensor) else list(given)
 
 
-MODES: dict[str, Callable[[Module, Device], Passes]] = {
+MODES: dict[str, Callable[[ShardedModule, Device], Passes]] = {
     "eager": eager,
-    "cuda-graph": graphed,
-    "compile": compiled,
+    "cuda-graph": capture_graph,
+    "compile": compile_module,
 }
 """By the words of ``--mode``."""
 
 
-def checked(modes: Sequence[str], device: Device) -> tuple[str, ...]:
+def check_modes(modes: Sequence[str], device: Device) -> tuple[str, ...]:
     """Raises PlanError for a mode that there is not, or not on this device."""
     for mode in modes:
         if mode not in MODES:
@@ -116,7 +116,7 @@ class Bench(Modules):
         super().__init__(plan, device)
         self._last: tuple[tuple[str, str], Passes] | None = None
 
-    def passes(self, part: Part, mode: str) -> Passes:
+    def passes(self, part: OperatorOfRank, mode: str) -> Passes:
         """Both passes of a leaf in a mode; the latest are kept, for their making may take long."""
         if self._last is None or self._last[0] != (part.name, mode):
             # What was there goes first: it may fill the memory that the next one needs.

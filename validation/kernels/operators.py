@@ -15,7 +15,7 @@ from simulator.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Part:
+class OperatorOfRank:
     """A leaf at the sizes that the plan leaves to one rank."""
 
     operator: Operator
@@ -54,14 +54,14 @@ class Part:
         return {"inputs": ins, "outputs": outs, "weights": self.weights}
 
 
-def parts(plan: Plan) -> list[Part]:
+def parts(plan: Plan) -> list[OperatorOfRank]:
     """The leaves of one layer of each kind and of both ends of the model, once each, in forward order."""
     scope = Scope(plan.mesh, plan.stage_schemes)
-    found: dict[str, Part] = {}
+    found: dict[str, OperatorOfRank] = {}
 
     def visit(operator: Operator) -> None:
         if not isinstance(operator, Boundary):
-            found.setdefault(operator.name, Part(operator, LocalShapes(scope.division(operator), plan.mesh)))
+            found.setdefault(operator.name, OperatorOfRank(operator, LocalShapes(scope.division(operator), plan.mesh)))
 
     for unit in plan.architecture.units:
         walk(unit, visit)
@@ -83,7 +83,9 @@ def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
     scope = Scope(plan.mesh, plan.stage_schemes)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
     operators = plan.architecture.layer(kind).operators()
-    elements = sum(Part(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators)
+    elements = sum(
+        OperatorOfRank(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators
+    )
     _, updates = lower_stages(plan)
     works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}
     norm, adam = works["grad-norm"], works["adam"]

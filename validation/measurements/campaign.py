@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hardware.errors import MeshcastError, PlanError, nearest
-from hardware.load import read_yaml, validated
+from hardware.load import read_yaml, validate_data
 from simulator.costs.calibration.check import STEPS
 from simulator.job.load import load_job
 from validation.measurements.measurement import FileModel, Measurement, read
@@ -81,7 +81,7 @@ class Campaign(FileModel):
 def load(path: Path) -> Campaign:
     """Reads a campaign and checks all its jobs. Raises PlanError, ModelError or CatalogError for the first mistake."""
     data, text, where = read_yaml(path, str(path), PlanError)
-    found: Campaign = validated(Campaign, data, where, PlanError, text=text)
+    found: Campaign = validate_data(Campaign, data, where, PlanError, text=text)
     names = [run.name for run in found.runs]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

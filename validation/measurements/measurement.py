@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import PlanError
-from hardware.load import validated
+from hardware.load import validate_data
 
 VERSION = 1
 """Version of the file format; files of other versions are refused."""
@@ -179,5 +179,5 @@ def read(path: Path) -> Measurement:
         raise PlanError(
             f"{path} version", rule, "Measure again, or use the meshcast that wrote it", data.get("version")
         )
-    found: Measurement = validated(Measurement, data, str(path), PlanError)
+    found: Measurement = validate_data(Measurement, data, str(path), PlanError)
     return found

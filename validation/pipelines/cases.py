@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import MeshcastError, PlanError
-from hardware.load import validated
+from hardware.load import validate_data
 from simulator.engine.longest_path import longest_path
 from simulator.engine.steady_state import cycle
 from simulator.engine.task_time import pass_durations
@@ -214,7 +214,7 @@ def _schedule(case: ScheduleCase) -> Schedule:
             raise PlanError(key, f"{case.schedule} has no such option", "Leave it out", value)
     if case.v != 1 or known["chunks"].default == 1:
         given["chunks"] = case.v
-    return kind(("pp",), validated(kind.Options, given, "case", PlanError), Mesh({"pp": case.p}))
+    return kind(("pp",), validate_data(kind.Options, given, "case", PlanError), Mesh({"pp": case.p}))
 
 
 def period(case: ScheduleCase) -> float | None:
@@ -257,7 +257,7 @@ def count_weight_versions(case: ScheduleCase) -> list[int] | None:
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
     """The answer to one case: its figures, or ``refused`` with the reason."""
     try:
-        checked = validated(ScheduleCase, dict(case), where, PlanError)
+        checked = validate_data(ScheduleCase, dict(case), where, PlanError)
         run = replay(checked)
         without_flush = {"period": period(checked), "weight_versions": count_weight_versions(checked)}
     except MeshcastError as error:

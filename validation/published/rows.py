@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware.errors import PlanError
-from hardware.load import read_yaml, validated
+from hardware.load import read_yaml, validate_data
 from validation.measurements.jsonl import read_lines
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -195,7 +195,7 @@ def _parse_run(where: str, found: dict[str, Any] | str) -> PublishedRun | Unread
     if isinstance(found, str):
         return UnreadableLine(reason=found)
     try:
-        return validated(PublishedRun, found, f"{where} ", PlanError)
+        return validate_data(PublishedRun, found, f"{where} ", PlanError)
     except PlanError as error:
         name = found.get("id")
         return UnreadableLine(id=name if isinstance(name, str) else None, reason=str(error))
@@ -212,7 +212,7 @@ def read_shipped() -> list[PublishedRun]:
 def _expand_table(name: str, table: Mapping[str, Any]) -> list[PublishedRun]:
     """Runs of one shipped file, whose ``common`` part of the spec is shared by all its rows."""
     made = [{**row, "spec": _merge(table["common"], row["spec"])} for row in table["rows"]]
-    return [validated(PublishedRun, row, f"{name} {row['id']}", PlanError) for row in made]
+    return [validate_data(PublishedRun, row, f"{name} {row['id']}", PlanError) for row in made]
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

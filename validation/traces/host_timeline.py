@@ -65,7 +65,7 @@ def _class_of(event: Event, around: tuple[str, ...]) -> str:
 
 def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
     """Operator calls by class. Of nested operators of one class (`linear`, `matmul`, `mm`) the innermost counts."""
-    nested = trace.nested()
+    nested = trace.nest_events()
     kinds = [_class_of(event, around) for event, around, _ in nested]
     counts = [
         _computes(event, around) and begin <= event.begin < end and _class_of(event, ()) == kind

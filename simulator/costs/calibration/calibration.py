@@ -75,7 +75,9 @@ SHIPPED: Traversable = resources.files("simulator.costs.calibration")
 """Where the files lie that ship with meshcast."""
 
 
-def _cached(method: Callable[Concatenate[Calibration, P], T]) -> Callable[Concatenate[Calibration, P], T]:
+def _cache_per_calibration(
+    method: Callable[Concatenate[Calibration, P], T],
+) -> Callable[Concatenate[Calibration, P], T]:
     """Computes each answer of a method once for each `Calibration`."""
 
     @wraps(method)
@@ -156,14 +158,14 @@ class Calibration:
 
     # --------------------------------------------------------------------------------------------- files
 
-    @_cached
+    @_cache_per_calibration
     def names(self) -> tuple[str, ...]:
         """Names of all files, sorted."""
         places: list[Any] = [SHIPPED, *([self.folder] if self.folder else [])]
         found = {file.name[:-5] for place in places for file in place.iterdir() if file.name.endswith(".yaml")}
         return tuple(sorted(found - {DEVICE[:-5]} | self.written.keys()))
 
-    @_cached
+    @_cache_per_calibration
     def sections(self, name: str) -> Mapping[str, Any]:
         """The file `name` as data, {} without one."""
         if name in self.written:
@@ -175,7 +177,7 @@ class Calibration:
         file = SHIPPED / f"{name}.yaml"
         return dict(read_yaml(file, f"calibration/{name}.yaml").data) if file.is_file() else {}
 
-    @_cached
+    @_cache_per_calibration
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
         """Files whose coefficients a GPU uses, nearest first, each with its distance ("": the GPU's own).
 
@@ -199,7 +201,7 @@ class Calibration:
 
     # ------------------------------------------------------------------------------------------- models
 
-    @_cached
+    @_cache_per_calibration
     def kernel_model(
         self, gpu: GPU, section: str, library: str = "", dtype: str = "bf16", kind: str = "", without: str = ""
     ) -> Found:
@@ -214,7 +216,7 @@ class Calibration:
         borrowed = (given,) if made.distance else ()
         return Found(made.model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
 
-    @_cached
+    @_cache_per_calibration
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
         """The cost models of the links of a scale-up domain or to the host: a `LinkCostModels`.
 
@@ -237,7 +239,7 @@ class Calibration:
         gaps = (text for section, one in each.items() for text in one.gaps(f"{section} over {tier.kind}"))
         return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
 
-    @_cached
+    @_cache_per_calibration
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
         """The cost model of the network between nodes: a `NetworkCostModel`.
 

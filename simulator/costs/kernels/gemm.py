@@ -113,7 +113,7 @@ def seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> t
     over = busy - model.power_limit_delay
     limited = np.maximum(over, 0.0) if isinstance(busy, np.ndarray) else max(over, 0.0)
     compute = busy + (1 / model.power_limited_rate - 1) * limited
-    return combine(compute, _moved(work, gpu, model), model.overlap_sharpness) + model.launch, model.launch
+    return combine(compute, _traffic_seconds(work, gpu, model), model.overlap_sharpness) + model.launch, model.launch
 
 
 def price(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> Estimate:
@@ -153,7 +153,7 @@ def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
     return best
 
 
-def _moved(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
+def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
     """Seconds of the traffic to and from memory and L2."""
     size, out = BYTES[work.dtype], BYTES[work.out_dtype] * (2 if work.accumulate else 1)
     activation, weight = work.batch * work.m * work.k * size, work.batch * work.n * work.k * size

@@ -80,9 +80,9 @@ def test_a_file_is_shown_and_written_again(tmp_path: Path) -> None:
     found = run("export", "schedule", "1f1b", "--p", 2, "--m", 3, "--out", file)
     assert found.exit_code == 0 and f"wrote {file}" in found.stderr and found.stdout == ""
     assert file.read_bytes() == b"0F0,0F1,0B0,0F2,0B1,0B2\r\n1F0,1B0,1F1,1B1,1F2,1B2\r\n"
-    shown = run("list", "schedule", file)
-    assert shown.stdout.splitlines()[1:] == TABLE.splitlines()[1:]
-    assert shown.stdout.startswith(f"{file.name}: 2 devices, 3 micro-batches, 2 stages")
+    stages_to_show = run("list", "schedule", file)
+    assert stages_to_show.stdout.splitlines()[1:] == TABLE.splitlines()[1:]
+    assert stages_to_show.stdout.startswith(f"{file.name}: 2 devices, 3 micro-batches, 2 stages")
     assert run("export", "schedule", file).stdout_bytes == file.read_bytes()
 
 

@@ -48,14 +48,18 @@ def test_the_page_names_every_group_and_the_naive_forecast(answer: dict[str, Any
     assert max(map(len, lines)) <= 100 and "…" not in result.stdout
     for words in ("21 published runs", "korthikanti", "smith", "a100-sxm-80", "megatron-lm-2021", "naive", "blind"):
         assert words in result.stdout
-    shown = next(line for line in lines if line.startswith(" all")).split()
-    assert float(shown[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)
+    stages_to_show = next(line for line in lines if line.startswith(" all")).split()
+    assert float(stages_to_show[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)
 
 
 def test_groups_without_a_run_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("not json\n", "utf-8")
-    shown = run(tmp_path / "bad.jsonl").stdout
-    assert shown.startswith("1 published run: ") and "by source" not in shown and "None" not in shown
+    stages_to_show = run(tmp_path / "bad.jsonl").stdout
+    assert (
+        stages_to_show.startswith("1 published run: ")
+        and "by source" not in stages_to_show
+        and "None" not in stages_to_show
+    )
 
 
 def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:
@@ -129,8 +133,8 @@ def test_dots_stand_where_the_answers_say(answer: dict[str, Any]) -> None:
     expected = sorted((dot.measured, dot.predicted) for dot in dots)
     assert [x for x, _ in drawn] == pytest.approx([x for x, _ in expected])
     assert [y for _, y in drawn] == pytest.approx([y for _, y in expected])
-    shown = " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-    assert "21 of 30 runs" in shown and "korthikanti" in shown
+    stages_to_show = " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+    assert "21 of 30 runs" in stages_to_show and "korthikanti" in stages_to_show
 
 
 def test_many_sources_stay_apart_and_far_ones_stay_on_the_paper() -> None:
@@ -147,8 +151,8 @@ def test_many_sources_stay_apart_and_far_ones_stay_on_the_paper() -> None:
 
 
 def test_nothing_to_draw_is_said() -> None:
-    shown = " ".join(text.get_text() for text in styled([]).findobj(matplotlib.text.Text))
-    assert "None of the 30 runs" in shown
+    stages_to_show = " ".join(text.get_text() for text in styled([]).findobj(matplotlib.text.Text))
+    assert "None of the 30 runs" in stages_to_show
 
 
 def _offsets(group: Any) -> list[tuple[float, float]]:

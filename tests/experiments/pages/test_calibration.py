@@ -95,7 +95,9 @@ def test_columns_that_a_table_may_lack(tmp_path, name, column):
 @pytest.mark.parametrize("gpu", ["mi300x", "h20", "a100-sxm-40", "v100", "H100", "gb300", "h100_pcie"])
 @pytest.mark.parametrize("name", ["gemm", "attention", "experts", "calls", "elementwise", "collectives"])
 def test_gpus_that_no_table_has(tmp_path, name, gpu):
-    told, _ = measured.validated(KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None)
+    told, _ = measured.validate_tables(
+        KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None
+    )
     sound(told, len(ROWS[name]))
     if gpu in ("mi300x", "h20", "H100"):
         assert told["summary"]["predicted"] > 0
@@ -260,13 +262,13 @@ def test_calibrations_are_written_and_used(fitted):
     file, out, told = fitted
     assert [one["name"] for one in told["calibrated"]] == ["a100-sxm-80", "h100-sxm"] and told["missing"] == []
     assert sorted(path.name for path in out.iterdir()) == ["a100-sxm-80.yaml", "h100-sxm.yaml"]
-    own, _ = measured.validated("kernels", [file], out)
-    assert own["summary"]["median"] < 0.03 < measured.validated("kernels", [file], None)[0]["summary"]["median"]
+    own, _ = measured.validate_tables("kernels", [file], out)
+    assert own["summary"]["median"] < 0.03 < measured.validate_tables("kernels", [file], None)[0]["summary"]["median"]
 
 
 def test_two_libraries_are_fitted_each_without_the_other(tmp_path):
     rows = [row | {"source": source} for source in ("BabelStream", "vidur") for row in STREAMS * 4]
-    told = measured.calibrated("kernels", [put(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
+    told = measured.calibrate_tables("kernels", [put(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
     libraries = told["calibrated"][0]["libraries"]
     assert len(libraries) == 2 and all(one["blind_median"] is not None for one in libraries)
 
@@ -353,7 +355,7 @@ def test_a_calibration_of_rings_alone_hides_no_other_cost_model(tmp_path):
     for name in ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie"):
         text = f"ring: {{common: {{coefficients: {{}}}}, libraries: {{}}, unnamed: {sigmas}}}"
         (tmp_path / f"{name}.yaml").write_text(text)
-    told, _ = measured.validated("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
+    told, _ = measured.validate_tables("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
     assert told["summary"]["refused"] == 0
 
 
@@ -377,7 +379,7 @@ def test_corrupted_tables_are_answered_row_by_row(tmp_path_factory, case):
     name, rows, columns = case
     path = put(tmp_path_factory.getbasetemp() / "corrupted.csv", rows, columns)
     try:
-        told, _ = measured.validated(KIND[name], [path], None)
+        told, _ = measured.validate_tables(KIND[name], [path], None)
     except MeshcastError as error:  # a file that is no text, or quotes that never end
         assert "cannot be read" in str(error)
         return

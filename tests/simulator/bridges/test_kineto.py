@@ -86,9 +86,9 @@ def test_every_moment_belongs_to_the_innermost_operator(trace: kineto.Trace) -> 
         took[one.event.name] = took.get(one.event.name, 0.0) + one.end - one.begin
     told = {"ProfilerStep#3": 290, "aten::linear": 20, "aten::addmm": 40, "_RMSNorm": 40, "aten::mul": 10}
     assert took == pytest.approx({name: us * 1e-6 for name, us in (told | {"aten::add": 10}).items()}, rel=1e-4)
-    places = {event.name: (around, parent) for event, around, parent in trace.nested()}
+    places = {event.name: (around, parent) for event, around, parent in trace.nest_events()}
     assert places["aten::mul"][0] == ("_RMSNorm", "ProfilerStep#3") and places["aten::add"] == ((), -1)
-    names = [event.name for event, _, _ in trace.nested()]
+    names = [event.name for event, _, _ in trace.nest_events()]
     assert names[places["aten::addmm"][1]] == "aten::linear"
 
 
@@ -133,7 +133,7 @@ def test_broken_traces_end_in_one_error_or_are_read(tmp_path_factory: Any, data:
         assert str(path) in str(error)
     else:
         assert all(trace.seconds >= 0 for trace in found.events)
-        assert len(found.nested()) >= len({one.event.name for one in found.stretches()})
+        assert len(found.nest_events()) >= len({one.event.name for one in found.stretches()})
         for one in found.of("kernel"):
             found.around(one)
 

@@ -21,7 +21,7 @@ from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.ops import Collective, Memory, Op
 from simulator.job.load import load_job
 from simulator.report.trace import write_trace
-from tests.contract.measure import backward_ops, described
+from tests.contract.measure import backward_ops, catalog_model
 from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.strategies import EVERY, examples, jobs
@@ -206,7 +206,7 @@ def test_one_group_is_full_sharding_and_groups_of_one_are_plain_copies(use: str)
     """The limits of hybrid sharding: the very ops of the one, the very bytes of the other."""
     full = play_job(job_of(use, {"dp": 4}, 2)).stages[0]
     alone = play_job(job_of(use, {"replicas": 1, "dp": 4}, 2, replicate="replicas")).stages[0]
-    assert described(full) == described(alone)  # type: ignore[arg-type]
+    assert catalog_model(full) == catalog_model(alone)  # type: ignore[arg-type]
     batch = 1 if use == "data/fsdp" else 3
     copies = DataRanks(1, batch, 8)
     assert sent_per_step(copies, use) == pytest.approx(sent_per_step(DataRanks(8, batch), "data/ddp"))

@@ -25,7 +25,7 @@ from simulator.models.model import Model
 from simulator.program.block import resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from simulator.program.memory_profile import memory_events
-from tests.contract.measure import backward_ops, described, forward_ops, make, params_of, sent, waits_for
+from tests.contract.measure import backward_ops, catalog_model, forward_ops, make, params_of, sent, waits_for
 from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job
 
@@ -173,7 +173,7 @@ def test_tesseract_of_one_layer_is_summa(q: int, regather: bool) -> None:
         if use != "tensor/3d":
             blocks = Architecture(model, 8, 8, 128)
             stage_ops = Lowering(mesh, [make(use, mesh, axes)], regather).run(blocks.stage(range(2), True, True))
-            found.append(described(stage_ops))
+            found.append(catalog_model(stage_ops))
     assert found[0] == found[1]
 
 

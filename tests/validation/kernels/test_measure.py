@@ -20,7 +20,7 @@ from simulator.job.load import load_job  # noqa: E402
 from simulator.plan.plan import Plan  # noqa: E402
 from validation.kernels import fp8  # noqa: E402
 from validation.kernels.measure import measure  # noqa: E402
-from validation.kernels.modes import MODES, Bench, checked, graphed, sample  # noqa: E402
+from validation.kernels.modes import MODES, Bench, capture_graph, check_modes, sample  # noqa: E402
 from validation.kernels.operators import kernels, optimizer, parts  # noqa: E402
 from validation.measurements.device import Device  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
@@ -186,7 +186,7 @@ def test_graphs_are_captured_once_and_replayed(cpu: Device, monkeypatch: pytest.
     plan = plan_of()
     device: Any = SimpleNamespace(kind="cuda", torch=torch.device("cpu"), dtype=cpu.dtype)
     module = Bench(plan, device).module(parts(plan)[1])
-    passes = graphed(module, device)
+    passes = capture_graph(module, device)
     passes.forward()
     passes.before()()
     assert [pool for _, pool in captured] == [None, "pool"]
@@ -195,7 +195,7 @@ def test_graphs_are_captured_once_and_replayed(cpu: Device, monkeypatch: pytest.
 
 def test_what_a_device_does_not_have_is_refused(tmp_path: Path, cpu: Device) -> None:
     with pytest.raises(PlanError, match=r"no such way.*eager"):
-        checked(["eagre"], cpu)
+        check_modes(["eagre"], cpu)
     with pytest.raises(PlanError, match="only CUDA devices have graphs"):
         measure(job(), "cpu", tmp_path / "kernels.json", modes=["cuda-graph"])
     for wrong in ({"repeat": 0}, {"warmup": -1}, {"dtypes": ["fp12"]}, {"tps": [3]}):
@@ -222,8 +222,8 @@ def test_products_in_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "_scaled_mm", multiply)
     found = {part.name: part for part in parts(plan)}
-    fp8.multiplied(fp8.products(found["down"], False), cpu)()
-    fp8.multiplied(fp8.products(found["down"], True), cpu)()
+    fp8.run_products(fp8.products(found["down"], False), cpu)()
+    fp8.run_products(fp8.products(found["down"], True), cpu)()
     tokens, ffn, hidden = 32, 64, 32
     assert seen == [(tokens, hidden, ffn), (tokens, ffn, hidden), (hidden, ffn, tokens)]
     assert not fp8.products(found["norm1"], False)

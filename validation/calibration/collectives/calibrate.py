@@ -22,7 +22,7 @@ from validation.calibration.collectives.fit import (
 )
 from validation.calibration.collectives.predict import node_models
 from validation.calibration.collectives.reader import STAGED
-from validation.calibration.collectives.sample import Sample, predict
+from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.fit import Fit
 from validation.calibration.tables.calibrated import (
     FEWEST,
@@ -51,14 +51,14 @@ def title(name: str) -> str:
     return f"{name}, as NCCL uses it"
 
 
-def _samples(tables: Sequence[Table]) -> list[tuple[Sample, str]]:
+def _samples(tables: Sequence[Table]) -> list[tuple[CollectiveSample, str]]:
     """Samples of collectives with their sources: within nodes those of a known library, between nodes all."""
     pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples]
-    kept = [(sample, source) for sample, source in pairs if isinstance(sample, Sample)]
+    kept = [(sample, source) for sample, source in pairs if isinstance(sample, CollectiveSample)]
     return [(sample, source) for sample, source in kept if sample.library or sample.operation == NETWORK]
 
 
-def _name(sample: Sample) -> str:
+def _name(sample: CollectiveSample) -> str:
     return family(sample.network if sample.operation == NETWORK else sample.link)
 
 
@@ -86,7 +86,7 @@ def calibrate(calibration: Calibration, tables: Sequence[Table], name: str, leav
     return Calibrated(name, data, errors)
 
 
-def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Sample]) -> Fit:
+def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[CollectiveSample]) -> Fit:
     if section != NETWORK:
         return fit_links(section, samples)
     tier = samples[0].cluster.scale_out
@@ -95,7 +95,9 @@ def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Sa
     return fit_network(name, samples, lambda sample: node_models(calibration, sample)[0], like)
 
 
-def _price(calibration: Calibration, sample: Sample, section: str, found: Fit, library: str | None = None) -> Priced:
+def _price(
+    calibration: Calibration, sample: CollectiveSample, section: str, found: Fit, library: str | None = None
+) -> Priced:
     """The forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain NCCL)."""
     own = found.libraries.get(sample.library if library is None else library) or neutral_values(section)
     start = {name: c.start for name, c in coefficients(MODELS[section]).items()}
@@ -110,7 +112,7 @@ def _price(calibration: Calibration, sample: Sample, section: str, found: Fit, l
 
 
 def _make_section(
-    calibration: Calibration, section: str, found: Fit, pairs: Sequence[tuple[Sample, str]]
+    calibration: Calibration, section: str, found: Fit, pairs: Sequence[tuple[CollectiveSample, str]]
 ) -> dict[str, Any]:
     samples = [sample for sample, _ in pairs]
     libraries = sorted(found.libraries) if section != NETWORK else ["any"]
@@ -127,7 +129,7 @@ def _make_section(
 
 
 def _errors_without_gpus(
-    calibration: Calibration, name: str, section: str, samples: Sequence[Sample], found: Fit
+    calibration: Calibration, name: str, section: str, samples: Sequence[CollectiveSample], found: Fit
 ) -> list[LibraryErrors]:
     """Errors of the rows of each GPU when only those of the others are fitted."""
     errors = []

@@ -17,7 +17,7 @@ from simulator.costs.calibration.cost_models import LINK_MODELS
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
 from validation.calibration.collectives.reader import STAGED
-from validation.calibration.collectives.sample import Sample, predict
+from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.fit import Fit, fit
 
 NETWORK = "network"
@@ -49,11 +49,11 @@ def start_links() -> LinkCostModels:
     return LinkCostModels(*map(start_model, LINK_MODELS))
 
 
-def fit_links(section: str, samples: Sequence[Sample]) -> Fit:
+def fit_links(section: str, samples: Sequence[CollectiveSample]) -> Fit:
     """The fit of one section of one family of links to its samples."""
     model, start = MODELS[section], start_links()
 
-    def seconds(sample: Sample, at: Any) -> np.ndarray:
+    def seconds(sample: CollectiveSample, at: Any) -> np.ndarray:
         link = start._replace(**{section: at})
         return predict(sample, TierCostModels(link, link, start_model(NETWORK)))[0]
 
@@ -72,7 +72,10 @@ def fit_links(section: str, samples: Sequence[Sample]) -> Fit:
 
 
 def _fit_library(
-    model: type, samples: Sequence[Sample], seconds: Callable[[Sample, Any], np.ndarray], held: Mapping[str, float]
+    model: type,
+    samples: Sequence[CollectiveSample],
+    seconds: Callable[[CollectiveSample, Any], np.ndarray],
+    held: Mapping[str, float],
 ) -> Fit:
     """The fit of one program. `host_contention` is free for copies staged in host memory alone."""
     library, held = samples[0].library, dict(held)
@@ -87,8 +90,8 @@ def _fit_library(
 
 def fit_network(
     kind: str,
-    samples: Sequence[Sample],
-    node_models: Callable[[Sample], LinkCostModels],
+    samples: Sequence[CollectiveSample],
+    node_models: Callable[[CollectiveSample], LinkCostModels],
     like: NetworkCostModel | None = None,
 ) -> Fit:
     """The fit of one family of networks to its samples.
@@ -99,7 +102,7 @@ def fit_network(
     held = {name: getattr(base, name) for name in coefficients(NetworkCostModel) if name not in free}
     links: Mapping[int, LinkCostModels] = {int(sample.index[0]): node_models(sample) for sample in samples}
 
-    def seconds(sample: Sample, at: Any) -> np.ndarray:
+    def seconds(sample: CollectiveSample, at: Any) -> np.ndarray:
         link = links[int(sample.index[0])]
         return predict(sample, TierCostModels(link, link, at))[0]
 

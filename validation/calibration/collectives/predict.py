@@ -11,13 +11,13 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.calibration.cost_models import family
 from simulator.costs.coefficients import estimate_sigma
 from simulator.costs.collectives.links import LinkCostModels, TierCostModels
-from validation.calibration.collectives.sample import Sample, lower_bound, predict
+from validation.calibration.collectives.sample import CollectiveSample, lower_bound, predict
 from validation.calibration.kernels import predict as kernels
 from validation.calibration.tables.rows import Held, Priced
 
 
 def tier_models(
-    calibration: Calibration, sample: Sample, without: bool = False, library: str | None = None
+    calibration: Calibration, sample: CollectiveSample, without: bool = False, library: str | None = None
 ) -> TierCostModels:
     """The cost models of a sample's tiers.
 
@@ -30,7 +30,7 @@ def tier_models(
 
 
 def node_models(
-    calibration: Calibration, sample: Sample, without: bool = False, library: str | None = None
+    calibration: Calibration, sample: CollectiveSample, without: bool = False, library: str | None = None
 ) -> tuple[LinkCostModels, LinkCostModels]:
     """The same of the tiers within a node: scale-up links and links to the host."""
     used, cluster = sample.library if library is None else library, sample.cluster
@@ -41,13 +41,13 @@ def node_models(
     return scale_up, host
 
 
-def price(sample: Sample, models: TierCostModels) -> Priced:
+def price(sample: CollectiveSample, models: TierCostModels) -> Priced:
     """The forecasts of a sample by these cost models."""
     seconds, launch = predict(sample, models)
     return Priced(seconds, launch, estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds)
 
 
-def model_of(sample: Sample, models: TierCostModels) -> Any:
+def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:
     """The cost model that a sample is fitted to."""
     if sample.operation == "network":
         return models.network
@@ -57,7 +57,7 @@ def model_of(sample: Sample, models: TierCostModels) -> Any:
 
 def hold(calibration: Calibration, sample: Any) -> Held:
     """A sample of collectives, or of calls that dispatch tokens, beside its forecasts."""
-    if not isinstance(sample, Sample):
+    if not isinstance(sample, CollectiveSample):
         return kernels.hold(calibration, sample)
     models = tier_models(calibration, sample)
     bound = lower_bound(sample, models) + np.zeros(len(sample.index))

@@ -15,7 +15,7 @@ import pandas as pd
 
 from hardware import CatalogError, Cluster, gpus, load, load_cluster, reach
 from simulator.ir.ops import Collective, Transfer
-from validation.calibration.collectives.sample import Sample
+from validation.calibration.collectives.sample import CollectiveSample
 
 COLUMNS = (frozenset({"gpu", "interconnect", "op", "gpus", "nodes", "bytes", "time_us", "source"}),)
 OPTIONAL = frozenset({"algo"})
@@ -75,7 +75,7 @@ MIB = 2**20
 ROW = ["gpu", "interconnect", "op", "gpus", "nodes", "source", "algo"]
 
 
-def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+def read(table: pd.DataFrame) -> tuple[list[CollectiveSample], dict[int, str]]:
     """Samples, and the reasons of rows that cannot be priced, by their numbers."""
     rows = table.reset_index(drop=True)
     if "algo" not in rows:
@@ -148,7 +148,7 @@ def _network(joined: str, per: int) -> dict[str, Any]:
     return {"kind": kind}
 
 
-def _sample(key: tuple[Any, ...], at: np.ndarray, size: np.ndarray, time: np.ndarray) -> Sample:
+def _sample(key: tuple[Any, ...], at: np.ndarray, size: np.ndarray, time: np.ndarray) -> CollectiveSample:
     gpu, op, library, nvls, cluster, n, nodes = key
     per = cluster.gpus // nodes
     ranks = [node * per + place for node in range(nodes) for place in range(n // nodes)]
@@ -165,4 +165,4 @@ def _sample(key: tuple[Any, ...], at: np.ndarray, size: np.ndarray, time: np.nda
     if far and op == "all_reduce":
         classes["multinode-large"] = size >= 16 * MIB
     section = "network" if far else OPERATIONS[op]
-    return Sample(section, gpu, library, cluster, place, work, nvls, at, time, op, classes)
+    return CollectiveSample(section, gpu, library, cluster, place, work, nvls, at, time, op, classes)

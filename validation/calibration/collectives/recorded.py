@@ -15,7 +15,7 @@ from hardware.topology import reach
 from simulator.ir.ops import Collective, Transfer
 from simulator.job.load import load_job
 from validation.calibration.collectives.reader import OPERATIONS
-from validation.calibration.collectives.sample import Sample
+from validation.calibration.collectives.sample import CollectiveSample
 from validation.measurements.measurement import MeasurementRow, read
 
 MESSAGES = ("p2p", "send_recv")
@@ -41,7 +41,7 @@ class Recorded:
 
 def make_samples(
     rows: Sequence[MeasurementRow], cluster_of: Callable[[int], Cluster], gpu: str, library: str, section: str = ""
-) -> list[Sample]:
+) -> list[CollectiveSample]:
     """One sample for each operation and number of members: the first ranks of the cluster for that number.
 
     section: that prices all of them; by default that of the operation, or of the network between nodes.
@@ -60,7 +60,7 @@ def make_samples(
         work: Any = Transfer(nbytes, "x", 0, 1) if operation in MESSAGES else Collective(plain, nbytes, ("x",))
         own = section or ("network" if place.nodes.number > 1 else OPERATIONS[operation])
         index = np.arange(len(some))
-        found.append(Sample(own, gpu, library, cluster, place, work, True, index, seconds, plain))
+        found.append(CollectiveSample(own, gpu, library, cluster, place, work, True, index, seconds, plain))
     return found
 
 

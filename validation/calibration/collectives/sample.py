@@ -14,7 +14,7 @@ from simulator.ir.ops import Collective, Transfer
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class CollectiveSample:
     """Rows of a table that differ in bytes only: one group of GPUs, one library, one operation.
 
     Attributes:
@@ -58,12 +58,12 @@ class Sample:
         return f"{self.reach.members} GPUs in {self.reach.nodes.number}, {self.work.nbytes[at]:,.0f} bytes"  # type: ignore[index]
 
 
-def links_of(sample: Sample, models: TierCostModels) -> Links:
+def links_of(sample: CollectiveSample, models: TierCostModels) -> Links:
     """The links of a sample's cluster as its library uses them."""
     return Links(sample.cluster, models, nvls=sample.nvls)
 
 
-def predict(sample: Sample, models: TierCostModels) -> tuple[np.ndarray, np.ndarray]:
+def predict(sample: CollectiveSample, models: TierCostModels) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of a sample's rows, and the part of them that moves no bytes."""
     links = links_of(sample, models)
     if isinstance(sample.work, Transfer):
@@ -72,7 +72,7 @@ def predict(sample: Sample, models: TierCostModels) -> tuple[np.ndarray, np.ndar
     return collective.seconds(sample.work, sample.reach, links)
 
 
-def lower_bound(sample: Sample, models: TierCostModels) -> np.ndarray:
+def lower_bound(sample: CollectiveSample, models: TierCostModels) -> np.ndarray:
     """Time [s] that no collective of these sizes can beat on these links."""
     links = links_of(sample, models)
     if isinstance(sample.work, Transfer):

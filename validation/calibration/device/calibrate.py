@@ -31,7 +31,7 @@ from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Gemm, Work
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.collectives.recorded import Recorded, make_samples
-from validation.calibration.collectives.sample import Sample as CollectiveSample
+from validation.calibration.collectives.sample import CollectiveSample
 from validation.calibration.collectives.sample import predict
 from validation.calibration.device import describe
 from validation.calibration.device.kernels import make_cases
@@ -39,7 +39,7 @@ from validation.calibration.device.neighbours import run_neighbours
 from validation.calibration.device.sustained_rate import measure_sustained_rate
 from validation.calibration.fit import fit
 from validation.calibration.kernels import tables as kernels
-from validation.calibration.kernels.sample import Sample
+from validation.calibration.kernels.sample import KernelSample
 from validation.calibration.write import find_sigmas, make_section, write
 from validation.distributed.measure import measure_collectives
 from validation.kernels.measure import INSTRUMENTS
@@ -74,20 +74,20 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     measured = measured.model_copy(update={"machine": device.machine(max(1, min(processes, most)))})
     out.mkdir(parents=True, exist_ok=True)
     measured.write(out / MEASURED)
-    described = out / DEVICE
+    catalog_model = out / DEVICE
     found = fit_all(measured, works, device, out)
     found["files"].insert(1, str(refresh(kind, out, processes)))
     return found | {
         "title": measured.title,
-        "device": str(described) if described.is_file() else "",
+        "device": str(catalog_model) if catalog_model.is_file() else "",
     }
 
 
 def refresh(kind: str, out: Path, processes: int) -> Path:
     """Measures again what a training step takes off the rate of kernels, and writes it into `out`: the speed of a
     machine that others use too changes from minute to minute."""
-    described = out / DEVICE
-    name = str(described) if described.is_file() else describe.catalog_name(Device.of(kind).machine())
+    catalog_model = out / DEVICE
+    name = str(catalog_model) if catalog_model.is_file() else describe.catalog_name(Device.of(kind).machine())
     architecture = load("gpus", name).architecture
     file = out / f"{STEPS}.yaml"
     with run_neighbours(processes - 1 if kind == "cpu" else 0):
@@ -210,7 +210,7 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     return str(file)
 
 
-def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[Sample]:
+def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[KernelSample]:
     """Samples of the kernels: works of one kind together, with arrays in their numeric fields."""
     gpu = load("gpus", name)
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -225,7 +225,7 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
         seconds = np.array([measured.rows[at].median or 0.0 for at in index])
         part = section_of(works[index[0]], gpu)  # type: ignore[arg-type]
         library = TRAINING_LIBRARIES.get((part, gpu.architecture), "torch")
-        found.append(Sample(part, name, library, (work,), np.array(index), seconds, "measured"))
+        found.append(KernelSample(part, name, library, (work,), np.array(index), seconds, "measured"))
     return found
 
 

@@ -22,7 +22,7 @@ from validation.reference.tensor_parallel import TensorGroup
 Run = Callable[[], Any]
 
 
-class Case(NamedTuple):
+class KernelCase(NamedTuple):
     """A kernel: its work, and a function that makes its operands and returns a function that runs it."""
 
     work: Work
@@ -66,10 +66,10 @@ SIZES = {
 """By kind of device."""
 
 
-def make_cases(device: Device, dtype: str) -> Iterator[Case]:
+def make_cases(device: Device, dtype: str) -> Iterator[KernelCase]:
     """All kernels of the set in `dtype`."""
     sizes = SIZES[device.kind]
-    of = _Maker(device, dtype)
+    of = _KernelMaker(device, dtype)
     for m, (n, k) in product(sizes.rows, sizes.weights):
         yield from of.gemms(m, n, k)
     for shape in sizes.heads:
@@ -80,15 +80,15 @@ def make_cases(device: Device, dtype: str) -> Iterator[Case]:
         yield from of.loss(rows, columns)
 
 
-class _Maker:
+class _KernelMaker:
     def __init__(self, device: Device, dtype: str) -> None:
         self.device, self.dtype = device, dtype
 
     def _new(self, *shape: int, grad: bool = False) -> torch.Tensor:
-        made = torch.randn(shape, dtype=self.device.dtype(self.dtype), device=self.device.torch)
-        return made.requires_grad_(grad)
+        measured_pass = torch.randn(shape, dtype=self.device.dtype(self.dtype), device=self.device.torch)
+        return measured_pass.requires_grad_(grad)
 
-    def gemms(self, m: int, n: int, k: int) -> Iterator[Case]:
+    def gemms(self, m: int, n: int, k: int) -> Iterator[KernelCase]:
         """The forward GEMM and the gradients of input and weight."""
 
         def forward() -> Run:
@@ -103,11 +103,11 @@ class _Maker:
             grad, x = self._new(m, n), self._new(m, k)
             return lambda: grad.t() @ x
 
-        yield Case(Gemm(m, n, k, 1, self.dtype, "tn", out_dtype=self.dtype), forward)
-        yield Case(Gemm(m, k, n, 1, self.dtype, "nn", out_dtype=self.dtype), of_input)
-        yield Case(Gemm(n, k, m, 1, self.dtype, "nt", out_dtype=self.dtype), of_weight)
+        yield KernelCase(Gemm(m, n, k, 1, self.dtype, "tn", out_dtype=self.dtype), forward)
+        yield KernelCase(Gemm(m, k, n, 1, self.dtype, "nn", out_dtype=self.dtype), of_input)
+        yield KernelCase(Gemm(n, k, m, 1, self.dtype, "nt", out_dtype=self.dtype), of_weight)
 
-    def attention(self, b: int, s: int, heads: int, keys: int, width: int) -> Iterator[Case]:
+    def attention(self, b: int, s: int, heads: int, keys: int, width: int) -> Iterator[KernelCase]:
         """Causal attention forward and backward."""
 
         def inputs(grad: bool) -> list[torch.Tensor]:
@@ -118,45 +118,51 @@ class _Maker:
             return lambda: functions.attention(q, k, v)
 
         work = Attention(b, s, s, heads, keys, width, width, 0.5, False, self.dtype)
-        yield Case(work, forward)
+        yield KernelCase(work, forward)
         back = Attention(b, s, s, heads, keys, width, width, 0.5, True, self.dtype)
-        yield Case(back, lambda: _backward(functions.attention, inputs(True)))
+        yield KernelCase(back, lambda: _backward(functions.attention, inputs(True)))
 
-    def streams(self, rows: int, columns: int) -> Iterator[Case]:
+    def streams(self, rows: int, columns: int) -> Iterator[KernelCase]:
         """Norms, activations, rope, additions, gathers and the optimizer."""
         size = rows * columns * BYTES[self.dtype]
 
         def of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[bool], Callable[[], Run]]:
-            def made(backward: bool) -> Callable[[], Run]:
+            def measured_pass(backward: bool) -> Callable[[], Run]:
                 def make() -> Run:
                     given = [self._new(*shape, grad=backward) for shape in shapes]
                     return _backward(function, given) if backward else lambda: function(*given)
 
                 return make
 
-            return made
+            return measured_pass
 
         rms = of(lambda x, w: functions.rms_norm(x, w, 1e-5), (1, rows, columns), (columns,))
-        yield Case(Memory("rms-norm", size, size), rms(False))
-        yield Case(Memory("rms-norm", 2 * size, size, True), rms(True))
+        yield KernelCase(Memory("rms-norm", size, size), rms(False))
+        yield KernelCase(Memory("rms-norm", 2 * size, size, True), rms(True))
         layer = of(lambda x, w, b: F.layer_norm(x, (columns,), w, b), (1, rows, columns), (columns,), (columns,))
-        yield Case(Memory("norm", size, size), layer(False))
-        yield Case(Memory("norm", 2 * size, size, True), layer(True))
+        yield KernelCase(Memory("norm", size, size), layer(False))
+        yield KernelCase(Memory("norm", 2 * size, size, True), layer(True))
         gated = of(functions.swiglu, (1, rows, 2 * columns))
-        yield Case(Memory("activation", 2 * size, size), gated(False))
-        yield Case(Memory("activation", 3 * size, 2 * size, True), gated(True))
+        yield KernelCase(Memory("activation", 2 * size, size), gated(False))
+        yield KernelCase(Memory("activation", 3 * size, 2 * size, True), gated(True))
         gelu = of(lambda x: F.gelu(x, approximate="tanh"), (1, rows, columns))
-        yield Case(Memory("gelu", size, size), gelu(False))
-        yield Case(Memory("gelu", 2 * size, size, True), gelu(True))
-        yield Case(Memory("residual", 2 * size, size), of(lambda x, y: x + y, (rows, columns), (rows, columns))(False))
-        yield Case(Memory("zero-grad", 0, size), of(lambda x: x.zero_(), (rows, columns))(False))
-        yield Case(Memory("add", 2 * size, size), of(lambda x, y: x.add_(y), (rows, columns), (rows, columns))(False))
+        yield KernelCase(Memory("gelu", size, size), gelu(False))
+        yield KernelCase(Memory("gelu", 2 * size, size, True), gelu(True))
+        yield KernelCase(
+            Memory("residual", 2 * size, size), of(lambda x, y: x + y, (rows, columns), (rows, columns))(False)
+        )
+        yield KernelCase(Memory("zero-grad", 0, size), of(lambda x: x.zero_(), (rows, columns))(False))
+        yield KernelCase(
+            Memory("add", 2 * size, size), of(lambda x, y: x.add_(y), (rows, columns), (rows, columns))(False)
+        )
         yield from self._rope(rows, columns)
-        yield Case(Memory("embedding", size, size), self._rows(rows, columns))
-        yield Case(Memory("grad-norm", size, 0), of(lambda x: torch.linalg.vector_norm(x), (rows, columns))(False))
+        yield KernelCase(Memory("embedding", size, size), self._rows(rows, columns))
+        yield KernelCase(
+            Memory("grad-norm", size, 0), of(lambda x: torch.linalg.vector_norm(x), (rows, columns))(False)
+        )
         yield self._adam(rows, columns)
 
-    def _rope(self, rows: int, columns: int) -> Iterator[Case]:
+    def _rope(self, rows: int, columns: int) -> Iterator[KernelCase]:
         """Rotary embeddings of queries and keys, beside values of the same width."""
         heads = columns // 64
         table = functions.rope_table(rows, 64, 1e4, self.device.torch)
@@ -172,8 +178,8 @@ class _Maker:
             grads = [torch.randn_like(one) for one in parts]
             return lambda: torch.autograd.grad(parts, qkv, grads, retain_graph=True)
 
-        yield Case(Memory("rope", size, size), forward)
-        yield Case(Memory("rope", size, size, True), backward)
+        yield KernelCase(Memory("rope", size, size), forward)
+        yield KernelCase(Memory("rope", size, size, True), backward)
 
     def _rows(self, rows: int, columns: int) -> Callable[[], Run]:
         def make() -> Run:
@@ -183,7 +189,7 @@ class _Maker:
 
         return make
 
-    def _adam(self, rows: int, columns: int) -> Case:
+    def _adam(self, rows: int, columns: int) -> KernelCase:
         """A fused Adam step on fp32 weights: reads gradient, weight and two moments, writes all but the gradient."""
         size = rows * columns
 
@@ -193,9 +199,9 @@ class _Maker:
             adam = torch.optim.AdamW([weight], lr=1e-4, fused=True)
             return adam.step
 
-        return Case(Memory("adam", 16 * size, 12 * size), make)
+        return KernelCase(Memory("adam", 16 * size, 12 * size), make)
 
-    def loss(self, tokens: int, columns: int) -> Iterator[Case]:
+    def loss(self, tokens: int, columns: int) -> Iterator[KernelCase]:
         """Cross-entropy forward; its backward pass overwrites what it kept, and is a stream."""
 
         def make() -> Run:
@@ -204,7 +210,7 @@ class _Maker:
             return lambda: functions.cross_entropy(logits, targets, group)
 
         traffic = load_framework("reference").loss.forward
-        yield Case(Memory("cross-entropy", traffic * tokens * columns, 0), make)
+        yield KernelCase(Memory("cross-entropy", traffic * tokens * columns, 0), make)
 
 
 def _backward(function: Callable[..., Any], given: list[torch.Tensor]) -> Run:

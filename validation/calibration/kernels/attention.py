@@ -12,7 +12,7 @@ import pandas as pd
 from hardware import load
 from hardware.gpu import GPU
 from simulator.ir.ops import Attention, Memory
-from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
+from validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
 
 PROMPTS = frozenset({"gpu", "batch", "seq", "heads", "kv_heads", "head_dim", "dtype", "causal", "time_us", "source"})
 PASSES = PROMPTS - {"head_dim"} | {"pass", "qk_head_dim", "v_head_dim"}
@@ -73,7 +73,7 @@ PARTS = {"fwd": (False,), "bwd": (True,), "fwd_bwd": (False, True)}
 """The passes of a row, by the column `pass`: whether each is a backward pass."""
 
 
-def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     """Samples, and the reasons of rows that cannot be priced."""
     rows = table.reset_index(drop=True).rename(columns={"qk_head_dim": "qk", "v_head_dim": "v"})
     if "head_dim" in rows:
@@ -127,7 +127,9 @@ def _refusal(row: dict[str, Any]) -> str:
     return ""
 
 
-def _sample(rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, passes: tuple[bool, ...]) -> Sample:
+def _sample(
+    rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, passes: tuple[bool, ...]
+) -> KernelSample:
     """The sample of the rows of one library, format and mask."""
     sizes = {key: rows[key].to_numpy(float) for key in ("batch", "seq", "heads", "kv_heads", "qk", "v")}
     batch, positions, heads, kv_heads, qk, v = sizes.values()
@@ -149,7 +151,7 @@ def _sample(rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, p
     classes = {"all": every} | ({"backward": every} if any(passes) else {"forward-8k": batch * positions >= TOKENS})
     kind = "backward" if any(passes) else "fp8" if dtype == "fp8" else "bf16"
     seconds = rows["time_us"].to_numpy(float) * 1e-6
-    return Sample("attention", gpu, name, tuple(parts), rows.index.to_numpy(), seconds, kind, classes)
+    return KernelSample("attention", gpu, name, tuple(parts), rows.index.to_numpy(), seconds, kind, classes)
 
 
 def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk: Any, v: Any) -> np.ndarray:

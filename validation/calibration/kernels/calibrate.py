@@ -12,7 +12,7 @@ from simulator.costs.calibration.calibration import Calibration, format_of
 from simulator.costs.calibration.cost_models import KERNEL_MODELS
 from validation.calibration.fit import Fit, fit
 from validation.calibration.kernels.predict import price, price_by
-from validation.calibration.kernels.sample import Sample
+from validation.calibration.kernels.sample import KernelSample
 from validation.calibration.tables.calibrated import (
     FEWEST,
     Calibrated,
@@ -33,7 +33,7 @@ ORDER = (
 UNKNOWN = {"sigma": 0.0, "sigma_short": 0.0}
 """Sigmas before they are known."""
 
-Pairs = Sequence[tuple[Sample, str]]
+Pairs = Sequence[tuple[KernelSample, str]]
 """Samples with their sources."""
 
 
@@ -59,7 +59,7 @@ def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave
     return Calibrated(gpu, data, errors)
 
 
-def _select(tables: Sequence[Table], gpu: str, section: str) -> list[tuple[Sample, str]]:
+def _select(tables: Sequence[Table], gpu: str, section: str) -> list[tuple[KernelSample, str]]:
     """Samples that can be fitted, of one GPU and section or ("") of all."""
     pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples if sample.library]
     pairs = [(s, source) for s, source in pairs if gpu in ("", s.gpu) and section in ("", s.operation)]
@@ -101,7 +101,7 @@ def _fit_section(
     return made
 
 
-def _fit(model: type, samples: Sequence[Sample], predict: Callable[[Sample, Any], np.ndarray]) -> Fit:
+def _fit(model: type, samples: Sequence[KernelSample], predict: Callable[[KernelSample, Any], np.ndarray]) -> Fit:
     """The fit of a cost model to all libraries.
 
     Kernels that were not tuned to their sizes say nothing of the GPU: their library coefficients are fitted afterwards.
@@ -116,7 +116,7 @@ def _fit(model: type, samples: Sequence[Sample], predict: Callable[[Sample, Any]
     return Fit(found.values, found.errors, libraries, found.library_errors | more.library_errors)
 
 
-def _format(sample: Sample) -> str:
+def _format(sample: KernelSample) -> str:
     return format_of(next((part.dtype for part in sample.parts if hasattr(part, "dtype")), "bf16"))
 
 

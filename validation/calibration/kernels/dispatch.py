@@ -11,7 +11,7 @@ import pandas as pd
 from hardware import load
 from hardware.link import Link
 from simulator.costs.collectives.dispatch import Dispatch
-from validation.calibration.kernels.sample import GPUS, Sample
+from validation.calibration.kernels.sample import GPUS, KernelSample
 
 COLUMNS = (frozenset({"gpu", "library", "op", "gpus", "tokens_per_rank", "hidden", "topk", "num_experts", "time_us"}),)
 """Columns that identify the format."""
@@ -38,14 +38,14 @@ PORT = "infiniband-ndr"
 WHOLE = ("gpus", "tokens_per_rank", "hidden", "topk", "num_experts")
 
 
-def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     table = table.assign(**{name: table.get(name) for name in ("nodes", "sms", "dtype", "source")})
     for name in (*WHOLE, "nodes", "sms", "time_us"):
         table[name] = pd.to_numeric(table[name], errors="coerce").astype(float)
     table["nodes"] = table["nodes"].fillna(1.0)
-    refused = {at: reason for at, row in enumerate(table.to_dict("records")) if (reason := _refused(row))}
+    refused = {at: reason for at, row in enumerate(table.to_dict("records")) if (reason := _refusal(row))}
     kept = table.drop(index=list(refused))
     samples = []
     same = ["gpu", "library", "op", "gpus", "nodes", "dtype"]
@@ -58,7 +58,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
         classes = {"all": np.ones(len(rows), bool), "nodes": np.full(len(rows), nodes > 1)}
         index, seconds = rows.index.to_numpy(), rows["time_us"].to_numpy() * 1e-6
         parts: Any = (work,)
-        samples.append(Sample(work.operation, GPUS[gpu], name, parts, index, seconds, op, classes))
+        samples.append(KernelSample(work.operation, GPUS[gpu], name, parts, index, seconds, op, classes))
     return samples, refused
 
 
@@ -99,7 +99,7 @@ def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows
     )
 
 
-def _refused(row: dict[str, object]) -> str:
+def _refusal(row: dict[str, object]) -> str:
     if row["gpu"] not in GPUS:
         return f"the GPU {row['gpu']} is not known"
     if row["op"] not in OPERATIONS:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.ir.ops import Memory
-from validation.calibration.kernels.sample import GPUS, Sample
+from validation.calibration.kernels.sample import GPUS, KernelSample
 
 KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
 STREAMS = frozenset({"gpu", "op", "TBps", "source"})
@@ -54,7 +54,7 @@ class _Rows:
     refused: dict[int, str]
 
 
-def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     rows = _kernels(table) if set(table.columns) >= KERNELS else _streams(table)
@@ -70,7 +70,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
         work = Memory(WORK.get(op, "add"), rows.read[index], rows.written[index])
         large = rows.read[index] + rows.written[index] > LARGE
         classes = {"all": np.ones(len(index), bool)} | ({"large": large} if op in ("norm", "gated_act", "gelu") else {})
-        samples.append(Sample("memory", gpu, name, (work,), index, rows.seconds[index], op, classes))
+        samples.append(KernelSample("memory", gpu, name, (work,), index, rows.seconds[index], op, classes))
     return samples, refused
 
 

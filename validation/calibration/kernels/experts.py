@@ -20,7 +20,7 @@ import pandas as pd
 from hardware import load
 from simulator.ir.ops import BYTES, Gemm, Memory, Work
 from validation.calibration.kernels import routing
-from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
+from validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
 
 BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
 PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})
@@ -66,13 +66,13 @@ SIZES_OF_GROUPS = 8
 """Number of group sizes that the experts of a row are sorted into."""
 
 
-def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     blocks = set(table.columns) >= BLOCKS
     names = SIZES if blocks else SHAPE
     table = table.assign(**{name: _numbers(table, name) for name in (*names, "time_us")})
-    refused = _refused(table, names)
+    refused = _refusals(table, names)
     refused |= _no_blocks(table, refused) if blocks else _no_products(table, refused)
     if not blocks:
         table["out_dtype"] = _results(table)
@@ -83,7 +83,7 @@ def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
             key = row["gpu"], row["dtype"], library(str(row["source"]), row["dtype"]), *rest
             own.setdefault(key, []).append(at)
     if blocks:
-        table["shared"] = _shared(table.drop(index=list(refused)))
+        table["shared"] = _tuned_for_another(table.drop(index=list(refused)))
     make = _block if blocks else _product
     return [make(table.iloc[rows], np.array(rows), key[2]) for key, rows in own.items()], refused
 
@@ -94,7 +94,7 @@ def library(source: str, dtype: str) -> str:
     return name and name + {"fp8": "-fp8", "fp8_block": "-fp8-block"}.get(dtype, "")
 
 
-def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
+def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     """The sample of the expert blocks of one GPU, library and number format."""
     dtype = rows["dtype"].iloc[0]
     form, wide = DTYPES[dtype], BYTES["bf16"]
@@ -134,7 +134,7 @@ def _groups(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return counts, sizes
 
 
-def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
+def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
     """The sample of the grouped GEMMs of one GPU, library, number format and pass."""
     groups, m, n, k = (rows[name].to_numpy(float) for name in SHAPE)
     first = rows.iloc[0]
@@ -151,13 +151,13 @@ def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> Sample:
 
 def _sample(
     rows: pd.DataFrame, index: np.ndarray, name: str, parts: tuple[Work, ...], kind: str, tokens: np.ndarray
-) -> Sample:
+) -> KernelSample:
     tuned = not name.startswith(UNTUNED)
     many = (tokens >= LEAST) & tuned
     shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
     gpu, micro = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float)
-    return Sample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned)
+    return KernelSample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned)
 
 
 def _true(cell: object) -> bool:
@@ -182,7 +182,7 @@ def _results(table: pd.DataFrame) -> list[str]:
     return found
 
 
-def _shared(rows: pd.DataFrame) -> pd.Series:
+def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
     """Whether the kernels of a row may have been tuned for another model of the table."""
     models: dict[tuple[float, ...], set[tuple[float, float]]] = {}
     split = [(tp, ep) for tp in set(rows["tp"]) for ep in set(rows["ep"])]
@@ -196,7 +196,7 @@ def _shared(rows: pd.DataFrame) -> pd.Series:
     return several & rows["source"].astype(str).str.contains(CACHED) & (rows["dtype"] != "fp8_block")
 
 
-def _refused(table: pd.DataFrame, names: tuple[str, ...]) -> dict[int, str]:
+def _refusals(table: pd.DataFrame, names: tuple[str, ...]) -> dict[int, str]:
     """Reasons of rows that cannot be priced, in both formats."""
     refused = {}
     for at, row in enumerate(table.to_dict("records")):

@@ -16,7 +16,7 @@ import pandas as pd
 from hardware import load
 from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import BYTES, Gemm, Memory, Work
-from validation.calibration.kernels.sample import DTYPES, GPUS, Sample
+from validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
 
 PRODUCTS = frozenset({"gpu", "dtype", "m", "n", "k", "time_us", "source"})
 LAYOUTS = PRODUCTS | {"batch", "layout", "accumulate", "out_dtype"}
@@ -58,7 +58,7 @@ class _Same:
     how: tuple[str, bool, str] | None
 
 
-def read(table: pd.DataFrame) -> tuple[list[Sample], dict[int, str]]:
+def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     """Samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     layouts = set(table.columns) >= LAYOUTS
@@ -82,7 +82,7 @@ def _same(row: dict[Any, Any], layouts: bool) -> _Same:
     return _Same(row["gpu"], row["dtype"], library(source, row["dtype"]), bool(re.search(ALONE, source)), how)
 
 
-def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> Sample:
+def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample:
     m, n, k, micro = (table[name].to_numpy(float)[index] for name in ("m", "n", "k", "time_us"))
     form: Any = DTYPES[same.dtype]
     parts: list[Work] = []
@@ -96,7 +96,7 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> Sample:
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
     every, seconds = (*parts, product), micro * 1e-6
     section = section_of(product, load("gpus", GPUS[same.gpu]))
-    return Sample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
+    return KernelSample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes)
 
 
 def library(source: str, dtype: str) -> str:

@@ -15,11 +15,11 @@ from simulator.costs.collectives import dispatch
 from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.kernels import sections
 from validation.calibration.kernels.dispatch import links_of
-from validation.calibration.kernels.sample import Sample
+from validation.calibration.kernels.sample import KernelSample
 from validation.calibration.tables.rows import Held, Priced
 
 
-def price(calibration: Calibration, sample: Sample, without: str = "", library: str | None = None) -> Priced:
+def price(calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None) -> Priced:
     """The forecasts of a sample.
 
     without: a calibration file that is left out. library: that the kernels are priced as, instead of their own ("": the
@@ -30,7 +30,7 @@ def price(calibration: Calibration, sample: Sample, without: str = "", library: 
 
 
 def price_by(
-    calibration: Calibration, sample: Sample, without: str = "", library: str | None = None
+    calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None
 ) -> Callable[[Any], Priced]:
     """A function from the cost model of the sample's operation to its forecasts."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
@@ -61,14 +61,14 @@ def _seconds(part: Any, gpu: Any, model: Any) -> tuple[Any, Any]:
     return sections.SECTIONS[sections.section_of(part, gpu)].seconds(part, gpu, model)
 
 
-def _model(calibration: Calibration, sample: Sample, section: str, without: str, library: str | None) -> Any:
+def _model(calibration: Calibration, sample: KernelSample, section: str, without: str, library: str | None) -> Any:
     dtypes = [part.dtype for part in sample.parts if hasattr(part, "dtype")] or ["bf16"]
     used = sample.library if library is None else library
     gpu = load("gpus", sample.gpu)
     return calibration.kernel_model(gpu, section, used, dtypes[0], sample.kind, without).model
 
 
-def hold(calibration: Calibration, sample: Sample) -> Held:
+def hold(calibration: Calibration, sample: KernelSample) -> Held:
     """A sample beside its forecasts."""
     gpu = load("gpus", sample.gpu)
     # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs are a certain bound.

@@ -42,12 +42,12 @@ def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -
     """
     found = _exponent(distribution)
     if found is None:
-        return balanced(tokens, topk, experts, ranks)
+        return balanced_loads(tokens, topk, experts, ranks)
     return (power_law if distribution.startswith("power_law") else zipf)(tokens, topk, experts, ranks, found)
 
 
 @cache
-def balanced(tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
+def balanced_loads(tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
     """Loads of the first rank's experts, largest first, when experts take turns."""
     local = experts // ranks
     if tokens >= experts:

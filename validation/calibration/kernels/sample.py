@@ -11,7 +11,7 @@ from simulator.ir.ops import Work
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class KernelSample:
     """Rows of a table that differ in sizes only: one GPU, one library, one operation.
 
     Attributes:

@@ -39,7 +39,7 @@ FEWER = {"num_experts": 4096, "topk": 4096, "gpus": 2**17, "nodes": 2**17}
 """Largest values of columns over whose numbers loops run."""
 
 
-class Sheet(NamedTuple):
+class CsvSheet(NamedTuple):
     """A file as text.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sheet(NamedTuple):
     columns: list[str]
     rows: list[list[str]]
 
-    def filled(self, columns: Collection[str]) -> list[set[str]]:
+    def filled_columns(self, columns: Collection[str]) -> list[set[str]]:
         """Those of these columns that each row fills."""
         places = [(place, name) for place, name in enumerate(self.columns) if name in columns]
         return [
@@ -111,7 +111,7 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def sheet(path: Path) -> Sheet:
+def sheet(path: Path) -> CsvSheet:
     """Reads a .csv or .csv.gz file. Raises PlanError for a file that cannot be read."""
     rows = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     try:
@@ -124,7 +124,7 @@ def sheet(path: Path) -> Sheet:
     for mark, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(columns) == 1 and mark in columns[0]:
             raise _unread(path, f"its columns are separated by {word}", "Separate them by commas")
-    return Sheet(path, columns, kept[1:])
+    return CsvSheet(path, columns, kept[1:])
 
 
 def _text(path: Path) -> str:

@@ -73,7 +73,11 @@ def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
         one.sample.classes.get(name, np.zeros(len(one.sample.index), bool)) if name else slice(None) for one in held
     ]
     rows = [
-        (one.errors[mask], (np.abs(one.far) / np.maximum(one.priced.sigma, 1e-12))[mask], _borrowed(one)[mask])
+        (
+            one.errors[mask],
+            (np.abs(one.far) / np.maximum(one.priced.sigma, 1e-12))[mask],
+            _error_of_borrowed_rates(one)[mask],
+        )
         for one, mask in zip(held, masks, strict=True)
     ]
     error, apart, other = (np.concatenate(column) for column in zip(*rows, strict=True)) if rows else [np.zeros(0)] * 3
@@ -90,7 +94,7 @@ def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
     }
 
 
-def _borrowed(one: Held) -> np.ndarray:
+def _error_of_borrowed_rates(one: Held) -> np.ndarray:
     return np.abs(one.borrowed / one.sample.seconds - 1)
 
 

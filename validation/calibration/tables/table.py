@@ -14,7 +14,7 @@ import pandas as pd
 
 from hardware.errors import PlanError
 from validation.calibration.tables.rows import Z90, Held, Rows
-from validation.calibration.tables.sheet import BLANK, Sheet, sheet
+from validation.calibration.tables.sheet import BLANK, CsvSheet, sheet
 
 SOURCES = {
     "AIC": "ai-dynamo/aiconfigurator @095f58a51c4c, systems/data",
@@ -141,7 +141,7 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
     return Table(path, frame, samples, {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()})
 
 
-def _by_form(stated: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
+def _by_form(stated: CsvSheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
     """The rows of each format whose columns a table has.
 
     A row belongs to the largest format whose columns it fills. A row that fills some of the extra columns of a larger
@@ -151,14 +151,16 @@ def _by_form(stated: Sheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> d
         return {0: list(range(len(stated.rows)))}
     every = frozenset().union(*(own for own, _ in forms))
     found: dict[int, list[int]] = {}
-    for at, filled in enumerate(stated.filled(every)):
-        partly = [form for form, _ in forms if any(form < other and filled & (other - form) for other, _ in forms)]
-        own = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled and form not in partly)
+    for at, filled_columns in enumerate(stated.filled_columns(every)):
+        partly = [
+            form for form, _ in forms if any(form < other and filled_columns & (other - form) for other, _ in forms)
+        ]
+        own = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled_columns and form not in partly)
         found.setdefault(next(own, 0), []).append(at)
     return found
 
 
-def _read(stated: Sheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
+def _read(stated: CsvSheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
     """Samples and refusals of the rows of one format."""
     frame, faults = stated.frame(own | optional(reader) | {"source"}, own)
     faults = {at: faults[at] for at in rows.tolist() if at in faults}
