@@ -62,7 +62,7 @@ def test_what_goes_from_unit_to_unit_is_taken_once() -> None:
     tensor_uses = [TensorUse("x", 8, f1), TensorUse("x", 8, b2), TensorUse("y", 9, f2, made=True)]
     tensor_uses += [TensorUse("d:y", 5, b1), TensorUse("d:x", 4, b2, made=True)]
     events = memory_events(tensor_uses, [f1, f2], [b1, b2], UnitRun("unit", Fragment(), 1, "x", "y", ("x", "y")))
-    names = {id(one): one.name for one in (f1, f2, b1, b2)}
+    names = {one: one.name for one in (f1, f2, b1, b2)}
     assert sorted((names[at], *event) for at, found in events.items() for event in found) == [
         ("b1", 0, True, -5, "workspace"),
         ("b2", 0, False, 4, "workspace"),
@@ -75,7 +75,7 @@ def test_what_a_collective_used_is_free_once_somebody_has_waited_for_it() -> Non
     """The host goes on behind a collective: its buffers are free where the computation first waits for it."""
     a, gather, b, user, c = op("a"), op("gather"), op("b"), op("user"), op("c")
     gather.stream = "tensor"
-    events = {id(gather): [(0, False, 7.0, "workspace"), (0, True, -3.0, "workspace")]}
+    events = {gather: [(0, False, 7.0, "workspace"), (0, True, -3.0, "workspace")]}
     ops = [a, gather, b, user, c]
     assert block_events(ops, [(), (0,), (0,), (1,), (1,)], events) == [
         (1, False, 7.0, "workspace"),
