@@ -1,11 +1,11 @@
-"""Context parallelism by gathering keys and values: every rank holds 1/p of the positions of each sequence.
+"""Llama 3 context parallelism: every rank holds 1/p of each sequence and all-gathers the keys and values of attention.
 
-Everything but attention works on one position at a time and is simply cut. For attention every rank gathers the keys
-and values of the whole sequence and computes the rows of its own queries; backward, the gradients of keys and values
-are reduce-scattered. With n tokens of the whole sequence and k the width of keys, 2 (p-1)/p n k elements are received
-forward (grouped heads make them few) and as many sent backward; they are gathered once more where the framework keeps
-only its own part. Each rank holds a block from the begin of the sequence and the matching one from its end, so all see
-equally many keys under a causal mask.
+Every operator but attention works on one position at a time and is sharded along the sequence. For attention every rank
+all-gathers the keys and values of the whole sequence and computes the rows of its own queries; backward, the gradients
+of keys and values are reduce-scattered. With n tokens of the whole sequence and k the width of keys, a rank receives 2
+(p-1)/p n k elements forward (few with grouped-query attention) and sends as many backward; they are all-gathered again
+in the backward pass where the framework keeps only its own shard. Each rank holds one block from the start of the
+sequence and the matching one from its end, so that the causal mask leaves all ranks the same work.
 
     q, k, v (s/p) --all-gather k, v--> attention(q: s/p, k v: s) --> o (s/p)
 
@@ -30,5 +30,7 @@ class AllGather(SequenceScheme):
         p, n, kv = setting.cp, setting.b * setting.s, setting.kv_width
         volume = 3 if setting.regather else 2
         yield ClosedForm(
-            "sent_per_layer", volume * 2 * (p - 1) / p * n * kv * 2, "keys and values: gathered, scattered"
+            "sent_per_layer",
+            volume * 2 * (p - 1) / p * n * kv * 2,
+            "keys and values all-gathered, their gradients reduce-scattered",
         )

@@ -1,20 +1,20 @@
-"""DistFlashAttn: ranks that the causal mask would leave idle help those behind them.
+"""DistFlashAttn: ranks that the causal mask would leave idle compute blocks for later ranks.
 
-Every rank holds 1/p of the positions in one piece. In step t rank r attends to the keys and values of rank r-t, which
-come straight from there; the first t ranks have none before them, so they take queries of the last ranks instead,
-attend with their own keys, and send the partial outputs back a step later. So floor(p/2) steps behind the one on the
-own keys do the work of p-1, and no masked block is ever sent. What the next step needs comes beside the computation.
+Every rank holds one contiguous 1/p of the positions. In step t rank r attends to the keys and values of rank r-t, which
+it fetches directly. The first t ranks have no such rank: they fetch queries of the last ranks instead, attend with
+their own keys, and return the partial outputs one step later. So floor(p/2) steps after the diagonal one do the work of
+p-1, and no masked block is sent. What the next step needs is fetched during the current one.
 
-    p = 4   step 0      step 1      step 2 (nobody left to help)
+    p = 4   step 0      step 1      step 2 (no rank left to help)
     rank 0  q0 x kv0    q3 x kv0    .
     rank 1  q1 x kv1    q1 x kv0    .
     rank 2  q2 x kv2    q2 x kv1    q2 x kv0
     rank 3  q3 x kv3    q3 x kv2    q3 x kv1
 
-The path is 1/2 + floor(p/2) blocks of p/2 at best: nothing is lost for odd p, 1/(p+1) for even p. With n tokens and
-k, h the widths of keys and queries, step t sends 2 k (p-t)/p + 2 h t/p of n/p elements a rank on average (the second
-part where somebody helps, 2t < p) forward, the sums of rows aside: (p-1)/p n h in all for MHA and odd p. Backward, with
-output, its gradient and the results, it is twice that.
+A rank computes 1/2 + floor(p/2) blocks where p/2 would be ideal: nothing is lost for odd p, 1/(p+1) for even p. With n
+tokens and k, h the widths of keys and queries, step t sends 2 k (p-t)/p + 2 h t/p of n/p elements per rank on average
+(the second term where a rank helps, 2t < p) forward, without the row sums: (p-1)/p n h in all for MHA and odd p.
+Backward, with the output, its gradient and the results, it is twice that.
 
 References: Li et al. 2023, arXiv 2310.03294, sections 3.1 and 3.2.
 """
@@ -44,7 +44,7 @@ class DistFlashAttn(RingScheme):
     def check_job(self, job: Any) -> None:
         super().check_job(job)
         if self.ranks > 1 and job.framework.attention != "flash":
-            rule = f"{self.use} leaves out blocks that kernels of {job.framework.attention} attention would compute"
+            rule = f"{self.use} skips masked blocks, which {job.framework.attention} attention kernels compute"
             raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
 
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
@@ -58,8 +58,8 @@ class DistFlashAttn(RingScheme):
             helpers = t if 2 * t < p else 0
             forward += Fraction((p - t) * 2 * kv + helpers * 2 * h, p)
             backward += Fraction((p - t) * 4 * kv + helpers * 4 * h, p)
-        yield ClosedForm("sent_forward", float(forward * n), "section 3.1, the rules executed")
-        yield ClosedForm("sent_backward", float(backward * n), "section 3.1, the rules executed")
+        yield ClosedForm("sent_forward", float(forward * n), "section 3.1, summed over the steps")
+        yield ClosedForm("sent_backward", float(backward * n), "section 3.1, summed over the steps")
         if p > 1:
             efficiency = 1.0 if p % 2 else p / (p + 1)
             yield ClosedForm("attention_efficiency", efficiency, "section 3.1: idle 1/(2p) of p^2 for even p")

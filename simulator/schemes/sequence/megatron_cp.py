@@ -1,19 +1,18 @@
-"""Context parallelism as Megatron-Core and Transformer Engine have it: one layout of tokens, three ways for the keys.
+"""Megatron context parallelism: one layout of tokens, and three ways to bring queries and keys together.
 
-Batches are cut in two parts for each rank, r and 2p-1-r of 2p on rank r, so that a causal mask leaves all ranks as
-much to do, and weights are copies on all of them. `comm` says how queries meet their keys, the framework's
-``cp_comm_type``:
+Every sequence is split into 2p parts; rank r holds parts r and 2p-1-r, so that the causal mask leaves all ranks the
+same work. Weights are replicated. `comm` is the framework's ``cp_comm_type``:
 
-    p2p         keys and values go round a ring beside the computation (sequence/ring, zigzag)
-    all_gather  keys and values are gathered, their gradients reduce-scattered (sequence/all-gather)
-    a2a         cut positions change to cut heads (sequence/ulysses)
+    p2p         keys and values go round a ring during the computation (sequence/ring, zigzag)
+    all_gather  keys and values are all-gathered, their gradients reduce-scattered (sequence/all-gather)
+    a2a         all-to-alls turn sharded positions into sharded heads and back (sequence/ulysses)
 
-``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer one. With n tokens and k the width of keys,
-p2p and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered
-again); only p2p hides them. Tensor parallelism divides k. p2p knows no sliding windows.
+``a2a+p2p`` is two of them: a2a over an inner axis and p2p over an outer one. With n tokens and k the width of keys, p2p
+and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered again);
+only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows.
 
-References: Megatron-Core and Transformer Engine, https://github.com/NVIDIA/TransformerEngine, context_parallel.py;
-the ring: Liu et al. 2023, arXiv 2310.01889.
+References: Megatron-Core and Transformer Engine, https://github.com/NVIDIA/TransformerEngine, context_parallel.py; the
+ring: Liu et al. 2023, arXiv 2310.01889.
 """
 
 from collections.abc import Iterable
@@ -33,7 +32,7 @@ class MegatronCP(RingScheme):
 
     class Options(SchemeOptions):
         comm: Literal["p2p", "all_gather", "a2a"] = "p2p"
-        """How queries meet their keys."""
+        """How queries and keys come together."""
 
     @property
     def token_order(self) -> str:
@@ -53,7 +52,7 @@ class MegatronCP(RingScheme):
         kinds = [(entry, find_scheme(entry.use)) for entry in job.plan.schemes]
         parts = self.ranks * self.mesh.size(axis for e, kind in kinds if kind.family == "tensor" for axis in e.over)
         if self.options.comm == "a2a" and self.ranks > 1 and job.model.kv_heads % parts:
-            rule = f"with comm a2a each of {parts} ranks has as many heads of its own, and no copies"
+            rule = f"with comm a2a key and value heads are divided by {parts} ranks, and never copied"
             raise PlanError("model.kv_heads", rule, "Use sequence/ulysses, or comm: p2p", job.model.kv_heads)
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
@@ -68,4 +67,4 @@ class MegatronCP(RingScheme):
             yield ClosedForm(
                 "sent_backward", (4 if self.passes_keys or setting.regather else 2) * hops, "and gradients"
             )
-        yield ClosedForm("attention_efficiency", 1.0, "two parts a rank: as much to do for all")
+        yield ClosedForm("attention_efficiency", 1.0, "two parts per rank: the same work on all ranks")

@@ -1,10 +1,10 @@
-"""Ring attention: keys and values travel round a ring of ranks while each computes its queries against them.
+"""Ring attention: keys and values travel round a ring of ranks while each rank computes its queries against them.
 
-Every rank holds 1/p of the positions of each sequence. At every step it attends to the keys and values that it has,
-sends them on to the next rank and receives those of the one before, beside the computation; partial outputs are joined
-by the sums of their rows, so no rank ever holds more than two parts of the keys. Under a causal mask `balance` says
-which positions a rank holds: in contiguous parts the last rank computes every block and the first only its own;
-striped (every p-th position) and zigzag (one part from the begin and one from the end) divide the work.
+Every rank holds 1/p of the positions of each sequence. At every step it attends to the keys and values at hand, sends
+them to the next rank and receives those of the previous one during the computation. Partial outputs are merged by their
+row sums (online softmax), so no rank ever holds more than two shards of keys. Under a causal mask `balance` says which
+positions a rank holds: contiguous shards leave the first rank one block and the last rank all of them; striped (every
+p-th position) and zigzag (one part from the start and one from the end) balance the work.
 
     p = 3   step 0        step 1        step 2
     rank 0  q0 x kv0      q0 x kv2      q0 x kv1
@@ -12,14 +12,14 @@ striped (every p-th position) and zigzag (one part from the begin and one from t
     rank 2  q2 x kv2      q2 x kv1      q2 x kv0
 
 With n tokens and k the width of keys, 2 (p-1)/p n k elements are sent forward; backward their gradients travel too,
-twice as many. Steps take max(block, transfer). Of p/2 blocks a rank computes at best, the slowest spends the time of
-p - 1/2 in contiguous parts, p/2 (1 + (p-1)/s) striped, and p/2 in zigzag.
+twice as many. A step takes max(block, transfer). Where p/2 blocks per rank are ideal, the slowest rank takes the time
+of p - 1/2 with contiguous shards, p/2 (1 + (p-1)/s) striped, and p/2 zigzag.
 
-Two rings over two axes, the outer one first, are a double ring: while keys go round the inner ring of near ranks, those
-of the next outer step are on their way. sequence/ulysses over one axis and a ring over another is USP.
+Two rings over two axes, the outer one first, form a double ring: while keys go round the inner ring of near ranks,
+those of the next outer step are being sent. sequence/ulysses over one axis and a ring over another is USP.
 
-References: Liu et al. 2023, arXiv 2310.01889, section 3; striped: Brandon et al. 2023, arXiv 2311.09431; zigzag and
-the way back: Megatron-Core with Transformer Engine; double ring: Gu et al. 2024 (LoongTrain), arXiv 2406.18485.
+References: Liu et al. 2023, arXiv 2310.01889, section 3; striped: Brandon et al. 2023, arXiv 2311.09431; zigzag and the
+backward ring: Megatron-Core with Transformer Engine; double ring: Gu et al. 2024 (LoongTrain), arXiv 2406.18485.
 """
 
 from collections.abc import Iterable
@@ -48,5 +48,7 @@ class Ring(RingScheme):
         yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
         efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
         yield ClosedForm(
-            "attention_efficiency", efficiency[self.token_order], "the slowest rank of every step, counted"
+            "attention_efficiency",
+            efficiency[self.token_order],
+            "attention of all ranks over that of the slowest rank of each step",
         )

@@ -1,18 +1,18 @@
-"""DeepSpeed-Ulysses: cut sequences change to cut heads around attention, by all-to-alls.
+"""DeepSpeed-Ulysses: all-to-alls turn sharded sequences into sharded heads around attention.
 
-Everything but attention works on one position at a time, so every rank has 1/p of the positions of each sequence. For
-attention it gives away its positions of the other ranks' heads and gets all positions of its own: each head sees whole
-sequences, any mask is balanced, and kernels stay long. An all-to-all for queries, keys, values and the output each,
-and the same for their gradients. Where there are fewer key/value heads than ranks, ranks get copies.
+Every operator but attention works on one position at a time, so every rank holds 1/p of the positions of each sequence.
+For attention an all-to-all gives each rank all positions of its own heads: any mask is balanced, and attention kernels
+see whole sequences. There is one all-to-all each for queries, keys, values and the output, and one for each of their
+gradients. Where there are fewer key/value heads than ranks, ranks receive copies.
 
     q, k, v (s/p, all heads) --all-to-all--> attention (s, heads/p) --all-to-all--> o (s/p, all heads)
 
-With n tokens, h and k the widths of queries and keys (with the copies): (2h + 2k) n/p (p-1)/p elements are sent
-forward by each rank, and as many backward: the more ranks, the fewer.
+With n tokens, h and k the widths of queries and keys (with the copies), each rank sends (2h + 2k) n/p (p-1)/p elements
+forward and as many backward: the more ranks, the fewer per rank.
 
 References: Jacobs et al. 2023, arXiv 2309.14509, section 3; copies of key and value heads: Gu et al. 2024 (LoongTrain),
-arXiv 2406.18485, section 4. Over one axis, with sequence/ring over another, it is USP (Fang and Zhao 2024,
-arXiv 2405.07719) and LoongTrain's 2D-attention.
+arXiv 2406.18485, section 4. Over one axis, with sequence/ring over another, it is USP (Fang and Zhao 2024, arXiv
+2405.07719) and LoongTrain's 2D-attention.
 """
 
 from collections.abc import Iterable

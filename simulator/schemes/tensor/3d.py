@@ -1,16 +1,17 @@
-"""3-D tensor parallelism: all three matrices of a product lie evenly on a cube of ranks, which moves the fewest bytes.
+"""3D tensor parallelism: every matrix of a product is sharded over a cube of ranks, which sends the fewest bytes.
 
-Rows of activations are cut along two axes of the cube and their width along the third; weights are cut along all three.
-Before a product its input is gathered along one axis and its weight along another, and its result is scattered along
-the third. There two axes have changed places, so the next product goes the other way and ends where the first began.
+The rows of activations are sharded along two axes of the cube and their width along the third; weights are sharded
+along all three. Before a product its input is all-gathered along one axis and its weight along another; its result is
+reduce-scattered along the third. In the result two axes have changed places, so the next product swaps them back.
 
-    x [T/ij, K/l] --gather j--> [T/i, K/l]
-    W [K/li, N/j] --gather i--> [K/l, N/j]   multiply, scatter l --> y [T/il, N/j]   ... --> [T/ij, K/l]
+    x [T/ij, K/l] --all-gather j--> [T/i, K/l]
+    W [K/li, N/j] --all-gather i--> [K/l, N/j]   GEMM, reduce-scatter l --> y [T/il, N/j]   ... --> [T/ij, K/l]
 
-`over: [i, j, l]`, each q. Elements that a rank sends per linear and micro-batch, (q-1)/q^3 (TK + KN + TN) forward and
-as many backward; gathered operands are kept for the gradients (1/q^2 of the activations), or gathered again where the
-framework does so. A weight rests cut along the hidden dim, on whichever side of it that is: so a tied table lies the
-same way at both ends. Vectors are copies along the axes that cut no dim of theirs.
+`over: [i, j, l]`, q ranks each. T tokens, K and N the widths of input and output. Elements that a rank sends per linear
+and micro-batch: (q-1)/q^3 (TK + KN + TN) forward and as many backward. The gathered operands are kept for the gradients
+(1/q^2 of the activations), or all-gathered again where the framework does so. A weight is stored sharded along its
+hidden dim, whether that is its input or its output, so a tied table has one layout at both ends of the model. Biases
+and norm weights are replicated along the axes that shard no dim of theirs.
 
 References: Bian et al. 2021, arXiv 2105.14450, section 3; Agarwal et al. 1995, doi:10.1147/rd.395.0575.
 """
@@ -24,7 +25,7 @@ from simulator.ir.settings import LayerSetting
 from simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
 
 INNER = ("a", "f", "v")
-"""What lies inside of a block, between its two products; everything else lies as the residual stream does."""
+"""Dims inside a block, between its two linears; the other dims are those of the residual stream."""
 
 
 class ThreeD(TensorGrid):
@@ -51,16 +52,16 @@ class ThreeD(TensorGrid):
         again = (q - 1) / q**3 * operands * 2 if setting.regather else 0
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / q**2 * 4
         kept = 1 if setting.regather else q
-        yield ClosedForm("sent_by_products_forward", once, "section 3: gathers of X and W, scatter of Y")
-        yield ClosedForm("sent_by_products_backward", once + again, "section 3: the same the other way")
+        yield ClosedForm("sent_by_products_forward", once, "section 3: all-gathers of X and W, reduce-scatter of Y")
+        yield ClosedForm("sent_by_products_backward", once + again, "section 3: the same for the gradients")
         yield ClosedForm(
-            "sent_per_layer", 2 * once + again + sums, "section 3, with two sums a token and norm both ways"
+            "sent_per_layer",
+            2 * once + again + sums,
+            "section 3, with two sums per token and norm, forward and backward",
         )
-        yield ClosedForm(
-            "parameters_per_layer", 12 * h * h / q**3 + 13 * h / q, "section 3: a part of all matrices each"
-        )
+        yield ClosedForm("parameters_per_layer", 12 * h * h / q**3 + 13 * h / q, "section 3: 1/q^3 of every matrix")
         activations = s * b * h * (20 + 14 * kept + 5 * a * s / h) / q**3
         yield ClosedForm(
-            "activations_per_layer", activations, "arXiv 2205.05198, equation 1; inputs of products gathered"
+            "activations_per_layer", activations, "arXiv 2205.05198, equation 1; inputs of linears all-gathered"
         )
         yield ClosedForm("activations_per_layer_full", 2 * s * b * h / q**3, "arXiv 2205.05198, table 2")

@@ -1,19 +1,18 @@
-"""Async-TP: collectives of tensor parallelism are cut into shards, which move while products of other shards run.
+"""Async-TP: collectives of tensor parallelism are split into shards, which move while GEMMs on other shards run.
 
-In front of a product that needs all rows a rank begins with its own, and pulls the shards of the others from their
-memory one by one, each while the product of the one before runs. Behind a product whose rows are summed it computes
-the shards of the others first, each pulled by its owner while the next is computed, then its own, and adds up what it
-has pulled. Copy engines move the shards, so no multiprocessor is taken from the products; but each of these has 1/p of
-the rows, and a GPU is harder to fill with that.
+All-gather and GEMM: a rank begins with its own rows and pulls the shards of the other ranks from their memory one by
+one, each during the GEMM on the shard before. GEMM and reduce-scatter: a rank first computes the shards that other
+ranks own, each of which its owner pulls during the next GEMM, then its own shard, and adds up what it has pulled. Copy
+engines move the shards, so the GEMMs keep all multiprocessors; but a GEMM on 1/p of the rows fills a GPU less well.
 
     own rows | GEMM 0 | GEMM 1 | GEMM 2 | GEMM 3           GEMM 1 | GEMM 2 | GEMM 3 | GEMM 0 | sum
              | pull 1 | pull 2 | pull 3 |                         | pull 1 | pull 2 | pull 3 |
 
-It stands beside a tensor scheme that cuts activations, whichever that is, and takes over all its pairs of all-gather
-and product and of product and reduce-scatter, forward and backward. Gradients of weights stay as they are: they take
-the gathered rows, or run beside their gather. With p ranks, e seconds of a product of 1/p of the rows and c of a shard
-a pair takes (p-1) max(c, e) + e seconds. Bytes sent are the same. Each pair needs a buffer that others pull from: of
-one shard behind a gather, of two in front of a sum.
+The scheme accompanies any tensor scheme that shards activations, and replaces all its pairs of all-gather and GEMM and
+of GEMM and reduce-scatter, forward and backward. Gradients of weights stay as they are: they read the gathered rows, or
+run during the all-gather. With p ranks, e seconds of a GEMM on 1/p of the rows and c seconds of a shard's transfer, a
+pair takes (p-1) max(c, e) + e seconds. The bytes sent are those of the collective. Each pair needs a buffer that other
+ranks pull from: one shard for an all-gather, two for a reduce-scatter.
 
 References: PyTorch 2024, https://discuss.pytorch.org/t/209487 (async tensor parallelism in PyTorch); the loop: Wang et
 al. 2023, doi 10.1145/3567955.3567959, section 5.
@@ -81,7 +80,7 @@ class AsyncTP(TensorOverlap):
         for axis in (axis for e in entries for axis in find_scheme(e.use).all_axes(e.over, e.model_extra or {})):
             size, span = self.mesh.size(axis), self.mesh.size(axis) * self.mesh.stride(axis)
             if size > 1 and self.mesh.world > domain and domain % span:
-                rule = f"GPUs pull from each other's memory in a domain of {domain}, and groups over {axis} leave it"
+                rule = f"GPUs pull from each other's memory in a scale-up domain of {domain}; groups over {axis} leave it"
                 raise PlanError(f"plan.mesh.{axis}", rule, f"Make {axis} the innermost axis, or smaller", size)
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
@@ -92,4 +91,4 @@ class AsyncTP(TensorOverlap):
         yield ClosedForm(
             "scatter_seconds", (p - 1) * max(scattered / p, e) + e, "the loop of Wang et al. 2023, one direction"
         )
-        yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")
+        yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2: overlap changes no bytes")

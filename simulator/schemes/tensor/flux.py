@@ -1,18 +1,18 @@
-"""FLUX: communication is fused into the products of tensor parallelism, tile by tile.
+"""FLUX: the collectives of tensor parallelism are fused into the GEMM kernels, tile by tile.
 
-In front of a product that needs all rows one kernel of full size starts at once: its tiles of own rows run first, and
-a tile of others waits until copy engines have brought its rows. Behind a product whose rows are summed each tile is
-written to the rank that owns it as soon as it is computed, and the owner adds up what has come. Products are not split,
-so that they stay as fast as they were.
+All-gather and GEMM: one kernel of full size starts at once with the tiles of its own rows; a tile of other rows waits
+until copy engines have brought them. GEMM and reduce-scatter: each tile is written to the rank that owns it as soon as
+it is computed, and the owner adds up the tiles of all ranks. GEMMs are not split, so they keep their speed.
 
-    gather  |=======>                      product |==========|
-    product |==========|                    scatter |=========-|- sum       -|-: the tiles of the last wave
+    all-gather |=======>                        GEMM |==========|
+    GEMM       |==========|           reduce-scatter |=========-|- sum       -|-: the tiles of the last wave
 
-It stands beside a tensor scheme that cuts activations, whichever that is, and takes over all its pairs of all-gather
-and product and of product and reduce-scatter, forward and backward. With a product of T seconds and a transfer of C it
-takes max(T, C) in front; and behind, where tiles come in n waves, max(T, (1 - 1/n) C) + C/n, for the last wave is sent
-when all is computed. Bytes sent are the same, and go straight to the rank that needs them. What came from all ranks
-takes the place of the product's own result, so buffers are those of a gather and a scatter.
+The scheme accompanies any tensor scheme that shards activations, and replaces all its pairs of all-gather and GEMM and
+of GEMM and reduce-scatter, forward and backward. With T seconds of a GEMM and C of its transfer, all-gather and GEMM
+take max(T, C); GEMM and reduce-scatter, whose tiles finish in n waves, take max(T, (1 - 1/n) C) + C/n, since the last
+wave is sent after the GEMM. The bytes sent are those of the collective, sent directly to their owners. The tiles
+received from all ranks take the place of the GEMM's own result, so the buffers are those of an all-gather and a
+reduce-scatter.
 
 References: Chang et al. 2024, arXiv 2406.06858; design and kernels: github.com/bytedance/flux, docs/design.md.
 """
@@ -35,11 +35,11 @@ from simulator.schemes.tensor.shared.tensor_overlap import (
 )
 
 TILE = (128, 256)
-"""Rows and columns of an output tile: of the widest tiles of libraries on GPUs since Ampere."""
+"""Rows and columns of an output tile: the widest tiles of GEMM libraries on GPUs since Ampere."""
 
 
 def wave_count(product: Gemm, wave: int) -> int:
-    """How many waves the tiles of a product come in, `wave` of them at a time."""
+    """Waves in which the output tiles of a GEMM are computed. wave: tiles computed at a time."""
     return ceil(ceil(product.m / TILE[0]) * ceil(product.n / TILE[1]) * product.batch / wave)
 
 
@@ -50,7 +50,7 @@ class Flux(TensorOverlap):
 
     class Options(SchemeOptions):
         wave: int = Field(default=132, ge=1)
-        """Tiles that are computed at a time, one to a multiprocessor; 132 as on an H100."""
+        """Tiles computed at a time, one per multiprocessor; 132 as on an H100."""
 
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op = pair.collective
@@ -64,7 +64,7 @@ class Flux(TensorOverlap):
         op, (product,) = pair.collective, pair.products
         assert isinstance(product.work, Gemm)
         last = pair.work.nbytes // wave_count(product.work, self.options.wave)
-        # Straight to the owners, from the begin of the product on, and one after the other on their stream.
+        # Tiles go to their owners from the start of the GEMM on; the two parts follow each other on their stream.
         before, behind = (
             replace(op, name=f"{op.name} {part}", work=replace(pair.work, operation="all_to_all", nbytes=nbytes))
             for part, nbytes in (("streamed", pair.work.nbytes - last), ("last", last))
@@ -77,11 +77,11 @@ class Flux(TensorOverlap):
         p, n = setting.p, wave_count(setting.gemm, self.options.wave)
         brought, sent = ((p - 1) / p * whole for whole in (setting.input_s, setting.output_s))
         yield ClosedForm(
-            "gather_seconds", max(setting.gemm_s, brought), "one kernel beside the copies that it waits for"
+            "gather_seconds", max(setting.gemm_s, brought), "one kernel overlaps with the copies that it waits for"
         )
         yield ClosedForm(
             "scatter_seconds",
             max(setting.gemm_s, (1 - 1 / n) * sent) + sent / n,
-            "all but the last wave of tiles is sent beside the kernel",
+            "all but the last wave of tiles is sent during the kernel",
         )
-        yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2, as without overlap")
+        yield ClosedForm("sent_per_layer", setting.sent, "arXiv 2405.07719, table 2: overlap changes no bytes")

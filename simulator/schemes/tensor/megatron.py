@@ -1,9 +1,9 @@
-"""Megatron-LM tensor parallelism: heads, feed-forward columns and vocabulary rows are divided.
+"""Megatron-LM tensor parallelism: heads, feed-forward columns and vocabulary rows are sharded.
 
-The first linear of attention and MLP is cut by columns (whole heads), the second by rows, so a block needs one
-all-reduce forward and one backward: two of each per layer, 8 (p-1)/p b s h elements sent per rank and
-micro-batch. Norms, residuals and their activations are copies on every rank. The embedding and the output layer
-are cut along the vocabulary, and the loss is computed on the parts.
+The first linear of attention and MLP is sharded by columns (whole heads), the second by rows, so a block needs one
+all-reduce forward and one backward: two of each per layer. A rank sends 8 (p-1)/p b s h elements per layer and
+micro-batch. Norms, residuals and their activations are replicated on every rank. Embedding and output layer are sharded
+along the vocabulary, and the loss is computed on the shards.
 
     x --norm--> [qkv | attention | proj] --all-reduce--> + --norm--> [up | act | down] --all-reduce--> +
 

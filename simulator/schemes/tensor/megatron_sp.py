@@ -1,10 +1,10 @@
-"""Megatron sequence parallelism: what tensor parallelism leaves whole is cut along the sequence.
+"""Megatron sequence parallelism: the activations that tensor parallelism replicates are sharded along the sequence.
 
-Between the blocks of Megatron's tensor parallelism every activation lies cut along its positions, on the same
-ranks. Each all-reduce becomes a reduce-scatter behind a block and an all-gather in front of the next, with the
-same bytes; norms, residuals and dropout shrink by p, and so does their memory. Gathered inputs of linears are
-kept as shards and gathered once more for the weight gradient where the framework does so (8 or 10 (p-1)/p b s h
-elements per rank, layer and micro-batch).
+Between the blocks of Megatron's tensor parallelism every activation is sharded along its positions, over the same
+ranks. Each all-reduce becomes a reduce-scatter after a block and an all-gather before the next, with the same bytes;
+norms, residuals and dropout shrink by p, in time and memory. The inputs of linears are kept as shards and all-gathered
+again for the weight gradient where the framework does so: 8 or, with that, 10 (p-1)/p b s h elements per rank, layer
+and micro-batch.
 
     x/p --norm--> all-gather [qkv | attention | proj] reduce-scatter --> + --norm--> all-gather [up | act | down]
     reduce-scatter
@@ -33,5 +33,5 @@ class MegatronSP(TensorScheme):
             yield ClosedForm("activations_per_layer", s * b * h / t * (34 + 5 * a * s / h), "equation 4")
             yield ClosedForm("activations_per_layer_selective", 34 * s * b * h / t, "section 5")
             yield ClosedForm(
-                "activations_per_layer_full", 2 * s * b * h / t, "section 5, with the input cut along the sequence"
+                "activations_per_layer_full", 2 * s * b * h / t, "section 5, with the input sharded along the sequence"
             )

@@ -1,8 +1,9 @@
-"""2.5-D tensor parallelism (Tesseract): layers of a square of ranks, each with the same weights and samples of its own.
+"""Tesseract 2.5D tensor parallelism: several squares of ranks hold the same weights and multiply different samples.
 
-The ranks are d squares of q x q. Each multiplies its share of the samples by SUMMA, as 2-D tensor parallelism does, on
-blocks of weights that all d hold. So broadcasts of activations shrink by d and go to fewer ranks; what is paid for that
-is memory (parameters only shrink by q^2) and a sum of the weight gradients over the depth, once a step.
+The ranks are d squares of q x q. Each square multiplies its share of the samples by SUMMA, as 2D tensor parallelism
+does, with blocks of weights that all d squares hold. Compared with one larger square, broadcasts of activations shrink
+by d and reach fewer ranks; the price is memory (parameters shrink by q^2 only) and an all-reduce of the weight
+gradients over the depth, once a step.
 
     depth 0    samples 0 .. b/d       [q x q ranks: SUMMA]  --+
     depth 1    samples b/d .. 2b/d    [q x q ranks: SUMMA]  --+-- all-reduce of gradients, at the update
@@ -35,12 +36,14 @@ class Tesseract(Summa):
         d, q, b, s, h, a = setting.d, setting.q, setting.b, setting.s, setting.h, setting.a
         once = math.ceil(math.log2(q)) / q * (7 * b * s * h / d + 12 * h * h) * 2
         sums = 4 * 2 * (q - 1) / q * 2 * b * s / (d * q) * 4
-        yield ClosedForm("sent_by_products_forward", once, "section 3: q steps of broadcasts on each layer of ranks")
-        yield ClosedForm("sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes")
+        yield ClosedForm("sent_by_products_forward", once, "section 3: q steps of broadcasts on each square")
         yield ClosedForm(
-            "sent_per_layer", 3 * once + sums, "section 3, with two sums a token and norm in both directions"
+            "sent_by_products_backward", 2 * once, "section 3: two products, each with as many bytes as forward"
         )
-        yield ClosedForm("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: copies over the depth")
+        yield ClosedForm(
+            "sent_per_layer", 3 * once + sums, "section 3, with two sums per token and norm, forward and backward"
+        )
+        yield ClosedForm("parameters_per_layer", 12 * h * h / q**2 + 13 * h / q, "section 3: replicated over the depth")
         yield ClosedForm(
             "activations_per_layer", s * b * h * (34 + 5 * a * s / h) / (d * q * q), "arXiv 2205.05198, equation 1"
         )

@@ -109,5 +109,5 @@ def test_sides_are_alike(use: str) -> None:
     job = job_of(use, "llama")
     mesh = {**job["plan"]["mesh"], AXES[use][-1]: 4}
     job = {**job, "cluster": {"gpu": "h100-sxm", "gpus": prod(mesh.values())}, "plan": {**job["plan"], "mesh": mesh}}
-    with pytest.raises(PlanError, match=r"as many ranks along each of the axes .* = 2 or 4 would work"):
+    with pytest.raises(PlanError, match=r"the same number of ranks along the axes .* = 2 or 4 would work"):
         resolve_plan(load_job(job))

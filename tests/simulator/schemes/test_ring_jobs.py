@@ -103,7 +103,7 @@ def refused(job: dict[str, Any]) -> str:
 def test_windows_are_left_to_schemes_that_see_whole_sequences() -> None:
     for name in ("ring", "helpers", "megatron"):
         text = refused(a_job(name, model={"window": 8}))
-        assert "knows no sliding windows" in text and "sequence/ulysses" in text
+        assert "supports no sliding windows" in text and "sequence/ulysses" in text
     # A window that nothing leaves is none.
     resolve_plan(load_job(a_job("ring", model={"window": 96})))
 
@@ -136,9 +136,9 @@ def test_zigzag_needs_two_parts_for_every_rank() -> None:
 def test_two_rings_lay_sequences_out_alike() -> None:
     job = a_job("double ring")
     job["plan"]["schemes"][3]["balance"] = "zigzag"
-    assert "one order" in refused(job)
+    assert "one token order" in refused(job)
     job["plan"]["schemes"][3] = {"use": "sequence/dist-flash-attn", "over": "near"}
-    assert "one order" in refused(job)
+    assert "one token order" in refused(job)
     job["plan"]["schemes"][2] = {"use": "sequence/dist-flash-attn", "over": "far"}
     assert "schedule of helpers" in refused(job)
 

@@ -1,8 +1,8 @@
-"""Attention block by block: queries stay on their ranks, and keys and values come to them from all others.
+"""Attention in steps, one block of scores each: queries stay on their ranks, keys and values arrive from the others.
 
-Each step computes the block of a rank's queries against the keys in hand, which everything nested in the scheme lowers
-by itself. Outputs of blocks are joined by the sums of their rows (online softmax), in fp32 until the last one;
-gradients are added up. What the next step needs is on its way while a step computes, in a second buffer.
+Each step computes a rank's queries against the keys at hand, lowered by the schemes inside. The outputs of the steps
+are merged by their row sums (online softmax), in fp32 until the last step; gradients are added up. What the next step
+needs arrives during the current one, in a second buffer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from simulator.scheduling.schedule import Schedule
 
 STREAM = "sequence"
 INNER = "sequence-inner"
-"""Of a ring inside another one: both send at the same time, to different neighbours."""
+"""The stream of a ring inside another ring: both send at the same time, to different neighbours."""
 
 Shares = tuple[Fraction, float]
-"""The mean over ranks of what takes part, and the pace of the most laden one."""
+"""A share of the work, mean over ranks, and the pace of the most loaded rank (see `slowest_rank`)."""
 
 HALF = Fraction(1, 2)
 
@@ -38,12 +38,14 @@ class RingScheme(SequenceScheme):
 
     @property
     def token_order(self) -> str:
-        """Who holds which positions (see `mask_blocks`); schemes of one plan that cut the same sequences agree on it."""
+        """Which rank holds which positions (see `mask_blocks`); schemes of a plan that shard the same sequences agree
+        on it.
+        """
         return "contiguous"
 
     @property
     def passes_keys(self) -> bool:
-        """Whether keys and values pass by; else the scheme is one of gathers or all-to-alls."""
+        """Whether keys and values pass from rank to rank; otherwise attention uses all-gathers or all-to-alls."""
         return True
 
     @property
@@ -52,12 +54,12 @@ class RingScheme(SequenceScheme):
 
     @property
     def ring_axes(self) -> tuple[str, ...]:
-        """My axes with more than one rank."""
+        """Its axes with more than one rank."""
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
     def layouts(self, operator: Operator) -> str | None:
         if isinstance(operator, CoreAttention):
-            # Keys and values are taken as they lie.
+            # Keys and values keep their layout.
             return "s|t"
         return "s" if operator.has("s") else None
 
@@ -71,42 +73,43 @@ class RingScheme(SequenceScheme):
         return ring(operator, inner, self.ring_axes, mask_blocks(self.token_order, self.ranks))
 
     def check_job(self, job: Any) -> None:
-        """Raises PlanError where sequences cannot be cut so, or attention is not all of a causal mask."""
+        """Raises PlanError where sequences cannot be split so, or where attention has more than a causal mask."""
         if self.ranks == 1:
             return
         plan, sequence = job.plan, job.batch.sequence // job.model.towers
         schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
         cut = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
         if self.token_order == "zigzag" and sequence % (2 * cut):
-            rule = f"{self.use} cuts sequences in two parts for each of {cut} ranks: a multiple of {2 * cut} tokens"
+            rule = f"{self.use} splits sequences into two parts for each of {cut} ranks: a multiple of {2 * cut} tokens"
             near = max(1, round(sequence / (2 * cut))) * 2 * cut * job.model.towers
             raise PlanError("batch.sequence", rule, f"{near} would work", job.batch.sequence)
         if not self.passes_keys:
             return
         if job.model.window is not None and job.model.window < sequence:
-            rule = f"{self.use} knows no sliding windows, and {job.model.name} has one of {job.model.window} tokens"
+            rule = f"{self.use} supports no sliding windows, and {job.model.name} has one of {job.model.window} tokens"
             raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
         for entry, kind in schemes:
             if not issubclass(kind, Schedule | RingScheme):
                 continue
             other = kind(entry.over, kind.Options(**(entry.model_extra or {})), self.mesh)
             if isinstance(other, Schedule) and len(other.slices) != 1:
-                rule = f"{self.use} has all keys of a sequence come by, and {other.use} cuts sequences in slices"
+                rule = f"{self.use} needs all keys of a sequence at once, and {other.use} splits sequences into slices"
                 raise PlanError("plan.schemes", rule, "Use sequence/all-gather or sequence/ulysses")
             if isinstance(other, RingScheme) and other.token_order != self.token_order:
-                rule = f"{self.use} holds positions {self.token_order}, and {other.use} {other.token_order}"
-                raise PlanError("plan.schemes", rule, "Give all rings of a plan one order")
+                rule = f"{self.use} orders tokens {self.token_order}, and {other.use} {other.token_order}"
+                raise PlanError("plan.schemes", rule, "Give all rings of a plan one token order")
 
 
 def mask_blocks(token_order: str, ranks: int) -> list[ScoreBlock]:
-    """The blocks of a causal mask that `ranks` compute one after another: first that of their own keys, then those of
-    the rank one, two, ... places before them round the group.
+    """The score blocks that `ranks` compute one after another under a causal mask: first that of their own keys, then
+    those of the keys of the rank one, two, ... places before them.
 
-    Ranks behind those whose keys they have, and ranks in front of them, compute:
-    contiguous (the r-th part of the positions on rank r): the whole block, and nothing of it;
-    striped (every p-th position): the half of a block with its diagonal, and without it;
-    zigzag (parts r and 2p-1-r of 2p): all queries against the first half of the keys, and the second half of the
-    queries against all keys.
+    A step differs between ranks that lie behind the owner of the keys and ranks in front of it:
+
+    contiguous (the r-th part of the positions on rank r): the whole block; nothing.
+    striped (every p-th position): the half of the block with its diagonal; the half without it.
+    zigzag (parts r and 2p-1-r of 2p): all queries against the first half of the keys; the second half of the queries
+        against all keys.
     """
     found = [DIAGONAL]
     for i in range(1, ranks):
@@ -124,9 +127,9 @@ def mask_blocks(token_order: str, ranks: int) -> list[ScoreBlock]:
 
 
 class AttentionSteps:
-    """The attention of one leaf in steps, one for each block, whose outputs `merges` kernels join.
+    """The attention of one operator in steps, one for each score block, whose outputs `merges` kernels merge.
 
-    Inside an off-diagonal block of another scheme's all steps are parts of that block, and alike.
+    Inside an off-diagonal block of an outer ring all steps are equal parts of that block.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class AttentionSteps:
         )
 
     def nbytes(self, *names: str) -> int:
-        """Local bytes of tensors; of gradients, with ``d:`` in front."""
+        """Local bytes of tensors; of gradients, with ``d:`` in front of the name."""
         tensor_uses = self.step_fragments[0].tensor_uses
         return sum(max(t.nbytes for t in tensor_uses if t.key.startswith(f"{name}@")) for name in names)
 
@@ -166,10 +169,12 @@ class AttentionSteps:
         return f"{self.operator.name}.{what}{i}"
 
     def take_over_memory(self, i: int, forward: Mapping[str, str], backward: Mapping[str, str]) -> None:
-        """Takes over the memory of step i. forward, backward: keys instead of those of tensors (gradients: ``d:``).
+        """Takes over the memory uses of step i.
 
-        The output and its sums go under keys of the step forward, and are the joined ones backward; what a step makes
-        again is its own.
+        forward, backward: memory keys in place of those of tensors (gradients: ``d:``).
+
+        Forward, the output and its row sums get keys of the step; backward, those of the merged output. What a step
+        recomputes is its own.
         """
         one, lse = self.step_fragments[i], f"{self.step_operators[i].name}.lse"
         ahead = {self.o: self.memory_key("o", i), lse: self.memory_key("lse", i), **forward}
@@ -183,11 +188,11 @@ class AttentionSteps:
             self.fragment.tensor_uses.append(replace(tensor_use, key=key))
 
     def use_memory(self, op: Op, *memory: tuple[str, int], made: bool = False) -> None:
-        """`op` needs this memory: keys and bytes."""
+        """Notes that `op` uses memory, given as keys and bytes."""
         self.fragment.tensor_uses += [TensorUse(key, nbytes, op, made) for key, nbytes in memory]
 
     def use_tensors(self, op: Op, *names: str, made: bool = False) -> None:
-        """`op` makes or reads tensors (gradients: ``d:``) as they lie outside."""
+        """Notes that `op` writes or reads tensors (gradients: ``d:``) in their layouts outside the steps."""
         stems = dict.fromkeys(names)
         for one in self.step_fragments:
             for tensor_use in one.tensor_uses:
@@ -197,16 +202,16 @@ class AttentionSteps:
         self.use_memory(op, *((key, self.nbytes(name)) for name, key in stems.items() if key), made=made)
 
     def partial_output(self, i: int) -> list[tuple[str, int]]:
-        """Memory of the output of step i and of the sums of its rows."""
+        """Memory of the output of step i and of its row sums."""
         return [(self.memory_key("o", i), self.nbytes(self.o)), (self.memory_key("lse", i), self.lse)]
 
     def shift(self, name: str, nbytes: float, by: int, after: Iterable[Op], phase: str, pace: float = 1) -> Op:
-        """Ranks send to those `by` places further round the group."""
+        """Every rank sends to the rank `by` places further round the group."""
         work = Collective("shift", round(nbytes), self.ring_axes, by=by, pace=pace)
         return Op(f"{name} {self.operator.name}", self.stream, work, list(after), phase)
 
     def merge_output(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:
-        """Adds a part of the output, in memory `step_operators`, to what there is: both scaled by the sums of their rows."""
+        """Merges a partial output, in memory `parts`, into the running output, both rescaled by their row sums."""
         self.merges_left -= 1
         part, last = self.nbytes(self.o), not self.merges_left
         total = part // BYTES[self.operator.outs[0].dtype] * 4
@@ -232,7 +237,7 @@ class AttentionSteps:
         self.fragment.forward.append(op)
 
     def add_gradients(self, name: str, nbytes: int, shares: Shares, after: Sequence[Op]) -> Op:
-        """Adds gradients of `nbytes` to others."""
+        """Adds gradients of `nbytes` to the running sum."""
         mean, pace = shares
         work = Memory("add", round(2 * mean * nbytes), round(mean * nbytes), pace=pace)
         op = Op(f"add {name}", work=work, after=list(after), phase="B")
@@ -243,11 +248,11 @@ class AttentionSteps:
 def ring(
     operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], mask_blocks: Sequence[ScoreBlock]
 ) -> Fragment:
-    """Keys and values go round the `ring_axes`, one place a step, while each rank computes the block of those it has.
+    """Ring attention: in every step each rank computes the block of the keys at hand and sends them one place further.
 
-    Backward they go round the other way, from where they were left, and their gradients with them: those of a step
-    travel during the next, and all are home after the last (Transformer Engine). So of p steps p-1 send keys and
-    values, and p-1 their gradients. Where they were left is in memory what they were at first: as many bytes.
+    Backward they go round the other way, from where the forward pass left them, and their gradients with them: those of
+    a step travel during the next one, and all are home after the last (Transformer Engine). So of p steps p-1 send keys
+    and values, and p-1 their gradients. The keys left by the forward pass occupy the memory of the local ones.
     """
     steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1)
     out, p = steps.fragment, steps.count
@@ -279,7 +284,7 @@ def ring(
     gradients: list[Op] = []
     total = steps.step_fragments[-1].grad_exit[q]
     for b, one in enumerate(reversed(steps.step_fragments)):
-        # With the keys and values of the next step go the gradients that all steps but this one have made.
+        # The keys and values of the next step travel with the gradients of all earlier steps.
         taken, grads, made = steps.memory_key("d:kv", b), steps.memory_key("d:dkv", b - 1), steps.memory_key("d:dkv", b)
         hop = steps.shift("ring back", kv * (b < p - 1) + dkv * (b > 0), -1, [*arrived, *gradients], "B")
         if b < p - 1:
@@ -312,8 +317,9 @@ def ring(
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
-    """Memory of backward step b, beside what lies outside: the first begins with the local keys and values, and with
-    the gradient of the queries; the last leaves the gradients of the keys and values."""
+    """Memory keys of backward step b. The first step starts with the local keys and values and the gradient of the
+    queries; the last one produces the gradients of the local keys and values.
+    """
     q, k, v = steps.q, steps.k, steps.v
     kept = (
         {k: steps.memory_key("d:kv", b), v: steps.memory_key("d:kv", b), f"d:{q}": steps.memory_key("d:q", b)}
@@ -327,10 +333,11 @@ def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
 def attend_with_helpers(
     operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], ranks: int
 ) -> Fragment:
-    """Step t on the keys and values of the rank t places before; the first t ranks, which have none, help the last t.
+    """DistFlashAttn: step t computes on the keys and values of the rank t places before; the first t ranks, which have
+    none, help the last t.
 
-    What step t needs is fetched during the one before, and what it made for others is returned during the next: outputs
-    of helpers; backward the gradients of fetched keys and values, and of the queries of those who were helped.
+    What step t needs is fetched during the step before, and what it computed for other ranks is returned during the
+    next: outputs of helpers; backward, the gradients of fetched keys and values, and of the queries of helped ranks.
     """
     p, last = ranks, ranks // 2
     helpers = [t if 2 * t < p else 0 for t in range(last + 1)]
@@ -341,7 +348,9 @@ def attend_with_helpers(
     kv, dkv, queries, output = (steps.nbytes(*names) for names in ((k, v), (dk, dv), (q,), (o,)))
 
     def send(name: str, t: int, by: int, keys: int, other: int, after: Sequence[Op], phase: str) -> Op:
-        """p - t ranks send something of keys and values, and those who help or are helped something of queries."""
+        """p - t ranks send `keys` bytes of keys and values; ranks that help or are helped send `other` bytes of
+        queries.
+        """
         nbytes = [keys] * (p - t) + [other] * helpers[t]
         mean = Fraction(sum(nbytes), p)
         return steps.shift(name, float(mean), by, after, phase, float(max(nbytes) / mean))
@@ -353,7 +362,7 @@ def attend_with_helpers(
         return Fraction(t, p), p / t
 
     def fetch(t: int, asked: int, after: Sequence[Op], phase: str, one: Fragment) -> Op:
-        """Brings keys and values, or for helpers queries and what goes with them, before step t."""
+        """Fetches keys and values, or for helpers queries and what goes with them, for step t."""
         hop = send("fetch", t, t, kv, asked, after, phase)
         key, nbytes = steps.memory_key(f"{phase} fetched", t), max(kv, asked) if helpers[t] else kv
         steps.use_tensors(hop, q, k, v)

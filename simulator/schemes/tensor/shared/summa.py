@@ -1,16 +1,16 @@
-"""Products of matrices that lie in blocks on a square of ranks, step by step (SUMMA).
+"""SUMMA: products of matrices that lie in blocks on a square of ranks, in one step per row of ranks.
 
-On q x q ranks the samples of an activation are cut along the rows of ranks and its width along the columns, a weight
-[K, N] is cut K along the rows and N along the columns. So C = A B takes q steps: in step l the l-th block of A is
-broadcast along each row and the l-th of B along each column, and all ranks add the product of what arrived. Gradients
-lie in the same way: A' = C' B^T broadcasts blocks of B and sums products along rows to the l-th rank, B' = A^T C'
-broadcasts blocks of A and sums products along columns. A tied output layer reads its table as B^T.
+On q x q ranks an activation is sharded along the rows of ranks by samples and along the columns by width; a weight [K,
+N] by K along the rows and by N along the columns. C = A B takes q steps: in step l the l-th block of A is broadcast
+along each row and the l-th block of B along each column, and every rank adds the product of the received blocks.
+Gradients keep these layouts: A' = C' B^T broadcasts blocks of B and reduces products along rows to the l-th rank; B' =
+A^T C' broadcasts blocks of A and reduces products along columns. A tied output layer reads its table as B^T.
 
-Blocks of the next step are on their way while one is multiplied: two buffers for each operand. A rank adds its own
-block of a weight gradient to what was there when all steps are done.
+The blocks of the next step are broadcast during the GEMM of the current one, into the second of two buffers per
+operand. A rank accumulates its own block of a weight gradient after the last step.
 
 References: van de Geijn and Watts 1997, doi:10.1002/(SICI)1096-9128(199704)9:4<255::AID-CPE250>3.0.CO;2-2; the three
-forms as in Xu et al. 2021, arXiv 2104.05343, section 3.
+products as in Xu et al. 2021, arXiv 2104.05343, section 3.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_a
 
 @dataclass(frozen=True)
 class OperandBlock:
-    """A block of an operand or of a result, as it is broadcast or summed along `axes`."""
+    """A rank's block of an operand that is broadcast, or of a result that is reduced.
+
+    name: for the names of ops.
+    axes: axes of the broadcast or reduction.
+    nbytes: bytes of the block.
+    """
 
     name: str
     axes: tuple[str, ...]
@@ -37,9 +42,9 @@ class OperandBlock:
 
 
 class Summa(TensorGrid):
-    """Base of the schemes whose products run on a square of ranks, of axes ``row`` and ``col``.
+    """Base of the schemes that multiply on a square of ranks with axes ``row`` and ``col``.
 
-    A rank's place along `row` is the number of its row: ranks that differ in `row` alone stand in one column.
+    A rank's place along `row` is the number of its row: ranks that differ only in `row` form a column.
     """
 
     square = ("row", "col")
@@ -78,7 +83,7 @@ class Summa(TensorGrid):
             if reduced and op.phase == "W" and not any(op in other.after for other in fragment.backward):
                 ops += _accumulate(op, ops[-1], reduced, module.outs[0].dtype)
             rewrite.swap(op, ops)
-            # Two of each: one is multiplied, one is on its way. Both gradients have the same ones.
+            # Two buffers per block: one is read, one is received. Both gradients share them.
             nbytes = 2 * sum(block.nbytes for block in (*broadcast, *([reduced] if reduced else [])))
             key = f"{'d:' if op.phase in 'BW' else ''}blocks of {module.name}"
             buffers += [
@@ -90,13 +95,13 @@ class Summa(TensorGrid):
         return fragment
 
     def _operands(self, module: Operator, work: Gemm, phase: str) -> tuple[list[OperandBlock], OperandBlock | None]:
-        """What is broadcast for a product, and what is summed: of a rank's blocks of [m, k], [k, n] and [m, n]."""
+        """The blocks that a GEMM broadcasts, and the block of its result that is reduced, if one is."""
         row, col = self.axis("row"), self.axis("col")
         given = BYTES[work.dtype] * work.batch
         made = BYTES[module.outs[0].dtype] * work.batch
         first, second, result = work.m * work.k, work.k * work.n, work.m * work.n
         if phase == "W":
-            # Of A^T C' the operand that does not come out of the sum travels: C' where the weight lies transposed.
+            # Of A^T C' one operand is broadcast: A, or C' where the weight is stored transposed.
             moving = first if _reads_transposed(module) else second
             return [OperandBlock("rows", col, round(moving * given))], OperandBlock("weight", row, round(result * made))
         weight = OperandBlock("weight", row, round(second * given))
@@ -105,7 +110,7 @@ class Summa(TensorGrid):
         return [weight], OperandBlock("rows", col, round(result * made))
 
     def _table_block(self, module: Operator) -> OperandBlock:
-        """A rank's block of the table that an embedding looks rows up in."""
+        """A rank's block of the embedding table."""
         (table,) = module.weights or module.shared_weights
         return OperandBlock(
             "weight", self.axis("row"), table.nbytes(required_layout(table, self.layouts(module).divide), self.mesh)
@@ -114,7 +119,10 @@ class Summa(TensorGrid):
     def _multiply_in_steps(
         self, op: Op, dtype: str, broadcast: Sequence[OperandBlock], reduced: OperandBlock | None
     ) -> list[Op]:
-        """The steps of one product, each broadcast ahead of the product before its own. dtype: of sums."""
+        """The ops of one product: in each step broadcasts, a GEMM, and a reduction where `reduced` is given.
+
+        dtype: format of partial results that are reduced.
+        """
         ops: list[Op] = []
         kernels: list[Op] = []
         sums: list[Op] = []
@@ -122,7 +130,7 @@ class Summa(TensorGrid):
         arrived: list[list[Op]] = []
 
         def issue_broadcasts(step: int) -> None:
-            """Into buffers that the product before the last has read."""
+            """Broadcasts the blocks of a step into the buffers that the GEMM two steps earlier has read."""
             free = [*op.after, *(kernels[step - 2 : step - 1] if step > 1 else [])]
             arrived.append([])
             for block in broadcast:
@@ -146,19 +154,19 @@ class Summa(TensorGrid):
         return ops
 
     def _step_works(self, work: Work | None, dtype: str, reduced: OperandBlock | None) -> list[Work]:
-        """The parts of a product: added up where they are made, or written to be summed."""
+        """The GEMM of each step: it accumulates in place, or writes a partial result to be reduced."""
         q = self.mesh.size(self.axis("row"))
         if isinstance(work, Gemm):
             alone = replace(work, accumulate=False, out_dtype=dtype)
             return [alone] * q if reduced else [alone, *[replace(alone, accumulate=True)] * (q - 1)]
         assert isinstance(work, Memory)
-        # Rows are added to a block of zeros.
+        # Rows are added to a zeroed block.
         zeros = reduced.nbytes if reduced else 0
         return [replace(part, write=part.write + zeros) for part in split_work(work, q) if isinstance(part, Memory)]
 
 
 def _accumulate(op: Op, after: Op, block: OperandBlock, dtype: str) -> list[Op]:
-    """The kernel that adds a rank's own block of a weight gradient to what persists, where no other does."""
+    """The kernel that adds a rank's block of a weight gradient to the accumulated one, unless the GEMM itself does."""
     if isinstance(op.work, Gemm) and not op.work.accumulate:
         return []
     kept = block.nbytes // BYTES[dtype] * BYTES[op.work.out_dtype if isinstance(op.work, Gemm) else "fp32"]
@@ -167,5 +175,5 @@ def _accumulate(op: Op, after: Op, block: OperandBlock, dtype: str) -> list[Op]:
 
 
 def _reads_transposed(operator: Operator) -> bool:
-    """Whether a product reads its weight transposed: a tied output layer, whose table lies as the embedding's."""
+    """Whether a GEMM reads its weight transposed: a tied output layer with the embedding's table."""
     return isinstance(operator, Head) and operator.tied

@@ -1,8 +1,8 @@
-"""Grids of tensor ranks: what schemes have in common that divide every product along several axes.
+"""Tensor parallelism on a grid of ranks: what the schemes share that shard every product along several axes.
 
-The ranks of such a scheme are a square or a cube; each of its axes divides samples, what a product contracts, or what
-it makes. So samples are divided, too: a micro-batch must have a multiple of as many as there are ranks along the axes
-that divide them.
+The ranks form a square or a cube; each of its axes shards the samples, the contracted dim or the produced dim of a
+product. Since samples are sharded too, the samples of a micro-batch must be a multiple of the ranks along the axes that
+shard them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from simulator.ir.operators import Concat, Linear
 from simulator.ir.scheme import TensorScheme
 
 WIDTHS = ("a", "f", "v", "h", "c", "r", "rank")
-"""What activations are wide along: heads, feed-forward, vocabulary, hidden, two streams side by side, latents and the
-logits of routers, adapters. Of several at one leaf the first is the one whose parts have nothing to do with each other.
+"""Dims along which activations are wide: heads, feed-forward, vocabulary, hidden, two concatenated streams, latents and
+router logits, adapters. Where an operator has several, the first is the one whose shards are independent.
 """
 
 
@@ -26,9 +26,9 @@ class TensorGrid(TensorScheme):
     """Base of the schemes on grids."""
 
     names: ClassVar[tuple[str, ...]]
-    """Its axes, in the order in which a plan names them."""
+    """Its axes, in the order of `over`."""
     square: ClassVar[tuple[str, ...]]
-    """Those of one size."""
+    """The axes that must have the same size."""
 
     def axis(self, name: str) -> tuple[str, ...]:
         """The parts of one of its axes."""
@@ -37,11 +37,11 @@ class TensorGrid(TensorScheme):
         )
 
     def along(self, **dims: str) -> Mapping[str, str]:
-        """Which dim each of its axes divides, as a rule of parts of the mesh."""
+        """A rule for the parts of the mesh. dims: the dim that each named axis divides."""
         return {part: dim for name, dim in dims.items() for part in self.axis(name)}
 
     def follows_view(self, operator: Operator) -> bool:
-        """Whether a view of the mesh says where the ranks of a leaf lie."""
+        """Whether the operator lies in a view of the mesh, whose own schemes divide it."""
         return operator.view in self.mesh.views
 
     def check_job(self, job: Any) -> None:
@@ -49,22 +49,23 @@ class TensorGrid(TensorScheme):
             axis: self.mesh.size(axis) for name, axis in zip(self.names, self.axes, strict=True) if name in self.square
         }
         if len({*sizes.values()}) > 1:
-            rule = f"{self.use} multiplies on as many ranks along each of the axes {', '.join(sizes)}"
+            rule = f"{self.use} needs the same number of ranks along the axes {', '.join(sizes)}"
             fits = " or ".join(str(size) for size in sorted({*sizes.values()}))
             raise PlanError("plan.mesh", rule, f"{' = '.join(sizes)} = {fits} would work", sizes)
 
 
 def contracted_and_produced(linear: Linear) -> tuple[str, str]:
-    """The dim that a linear contracts, and the one that it makes."""
+    """The dim that a linear contracts, and the dim that it produces."""
     given, made = linear.ins[0], linear.outs[0]
     contracted = next(dim for dim in given.dims if not made.has(dim))
     return contracted, next(dim for dim in made.dims if not given.has(dim))
 
 
 def width_dims(operator: Operator) -> str:
-    """The dim along which a leaf that is no product can be divided, but for tokens; empty where its work needs all.
+    """The dims along which an operator other than a linear can be sharded, besides tokens; empty if it needs them
+    whole.
 
-    Streams side by side are wider than each of them: their parts lie side by side on every rank.
+    A concatenation is wider than its inputs: the shards of each input lie side by side on every rank.
     """
     if isinstance(operator, TopK):
         return ""

@@ -1,10 +1,9 @@
-"""Pairs of a collective and the products beside it: what overlap inside a block takes apart, whoever made them.
+"""Overlap of the collectives of tensor parallelism with the GEMMs that read or produce their rows.
 
-Where ranks cut a product's rows, an all-gather brings them in front of it (``all-gather, GEMM``), or a reduce-scatter
-adds up and hands out those that it has made (``GEMM, reduce-scatter``). Such a pair needs no more than a part of the
-rows at a time, so one part can move while another is computed. `find_gemm_collectives` finds them in what a site was lowered to,
-forward, backward and in what is made again; `shift_shards` and `sum_shards` are what stands in for the collective when its parts
-go from rank to rank directly.
+Where ranks shard the rows of a GEMM, an all-gather precedes it (``all-gather, GEMM``), or a reduce-scatter follows it
+(``GEMM, reduce-scatter``). A part of such a GEMM needs only a part of the rows, so one part can move while another is
+computed. `find_gemm_collectives` finds these pairs in a lowered unit, forward, backward and in recomputed passes;
+`shift_shards` and `sum_shards` replace a collective whose shards go directly from rank to rank.
 """
 
 from __future__ import annotations
@@ -69,8 +68,11 @@ class OverlapSetting:
 
 
 class TensorOverlap(TensorScheme, ABC):
-    """Base of the schemes that stand beside a tensor scheme that cuts activations, whichever that is, and take over its
-    pairs of communication and products. A scheme says what stands in for each: `replace_gather`, `replace_scatter`."""
+    """Base of the schemes that accompany a tensor scheme with sharded activations and replace its pairs of collective
+    and GEMM.
+
+    A scheme says what replaces them: `replace_gather`, `replace_scatter`.
+    """
 
     role = "overlap of tensor parallelism"
     most_axes = 0
@@ -86,18 +88,20 @@ class TensorOverlap(TensorScheme, ABC):
 
     @abstractmethod
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
-        """Puts other ops in the places of an all-gather and the products that read its rows."""
+        """Replaces an all-gather and the GEMMs that read its rows."""
 
     @abstractmethod
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
-        """Puts other ops in the places of a product and the reduce-scatter that adds up its rows."""
+        """Replaces a GEMM and the reduce-scatter that sums its rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class GemmCollective:
-    """A collective, and the products that read the rows that it gathers, or the one whose rows it adds up.
+    """An all-gather with the GEMMs that read its rows, or a reduce-scatter with the GEMM that produces its rows.
 
-    ranks: in its group.
+    collective: the op of the all-gather or reduce-scatter.
+    products: the GEMMs, one for a reduce-scatter.
+    ranks: of the collective's group.
     """
 
     collective: Op
@@ -120,16 +124,17 @@ class GemmCollective:
         return self.work.nbytes // self.ranks
 
     def rows(self, product: Op) -> list[Work]:
-        """A product for the rows of one rank after another."""
+        """The GEMM split by the ranks that own its rows."""
         assert isinstance(product.work, Gemm)
         return split_work(product.work, self.ranks)
 
 
 def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[GemmCollective]:
-    """The pairs on the streams of a family of schemes. A product is in one of them at most: the one that moves more.
+    """The pairs of collective and GEMM on the streams of a family of schemes.
 
-    Rows that are not the same number on every rank make no pair. Gradients of weights are none either: they sum over
-    the rows, and run beside other collectives as they are; and weights that are gathered before use are not rows.
+    A GEMM belongs to one pair at most: the one with more bytes. Collectives whose rows do not divide by the ranks make
+    no pair, nor do weight gradients, which sum over the rows and overlap with other collectives as they are, nor
+    all-gathers of weights.
     """
     found: list[GemmCollective] = []
     tensors: dict[Op, set[str]] = defaultdict(set)
@@ -161,9 +166,9 @@ def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[G
 
 
 def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]]) -> list[Op]:
-    """A shard from every rank to each other one in turn, in the place of a collective.
+    """One shift per other rank in place of a collective: every rank sends a shard to the rank 1, 2, ... places further.
 
-    after: what each of them waits for.
+    after: what each shift waits for.
     """
     op, work = pair.collective, replace(pair.work, operation="shift", nbytes=pair.shard)
     turns = enumerate(after, 1)
@@ -171,7 +176,7 @@ def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]]) -> list[Op
 
 
 def sum_shards(pair: GemmCollective, after: Iterable[Op]) -> Op:
-    """The sum of the shards that have come from all ranks, in the place of a reduce-scatter."""
+    """The kernel that adds up the shards received from all ranks, in place of a reduce-scatter."""
     add = Memory("add", pair.ranks * pair.shard, pair.shard)
     return replace(pair.collective, name=f"add {pair.collective.name}", stream=COMPUTE, work=add, after=[*after])
 
@@ -182,15 +187,15 @@ def _row_count(op: Op) -> float:
 
 
 def _row_gemm(op: Op, phase: str) -> Gemm | None:
-    """The product of rows that an op is, if it is one in this phase."""
+    """The work of an op if it is a GEMM over rows in this phase: forward, or a gradient of inputs."""
     work = op.work
     return work if isinstance(work, Gemm) and work.layout != "nt" and op.phase == phase else None
 
 
 def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
-    """The first product whose rows come from a gather, and those right behind it that need no more than it does.
+    """The first GEMM that reads the rows of an all-gather, and those right after it that wait for nothing else.
 
-    own: the ops that touch what the gather does.
+    own: the ops that use a tensor of the all-gather.
     """
     assert isinstance(gather.work, Collective)
     nbytes = gather.work.nbytes
@@ -207,9 +212,9 @@ def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[
 
 
 def _producing_gemm(scatter: Op, own: Sequence[Op]) -> list[Op]:
-    """The product whose rows a reduce-scatter adds up, if nothing else has a part in them.
+    """The GEMM whose rows a reduce-scatter sums, if it alone produces them.
 
-    A scatter that waits for its turn waits for the weight gradients that were issued before it as well.
+    A reduce-scatter in issue order also waits for the weight gradients issued before it.
     """
     assert isinstance(scatter.work, Collective)
     if scatter.work.operation != "reduce_scatter":
