@@ -258,7 +258,7 @@ LINES: list[tuple[str, str]] = [
     (GOOD[:-1], "not a job in JSON"),
     (GOOD + GOOD, "not a job in JSON (Extra data"),
     (GOOD.replace('"tp": 2', '"tp": 2, "tp": 4'), "the key 'tp' is given twice"),
-    (GOOD.replace('"tp": 2', '"tp": NaN'), "NaN is no number of JSON"),
+    (GOOD.replace('"tp": 2', '"tp": NaN'), "NaN is not a number in JSON"),
     (GOOD.replace('"tp": 2', '"tp": 1e999'), "plan.tp is inf: must be a whole number"),
     (GOOD.replace('"tp": 2', '"tp": -2'), "plan.tp is -2: must be above 0"),
     (GOOD.replace('"tp": 2', '"tp": 1' + "0" * 5000), "not a job in JSON"),
