@@ -27,7 +27,7 @@ from experiments.cli.console import (
     answering,
     check_place,
     emit,
-    figure_files,
+    plot_files,
     unwritable,
 )
 from hardware.errors import OutOfMemory, PlanError, nearest
@@ -143,7 +143,7 @@ def predict(
             return
         if job is None or out is not None:
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
-        files = figure_files(plot) if plot is not None else {}
+        files = plot_files(plot) if plot is not None else {}
         if trace is not None:
             check_trace(trace, job)
         from simulator import load_job, simulate
@@ -248,14 +248,14 @@ def sweep(
 ) -> None:
     """Forecast a job at every point of a grid. The same command resumes an interrupted sweep."""
     with answering(as_json):
-        from experiments.pages import sweep as sweeping
+        from experiments.pages import sweep as pages
         from experiments.pages.forecast import show
 
-        read, answer = sweeping.sweep(path, out, workers, restart)
+        read, answer = pages.run_sweep(path, out, workers, restart)
         if as_json:
             emit(answer)
         else:
-            show(sweeping.page(read, answer))
+            show(pages.page(read, answer))
 
 
 # ---------------------------------------------------------------------------------------------- list
@@ -281,13 +281,13 @@ def list_(
                     option, f"list {kind} takes no such argument", "Leave it out, or write list schedule", given
                 )
         from experiments.pages.forecast import show
-        from experiments.pages.listing import listing, table
+        from experiments.pages.listing import list_rows, list_table
 
-        rows = listing(kind)
+        rows = list_rows(kind)
         if as_json:
             emit(rows)
         else:
-            show(table(kind, rows))
+            show(list_table(kind, rows))
 
 
 # ---------------------------------------------------------------------------------------------- plot
@@ -314,7 +314,7 @@ def plot(
 
         if out is None and why is None:
             raise PlanError("plot", "it takes --out FILE, --why X,Y or both", "See meshcast plot --help")
-        files = figure_files(out, ("heatmap",), "--out") if out is not None else {}
+        files = plot_files(out, ("heatmap",), "--out") if out is not None else {}
         rows = selection.read_rows(results)
         x, y = selection.choose_axes(rows, x, y)
         cells = heatmap.group_cells(rows, x, y, value)
@@ -383,7 +383,7 @@ def scale(
     with answering(as_json):
         from experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
 
-        files = figure_files(plot, ("scaling",)) if plot is not None else {}
+        files = plot_files(plot, ("scaling",)) if plot is not None else {}
         found = forecast_curve(job, parse_counts(gpus), "strong" if strong else "weak", over)
         for place in files.values():
             from experiments.plots import scaling

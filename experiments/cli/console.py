@@ -17,7 +17,7 @@ from hardware.errors import MeshcastError, PlanError
 WRONG, TOO_LARGE, INTERRUPTED = 2, 3, 130
 """Exit codes."""
 
-FIGURES = (".png", ".svg")
+IMAGE_SUFFIXES = (".png", ".svg")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
@@ -48,7 +48,7 @@ def emit(answer: Any) -> None:
     typer.echo(json.dumps(answer, indent=2))
 
 
-def figure_files(
+def plot_files(
     plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown"), option: str = "--plot"
 ) -> dict[str, Path]:
     """Files of the figures: the first figure if `plot` is a file, all of them if it is a folder.
@@ -56,8 +56,8 @@ def figure_files(
     Raises PlanError, before any work, for a path that cannot be written.
     """
     path, named = Path(plot), plot.endswith(("/", os.sep))
-    if not named and (path.suffix.lower() in FIGURES or not plot or not path.is_dir()):
-        if path.suffix.lower() not in FIGURES:
+    if not named and (path.suffix.lower() in IMAGE_SUFFIXES or not plot or not path.is_dir()):
+        if path.suffix.lower() not in IMAGE_SUFFIXES:
             remedy = f"Write {path.stem or names[0]}.png, or {path.stem or 'figures'}/ for all figures"
             raise PlanError(option, "a figure is drawn as .png or .svg", remedy, plot)
         check_place(path, option)

@@ -113,7 +113,7 @@ def measure(
 def _campaign(file: Path, out: Path, as_json: bool) -> None:
     """Runs a campaign, then prints the errors of each kind of measurement."""
     from experiments.pages.forecast import show
-    from experiments.pages.measurements import page, validate_measurements
+    from experiments.pages.measurements import page, validate_files
     from experiments.pages.published import progress
     from validation.calibration.device.calibrate import calibrate, refresh
     from validation.measurements import campaign
@@ -131,7 +131,7 @@ def _campaign(file: Path, out: Path, as_json: bool) -> None:
             continue
         done.setdefault(run.measure, []).append(out / f"{run.name}.json")
         typer.echo(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
-    answers = {kind: validate_measurements(kind, files) for kind, files in done.items()}
+    answers = {kind: validate_files(kind, files) for kind, files in done.items()}
     if as_json:
         emit({"campaign": planned.title, **answers})
         return
@@ -197,12 +197,12 @@ def _show_measurement(found: Any, out: Path, kind: str, as_json: bool) -> None:
         emit(found.model_dump(mode="json"))
         return
     from experiments.pages.forecast import show
-    from experiments.pages.measurements import page, validate_measurements
+    from experiments.pages.measurements import page, validate_files
 
     if kind == "collectives":
         typer.echo(f"wrote {out}: {len(found.rows)} rows", err=True)
         return
-    show(page(validate_measurements(kind, [out])))
+    show(page(validate_files(kind, [out])))
 
 
 # --------------------------------------------------------------------------------------------- import

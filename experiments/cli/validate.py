@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.console import AsJson, answering, check_place, emit, figure_files
+from experiments.cli.console import AsJson, answering, check_place, emit, plot_files
 from hardware.errors import PlanError, nearest
 
 MEASURED = ("kernels", "collectives")
@@ -52,7 +52,7 @@ def validate(
 ) -> None:
     """Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, traces."""
     with answering(as_json):
-        from experiments.pages import published as held
+        from experiments.pages import published as pages
         from experiments.pages.forecast import show
 
         if kind in LATER:
@@ -71,7 +71,7 @@ def validate(
             if given is not None and option not in taken:
                 raise PlanError(option, f"validate {kind} takes no such option", "Leave it out", str(given))
         if kind == "pipeline":
-            answer, table = held.pipeline(paths)
+            answer, table = pages.validate_pipeline(paths)
             if as_json:
                 emit(answer)
             else:
@@ -86,13 +86,13 @@ def validate(
         if kind in MEASURED:
             _validate_tables(kind, paths, as_json, plot, calibration)
             return
-        files = figure_files(plot, held.FIGURES) if plot is not None else {}
-        answer, missing = held.validate_published(paths, workers)
-        held.draw(answer, files)
+        files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+        answer, missing = pages.validate_published(paths, workers)
+        pages.draw_plots(answer, files)
         if as_json:
             emit(answer)
         else:
-            show(held.published_page(answer))
+            show(pages.published_page(answer))
         if missing:
             typer.echo(f"meshcast: interrupted, {missing:,} runs are not answered", err=True)
             raise KeyboardInterrupt
@@ -109,57 +109,57 @@ def _json(paths: Sequence[Path]) -> bool:
 
 def _validate_measurement_files(kind: str, paths: Sequence[Path], as_json: bool, plot: str | None) -> None:
     """Compares the samples in files of ``meshcast measure`` with the forecasts in them."""
-    from experiments.pages import measurements
+    from experiments.pages import measurements as pages
     from experiments.pages.forecast import show
 
     if not paths:
         remedy = f"Name files of meshcast measure {kind}: --data measured.json"
         raise PlanError("--data", f"{kind} need measurement files", remedy)
-    files = figure_files(plot, measurements.FIGURES) if plot is not None else {}
-    answer = measurements.validate_measurements(kind, paths)
-    measurements.draw(answer, files)
+    files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+    answer = pages.validate_files(kind, paths)
+    pages.draw_plots(answer, files)
     if as_json:
         emit(answer)
     else:
-        show(measurements.page(answer))
+        show(pages.page(answer))
 
 
 def _validate_trace(
     paths: Sequence[Path], job: Path | None, as_json: bool, plot: str | None, more: tuple[Any, ...]
 ) -> None:
     """Compares a profiler trace with the simulated step of its job."""
-    from experiments.pages import traces as tracing
+    from experiments.pages import traces as pages
     from experiments.pages.forecast import show
 
     if len(paths) != 1 or job is None:
         rule = "it compares one trace with the job that ran"
         raise PlanError("validate trace", rule, "Write meshcast validate trace TRACE --job JOB")
-    files = figure_files(plot, tracing.FIGURES) if plot is not None else {}
-    found = tracing.compare_trace(paths[0], job, *more)
-    tracing.draw(found, files)
+    files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+    found = pages.compare_trace(paths[0], job, *more)
+    pages.draw_plots(found, files)
     if as_json:
         emit(found.to_dict())
     else:
-        show(tracing.page(found))
+        show(pages.page(found))
 
 
 def _validate_tables(
     kind: str, paths: Sequence[Path], as_json: bool, plot: str | None, calibration: Path | None
 ) -> None:
     """Compares forecasts with tables of measured kernels or collectives."""
-    from experiments.pages import calibration as measured
+    from experiments.pages import calibration as pages
     from experiments.pages.forecast import show
 
     require_files(paths, kind)
-    files = figure_files(plot, measured.FIGURES) if plot is not None else {}
-    answer, held = measured.validate_tables(kind, paths, check_calibration_folder(calibration))
-    measured.draw(kind, held, files)
+    files = plot_files(plot, pages.PLOTS) if plot is not None else {}
+    answer, held = pages.validate_tables(kind, paths, check_calibration_folder(calibration))
+    pages.draw_plots(kind, held, files)
     if files and not held:
         typer.echo("meshcast: no row is forecast, so nothing is drawn", err=True)
     if as_json:
         emit(answer)
     else:
-        show(measured.page(kind, answer["summary"]))
+        show(pages.page(kind, answer["summary"]))
 
 
 def calibrate(
@@ -191,7 +191,7 @@ def calibrate(
 ) -> None:
     """Fit coefficients of GPUs or links to tables of measurements, or measure this machine, and write them as YAML."""
     with answering(as_json):
-        from experiments.pages import calibration as measured
+        from experiments.pages import calibration as pages
         from experiments.pages.forecast import show
 
         if device is not None:
@@ -200,11 +200,11 @@ def calibrate(
                 raise PlanError("--device", rule, "Leave out KIND, --data and --only, or --device", device)
             require_torch()
             check_writable_folder(out)
-            answer = measured.on_device(device, out, processes)
+            answer = pages.calibrate_device(device, out, processes)
             if as_json:
                 emit(answer)
             else:
-                show(measured.device_page(answer, out))
+                show(pages.device_page(answer, out))
             return
         if kind is None:
             raise PlanError("KIND", "it is required without --device", f"Write {' or '.join(MEASURED)}")
@@ -213,11 +213,11 @@ def calibrate(
         paths = [*(data or ()), *(more or ())]
         require_files(paths, kind)
         check_writable_folder(out)
-        answer = measured.calibrate_tables(kind, paths, out, only or (), leave_out)
+        answer = pages.calibrate_tables(kind, paths, out, only or (), leave_out)
         if as_json:
             emit(answer)
         else:
-            show(measured.calibrated_page(answer, out))
+            show(pages.calibration_page(answer, out))
         if answer["missing"]:
             typer.echo(f"meshcast: interrupted, not fitted: {', '.join(answer['missing'])}", err=True)
             raise KeyboardInterrupt

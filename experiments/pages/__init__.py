@@ -1,1 +1,1 @@
-"""What the commands print: tables and pages for a terminal."""
+"""Pages and tables that commands print on a terminal."""

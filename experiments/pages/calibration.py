@@ -1,4 +1,4 @@
-"""``meshcast validate`` and ``calibrate`` of kernels and collectives: what they do, and what they print."""
+"""``meshcast validate`` and ``calibrate`` of kernels and collectives: the work and its pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.pages.published import percent, progress
+from experiments.pages.published import format_percent, progress
 from hardware.errors import CatalogError, PlanError, nearest
 from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
@@ -27,23 +27,23 @@ from validation.calibration.write import write
 
 ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
 
-FIGURES = ("errors", "ratios")
-"""What is drawn; the first alone where a file is named."""
+PLOTS = ("errors", "ratios")
+"""Names of the plots; a file gets the first, a folder all."""
 
 
 MOST = 20
-"""Reasons of refusals that are shown."""
+"""Maximum number of reasons of refusals on the page."""
 
 
 def validate_tables(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
-    """Every row of some tables beside its forecast: the answer, and what figures are drawn of."""
+    """Forecasts every row of the tables: the answer, and the samples that plots are drawn of."""
     room = ROOMS[kind]
-    tables = [_rows_of(kind, path) for path in paths]
+    tables = [_read_table(kind, path) for path in paths]
     rows: list[dict[str, Any]] = []
     every: list[Held] = []
     known = Calibration.from_folder(calibration)
     for table in progress(tables, len(tables), "tables"):
-        held = _predict_samples(room, known, table)
+        held = _forecast_samples(room, known, table)
         rows += table.answers(held)
         every += held
     refusals: dict[str, int] = {}
@@ -56,8 +56,8 @@ def validate_tables(kind: str, paths: Sequence[Path], calibration: Path | None) 
     return {"rows": rows, "summary": given}, every
 
 
-def _predict_samples(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
-    """The samples of a table beside their forecasts; rows that no calibration can price join the refused ones."""
+def _forecast_samples(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
+    """Forecasts the samples of a table; rows that no calibration can price are refused."""
     held: list[Held] = []
     for sample in table.samples:
         try:
@@ -67,14 +67,14 @@ def _predict_samples(room: Any, calibration: Calibration, table: Measured) -> li
     return held
 
 
-def _rows_of(kind: str, path: Path) -> Measured:
-    """A table of this kind, or a measurement file; a table of another kind is called by its name."""
+def _read_table(kind: str, path: Path) -> Measured:
+    """Reads a table or a measurement file. Raises PlanError for a table of another kind, which it names."""
     if path.suffix == ".json" and kind == "collectives":
-        return read_recorded(path)  # type: ignore[return-value]  # which has the samples and sources of one
+        return read_recorded(path)  # type: ignore[return-value]  # it has samples and sources as a table has
     try:
         found: Measured = ROOMS[kind].read(path)
     except PlanError as error:
-        other = next((one for one in ROOMS if one != kind and _reads(one, path)), None)
+        other = next((one for one in ROOMS if one != kind and _is_table_of(one, path)), None)
         if other is None:
             raise
         rule = f"{kind} are asked for, and this is a table of {other}"
@@ -82,7 +82,7 @@ def _rows_of(kind: str, path: Path) -> Measured:
     return found
 
 
-def _reads(kind: str, path: Path) -> bool:
+def _is_table_of(kind: str, path: Path) -> bool:
     try:
         ROOMS[kind].read(path)
     except PlanError:
@@ -93,13 +93,13 @@ def _reads(kind: str, path: Path) -> bool:
 def calibrate_tables(
     kind: str, paths: Sequence[Path], out: Path, only: Sequence[str], leave_out: bool
 ) -> dict[str, Any]:
-    """Fits and writes the files; what was fitted, and how each library fares."""
+    """Fits calibrations and writes their files; the answer has the errors of every library."""
     room = ROOMS[kind]
-    tables = [_rows_of(kind, path) for path in paths]
+    tables = [_read_table(kind, path) for path in paths]
     names = room.names(tables)
     if not names:
         rule = f"no library has {FEWEST} rows that can be fitted"
-        remedy = f"The source of a row names its library; meshcast validate {kind} tells why rows are refused"
+        remedy = f"The source of a row names its library; meshcast validate {kind} says why rows are refused"
         raise PlanError("--data", rule, remedy, ", ".join(map(str, paths)))
     for name in only:
         if name not in names:
@@ -110,12 +110,12 @@ def calibrate_tables(
     try:
         with np.errstate(all="ignore"):
             for name in progress(wanted, len(wanted), "fits"):
-                known = Calibration.from_folder(out)  # read anew: what was fitted before serves what is fitted next
+                known = Calibration.from_folder(out)  # the next fits use the coefficients of the earlier ones
                 found = _calibrate(kind, known, tables, name, leave_out)
                 file = out / f"{name}.yaml"
                 write(file, room.title(name), found.data)
                 given.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
-    except KeyboardInterrupt:  # files are written whole or not at all: those that are there can be used
+    except KeyboardInterrupt:  # every file is complete or absent, so finished ones can be used
         pass
     return {"calibrated": given, "missing": wanted[len(given) :]}
 
@@ -123,12 +123,12 @@ def calibrate_tables(
 def _calibrate(
     kind: str, calibration: Calibration, tables: Sequence[Measured], name: str, leave_out: bool
 ) -> Calibrated:
-    """One calibration. Raises PlanError where rows are so far from any cost model that no fit starts."""
+    """Fits one calibration. Raises PlanError if rows are too far from every cost model for a fit."""
     try:
         found: Calibrated = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
         rule = f"no cost model can be fitted to its rows ({error})"
-        raise PlanError(name, rule, f"meshcast validate {kind} shows which rows lie farthest off") from None
+        raise PlanError(name, rule, f"meshcast validate {kind} shows the rows with the largest errors") from None
     return found
 
 
@@ -136,7 +136,7 @@ def _calibrate(
 
 
 def page(kind: str, given: dict[str, Any]) -> RenderableType:
-    """Errors of every cell beside its goal, of every library, the worst rows, and what was refused."""
+    """Errors of every cell with its goal, errors of every library, the worst rows, and the refused rows."""
     head = f"{given['rows']:,} rows: {given['predicted']:,} forecast, {given['refused']:,} refused"
     parts: list[RenderableType] = [Text(head, style="bold"), Text()]
     if not given["predicted"]:
@@ -161,14 +161,14 @@ def cells_table(given: dict[str, Any]) -> Table:
     gpu = ""
     for cell in given["cells"]:
         gpu = _heading(table, gpu, cell["gpu"])
-        goal = "" if cell["met"] is None else "/".join(percent(one, digits=0) for one in cell["goal"])
+        goal = "" if cell["met"] is None else "/".join(format_percent(one, digits=0) for one in cell["goal"])
         mark = {True: " yes", False: " no", None: ""}[cell["met"]]
         name = f"  {cell['operation']} {cell['kind']} {cell['class']}"
-        row = name, f"{cell['rows']:,}", *_errors(cell), goal + mark, *_inside(cell), percent(cell["borrowed"])
+        row = name, f"{cell['rows']:,}", *_errors(cell), goal + mark, *_inside(cell), format_percent(cell["borrowed"])
         table.add_row(*row)
     table.add_section()
     words = "all", f"{given['predicted']:,}"
-    table.add_row(*words, *_errors(given), "", *_inside(given), percent(given["borrowed"]))
+    table.add_row(*words, *_errors(given), "", *_inside(given), format_percent(given["borrowed"]))
     return table
 
 
@@ -185,21 +185,21 @@ def libraries_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _heading(table: Table, before: str, gpu: str) -> str:
-    """A line of its own for each GPU."""
+    """Adds a heading for every GPU."""
     if gpu != before:
         table.add_row(Text(gpu, style="bold"))
     return gpu
 
 
 def worst_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = _table("farthest off")
+    table = _table("largest errors")
     table.add_column("shape", overflow="fold")
     for head in ("measured us", "forecast us", "error %"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         times = [f"{row[key]:,.1f}" for key in ("measured_us", "predicted_us")]
         words = Text(f"{row['gpu']} {row['operation']} {row['kind']}\n  {row['library']}")
-        table.add_row(words, row["shape"], *times, percent(row["error"], "+", 0))
+        table.add_row(words, row["shape"], *times, format_percent(row["error"], "+", 0))
     return table
 
 
@@ -217,14 +217,14 @@ def _refusals(given: dict[str, Any]) -> list[RenderableType]:
     return [Text(), table]
 
 
-def calibrated_page(given: dict[str, Any], out: Path) -> RenderableType:
-    """How every library fares with its own coefficients, and unseen."""
+def calibration_page(given: dict[str, Any], out: Path) -> RenderableType:
+    """Errors of every library with its own coefficients, and when it was left out of the fit."""
     table = _table("hardware", "section", "library")
     for head in ("rows", "median", "p90", "unseen:\nmedian", "\np90"):
         table.add_column(head, justify="right", no_wrap=True, vertical="bottom")
     for one in given["calibrated"]:
         for row in one["libraries"]:
-            errors = [percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
+            errors = [format_percent(row[key]) for key in ("median", "p90", "blind_median", "blind_p90")]
             table.add_row(one["name"], row["section"], row["library"], f"{row['rows']:,}", *errors)
     count = len(given["calibrated"])
     parts: list[RenderableType] = [
@@ -232,7 +232,7 @@ def calibrated_page(given: dict[str, Any], out: Path) -> RenderableType:
         Text(),
         table,
     ]
-    parts.append(Text("error %; unseen: fitted without the library, and priced as nobody's in particular", "dim"))
+    parts.append(Text("error %; unseen: fitted without the library, and priced as an unnamed library", "dim"))
     return Group(*parts)
 
 
@@ -244,15 +244,15 @@ def _table(*heads: str) -> Table:
 
 
 def _errors(row: dict[str, Any]) -> list[str]:
-    return [percent(row["median"]), percent(row["p90"]), percent(row["bias"], "+")]
+    return [format_percent(row["median"]), format_percent(row["p90"]), format_percent(row["bias"], "+")]
 
 
 def _inside(row: dict[str, Any]) -> list[str]:
-    return [percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
+    return [format_percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
 
 
-def draw(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
-    """Draws figures into their files. Raises OSError where one cannot be written."""
+def draw_plots(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
+    """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return
     from experiments.plots import calibration as plots
@@ -266,21 +266,21 @@ def draw(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
 # --------------------------------------------------------------------------------------- this machine
 
 
-def on_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
-    """Measures this machine, fits and writes: see validation.devices."""
+def calibrate_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
+    """Measures this machine and fits a calibration: see `validation.calibration.device`."""
     from validation.calibration.device.calibrate import calibrate
 
     return calibrate(kind, out, processes, progress)
 
 
 def device_page(given: dict[str, Any], out: Path) -> RenderableType:
-    """How far the fixed set lies from its own models, the files, and how to use them."""
+    """Errors of the fitted cost models on the measurements, the written files, and how to use them."""
     table = _table("measured and fitted")
     for head in ("rows", "median", "p90"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in given["libraries"]:
         table.add_row(
-            f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(percent, (one["median"], one["p90"]))
+            f"{one['section']}, {one['library']}", f"{one['rows']:,}", *map(format_percent, (one["median"], one["p90"]))
         )
     used = f"meshcast predict JOB --calibration {out}"
     if given["device"]:

@@ -1,6 +1,6 @@
-"""The page that ``meshcast predict`` prints: what a person wants to know about one forecast, on one screen.
+"""The page of ``meshcast predict``: headline figures, time breakdown, memory and assumptions of one forecast.
 
-Everything is readable without colour and at 100 columns; colours and bold only help.
+It is readable without colours and at 100 columns.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from simulator.report.report import Report
 from simulator.report.words import describe_plan, format_count, format_number, format_seconds
 
 WIDTH = 100
-"""Columns of a page where no terminal says otherwise; no page is wider than the next figure."""
+"""Width of a page in a pipe [characters]."""
 WIDEST = 110
+"""Maximum width of a page [characters]."""
 
 BAR = 26
-"""Characters of a bar that stands for the whole step."""
+"""Length of the bar of the whole step [characters]."""
 
 PLAIN = str.maketrans("█▉▊▋▌▍▎▏─·", "######..-.")
-"""Bars, lines and dots where the output's encoding has none."""
+"""Replaces bars, lines and dots that the output's encoding does not have."""
 
 STAGES = 8
-"""Rows of the memory table; of longer pipelines the ends and the fullest stage are shown."""
+"""Maximum number of stages that all get a row of the memory table."""
 
 HEADS = {"parameters": "params", "gradients": "grads"}
 COLOURS = {
@@ -49,7 +50,7 @@ COLOURS = {
 
 
 def show(what: RenderableType) -> None:
-    """Prints as wide as the terminal, within reason; a pipe gets a fixed width and no spaces at the ends of lines."""
+    """Prints a page, as wide as the terminal up to `WIDEST`; a pipe gets the text of `render`."""
     if sys.stdout.isatty():
         width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST)
         _console(sys.stdout, max(width, 60)).print(what)
@@ -63,7 +64,7 @@ def show(what: RenderableType) -> None:
 
 
 def render(what: RenderableType) -> str:
-    """What a pipe gets: `WIDTH` columns, without colours and without spaces at the ends of lines."""
+    """Text of a page at `WIDTH` columns, without colours and without spaces at the ends of lines."""
     file = io.StringIO()
     _console(file, WIDTH).print(what)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
@@ -74,7 +75,7 @@ def _console(file: IO[str], width: int) -> Console:
 
 
 def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -> RenderableType:
-    """The whole page. plots, trace: the files that were drawn and written."""
+    """The whole page. plots, trace: files that were written."""
     answer = report.to_dict()
     parts: list[RenderableType] = [
         title(report),
@@ -88,45 +89,44 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
         _field("limits", answer["limits"]),
     ]
     if noise := answer.get("noise"):
-        parts.append(_field("ranks", _ranks(noise)))
-    if given := answer.get("published"):
-        parts.append(_field("published", _beside(given)))
+        parts.append(_field("ranks", _describe_ranks(noise)))
+    if published := answer.get("published"):
+        parts.append(_field("published", _describe_published(published)))
     parts += [_field("warning", warning, "bold yellow") for warning in answer["warnings"]]
     parts += [_field("assumed", sentence) for sentence in answer["assumed"]]
     if len(plots) == 1:
-        parts.append(_field("timeline", f"drawn into {plots[0]}"))
+        parts.append(_field("timeline", f"written to {plots[0]}"))
     elif plots:
-        parts.append(_field("figures", f"{', '.join(path.name for path in plots)} drawn into {plots[0].parent}"))
+        parts.append(_field("plots", f"{', '.join(path.name for path in plots)} written to {plots[0].parent}"))
     if trace:
-        parts.append(_field("trace", f"written into {trace}; ui.perfetto.dev shows it"))
+        parts.append(_field("trace", f"written to {trace}; open it in ui.perfetto.dev"))
     return Group(*parts)
 
 
-def _ranks(noise: dict[str, Any]) -> str:
-    """What unlike ranks make of the step."""
+def _describe_ranks(noise: dict[str, Any]) -> str:
+    """Duration of steps under `noise`, and the slowest rank."""
     steps = len(noise["step_times_s"])
     median, p90, slowest, mean = (
         format_seconds(noise[key]) for key in ("median_s", "p90_s", "its_kernels_s", "mean_kernels_s")
     )
     times = f"{median} a step" + (f" in the median of {steps}, {p90} in nine of ten" if steps > 1 else "")
     return (
-        f"with unlike ranks {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
+        f"under noise {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
         f"kernels for {slowest}, the mean rank for {mean}"
     )
 
 
-def _beside(given: dict[str, Any]) -> str:
-    """What was published, and how far off the forecast is."""
+def _describe_published(beside: dict[str, Any]) -> str:
+    """The published figure, the forecast of it, and the error of the step time."""
     names = {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops_per_gpu": "TFLOP/s per GPU"}
-    if given["figure"] == "mfu":
-        words = f"an MFU of {given['published']:.1%}, forecast {given['forecast']:.1%}"
-    elif given["figure"] == "step_time_s":
-        words = f"{format_seconds(given['published'])} a step, forecast {format_seconds(given['forecast'])}"
+    figure, published, ours = beside["figure"], beside["published"], beside["forecast"]
+    if figure == "mfu":
+        words = f"an MFU of {published:.1%}, forecast {ours:.1%}"
+    elif figure == "step_time_s":
+        words = f"{format_seconds(published)} a step, forecast {format_seconds(ours)}"
     else:
-        words = (
-            f"{format_number(given['published'])} {names[given['figure']]}, forecast {format_number(given['forecast'])}"
-        )
-    return f"{words}: the step is forecast {100 * given['error']:+.1f} % ({given['source']})"
+        words = f"{format_number(published)} {names[figure]}, forecast {format_number(ours)}"
+    return f"{words}: the step is forecast {100 * beside['error']:+.1f} % ({beside['source']})"
 
 
 def _field(name: str, text: str, style: str = "bold") -> Table:
@@ -141,7 +141,7 @@ def _field(name: str, text: str, style: str = "bold") -> Table:
 
 
 def title(report: Report) -> RenderableType:
-    """Model, cluster, plan, batch."""
+    """Model, cluster, plan, batch and framework."""
     job, shape = report.job, report.play.plan.shape
     batch = job.batch
     trained = f", {format_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
@@ -151,18 +151,22 @@ def title(report: Report) -> RenderableType:
         Text(name, style="bold"),
         _field("cluster", str(job.cluster), "dim"),
         _field("plan", ", ".join(describe_plan(report.play.plan)), "dim"),
-        _field("batch", f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {_program(job)}", "dim"),
+        _field(
+            "batch",
+            f"{batch.total:,} sequences of {batch.sequence:,} tokens, {passes}; {_describe_framework(job)}",
+            "dim",
+        ),
     )
 
 
-def _program(job: Job) -> str:
-    """The framework, and the number format where it is not the framework's own."""
+def _describe_framework(job: Job) -> str:
+    """Name of the framework, with the number format unless it is the framework's default."""
     own, given = load_framework(job.framework.name), job.precision.compute
     return job.framework.name if given == (own.quantised or own.weights) else f"{job.framework.name} in {given}"
 
 
 def headline(report: Report) -> RenderableType:
-    """The figures that are quoted."""
+    """Rows of the figures with a headline."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=9)
     grid.add_column(style="bold", min_width=9)
@@ -175,7 +179,7 @@ def headline(report: Report) -> RenderableType:
 
 
 def times(answer: dict[str, Any]) -> RenderableType:
-    """Where the step goes: rows that add up to it, and what was hidden beside them."""
+    """Breakdown of the step: parts that add up to it, with the hidden communication of each axis."""
     step, hidden = answer["step_time_s"], answer["hidden_s"]
     rows: list[tuple[str, str, float, float]] = []
     for key, figure in parts_of_step().items():
@@ -194,22 +198,22 @@ def times(answer: dict[str, Any]) -> RenderableType:
         head = f"{group:<9}" if group in ("compute", "exposed") and group != before else " " * 9
         before = group
         name = f"{head} {label}" if group in ("compute", "exposed") else label
-        bar = Text(blocks(took / step, BAR), style=COLOURS[group])
+        bar = Text(draw_bar(took / step, BAR), style=COLOURS[group])
         table.add_row(
             name, f"{took * 1e3:,.1f}", f"{took / step:.1%}"[:-1], bar, f"{beside * 1e3:,.1f}" if beside else ""
         )
     return table
 
 
-def blocks(share: float, width: int) -> str:
-    """A bar of eighths of a character; what is there is at least one eighth long."""
+def draw_bar(share: float, width: int) -> str:
+    """A bar in eighths of a character, at least one of a positive `share`. width: of a share of 1 [characters]."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     full, rest = divmod(eighths, 8)
     return "█" * full + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]
 
 
 def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
-    """Whether it fits, and the peak of every stage by category."""
+    """Whether the plan fits, and the peak memory of every stage by category."""
     held = answer["memory"]
     capacity, device = held["capacity_gib"], held["peak_device_gib"]
     if answer["status"] == "fits":
@@ -237,20 +241,20 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
     table.add_column("allocated", justify="right", style="bold", no_wrap=True)
     table.add_column(f"of {capacity:.4g} GiB", min_width=10)
     before = -1
-    for number in stages_to_show(stages):
+    for number in choose_stages(stages):
         if number > before + 1:
             table.add_row(f"... {number - before - 1} more")
         before = number
         stage = stages[number]
         cells = [f"{stage['by'][name]:.2f}" if stage["by"][name] else "" for name in names]
         share = stage["peak_allocated_gib"] / capacity
-        bar = Text(blocks(min(share, 1.0), 10) + (">" if share > 1 else ""), style="green" if share <= 1 else "red")
+        bar = Text(draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), style="green" if share <= 1 else "red")
         table.add_row(f"stage {stage['stage']}", *cells, f"{stage['peak_allocated_gib']:.2f}", bar)
     return Group(grid, Text(), table)
 
 
-def stages_to_show(stages: Sequence[dict[str, Any]]) -> list[int]:
-    """The stages that get a row."""
+def choose_stages(stages: Sequence[dict[str, Any]]) -> list[int]:
+    """Stages with a row of the memory table: of many the first, the last and the fullest."""
     count = len(stages)
     if count <= STAGES:
         return list(range(count))

@@ -1,4 +1,4 @@
-"""What can be named in a job: the rows and tables of ``meshcast list``."""
+"""``meshcast list``: rows and tables of everything that a job can name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def gpus() -> list[Row]:
-    """The catalog's GPUs, in SI units."""
+    """GPUs of the catalog, in SI units."""
     import hardware
 
     rows = []
@@ -47,7 +47,7 @@ def _float(value: float | None) -> float | None:
 
 
 def nodes() -> list[Row]:
-    """The catalog's nodes."""
+    """Nodes of the catalog."""
     import hardware
 
     rows = []
@@ -73,7 +73,7 @@ def nodes() -> list[Row]:
 
 
 def clusters() -> list[Row]:
-    """The catalog's clusters, and the nodes of which any number makes one."""
+    """Clusters of the catalog, and nodes, any number of which makes a cluster."""
     import hardware
 
     rows: list[Row] = []
@@ -95,7 +95,7 @@ def clusters() -> list[Row]:
 
 
 def models() -> list[Row]:
-    """The presets."""
+    """Presets of models."""
     from simulator.models.load import load_model, presets
 
     rows = []
@@ -120,7 +120,7 @@ def models() -> list[Row]:
 
 
 def _blocks(model: Model) -> list[str]:
-    """What a model has beside plain attention and MLPs, in the words of its fields."""
+    """Parts of a model other than plain attention and MLPs, named as its fields."""
     moe, found = model.moe, []
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
@@ -132,7 +132,7 @@ def _blocks(model: Model) -> list[str]:
 
 
 def schemes() -> list[Row]:
-    """Every scheme file, with the first sentence of its docstring."""
+    """All schemes, with the first sentence of the docstring of each."""
     from simulator.ir import registry
 
     rows = []
@@ -157,7 +157,7 @@ def schemes() -> list[Row]:
 
 
 def frameworks() -> list[Row]:
-    """The frameworks whose habits are described."""
+    """Frameworks with a profile."""
     from simulator.job.framework import framework_names, load_framework
 
     loaded = [load_framework(name) for name in framework_names()]
@@ -207,28 +207,25 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
             "blocks": ("blocks", str),
         },
     ),
-    # Of addresses the site is enough here; the whole one is in --json and docs/schemes.md.
+    # The site of an address; --json and docs/schemes.md have the whole address.
     "schemes": (
         schemes,
         {"paper": ("paper", lambda v: re.sub(r"^https://([^/]+)/.*", r"\1", v)), "idea": ("idea", str)},
     ),
     "frameworks": (frameworks, {"title": ("", str)}),
 }
-"""What can be listed: its rows, and the columns of its table beside the name."""
+"""Rows of every kind, and the columns of its table after the name."""
 
 
-def listing(kind: str) -> list[Row]:
-    """The rows of one kind.
-
-    Raises PlanError for a kind that does not exist.
-    """
+def list_rows(kind: str) -> list[Row]:
+    """Rows of one kind. Raises PlanError for an unknown kind."""
     if kind not in KINDS:
         raise PlanError("KIND", "there is no such list", nearest(kind, KINDS), kind)
     return KINDS[kind][0]()
 
 
-def table(kind: str, rows: Sequence[Row]) -> Table:
-    """The rows as a table of the telling columns."""
+def list_table(kind: str, rows: Sequence[Row]) -> Table:
+    """Table of the rows, with the columns that `KINDS` names."""
     columns = KINDS[kind][1]
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     found.add_column("scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU"), style="bold", no_wrap=True)

@@ -1,4 +1,4 @@
-"""``meshcast validate kernels|stages|distributed`` of measurement files: what they do, and what they print."""
+"""``meshcast validate kernels|stages|distributed`` of measurement files: the comparison and its page."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from experiments.pages.published import percent
+from experiments.pages.published import format_percent
 from hardware.errors import PlanError
 from hardware.units import GIB
 from validation.measurements import row_errors
 from validation.measurements.measurement import Measurement, read
 
-FIGURES = ("forecasts",)
-"""What is drawn."""
+PLOTS = ("forecasts",)
+"""Names of the plots."""
 
 MOST = 400
-"""Rows that are printed; all of them are in ``--json``."""
+"""Maximum number of rows of a file on the page; ``--json`` has all of them."""
 
 
-def validate_measurements(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
-    """Rows of measurement files beside their forecasts, and a summary. Raises PlanError for files of another kind."""
+def validate_files(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
+    """Compares measurement files with their forecasts. Raises PlanError for files of another kind."""
     files = []
     for path in paths:
         found = read(path)
         if found.kind != kind:
-            rule = f"{kind} are asked for, and these are {found.kind}"
+            rule = f"the file is of kind {found.kind}, not {kind}"
             remedy = (
                 f"Write validate {found.kind}"
                 if found.kind != "calibration"
@@ -40,17 +40,17 @@ def validate_measurements(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
             raise PlanError("--data", rule, remedy, str(path))
         files.append((str(path), found))
     rows = row_errors.row_answers(files)
-    given = row_errors.summarize(rows) | {"files": [_head(name, one) for name, one in files]}
+    given = row_errors.summarize(rows) | {"files": [_describe_file(name, one) for name, one in files]}
     return {"rows": rows, "summary": given}
 
 
-def _head(name: str, found: Measurement) -> dict[str, Any]:
+def _describe_file(name: str, found: Measurement) -> dict[str, Any]:
     keys = ("title", "forecast_written", "measured", "calibration", "command")
     return {"file": name, **{key: getattr(found, key) for key in keys}, "notes": list(found.notes)}
 
 
 def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
-    """Every row, then the errors of each forecast. brief: of kernels and collectives the errors alone."""
+    """All rows, then the errors of each forecast. brief: no rows of kernels and collectives."""
     given, rows = answer["summary"], answer["rows"]
     parts: list[RenderableType] = []
     if brief:
@@ -66,13 +66,15 @@ def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
     parts.append(errors_table(given["forecasts"]))
     noise = row_errors.median_scatter(rows)
     if not math.isnan(noise):
-        parts.append(Text(f"samples themselves scatter by {noise:.1%} (half the width of their middle 80 %)", "dim"))
+        parts.append(
+            Text(f"spread of the samples themselves: {noise:.1%} (half the width of their middle 80 %)", "dim")
+        )
     return Group(*parts)
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
-    """Measured, and each forecast with its error. files: grouped by them."""
-    table = table_of("measured thing")
+    """Measured values, and each forecast with its error. files: groups are named by their files."""
+    table = new_table("measurement")
     by = [one for one in ("catalog", "calibration") if any(one in row["predicted"] for row in rows)]
     table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("±", justify="right", no_wrap=True)
@@ -86,29 +88,32 @@ def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
             group = own
             table.add_section()
             table.add_row(Text(group, "bold"))
-        cells = [f"  {row['name']}", amount(row["measured"], row["quantity"])]
-        cells.append(f"{row['sigma']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
+        cells = [f"  {row['name']}", format_amount(row["measured"], row["quantity"])]
+        cells.append(f"{row['spread']:.0%}" if row["measured"] is not None and row["samples"] > 2 else "")
         for one in by:
-            cells += [amount(row["predicted"].get(one), row["quantity"]), percent(row["error"].get(one), "+")]
+            cells += [
+                format_amount(row["predicted"].get(one), row["quantity"]),
+                format_percent(row["error"].get(one), "+"),
+            ]
         table.add_row(*cells)
     return table
 
 
 def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> Table:
-    """One line for each quantity and forecast."""
-    table = table_of("forecast of, by")
+    """Errors of every quantity and forecast."""
+    table = new_table("forecast of, by")
     for head in ("rows", "median", "p90", "worst", "bias", "in 90%"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in forecasts:
-        figures = (percent(one[key]) for key in ("median", "p90", "worst"))
-        inside = "" if one["inside_90"] is None else percent(one["inside_90"], "", 0)
+        figures = (format_percent(one[key]) for key in ("median", "p90", "worst"))
+        inside = "" if one["inside_90"] is None else format_percent(one["inside_90"], "", 0)
         name = f"{one['quantity']}, {one['by']}"
-        table.add_row(name, f"{one['rows']:,}", *figures, percent(one["bias"], "+"), inside)
+        table.add_row(name, f"{one['rows']:,}", *figures, format_percent(one["bias"], "+"), inside)
     return table
 
 
-def amount(value: float | None, quantity: str) -> str:
-    """Seconds or bytes, in a unit that suits them."""
+def format_amount(value: float | None, quantity: str) -> str:
+    """Formats seconds or bytes with the unit that suits the value."""
     if value is None:
         return ""
     if quantity == "bytes":
@@ -118,14 +123,14 @@ def amount(value: float | None, quantity: str) -> str:
     return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"
 
 
-def table_of(first: str) -> Table:
+def new_table(first: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(first, no_wrap=True)
     return table
 
 
-def draw(answer: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    """Writes the figures that are asked for. Raises OSError where one cannot be written."""
+def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+    """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
         from experiments.plots import measurements
 

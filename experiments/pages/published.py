@@ -15,17 +15,17 @@ from rich.text import Text
 from validation.measurements.jsonl import read_lines
 
 FEW = 40
-"""Runs that are shown one by one."""
+"""Maximum number of runs that all get a row of the page."""
 
-FIGURES = ("step-time", "memory")
-"""What ``validate published`` draws; the first alone where a file is named."""
+PLOTS = ("step-time", "memory")
+"""Names of the plots of ``validate published``; a file gets the first, a folder all."""
 
 
 # ----------------------------------------------------------------------------------------- pipelines
 
 
-def pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], RenderableType]:
-    """Schedules played with given times: the answer and its table."""
+def validate_pipeline(paths: Sequence[Path]) -> tuple[dict[str, Any], RenderableType]:
+    """Plays schedules with given durations: the answer and its table."""
     from validation.pipelines.cases import EXAMPLES, answers
 
     cases = [found for path in paths for _, found in read_lines(path)] if paths else list(EXAMPLES)
@@ -41,14 +41,14 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
     for head in ("p", "m", "v", "makespan", "bubble %", "chunks in flight"):
         table.add_column(head, justify="left" if head == "chunks in flight" else "right")
     for case, row in zip(cases, rows, strict=True):
-        stated = case if isinstance(case, dict) else {}
-        words = [str(stated.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
+        summary = case if isinstance(case, dict) else {}
+        words = [str(summary.get(key, 1 if key == "v" else "")) for key in ("p", "m", "v")]
         if row["status"] == "refused":
-            table.add_row(str(stated.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
+            table.add_row(str(summary.get("schedule", "?")), *words, "refused", "", str(row["reason"]))
             continue
         held = " ".join(map(str, row["in_flight_b"]))
         table.add_row(
-            str(stated["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held
+            str(summary["schedule"]), *words, f"{row['makespan']:,.6g}", f"{row['bubble_rate']:.2%}"[:-1], held
         )
     return table
 
@@ -57,7 +57,7 @@ def cases_table(cases: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def validate_published(paths: Sequence[Path], workers: int | None = None) -> tuple[dict[str, Any], int]:
-    """Forecasts of published runs: the answer, and how many runs have none because somebody interrupted."""
+    """Forecasts published runs: the answer, and the number of runs that an interruption has left out."""
     from validation.published.answer import answers
     from validation.published.baseline import add_baselines
     from validation.published.rows import read, read_shipped
@@ -75,7 +75,7 @@ def validate_published(paths: Sequence[Path], workers: int | None = None) -> tup
 
 
 def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
-    """The same steps, with a bar on a terminal while they are asked for."""
+    """The same steps; on a terminal a progress bar follows them."""
     if not sys.stderr.isatty():
         yield from steps
         return
@@ -88,30 +88,30 @@ def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
 
 
 def published_page(answer: dict[str, Any]) -> RenderableType:
-    """Errors of all runs and of every group, the naive forecasts beside them, then what was refused and why."""
-    stated = answer["summary"]
-    runs = "run" if stated["rows"] == 1 else "runs"
-    head = f"{stated['rows']:,} published {runs}: {stated['predicted']:,} forecast, {stated['refused']:,} refused"
+    """Errors of all runs and of every group, with those of naive forecasts, then the refused runs by reason."""
+    summary = answer["summary"]
+    runs = "run" if summary["rows"] == 1 else "runs"
+    head = f"{summary['rows']:,} published {runs}: {summary['predicted']:,} forecast, {summary['refused']:,} refused"
     parts: list[RenderableType] = [Text(head, style="bold"), Text()]
-    if stated["rows"] <= FEW:
+    if summary["rows"] <= FEW:
         parts += [runs_table(answer["rows"]), Text()]
-    parts.append(errors_table(stated))
+    parts.append(errors_table(summary))
     parts.append(
         Text("time: forecast over measured step - 1; timed: both are known; inside: in the 90% interval", "dim")
     )
-    parts.append(Text("naive: one efficiency for a GPU and a number format, told from these very runs", "dim"))
-    parts.append(Text("blind: the same, told from the runs of all other sources", "dim"))
-    if stated["memory"]["compared"]:
-        parts += [Text(), memory_table(stated)]
-    if stated["refusals"]:
-        parts += [Text(), refusals_table(stated["refusals"])]
-    for name in stated["faster_than_peak"]:
-        parts.append(Text(f"DEFECT: {name} is forecast faster than its matrix products at peak", "bold red"))
+    parts.append(Text("naive: one efficiency for a GPU and a number format, fitted on these runs", "dim"))
+    parts.append(Text("blind: the same, fitted on the runs of all other sources", "dim"))
+    if summary["memory"]["compared"]:
+        parts += [Text(), memory_table(summary)]
+    if summary["refusals"]:
+        parts += [Text(), refusals_table(summary["refusals"])]
+    for name in summary["faster_than_peak"]:
+        parts.append(Text(f"DEFECT: {name} is forecast faster than its GEMMs at peak", "bold red"))
     return Group(*parts)
 
 
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Every run, measured and forecast."""
+    """Measured and forecast step time of every run."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", style="bold", no_wrap=True)
     table.add_column("GPU")
@@ -119,7 +119,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(head, justify="right")
     for row in rows:
         measured = row["measured"].get("step_time_s")
-        if row["error"] is not None:  # of a run that tells its tokens/s only, too
+        if row["error"] is not None:  # also of a run that publishes tokens/s only
             measured = row["predicted"]["step_time_s"] / (1 + row["error"])
         cells = [row["id"] or "?", row["gpu"] or "", f"{measured:,.2f}" if measured else ""]
         if row["status"] == "refused":
@@ -131,8 +131,8 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def errors_table(stated: dict[str, Any]) -> Table:
-    """Errors of the step time [%], one row a group."""
+def errors_table(summary: dict[str, Any]) -> Table:
+    """Errors of the step time [%] by group."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("time error %", style="bold", no_wrap=True)
     heads = "runs", "timed", "median", "mean", "p90", "bias", "inside"
@@ -141,17 +141,17 @@ def errors_table(stated: dict[str, Any]) -> Table:
 
     def add(name: str, of: dict[str, Any], style: str = "") -> None:
         naive, blind = of["baseline"], of["baseline_from_other_sources"]
-        ours = [percent(of[key]) for key in ("median", "mean", "p90")] + [percent(of["bias"], "+")]
-        theirs = [percent(each[key]) for each in (naive, blind) for key in ("median", "p90")]
-        inside = percent(of["inside_interval"], digits=0)
+        ours = [format_percent(of[key]) for key in ("median", "mean", "p90")] + [format_percent(of["bias"], "+")]
+        theirs = [format_percent(each[key]) for each in (naive, blind) for key in ("median", "p90")]
+        inside = format_percent(of["inside_interval"], digits=0)
         table.add_row(name, f"{of['rows']:,}", f"{of['compared']:,}", *ours, inside, *theirs, style=style)
 
-    _add_group_rows(table, stated, add)
+    _add_groups(table, summary, add)
     return table
 
 
-def memory_table(stated: dict[str, Any]) -> Table:
-    """Errors of the peak memory [%], one row a group that has any."""
+def memory_table(summary: dict[str, Any]) -> Table:
+    """Errors of the peak memory [%] by group."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("memory error %", style="bold", no_wrap=True)
     for head in ("compared", "median", "mean", "p90", "bias"):
@@ -160,22 +160,22 @@ def memory_table(stated: dict[str, Any]) -> Table:
     def add(name: str, of: dict[str, Any], style: str = "") -> None:
         held = of["memory"]
         if held["compared"]:
-            sizes = [percent(held[key]) for key in ("median", "mean", "p90")]
-            table.add_row(name, f"{held['compared']:,}", *sizes, percent(held["bias"], "+"), style=style)
+            sizes = [format_percent(held[key]) for key in ("median", "mean", "p90")]
+            table.add_row(name, f"{held['compared']:,}", *sizes, format_percent(held["bias"], "+"), style=style)
 
-    _add_group_rows(table, stated, add)
+    _add_groups(table, summary, add)
     return table
 
 
-def _add_group_rows(table: Table, stated: dict[str, Any], add: Any) -> None:
-    """A row for all, then one row a source, GPU, class and program."""
-    add("all", stated, "bold")
+def _add_groups(table: Table, summary: dict[str, Any], add: Any) -> None:
+    """Adds a row for all runs, then for every source, GPU, class and stack."""
+    add("all", summary, "bold")
     for group in ("source", "gpu", "class", "stack"):
-        if not stated[f"by_{group}"]:
+        if not summary[f"by_{group}"]:
             continue
         table.add_row()
         table.add_row(Text(f"by {group}", style="dim"))
-        for name, of in stated[f"by_{group}"].items():
+        for name, of in summary[f"by_{group}"].items():
             add(f"  {name}", of)
 
 
@@ -188,14 +188,14 @@ def refusals_table(refusals: dict[str, int]) -> Table:
     return table
 
 
-def percent(value: float | None, sign: str = "", digits: int = 1) -> str:
+def format_percent(value: float | None, sign: str = "", digits: int = 1) -> str:
     return "" if value is None else f"{100 * value:{sign}.{digits}f}"
 
 
-def draw(answer: dict[str, Any], files: dict[str, Path]) -> None:
-    """Draws the figures of ``validate published`` into their files, of memory where any run has a reading.
+def draw_plots(answer: dict[str, Any], files: dict[str, Path]) -> None:
+    """Draws the plots of ``validate published``; that of memory only if a run has a measured peak.
 
-    Raises OSError where one cannot be written.
+    Raises OSError if a file cannot be written.
     """
     if not files:
         return

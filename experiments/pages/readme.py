@@ -1,4 +1,4 @@
-"""The page of the README's example: ``python -m experiments.pages.readme`` (``make docs-readme``) writes it."""
+"""Writes the page of the README's example: ``python -m experiments.pages.readme`` (``make docs-readme``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``meshcast sweep``: the bar while it works, and the table of what came out."""
+"""``meshcast sweep``: its progress bar, and the page of its summary."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from experiments.sweeps.store import RANKED_BY, parts_folder
 from simulator.report.figures import shown_in
 
 REASONS = 10
-"""Reasons that the page shows."""
+"""Maximum number of reasons on the page."""
 
 
-def sweep(path: Path, out: Path, workers: int | None, restart: bool) -> tuple[Sweep, dict[str, Any]]:
-    """Runs the sweep of a file; when interrupted, says how it goes on."""
+def run_sweep(path: Path, out: Path, workers: int | None, restart: bool) -> tuple[Sweep, dict[str, Any]]:
+    """Runs the sweep of a file; an interruption says how to resume it."""
     read = load_sweep(path)
     watch = Watch()
     try:
@@ -32,20 +32,20 @@ def sweep(path: Path, out: Path, workers: int | None, restart: bool) -> tuple[Sw
             after.callback(watch.bar.stop)
             return read, run(read, out, workers=workers, restart=restart, watch=watch)
     except KeyboardInterrupt:
-        kept = f"{watch.done:,} of {read.points:,} points are kept in {parts_folder(out)}"
-        typer.echo(f"meshcast: interrupted, {kept}; the same command goes on from there", err=True)
+        kept = f"{watch.done:,} of {read.points:,} points are stored in {parts_folder(out)}"
+        typer.echo(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
         raise
 
 
 class Rate(ProgressColumn):
-    """Points a second, of the last half minute."""
+    """Points per second over the last half minute."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:,.0f} points/s" if task.speed else "")
 
 
 class Watch:
-    """A bar on a terminal, from the first chunk on: with points done, their rate and the time that is left."""
+    """Progress bar on a terminal: finished points, their rate and the remaining time, from the first chunk on."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -58,27 +58,27 @@ class Watch:
         if not self.bar.task_ids:
             self.bar.add_task("points", total=points, completed=done)
             return
-        self.bar.start()  # after the workers: a process with threads is not forked
+        self.bar.start()  # after the workers have started: a process with threads must not be forked
         self.bar.update(self.bar.task_ids[0], completed=done)
 
 
 def page(read: Sweep, given: dict[str, Any]) -> RenderableType:
-    """Counts, the best plans, and why points are invalid."""
+    """Counts by status, the best plans, and the reasons of invalid points."""
     counts = [f"{given['status'][status]:,} {words}" for status, words in STATUSES.items()]
     head = f"{given['points']:,} points: {', '.join(counts)}, {given['excluded']:,} left out by `where`"
     parts: list[RenderableType] = [Text(head, style="bold")]
     if given["best"]:
-        parts.append(best(read, given["best"]))
+        parts.append(best_table(read, given["best"]))
     if given["invalid"]:
-        parts.append(reasons(given["invalid"]))
+        parts.append(reasons_table(given["invalid"]))
     return Group(*parts, Text(f"rows       {given['out']}"))
 
 
 STATUSES = {"fits": "fit", "does-not-fit": "do not fit", "invalid": "invalid"}
 
 
-def best(read: Sweep, rows: list[dict[str, Any]]) -> Table:
-    """The plans with the most tokens per second and GPU that fit."""
+def best_table(read: Sweep, rows: list[dict[str, Any]]) -> Table:
+    """The plans that fit with the highest `RANKED_BY`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("best", justify="right", style="bold")
     for name in read.fields:
@@ -95,11 +95,11 @@ def best(read: Sweep, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def reasons(found: list[dict[str, Any]]) -> Table:
-    """Why points are invalid, the most frequent first; of reasons that differ in numbers only, the first."""
+def reasons_table(found: list[dict[str, Any]]) -> Table:
+    """Reasons of invalid points, most frequent first; of reasons that differ in numbers only, the first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("invalid", justify="right")
-    table.add_column("because (of alike ones, the first)")
+    table.add_column("reason (of similar ones the first)")
     for one in found[:REASONS]:
         table.add_row(f"{one['count']:,}", one["reason"])
     if len(found) > REASONS:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardware.errors import PlanError, nearest
 from simulator.plan.plan import Plan
-from validation.kernels.modules import ShardedModule, Modules
+from validation.kernels.modules import Modules, ShardedModule
 from validation.kernels.operators import OperatorOfRank
 from validation.measurements.device import Device
 

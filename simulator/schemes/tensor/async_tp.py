@@ -80,7 +80,9 @@ class AsyncTP(TensorOverlap):
         for axis in (axis for e in entries for axis in find_scheme(e.use).all_axes(e.over, e.model_extra or {})):
             size, span = self.mesh.size(axis), self.mesh.size(axis) * self.mesh.stride(axis)
             if size > 1 and self.mesh.world > domain and domain % span:
-                rule = f"GPUs pull from each other's memory in a scale-up domain of {domain}; groups over {axis} leave it"
+                rule = (
+                    f"GPUs pull from each other's memory in a scale-up domain of {domain}; groups over {axis} leave it"
+                )
                 raise PlanError(f"plan.mesh.{axis}", rule, f"Make {axis} the innermost axis, or smaller", size)
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:

@@ -83,7 +83,7 @@ def test_a_measurement_is_held_against_its_forecast(measured: Path, tmp_path: Pa
 
 def test_files_of_another_kind_are_called_by_their_name(measured: Path, tmp_path: Path) -> None:
     result = run("validate", "stages", measured)
-    assert result.exit_code == 2 and "these are distributed" in result.stderr
+    assert result.exit_code == 2 and "of kind distributed" in result.stderr
     assert run("validate", "stages").exit_code == 2
     table = tmp_path / "t.csv"
     table.write_text("a,b\n1,2\n", "utf-8")

@@ -31,8 +31,7 @@ from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Gemm, Work
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.collectives.recorded import Recorded, make_samples
-from validation.calibration.collectives.sample import CollectiveSample
-from validation.calibration.collectives.sample import predict
+from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.device import describe
 from validation.calibration.device.kernels import make_cases
 from validation.calibration.device.neighbours import run_neighbours
