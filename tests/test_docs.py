@@ -61,7 +61,7 @@ SPEC = [
     [
         ("job", JOB, set()),
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
-        ("cluster", [cluster.Cluster, cluster.Group, mixed.ByGroups], {"name", "title", "source", "assumed"}),
+        ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", "assumed"}),
         ("model", [Model, MoEShape, MLA], set()),
         ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
         ("framework", [Framework], {"overlap", "bucket", "loss", "memory", "rates"}),

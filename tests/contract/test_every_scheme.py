@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hardware.errors import PlanError
-from hardware.load import validated
+from hardware.load import validate_data
 from simulator.ir.mesh import Mesh
 from simulator.ir.moe_operators import EXPERTS
 from simulator.ir.ops import COMPUTE, Op, StageOps
@@ -94,7 +94,7 @@ def test_it_is_one_short_file(use: str) -> None:
 def test_options_refuse_what_they_do_not_know(use: str) -> None:
     kind = find_scheme(use)
     with pytest.raises(PlanError, match="no such key"):
-        validated(kind.Options, {"no_such_option": 1}, "plan.schemes[0]", PlanError)
+        validate_data(kind.Options, {"no_such_option": 1}, "plan.schemes[0]", PlanError)
     defaults = kind.Options()
     assert type(defaults).model_config.get("frozen"), "options of a plan do not change"
     assert kind().options == defaults

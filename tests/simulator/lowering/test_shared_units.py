@@ -11,7 +11,7 @@ import pytest
 
 from hardware import load_cluster
 from hardware.errors import MeshcastError
-from hardware.shared import MOST, frozen, shared
+from hardware.shared import MOST, frozen, shared_instance
 from simulator import load_job
 from simulator.job.framework import load_framework
 from simulator.models.load import load_model
@@ -96,12 +96,12 @@ def test_what_is_not_plain_is_made_anew() -> None:
     circle: dict[str, Any] = {}
     circle["a"] = circle
     for data in ({"a": object}, {"a": float.__new__(type("Rate", (float,), {}), 1)}, circle):
-        assert shared("test", data, list) is not shared("test", data, list)
+        assert shared_instance("test", data, list) is not shared_instance("test", data, list)
 
 
 def test_there_is_an_end_to_what_is_kept() -> None:
     from hardware.shared import _made
 
     for n in range(MOST + 10):
-        shared("test", n, list)
+        shared_instance("test", n, list)
     assert len(_made) <= MOST
