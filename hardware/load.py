@@ -42,7 +42,8 @@ Plain = TypeVar("Plain")
 class Value(float):
     """A float in SI that remembers where it comes from.
 
-    text: as written (``900 GB/s``). kind: ``peak`` (stated by the maker), ``measured``, ``fitted`` or ``assumed_value``.
+    text: as written (``900 GB/s``). kind: ``peak`` (stated by the maker), ``measured``, ``fitted`` or
+    ``assumed_value``.
     source: document or address. note: what a reader should know. checked: the day the source was read (ISO), or "".
     """
 

@@ -1,7 +1,8 @@
 """Sharded weights, unit by unit: whole while a unit computes, and cut while they rest.
 
-A unit is a transformer layer, the embedding, or the output layer with its loss. Of every unit `shard_units` says when its
-weights are gathered, how long they live, and when its gradients leave; a scheme says how both move (`ShardedScheme`).
+A unit is a transformer layer, the embedding, or the output layer with its loss. Of every unit `shard_units` says when
+its weights are gathered, how long they live, and when its gradients leave; a scheme says how both move
+(`ShardedScheme`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class GatherOps:
 class ShardedScheme(DataScheme):
     """Base of the data schemes whose gradients leave unit by unit, and whose weights come so where they rest cut.
 
-    How far ahead weights are gathered, and how weights and gradients move, is what such schemes differ in: `prefetch_depth`,
-    `gather_unit` and `reduce_unit`. The axis along which ranks are nearest is the last one that it is `over`.
+    How far ahead weights are gathered, and how weights and gradients move, is what such schemes differ in:
+    `prefetch_depth`, `gather_unit` and `reduce_unit`. The axis along which ranks are nearest is the last one that it is
+    `over`.
     """
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
@@ -184,10 +186,10 @@ def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
 def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     """`stage_ops` with every unit's weights gathered before its passes and its gradients scattered behind.
 
-    A unit's weights are gathered while those before it compute, `scheme.prefetch_depth` of them, else while nobody does: that is
-    the limit of gathers that nobody has used yet. An embedding whose table is that of the output layer, too, stays
-    whole between its passes, as does the gradient from the output layer's on (both belong to the root unit of FSDP,
-    which is not freed behind its forward pass).
+    A unit's weights are gathered while those before it compute, `scheme.prefetch_depth` of them, else while nobody
+    does: that is the limit of gathers that nobody has used yet. An embedding whose table is that of the output layer,
+    too, stays whole between its passes, as does the gradient from the output layer's on (both belong to the root unit
+    of FSDP, which is not freed behind its forward pass).
     """
     unit_runs = stage_ops.unit_runs
     held = [_unit_shards(scheme, unit_run) for unit_run in unit_runs]

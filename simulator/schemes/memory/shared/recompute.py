@@ -1,8 +1,8 @@
 """Recomputation: what a site makes is forgotten after its forward pass, and made again when its gradients need it.
 
 In two ways. `recompute` forgets the inside of a site, and all of it is made again once the gradient of what it has made
-arrives. `discard_outputs` forgets also what chosen ops have made for others, and those ops are done again just before the
-backward pass of the first that reads it (output-discarding checkpoints of Megatron-Core).
+arrives. `discard_outputs` forgets also what chosen ops have made for others, and those ops are done again just before
+the backward pass of the first that reads it (output-discarding checkpoints of Megatron-Core).
 """
 
 from __future__ import annotations
