@@ -30,7 +30,8 @@ from hardware.errors import CatalogError, nearest
 __all__ = [
     "MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
     "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value", "assumed_value",
-    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "valid_keys", "validate_data",
+    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "valid_keys",
+    "validate_data",
 ]  # fmt: skip
 
 Plain = TypeVar("Plain")
