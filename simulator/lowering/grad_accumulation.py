@@ -1,8 +1,8 @@
-"""Weight gradients that are made aside: where no kernel adds them to those that persist, a kernel of its own does.
+"""Without fused gradient accumulation each weight gradient is written to a temporary and added by a separate kernel.
 
-Plain autograd makes the gradient of a weight in a new tensor, and adds it to the one that was there. It takes as much
-memory again, until it is added, and the traffic of an addition. Gradients that rest cut are not added whole: they are
-scattered.
+Plain autograd writes the gradient of a weight to a new tensor and adds it to the accumulated one: the memory of a
+second gradient until then, and the traffic of an addition. Sharded gradients are not added whole: they are
+reduce-scattered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse
 
 
 def write_out_of_place(weights: Iterable[Op], dtype: str) -> None:
-    """Makes products write a tensor of `dtype`, where they would add to what lies in memory."""
+    """Makes GEMMs write a tensor of `dtype` instead of accumulating in place."""
     for op in weights:
         if isinstance(op.work, Gemm):
             op.work = replace(op.work, accumulate=False, out_dtype=dtype)
@@ -24,9 +24,11 @@ def write_out_of_place(weights: Iterable[Op], dtype: str) -> None:
 def accumulate_separately(
     frag: Fragment, operator: Operator, at: LocalShapes, weights: list[Op], ready: Op, whole: int
 ) -> None:
-    """Changes the backward pass of a leaf, whose ops that make the weight gradients are `weights`; they are `ready`.
+    """Changes the backward pass of an operator to write its weight gradients to a temporary and add them by a kernel.
 
-    whole: elements of the gradients that persist uncut.
+    weights: the ops that make the weight gradients.
+    ready: the last of them.
+    whole: elements of the gradients that are stored unsharded.
     """
     dtype = operator.weights[0].dtype
     write_out_of_place(weights, dtype)

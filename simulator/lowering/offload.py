@@ -1,8 +1,8 @@
-"""What rests in the memory of the host: activations between the passes of a unit, states between two updates.
+"""Offloading to host memory: activations between the passes of a unit, optimizer states between two updates.
 
-Copies run beside the computation, away from the GPU on one stream and back on another. A unit's activations leave while
-the next one computes, which hands nothing on before they have left; they come back while the backward pass of the next
-one computes. So two units have theirs on the GPU at a time.
+Copies run during computation, to the host on one stream and back on another. The activations of a unit are copied out
+while the next unit computes, which passes its output on only when they have left; they come back during the next unit's
+backward pass. So the GPU holds the activations of two units at a time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from simulator.ir.ops import Fragment, HostCopy, HostUpdate, Memory, Op, StageOp
 from simulator.lowering.rewrite import Rewrite
 
 OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
-"""Streams: copies away from the GPU, copies back, and the host's own work."""
+"""Streams: copies to the host, copies back to the GPU, and the update on the host."""
 
 Saved = dict[str, int]
-"""What waits for a unit's backward pass: bytes by the keys of the touches."""
+"""Activations that wait for the backward pass of a unit: bytes by memory key."""
 
 
 def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
-    """`serial_ops`, where what units with `mark` save for their backward pass rests on the host meanwhile.
+    """`stage_ops` in which units with `mark` keep their saved activations on the host between their passes.
 
-    The unit in front of the loss is needed again at once, and keeps its own. The last one of a stage leaves behind its
-    own pass, and comes back when its gradient is there.
+    The unit before the loss is needed again at once and keeps its activations. The last unit of a stage copies them out
+    after its own pass, and back when its gradient has arrived.
     """
     made: list[UnitRun] = []
     coming: Saved = {}
@@ -37,7 +37,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
         own = _saved_activations(unit_run) if mark in unit_run.marks else {}
         last = {} if after and not after.residual_out else own
         before = coming if unit_run.residual_in else {}
-        # Copies differ in the one before them, and the last in what is behind it.
+        # Copies of a unit differ in the unit before them; the last one also in what follows.
         copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
         if unit_run.count == 1 or not own:
             copies = [(1, before, last), (unit_run.count - 1, {}, {})] if before or own else [(unit_run.count, {}, {})]
@@ -50,7 +50,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
 
 
 def _saved_activations(unit_run: UnitRun) -> Saved:
-    """What a unit touches in both passes; not what others need meanwhile, and no states."""
+    """The memory that both passes of a unit use, without states and without what other units need meanwhile."""
     fragment = unit_run.fragment
     forward, backward = set(fragment.forward), set(fragment.backward)
     others = {t.key for t in fragment.tensor_uses if t.stays or t.category in ("parameters", "gradients")}
@@ -66,8 +66,12 @@ def _saved_activations(unit_run: UnitRun) -> Saved:
 
 
 def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
-    """A unit whose `own` activations are away between its passes, and which has those of the `previous` one copied.
-    alone: nobody behind it copies its own."""
+    """A unit whose `own` activations are on the host between its passes, and during which those of the `previous` unit
+    are copied.
+
+    alone: no later unit copies those of this one.
+    to: host memory or disks.
+    """
     if not own and not previous:
         return unit_run.fragment
     made = unit_run.fragment.copy()
@@ -93,7 +97,7 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
             copy = _copy(previous, waits, phase, to)
             ops.insert(0, copy)
             if name in gate:
-                gate[name] = Op(f"{copy.name} of the one before", after=[gate[name], copy], phase=phase)
+                gate[name] = Op(f"{copy.name} of the previous unit", after=[gate[name], copy], phase=phase)
             nbytes = sum(previous.values())
             made.tensor_uses += [
                 TensorUse(f"{copy.name} {phase}", nbytes, op, op is copy, "activations") for op in (copy, ops[-1])
@@ -105,17 +109,18 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
 
 
 def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
-    """Activations to the host in a forward pass, and back in a backward pass."""
+    """Copies activations to the host in a forward pass, and back in a backward pass."""
     back = phase != "F"
     name, stream = ("copy in", IN) if back else ("copy out", OUT)
     return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
 
 
 def update_on_host(module: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
-    """The update of states that rest on the host: gradients go there, the host's processors work, weights come back.
+    """The update of states that lie on the host: gradients are copied there, its processors update, weights come back.
 
-    weights: bytes of an element of those that come back; none do where it is 0. to: where states rest; from disks they
-    are read into the host's memory, and written back, piece by piece. there: gradients rest there, too.
+    weights: bytes per element of the weights that come back; 0 where none do.
+    to: where the states lie; from disks they are read into host memory, and written back, piece by piece.
+    there: gradients lie on the host, too.
     """
     rewrite = Rewrite(fragment)
     for op in fragment.forward:

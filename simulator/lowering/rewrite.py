@@ -1,7 +1,7 @@
-"""Rewriting what others have lowered: several ops in the place of one, each with a part of its work.
+"""Rewrites lowered fragments: replaces an op by several, each with a part of its work.
 
-A rewrite keeps what is done (the same FLOPs, the same bytes) and changes when: a collective and the kernels that read
-or make its buffer are cut into parts, so that one part moves while another is computed.
+A rewrite keeps the work (the same FLOPs and bytes) and changes its order: a collective and the kernels that read or
+write its buffer are split, so that one part moves while another is computed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memo
 
 
 def split_work(work: Work, n: int) -> list[Work]:
-    """`work` in `n` like parts that add up to it: rows of a product, bytes of a kernel or of a buffer."""
+    """`work` in `n` equal parts that add up to it: rows of a GEMM, bytes of a kernel or of a buffer."""
     return split_work_by(work, (1,) * n)
 
 
 def split_work_by(work: Work, sizes: Sequence[int]) -> list[Work]:
-    """The same in parts of these relative sizes."""
+    """`work` in parts of these relative sizes."""
     whole = sum(sizes)
     if isinstance(work, Gemm):
         found: list[Work] = []
@@ -33,18 +33,18 @@ def split_work_by(work: Work, sizes: Sequence[int]) -> list[Work]:
         return [replace(work, read=read, write=write) for read, write in pairs]
     if isinstance(work, Exchange):
         return [replace(work, tokens=tokens) for tokens in _split_integer(work.tokens, sizes)]
-    assert isinstance(work, Collective | Transfer), f"nothing says how to part {work}"
+    assert isinstance(work, Collective | Transfer), f"{work} cannot be split"
     return [replace(work, nbytes=nbytes) for nbytes in _split_integer(work.nbytes, sizes)]
 
 
 def _split_integer(whole: int, sizes: Sequence[int]) -> list[int]:
-    """`whole` in parts of these relative sizes, each right to within one."""
+    """`whole` in parts of these relative sizes, each rounded to an integer."""
     ends = [whole * end // sum(sizes) for end in accumulate(sizes, initial=0)]
     return [end - begin for begin, end in pairwise(ends)]
 
 
 class Rewrite:
-    """Ops that stand in for some of a fragment, which `apply` changes in place."""
+    """Replacements for ops of a fragment, which `apply` changes in place."""
 
     def __init__(self, fragment: Fragment) -> None:
         self.fragment = fragment
@@ -52,16 +52,19 @@ class Rewrite:
         self._ends: dict[Op, list[Op]] = {}
 
     def swap(self, op: Op, ops: Sequence[Op], ends: Sequence[Op] = ()) -> None:
-        """`ops` stand in for `op`, in its place of the issue order: none, where others do its work. What waited for it
-        waits for `ends`: the last of `ops` where none are named. Their own dependencies are stated with the ops of the
-        old fragment or of swaps."""
+        """Replaces `op` by `ops` in the issue order; by none where other ops do its work.
+
+        ends: what dependents of `op` wait for; by default the last of `ops`. Dependencies of the new ops are ops of the
+            old fragment or of other swaps.
+        """
         self._ops[op], self._ends[op] = list(ops), list(ends or ops[-1:])
 
     def chunk(self, ops: Sequence[Op], n: int) -> list[list[Op]]:
-        """The chain `ops`, in issue order, in `n` parts, each of which waits for its part of the one before only.
+        """Splits the chain `ops`, given in issue order, into `n` parts, each of which waits only for its own part of
+        the op before.
 
-        What comes ahead of the first kernel is issued for all parts first; then one part after another. So a stream of
-        communication has all parts of a dispatch in front of those of a combine (PipeMoE, INFOCOM 2023).
+        Communication before the first kernel is issued for all parts first, then one part after another: so on a stream
+        of communication all dispatches precede the combines (PipeMoE, INFOCOM 2023).
         """
         made: dict[Op, list[Op]] = {}
         for op in ops:
@@ -79,8 +82,9 @@ class Rewrite:
         return [made[op] for op in ops]
 
     def _reissue(self, issued: list[Op], ops: Sequence[Op], first: int, ahead: list[Op], rest: list[Op]) -> None:
-        """Puts parts in their order, in the places of the first op of the chain and of its first kernel, or behind what
-        kernels wait for besides; in front of all that waits for kernels."""
+        """Issues the parts in their order: `ahead` in place of the first op of the chain, `rest` in place of its first
+        kernel or after what its kernels also wait for, before all that waits for those kernels.
+        """
         waits = {other for op in ops[first:] for other in working_predecessors(op)} - set(ops)
         place = max(issued.index(ops[first]), *(issued.index(op) + 1 for op in waits if op in issued), 0)
         begin = sum(op not in ops for op in issued[: issued.index(ops[0])])
@@ -116,7 +120,7 @@ class Rewrite:
         return ends[0] if len(ends) == 1 else Op(op.name, after=ends, phase=op.phase)
 
     def _replacements(self, op: Op) -> list[Op]:
-        """The ops that stand in for one, or do its work."""
+        """The ops that replace one, or do its work."""
         return self._ops.get(op, [op]) or self._ends[op]
 
     def _rewrite_param(self, param: Param) -> Param:
@@ -125,7 +129,7 @@ class Rewrite:
         return replace(param, ready=self._last_op(param.ready), used=self._replacements(param.used)[0])
 
     def _rewrite_tensor_use(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
-        """Memory that an op needs is there from the first to the last of those that stand in for it."""
+        """Memory that an op needs exists from the first to the last of its replacements."""
         if tensor_use.op not in self._ops:
             return [tensor_use]
         ops = self._replacements(tensor_use.op)
@@ -134,7 +138,7 @@ class Rewrite:
 
 
 def working_predecessors(op: Op) -> set[Op]:
-    """The ops with work that an op waits for, through marks."""
+    """The ops with work that an op waits for, looking through ops without work."""
     found: set[Op] = set()
     for other in op.after:
         found |= {other} if other.work is not None else working_predecessors(other)
@@ -142,7 +146,7 @@ def working_predecessors(op: Op) -> set[Op]:
 
 
 def replace_dependencies(after: Iterable[Op], stand: Mapping[Op, Sequence[Op]]) -> list[Op]:
-    """Dependencies with others that `stand` in the place of some; marks that wait for these are looked through."""
+    """Dependencies in which some ops are replaced; ops without work that wait for these are looked through."""
     found: list[Op] = []
     for op in after:
         if op in stand:

@@ -1,8 +1,8 @@
-"""Weights that rest cut finer than they are used: whole for their leaf's passes, with their gradients scattered behind.
+"""Weights stored sharded finer than the operator needs: all-gathered before use, gradients reduce-scattered after.
 
-The gathered weights are kept for the gradient of the input, or gathered again for it. Their own gradient is made in a
-tensor of its own, for it is a sum over ranks: it is scattered beside the kernels that follow, and what arrives is
-added to what was there by the reduction itself.
+The gathered weights are kept for the gradient of the input, or all-gathered again for it. Their gradient, a partial sum
+over ranks, is written to a temporary and reduce-scattered during the kernels that follow; the reduction adds it to the
+accumulated gradient.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from simulator.lowering.scope import Scope
 def gather_weights(
     scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment, inputs: list[Op], weights: list[Op]
 ) -> None:
-    """Changes the passes of a leaf, whose backward ops are `inputs` and `weights`, where its weights rest cut finer.
+    """Changes the passes of an operator whose weights are stored sharded finer than it needs; all its weights move at
+    once.
 
-    All weights of the leaf move at once.
+    inputs: its backward ops that make gradients of inputs.
+    weights: its backward ops that make gradients of weights.
     """
     elements: dict[tuple[str, ...], int] = defaultdict(int)
     finer = []

@@ -65,11 +65,11 @@ def exchanged(setting: ExpertLayer, use: str) -> list[Dispatch]:
 
 
 def network_bytes(setting: ExpertLayer, use: str) -> float:
-    return sum(one.out for one in exchanged(setting, use))
+    return sum(one.network_bytes for one in exchanged(setting, use))
 
 
 def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
-    return sum(one.up for one in exchanged(setting, use))
+    return sum(one.scale_up_bytes for one in exchanged(setting, use))
 
 
 def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:

@@ -1,17 +1,16 @@
-"""Tokens pass experts tile by tile inside one kernel: as they come in at the first product, out of the last one.
+"""Comet: dispatch is fused into the first expert GEMM and combine into the last one, tile by tile.
 
-The first grouped product of the experts computes tiles whose rows have come while others are on their way; the last one
-makes the columns of its result panel by panel, and finished panels are sent back while others are computed. No kernel
-is cut for it, as systems that cut tokens in parts do (expert/tutel): dispatch and product are one, and product and
-combination.
+The first grouped GEMM of the experts computes tiles whose rows have arrived while other rows are still being sent. The
+last one computes its result panel by panel (groups of columns), and finished panels are sent back while others are
+computed. No kernel is split, unlike in systems that split the tokens into chunks (expert/tutel): dispatch and GEMM are
+one kernel, and so are GEMM and combine.
 
-    dispatch       |t|tttttt|          last product  |ppppppp|
-    first product    |......|          combination   |.......|t|
+    dispatch       |t|tttttt|          last GEMM     |ppppppp|
+    first GEMM       |......|          combine       |.......|t|
 
-Of a product of n tiles of rows (or panels of columns), an exchange of c seconds and a product of g take
-max(g + c/n, c) together: all is hidden but the tile that the product waits for, or the panel that it makes last. What
-is between the first and the last product follows the one and precedes the other. The multiprocessors that exchange are
-those of an all-to-all.
+An all-to-all of c seconds and a GEMM of g seconds and n tiles of rows (or panels of columns) take max(g + c/n, c)
+together: all but the first tile, which the GEMM waits for, or the last panel is hidden. Kernels between the first and
+the last GEMM run after the one and before the other. The exchange uses the multiprocessors of an all-to-all.
 
 References: Zhang et al. 2025, arXiv 2502.19811, sections 3.1 and 3.2.
 """
@@ -37,7 +36,7 @@ class Comet(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         tile: int = Field(default=128, ge=1, strict=True)
-        """Rows, and columns, of a tile of a product; the default is assumed."""
+        """Rows, and columns, of an output tile of a GEMM; the default is assumed."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -49,7 +48,7 @@ class Comet(ExpertScheme):
         return fragment
 
     def _fuse_round(self, fused: Rewrite, one: ExpertRound) -> None:
-        """Joins the exchanges of a round with the products beside them."""
+        """Fuses the all-to-alls of a round with the GEMMs next to them."""
         ops = one.ops
         first, *_, last = [i for i, op in enumerate(ops) if isinstance(op.work, Gemm)]
         wait_for_tokens_only(one)
@@ -62,7 +61,7 @@ class Comet(ExpertScheme):
         self._fuse_combine(fused, ops[last:coming], ops[coming:], panels)
 
     def _fuse_dispatch(self, fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
-        """Kernels wait for one tile of what comes, and what follows them for the rest too."""
+        """The first GEMM waits for one tile of the dispatch, and what follows it also for the rest."""
         tile = self._split_exchange(moving, (1, tiles - 1), 0, moving[0].after)
         rest = self._split_exchange(moving, (1, tiles - 1), 1, moving[0].after)
         fused.swap(moving[0], [*tile, *rest], rest[:1])
@@ -73,7 +72,7 @@ class Comet(ExpertScheme):
         fused.swap(kernels[-1], kernels[-1:], [kernels[-1], rest[-1]])
 
     def _fuse_combine(self, fused: Rewrite, kernels: list[Op], moving: list[Op], panels: int) -> None:
-        """All panels but the last leave while others are computed."""
+        """All panels but the last are sent during the last GEMM."""
         most = self._split_exchange(moving, (panels - 1, 1), 0, kernels[0].after)
         panel = self._split_exchange(moving, (panels - 1, 1), 1, kernels[-1:])
         fused.swap(moving[0], [*most, *panel], panel[:1])
@@ -81,7 +80,7 @@ class Comet(ExpertScheme):
             fused.swap(op, [], [end])
 
     def _split_exchange(self, moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
-        """A part of every step of an exchange, one behind the other."""
+        """One of two parts, of relative `sizes`, of every op of an exchange, one after the other."""
         found: list[Op] = []
         for op in moving:
             assert op.work is not None
@@ -90,12 +89,12 @@ class Comet(ExpertScheme):
         return found
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
-        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "experts over all ranks")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "E/P experts per rank")
         if setting.ep > 1:
             rows, panels = (
                 ceil(n / self.options.tile) for n in (setting.b * setting.s * setting.slots_per_token, setting.h)
             )
             c, g = setting.exchange_s, setting.compute_s / 2
             taken = max(g + c / rows, c) + max(g + c / panels, c)
-            yield ClosedForm("forward_round", taken, "3.1: of two products, one with each exchange")
-            yield ClosedForm("backward_round", taken, "3.1: likewise")
+            yield ClosedForm("forward_round", taken, "3.1: two GEMMs, one fused with each all-to-all")
+            yield ClosedForm("backward_round", taken, "3.1: as forward")

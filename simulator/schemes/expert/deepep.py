@@ -1,20 +1,20 @@
-"""Experts reached by kernels that send a token once to each node, and on from there to each rank of its experts.
+"""DeepEP: a token is sent once to each node that holds one of its experts, and from there to each rank that does.
 
-An all-to-all sends a token k times, once for each of its experts. Here it crosses the network once for each distinct
-*node* among them, and is handed on over the fast links inside to each distinct rank; what comes back is added up on the
-same way. Tokens go out in 8 bits with their scales and come back in 16, and the router picks experts on so few nodes
-that the network can follow. The copies are made by a few multiprocessors, which kernels then lack.
+An all-to-all sends a token k times, once for each of its experts. DeepEP sends it over the network once per distinct
+*node* among them, and forwards it over NVLink to each distinct rank; results are added up on the way back. Tokens are
+dispatched in 8 bits with their scales and combined in 16, and the router restricts the experts of a token to few nodes
+so that the network can follow. The kernels occupy a few multiprocessors, which computation then lacks.
 
     rank --network--> one rank of node 1 --NVLink--> ranks with its experts
          --network--> one rank of node 2 --NVLink--> ranks with its experts
 
-Of n nodes with E/n experts each, a token's k experts lie on n (1 - C(E - E/n, k) / C(E, k)): for E = 256 and k = 8 on
-1.99 of 2, 3.61 of 4, 5.29 of 8. Where they lie on at most M < n nodes, the same holds of M nodes with their E M / n
-experts; ranks are counted likewise. Of T tokens of h elements of w bytes, T h w nodes (1 - 1/n) bytes go over the
-network, and T h w ranks (1 - n/P) over the links inside. The gradient of a combination is a dispatch, that of a
-dispatch a combination: four exchanges a layer and micro-batch.
+With n nodes of E/n experts each, the k experts of a token lie on n (1 - C(E - E/n, k) / C(E, k)) nodes: for E = 256 and
+k = 8 on 1.99 of 2, 3.61 of 4, 5.29 of 8. Where they lie on at most M < n nodes, the same holds for M nodes with their E
+M / n experts; ranks are counted likewise. For T tokens of h elements of w bytes, T h w nodes (1 - 1/n) bytes go over
+the network and T h w ranks (1 - n/P) over NVLink. The gradient of a combine is a dispatch, that of a dispatch a
+combine: four exchanges per layer and micro-batch.
 
-`over` as of expert/all-to-all. Buffers of tokens that have come are those of 16 bits.
+`over` as in expert/all-to-all. Buffers of received tokens hold 16 bits per element.
 
 References: DeepSeek-AI 2024 (DeepSeek-V3), arXiv 2412.19437, sections 2.1.2 and 3.2.2; the kernels:
 https://github.com/deepseek-ai/DeepEP, README.
@@ -39,13 +39,13 @@ class DeepEP(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         dispatch: Literal["fp8", "bf16"] = "fp8"
-        """Format in which tokens go to their experts; results come back in bf16."""
+        """Format in which tokens are dispatched; results are combined in bf16."""
         gradients: Literal["fp8", "bf16"] = "bf16"
-        """Format in which gradients of results go to the experts."""
+        """Format in which gradients of results are dispatched."""
         most: int = Field(default=4, ge=1, strict=True)
-        """Nodes that the experts of one token lie on at most; those of the group, where they are fewer."""
+        """Most nodes that hold experts of one token; at most the nodes of the group."""
         sms: int = Field(default=24, ge=1, strict=True)
-        """Multiprocessors that copy tokens."""
+        """Multiprocessors that the kernels occupy."""
 
     def check_job(self, job: Any) -> None:
         super().check_job(job)
@@ -54,8 +54,8 @@ class DeepEP(ExpertScheme):
             remedy = "Choose precision.compute: bf16 or an fp8 recipe, or expert/all-to-all"
             raise PlanError("precision.compute", rule, remedy, job.precision.compute)
         if same := self.axes_with_same_tokens(job):
-            rule = f"ranks along {' and '.join(same)} that experts are spread over all have the same tokens"
-            raise PlanError("plan.schemes", rule, "Divide tokens among them: tensor/megatron-sp", self.use)
+            rule = f"all ranks along {' and '.join(same)}, over which experts are distributed, have the same tokens"
+            raise PlanError("plan.schemes", rule, "Shard the tokens over them: tensor/megatron-sp", self.use)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -69,7 +69,7 @@ class DeepEP(ExpertScheme):
         return fragment
 
     def _replace_all_to_all(self, op: Op, operation: str, dtype: str, routed: MoESizes) -> None:
-        """Puts an exchange in the place of an all-to-all, which counts a copy of a token for each of its experts."""
+        """Replaces an all-to-all, which counts a copy of a token for each of its experts, by a dispatch or combine."""
         work = op.work
         assert isinstance(work, Collective)
         tokens = round(work.nbytes / (BYTES["bf16"] * routed.hidden * routed.topk))
@@ -87,5 +87,5 @@ class DeepEP(ExpertScheme):
         tokens = setting.b * setting.s * setting.slots_per_token / k
         four = tokens * setting.h * (WIDTH["fp8"] + 3 * WIDTH["bf16"])
         yield ClosedForm("network_bytes", four * nodes * (1 - 1 / n), "3.2.2: once to each distinct node")
-        yield ClosedForm("scale_up_bytes", four * ranks * (1 - n / p), "3.2.2: handed on to distinct ranks")
-        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "3.2: experts over 64 ranks")
+        yield ClosedForm("scale_up_bytes", four * ranks * (1 - n / p), "3.2.2: forwarded to each distinct rank")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "3.2: E/P experts per rank")

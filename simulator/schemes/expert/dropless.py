@@ -1,16 +1,16 @@
-"""Experts that take every token that chooses them: none is dropped, and hardly any row is computed for nothing.
+"""MegaBlocks: no token is dropped, and the experts of a rank are one block-sparse GEMM with hardly any padding.
 
-Experts of fixed capacity drop tokens where they are chosen often and compute padding where they are not. Here ranks
-first tell each other how many tokens they are about to send, E/P counts for each pair; then exactly these travel, and
-all experts of a rank are one block-sparse product, whose blocks of 128 rows hold tokens of one expert only. So each
-expert has fewer than 128 rows of padding; but as nothing evens routing out, all ranks wait for the one whose experts
-are chosen most, and what comes there must fit into its memory.
+Experts of fixed capacity drop tokens where they are popular and compute padding where they are not. Here ranks first
+exchange the numbers of tokens that they are about to send, E/P counts per pair of ranks; then exactly these tokens are
+dispatched. All experts of a rank are one block-sparse GEMM whose blocks of 128 rows hold tokens of one expert only, so
+each expert has fewer than 128 rows of padding. Nothing evens out the routing: all ranks wait for the most loaded one,
+whose memory must hold all tokens that arrive.
 
     router --> counts --> all-to-all --> [ expert 0: 128 | 128 | 37 + 91 padding ][ expert 1: 128 | ... ] --> all-to-all
 
-All-to-alls of k T h elements, of which (P-1)/P are sent in the mean over ranks. To k T rows come, of all experts with
-n tokens each, sum(128 ceil(n / 128) - n) rows of padding, where a capacity c that drops nothing has (c - 1) k T. With
-one rank for all experts nothing is exchanged, and products are those of any grouped kernel.
+All-to-alls of k T h elements, of which a rank sends (P-1)/P on average. For the k T rows that arrive, n of them for
+each expert, sum(128 ceil(n / 128) - n) rows are padding; a capacity factor c that drops nothing pads (c - 1) k T. With
+one rank for all experts nothing is exchanged, and the GEMMs are those of any grouped kernel.
 
 References: Gale et al. 2022 (MegaBlocks), arXiv 2211.15841, sections 4 and 5.
 """
@@ -29,7 +29,7 @@ from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting, expert_collectives
 
 COUNT = 4
-"""Bytes of a count of tokens, an integer of 32 bits."""
+"""Bytes of a token count, a 32-bit integer."""
 
 
 class Dropless(ExpertScheme):
@@ -37,7 +37,7 @@ class Dropless(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         capacity: None = None  # type: ignore[assignment]
-        """null: none is fixed, whatever the model says."""
+        """null: there is none, whatever the model says."""
         block: int = Field(default=128, ge=1, strict=True)
         """Rows of a block, which holds tokens of one expert only."""
 
@@ -45,12 +45,12 @@ class Dropless(ExpertScheme):
         return None
 
     def expert_load(self, module: MoE) -> ExpertLoad:
-        """Rows of the most laden rank, padding included."""
+        """The routing, with the padded rows of the most loaded rank."""
         found = super().expert_load(module)
         if self.ranks == 1:
             return found
         sent = next(operator for operator in module.operators() if isinstance(operator, Permute)).outs[0]
-        # Those that divide an expert each have all its tokens.
+        # Ranks that shard an expert each have all of its tokens.
         groups = self.mesh.size(self.mesh.views[EXPERTS]) // self.mesh.size(self.axes)
         rows = float(sent.dims["b"].size * sent.dims["s"].size) / (groups * module.experts)
         return found.pad_to_blocks(self.options.block / rows)
@@ -62,7 +62,7 @@ class Dropless(ExpertScheme):
         return fragment
 
     def _exchange_counts(self, module: MoE, fragment: Fragment) -> None:
-        """Puts the exchange of counts behind the router, and tokens behind that."""
+        """Inserts the exchange of counts after the router, and lets the dispatch wait for it."""
         for op in expert_collectives(fragment, self):
             if op.phase == "F" and isinstance(op.work, Collective) and op.work.operation == "all_to_all":
                 chosen = [one for one in fragment.forward if isinstance(one.work, Memory) and one.work.what == "router"]
@@ -79,10 +79,10 @@ class Dropless(ExpertScheme):
         yield ClosedForm(
             "sent_per_layer", (p - 1) / p * (tokens + counts), "section 5: counts, then exactly the tokens"
         )
-        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 5: experts over ranks")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 5: E/P experts per rank")
         yield ClosedForm("rows_per_layer", slots, "section 4: no token is dropped")
         if p > 1:
             rows = slots * p / setting.experts
             yield ClosedForm(
-                "padding", 128 * math.ceil(rows / 128) / rows - 1, "section 5: less than a block each expert"
+                "padding", 128 * math.ceil(rows / 128) / rows - 1, "section 5: less than one block per expert"
             )

@@ -1,20 +1,20 @@
-"""Experts of fixed capacity: each has as many places for every rank's tokens, all of which are sent and computed.
+"""GShard: experts have a fixed capacity, so that every message and GEMM has the same size; excess tokens are dropped.
 
-A router picks k of the E experts for each token. Every expert has c k T/E places for the T tokens of a rank: tokens
-that find none are dropped there (they pass by in the residual stream), places that nobody takes are padding. So shapes
-are known before any token is routed, all messages and products are alike, and no rank waits for another. The price is
-quality, and padding: the part (c - kept)/c of all places, where a share `kept` of all choices finds one.
+A router picks k of the E experts for each token. Every expert has c k T/E slots for the T tokens of a rank: tokens that
+find no slot are dropped (they only pass through the residual connection), slots that stay empty are padding. So shapes
+are known before any token is routed, all messages and GEMMs are equal, and no rank waits for another. The price is
+quality, and padding: a share (c - kept)/c of all slots, where a share `kept` of all choices finds one.
 
-    router chooses: expert 0  # # # # #      places  # # # | dropped # #      c = 1, k T/E = 3
-                    expert 1  #              places  # . . | padding . .
+    router chooses: expert 0  # # # # #      slots   # # # | dropped # #      c = 1, k T/E = 3
+                    expert 1  #              slots   # . . | padding . .
 
-All-to-alls of c k T h elements, of which (P-1)/P are sent, whatever the routing, and c k T rows through experts; c = 2
-where neither plan nor model says one, as there are 2 N/E places an expert for the N tokens of a batch in the paper,
-whose k is 2 (with k = 1 it is Switch). One rank that holds all experts has places only where plan or model say so.
+All-to-alls of c k T h elements, of which (P-1)/P are sent whatever the routing, and c k T rows through experts; c = 2
+where neither plan nor model says one, as the paper has 2 N/E slots per expert for the N tokens of a batch with k = 2
+(with k = 1 it is Switch). A single rank that holds all experts has a capacity only where plan or model say so.
 
-With `einsum`, tokens are put into their places as the paper writes it: by a product with a one-hot matrix [S, E C] for
-each group of S tokens, and out of them by another. That is 2 T (c k S) h FLOPs for either, on top of the model's, which
-kernels that copy tokens have saved since.
+With `einsum`, tokens are dispatched as the paper writes it: by a GEMM with a one-hot matrix [S, E C] for each group of
+S tokens, and combined by another. That is 2 T (c k S) h FLOPs for either, on top of the model's; later kernels copy
+tokens instead.
 
 References: Lepikhin et al. 2020 (GShard), arXiv 2006.16668, section 2.2, algorithms 1 and 2; Fedus et al. 2021
 (Switch), arXiv 2101.03961.
@@ -39,7 +39,7 @@ class GShard(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         einsum: int | None = Field(default=None, ge=1, strict=True)
-        """Tokens of a group that products with one-hot matrices dispatch and combine; null: kernels copy them."""
+        """Tokens of a group that GEMMs with one-hot matrices dispatch and combine; null: kernels copy them."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -48,7 +48,7 @@ class GShard(ExpertScheme):
         return fragment
 
     def _dispatch_by_gemm(self, module: Operator, fragment: Fragment) -> None:
-        """Puts products in the places of the kernels that copy tokens."""
+        """Replaces the kernels that copy tokens by GEMMs."""
         back = isinstance(module, Unpermute)
         token, place = (module.outs[0], module.ins[0]) if back else (module.ins[0], module.outs[0])
         ((first,), (second,)) = fragment.forward, fragment.backward
@@ -64,7 +64,7 @@ class GShard(ExpertScheme):
         mask = TensorUse(f"{module.name}.one-hot", round(tokens * rows * BYTES[token.dtype]), first, made=True)
         fragment.tensor_uses += [mask, replace(mask, op=second, made=False)]
         if back:
-            # The gradient of the weights that results bear, for which these are kept.
+            # The gradient of the router weights needs the results of the experts, which are kept for it.
             work = Gemm(size, rows, hidden, groups, token.dtype, "nt", what="dispatch")
             fragment.backward.append(Op(f"{second.name} weights", work=work, after=[second], phase="B"))
             kept = next(
@@ -76,11 +76,13 @@ class GShard(ExpertScheme):
         p, c = setting.ep, setting.capacity or 2
         slots = c * setting.top_k * setting.b * setting.s
         yield ClosedForm(
-            "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: places for c k T choices"
+            "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: slots for c k T choices"
         )
-        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts a rank")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "section 3.2: E/P experts per rank")
         if p > 1:
-            yield ClosedForm("rows_per_layer", slots, "algorithm 1: every place is computed, filled or not")
+            yield ClosedForm("rows_per_layer", slots, "algorithm 1: every slot is computed, filled or not")
             yield ClosedForm(
-                "sent_by_the_busiest", 4 * (p - 1) / p * slots * setting.h * 2, "section 2.2: shapes are known"
+                "sent_by_the_busiest",
+                4 * (p - 1) / p * slots * setting.h * 2,
+                "section 2.2: shapes are known in advance",
             )

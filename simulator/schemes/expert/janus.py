@@ -1,21 +1,22 @@
-"""Experts come to the tokens instead of tokens to the experts, where that moves fewer bytes.
+"""Janus: the weights of experts are sent to the tokens instead of tokens to the experts, where that moves fewer bytes.
 
 A rank still owns E/P of the experts. But where many tokens meet small experts, all ranks fetch the weights of all
-experts, pass their own tokens through them, and send gradients of weights back to the owners, where they are added up:
-no token travels, and no rank waits for one whose experts are popular. Addresses of weights are known before the router
-has chosen, so they are fetched from the moment on at which the layer begins.
+experts, process their own tokens with them, and send the gradients of weights back to the owners, where they are
+summed: no token travels, and no rank waits for a more loaded one. Weights do not depend on the router's choice, so they
+are fetched from the start of the layer on.
 
     fetch experts  |W W W W|            gradients |   |G G G G|
     kernels        attention, router [up | act | down]
 
-With T tokens on a rank, k experts for each, and E/P experts of w matrices h x f on each of the P ranks of n machines,
-tokens that leave a machine, out and back, are to weights that come to it, each once, as
+With T tokens on a rank, k experts per token, and E/P experts of w matrices h x f on each of the P ranks of n machines,
+the bytes of tokens that leave a machine, dispatch and combine, relate to the bytes of weights that enter it, each once,
+as
 
     R = 2 T k / (n (E/P) w f), which is T k / (4 n h E/P) for experts of 8 h^2 weights,
 
-and gradients are in the same relation. R > 1 says: move experts. A gather passes each border between machines once; it
-is done again in the backward pass where the framework regathers (then it moves half as much again), else whole weights
-are kept for it. All weights of a linear are there before its first expert starts.
+and so do their gradients. Experts move where R > 1. The all-gather crosses each machine's border once per expert; it is
+repeated in the backward pass where the framework regathers (1.5 times the bytes), else the gathered weights are kept.
+All weights of a linear arrive before its first expert starts.
 
 References: Liu, Wang, Jiang 2023, doi 10.1145/3603269.3604869: the data-centric paradigm, its ratio R, prefetching.
 """
@@ -32,7 +33,7 @@ from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, Expert
 from simulator.schemes.expert.shared.token_dispatch import MoESizes
 
 MOVING = "experts move"
-"""The mark of a layer whose experts come to the tokens."""
+"""The mark of a layer whose experts move."""
 
 
 class Janus(ExpertScheme):
@@ -75,7 +76,7 @@ class Janus(ExpertScheme):
         return sent / (machines * routed.weights * routed.experts / self.ranks)
 
     def _fetch_ahead(self, fragment: Fragment) -> Fragment:
-        """A unit whose weights are on their way from its begin."""
+        """Issues the all-gathers of expert weights at the start of the unit."""
         for issued, begin in ((fragment.forward, fragment.entry), (fragment.backward, fragment.grad_entry)):
             ops = [op for op in issued if self._is_fetch(op)]
             for op in ops:
@@ -93,7 +94,5 @@ class Janus(ExpertScheme):
         n = max(1, p // self.options.machine)
         ratio = 2 * slots / (n * setting.experts / p * 2 * setting.expert_ffn)
         elements = 2 * setting.expert_parameters if ratio > 1 else 4 * slots * setting.h
-        yield ClosedForm(
-            "expert_parameters", setting.expert_parameters / p, "experts stay with their owners, E/P a rank"
-        )
-        yield ClosedForm("sent_per_layer", 2 * elements * (p - 1) / p, "what moves by the ratio R")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / p, "every rank owns E/P experts")
+        yield ClosedForm("sent_per_layer", 2 * elements * (p - 1) / p, "experts or tokens, by the ratio R")

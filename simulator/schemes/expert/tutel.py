@@ -1,17 +1,17 @@
-"""Experts that work on one part of the tokens while another is on its way to them or back.
+"""Tutel: the tokens of a layer are split into chunks; the all-to-all of one overlaps with the expert GEMMs of another.
 
-The places of every expert are cut in r parts. Each is sent, computed and sent back by itself: all-to-alls on a stream
-of their own, in the order of the parts, those out in front of those back. The backward pass does the same the other
-way round; gradients of weights follow it. At a large number of ranks an all-to-all of small messages may go in two
-levels: first among the ranks of a node, then among those at the same place of all nodes, which sends the same bytes
-over the network in messages as many times longer, for two local copies.
+The slots of every expert are split into r chunks. Each chunk is dispatched, computed and combined by itself;
+all-to-alls run on a stream of their own, in the order of the chunks, dispatches before combines. The backward pass does
+the same in reverse; gradients of weights follow it. On many ranks an all-to-all of small messages may go in two levels:
+first among the ranks of a node, then among ranks at the same place of all nodes. That sends the same bytes over the
+network in longer messages, for two local copies.
 
     all-to-alls   D1 D2 D3 D4 C1    C2    C3    C4
     kernels          E1    E2    E3    E4
 
-With t seconds of an exchange and u of the experts for one of r equal parts, a pass takes
-max(2 r t + max(0, u - (r - 1) t), 2 t + r u): 2 t + u for r = 1, and never less than 2 r t or r u. Capacity, where none
-is told, is what the most popular expert needs, so that none is dropped.
+With t seconds of an all-to-all and u of the experts for one of r equal chunks, a pass takes max(2 r t + max(0, u - (r -
+1) t), 2 t + r u): 2 t + u for r = 1, and never less than 2 r t or r u. The default capacity is that of the most popular
+expert, so that no token is dropped.
 
 References: Hwang et al. 2023, arXiv 2206.03382, sections 3.2 and 3.3. Closed form of the order: Shi et al. 2023
 (PipeMoE), doi 10.1109/INFOCOM53939.2023.10228874, section IV.
@@ -30,7 +30,7 @@ from simulator.ir.routing import least_capacity
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import chunk_round, chunked_round_s, find_rounds
+from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
 
 
 class Tutel(ExpertScheme):
@@ -38,9 +38,9 @@ class Tutel(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         degree: Literal[1, 2, 4, 8] = 2
-        """Parts of the tokens that follow each other."""
+        """Chunks of the tokens."""
         two_level: int | None = Field(default=None, ge=2, strict=True)
-        """Ranks of a node, that exchange among themselves first; null: all ranks exchange at once."""
+        """Ranks of a node, which exchange among themselves first; null: all ranks exchange at once."""
 
     def check_job(self, job: Any) -> None:
         super().check_job(job)
@@ -53,9 +53,9 @@ class Tutel(ExpertScheme):
             )
 
     def capacity(self, moe: Any) -> float | None:
-        given = super().capacity(moe)
+        chosen = super().capacity(moe)
         needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
-        return needed if given is None else given
+        return needed if chosen is None else chosen
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
@@ -75,7 +75,7 @@ class Tutel(ExpertScheme):
         return fragment
 
     def _split_into_levels(self, op: Op) -> list[Op]:
-        """An all-to-all in two levels, each behind a copy that brings together what goes to one rank."""
+        """An all-to-all in two levels, each after a copy that groups the tokens by destination."""
         work, near = op.work, self.options.two_level
         assert isinstance(work, Collective)
         found: list[Op] = []
@@ -86,15 +86,15 @@ class Tutel(ExpertScheme):
         return found
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
-        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts a rank")
+        yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "3.1: E/P experts per rank")
         if setting.ep > 1:
             yield ClosedForm(
                 "forward_round",
-                chunked_round_s(self.options.degree, setting.exchange_s, setting.compute_s),
+                setting.chunked_round_s(self.options.degree),
                 "3.2; PipeMoE, section IV",
             )
             yield ClosedForm(
                 "backward_round",
-                chunked_round_s(self.options.degree, setting.exchange_s, setting.compute_s),
-                "3.2: likewise",
+                setting.chunked_round_s(self.options.degree),
+                "3.2: as forward",
             )

@@ -1,16 +1,17 @@
-"""Offload: activations or optimizer states rest in host memory, and are copied while the GPU computes.
+"""ZeRO-Offload and vDNN: optimizer states or activations lie in host memory and are copied during computation.
 
-Activations: what a layer saves for its backward pass leaves while the next layer computes, and comes back while the
-backward pass of the next one does. So the GPU holds those of two layers, not of all. The layer in front of the loss is
-needed again at once and stays. A layer hands on nothing before that of the one before it has left.
+Activations: what a layer saves for its backward pass is copied to the host while the next layer computes, and back
+while the next layer's backward pass runs. So the GPU holds the activations of two layers, not of all. The layer before
+the loss is needed again at once and stays. A layer passes its output on only when the activations of the layer before
+have left.
 
     compute      F1    F2    F3    ...  B3    B2    B1           S bytes of a layer over the link to the host:
     memory-out         out1  out2                                2 S per layer and micro-batch, hidden while
     memory-in                           in2   in1                S / link is less than the layer's pass
 
-Optimizer: master weights and moments rest on the host, whose processors update them: gradients go there at the end of
-the step, updated weights come back. The GPU keeps 2 + 4 bytes a parameter (bf16 weights, fp32 gradients) of 18, and
-4 out and 2 back pass over its link per parameter and step.
+Optimizer: master weights and moments lie on the host, whose processors update them: gradients are copied there at the
+end of the step, updated weights come back. The GPU keeps 2 + 4 of 18 bytes per parameter (bf16 weights, fp32
+gradients); per parameter and step 4 bytes leave and 2 come back.
 
 References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2, for the optimizer; Rhu et al. 2016
 (vDNN), arXiv 1602.08124, section 3, for activations.
@@ -40,7 +41,7 @@ from simulator.lowering.offload import offload_activations, update_on_host
 from simulator.schemes.memory.shared.recompute import mark_layers
 
 MARK = "offloaded"
-"""What units bear whose activations leave."""
+"""The mark of units whose activations are offloaded."""
 
 
 class Offload(MemoryScheme):
@@ -49,15 +50,15 @@ class Offload(MemoryScheme):
 
     class Options(SchemeOptions):
         what: tuple[Literal["activations", "optimizer"], ...] = Field(default=("activations",), min_length=1)
-        """What rests outside of the GPU."""
+        """What is offloaded."""
         to: Literal["cpu", "nvme"] = "cpu"
         """Host memory, or the disks behind it."""
         layers: int | None = Field(default=None, ge=0)
-        """Layers whose activations leave, of each stage from the first on; null: all."""
+        """Layers of each stage, from the first on, whose activations are offloaded; null: all."""
 
     @property
     def updates_weights(self) -> bool:  # type: ignore[override]
-        """On the GPU weights only compute where the host updates its own."""
+        """False where the host updates weights of its own: the GPU then only computes with its copy."""
         return not self.offloads("optimizer")
 
     def check_job(self, job: Any) -> None:
@@ -65,11 +66,11 @@ class Offload(MemoryScheme):
         if "optimizer" in self.options.what:
             for use in uses:
                 if find_scheme(use).offloads is not Scheme.offloads:
-                    rule = f"{use} keeps states of the optimizer off the GPU already"
+                    rule = f"{use} offloads states of the optimizer already"
                     raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
         again = [use for use in uses if "recompute scheme" in find_scheme(use).required_roles]
         if again and "activations" in self.options.what:
-            rule = f"activations come back in backward passes, and {again[0]} makes passes again before those"
+            rule = f"activations come back in the backward pass, and {again[0]} recomputes before it"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
 
     def offloads(self, state: str) -> bool:

@@ -1,12 +1,12 @@
-"""Full recompute: a layer keeps its input only and is computed again in the backward pass.
+"""Full recompute: a layer keeps only its input and is computed again in the backward pass.
 
-Saves all activations inside a layer (2 b s h bytes stay, in the layout in which the input arrives) for one more
-forward pass, its collectives included: about a third more time. Where the results of attention are kept (its output, 2
-b s h bytes more, and the sums of its rows), neither the attention core is computed again nor the communication inside
-of it: with long sequences most of the time for little memory.
+It saves all activations inside a layer (2 b s h bytes stay, in the layout of the input) for one more forward pass with
+its collectives: about a third more time. Where the results of attention are kept (its output, 2 b s h bytes more, and
+its row sums), neither the attention core nor the communication inside it is repeated: with long sequences this saves
+most of the extra time for little memory.
 
-References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5;
-kept results of attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3.
+References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; kept results of
+attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3.
 """
 
 from collections.abc import Iterable
@@ -28,9 +28,9 @@ class RecomputeFull(MemoryScheme):
 
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
-        """How many layers of each stage, from the first on; null: all."""
+        """Layers of each stage, from the first on, that are recomputed; null: all."""
         keep: tuple[Literal["core_attn"], ...] = ()
-        """Modules whose results are kept and not made again."""
+        """Modules whose results are kept and not recomputed."""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return inner(mark_layers(stage, inf if self.options.layers is None else self.options.layers, self.role))

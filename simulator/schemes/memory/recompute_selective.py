@@ -1,18 +1,18 @@
 """Selective recompute: chosen modules are computed again in the backward pass.
 
-Recomputing the attention core alone (scores, softmax, dropout and their product with V) removes the 5 a s^2 b
-bytes a layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no
-scores, there is little left to save.
+Recomputing the attention core alone (scores, softmax, dropout and their product with V) saves the 5 a s^2 b bytes per
+layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no scores, little is
+left to save.
 
-Blocks forget what is inside of them, and are made again when their gradient comes: `core_attn` (the attention core),
+Some modules free their inside and are recomputed when their gradient arrives: `core_attn` (the attention core),
 `attention` (with its linears), `mlp`, `moe` (routed and shared experts, with their all-to-alls), `shared_experts`.
-Others forget what they have made for those behind them (output discarding), and are made again just before the
-backward pass of the first that reads it: `layernorm` (both norms of a layer, 4 b s h bytes), `norm` (all norms inside a
-layer), `moe_act` (the activation of routed experts), `mla_up_proj` (of latent attention the norms of the latents, the
-linears from them, and rotary positions: queries, keys and values of all heads).
+Others free their output (output discarding) and are recomputed just before the backward pass of its first reader:
+`layernorm` (both norms of a layer, 4 b s h bytes), `norm` (all norms inside a layer), `moe_act` (the activation of
+routed experts), `mla_up_proj` (in latent attention the norms of the latents, the linears from them, and rotary
+positions: queries, keys and values of all heads).
 
     forward    norm1 -> qkv -> core -> proj        backward   re norm1 -> d proj ... d qkv, w qkv -> d norm1
-                     (forgotten)                              in front of the first that reads it: d qkv or w qkv
+                     (freed)                                  before its first reader: d qkv or w qkv
 
 References: Korthikanti et al. 2022, arXiv 2205.05198, section 5; output discarding: NVIDIA Megatron-Core,
 `recompute_modules`; all norms and up-projections: DeepSeek-V3, arXiv 2412.19437, section 3.2.3.
@@ -49,9 +49,9 @@ class RecomputeSelective(MemoryScheme):
 
     class Options(SchemeOptions):
         modules: tuple[ModuleName, ...] = ("core_attn",)
-        """What is computed again."""
+        """Modules that are recomputed."""
         layers: int | None = Field(default=None, ge=0)
-        """In how many layers of each stage, from the first on; null: wherever there are such modules."""
+        """Layers of each stage, from the first on, whose modules are recomputed; null: all units."""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.options.layers is not None:

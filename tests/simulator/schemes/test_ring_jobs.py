@@ -111,11 +111,11 @@ def test_windows_are_left_to_schemes_that_see_whole_sequences() -> None:
 def test_slices_of_sequences_are_left_to_them_too() -> None:
     job = a_job("ring")
     job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 2}
-    assert "cuts sequences in slices" in refused(job)
+    assert "splits sequences into slices" in refused(job)
     job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 1}
     resolve_plan(load_job(job))
     job["plan"]["schemes"][0] = {"use": "pipeline/terapipe", "over": "pp", "slices": "auto"}
-    assert "cuts sequences in slices" in refused(job)
+    assert "splits sequences into slices" in refused(job)
 
 
 def test_slices_pass_where_heads_are_cut() -> None:
@@ -148,4 +148,4 @@ def test_helpers_need_kernels_that_leave_out_what_is_masked() -> None:
 
 
 def test_all_to_alls_of_megatron_copy_no_heads() -> None:
-    assert "no copies" in refused(a_job("megatron", model={"kv_heads": 1}))
+    assert "never copied" in refused(a_job("megatron", model={"kv_heads": 1}))

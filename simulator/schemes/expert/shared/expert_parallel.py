@@ -1,9 +1,9 @@
-"""What all expert schemes have in common: where experts lie, their capacity, and routing that is not even.
+"""Expert parallelism: placement of experts, their capacity, and uneven routing, shared by all expert schemes.
 
-Leaves, layouts and the collectives between them know even routing only. `ExpertScheme.lower` then tells the works of a
-layer with experts which rank has most to do: works go on to state the mean over ranks, which is what adds up, and take
-the `pace` of the most laden rank, and its groups (see `simulator.ir.ops.slowest_rank`). The one device that stands for
-all ranks also holds as many tokens as that one: its memory is what must suffice.
+Operators, layouts and their collectives assume even routing. `ExpertScheme.lower` adds what uneven routing changes:
+work states its mean over ranks, which adds up to the total, and takes the `pace` and the groups of the most loaded rank
+(see `simulator.ir.ops.slowest_rank`). The one device that stands for all ranks holds the tokens of the most loaded
+rank, since its memory must suffice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from simulator.ir.routing import ExpertLoad, RoutingOption
 from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
 
 TOKENS = Permute("tokens", (Tensor("x", {dim: Dim(1) for dim in "bsh"}),), ())
-"""Where tokens set out for their experts."""
+"""An operator at which tokens are dispatched, to ask which axes shard them."""
 
 Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)]
 
@@ -68,31 +68,39 @@ class ExpertSetting:
         """Parameters of all routed experts of the layer."""
         return self.experts * (2 * self.h * self.expert_ffn + self.expert_ffn + self.h)
 
+    def chunked_round_s(self, n: int) -> float:
+        """Seconds of dispatch, experts and combine in `n` equal chunks (PipeMoE, section IV): chunks follow each other
+        on the stream of the all-to-alls and on that of the kernels."""
+        t, u = self.exchange_s / n, self.compute_s / n
+        return max(2 * n * t + max(0, u - (n - 1) * t), 2 * t + n * u)
+
 
 class ExpertScheme(Scheme):
-    """Its axes are those of the view of the experts: the one that spreads them, then, if there is one, the one that
-    divides each of them."""
+    """Base of the expert schemes: `over` names the axis of the experts' view over which they are distributed, then,
+    optionally, the axis that shards each of them.
+    """
 
     family = "expert"
     role = "expert scheme"
     most_axes = 2
     default_capacity: ClassVar[float | None] = None
-    """Capacity of experts that are spread, where neither the plan nor the model says one."""
+    """Capacity factor of distributed experts where neither the plan nor the model says one."""
 
     class Options(SchemeOptions):
         capacity: Capacity | None = None
-        """Places of every expert, in tokens x top_k / experts, all sent and computed, filled or not; what finds none is
-        dropped. null: the model's own; dropless where it has none."""
+        """Capacity factor: slots of every expert, in tokens x top_k / experts, all sent and computed, filled or not;
+        tokens without a slot are dropped. null: that of the model; dropless where it has none.
+        """
         routing: RoutingOption = Field(default="balanced", validate_default=True)  # type: ignore[assignment]
-        """Who is chosen how often: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
+        """How often experts are chosen: balanced, {zipf: exponent} or {counts: FILE} (see `simulator.ir.routing`)."""
 
     @property
     def ranks(self) -> int:
-        """Ranks that the experts are spread over."""
+        """Ranks over which the experts are distributed."""
         return self.mesh.size(self.axes[:1])
 
     def capacity(self, moe: Any) -> float | None:
-        """The capacity of experts under this scheme."""
+        """The capacity factor under this scheme; None: dropless."""
         own: float | None = self.options.capacity
         if own is None:
             own = moe.capacity
@@ -108,7 +116,7 @@ class ExpertScheme(Scheme):
             routing = self.options.routing
             yield str(routing)
             if dropped := routing.load(self.ranks, model.moe.experts, model.moe.capacity).dropped:
-                yield f"{dropped:.1%} of the choices of an expert find no place there and are dropped"
+                yield f"{dropped:.1%} of the choices of an expert find no slot there and are dropped"
 
     def check_job(self, job: Any) -> None:
         if job.model.moe is not None and job.model.moe.experts % self.ranks == 0:
@@ -116,12 +124,12 @@ class ExpertScheme(Scheme):
             self.options.routing.check(self.ranks, job.model.moe.experts, f"plan.schemes[{where}].routing")
 
     def axes_with_same_tokens(self, job: Any) -> list[str]:
-        """The axes that experts are spread over, as far as no other scheme of the plan divides tokens along them."""
+        """The axes over which experts are distributed and along which no other scheme of the plan shards tokens."""
         divided: set[str] = set()
         for entry in job.plan.schemes:
-            kind, given = find_scheme(entry.use), entry.model_extra or {}
+            kind, options = find_scheme(entry.use), entry.model_extra or {}
             if kind.family not in ("pipeline", "expert"):
-                other = kind(kind.all_axes(entry.over, given), kind.Options(**given), self.mesh, self.framework)
+                other = kind(kind.all_axes(entry.over, options), kind.Options(**options), self.mesh, self.framework)
                 rule = other.layouts(TOKENS)
                 dims = dict.fromkeys(other.over, rule) if isinstance(rule, str) else rule.divide if rule else {}
                 divided |= {part for part, dim in dims.items() if dim in ("b", "s")}
@@ -133,12 +141,12 @@ class ExpertScheme(Scheme):
         return Rule({part: dim for axis, dim in dims if operator.has(dim) for part in self.mesh.parts(axis)})
 
     def expert_load(self, module: MoE) -> ExpertLoad:
-        """How the tokens of a layer lie on the ranks that hold its experts."""
+        """The load of the ranks that hold the experts of a layer."""
         found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity)
         return found
 
     def marks_of(self, layer: MoE) -> frozenset[Hashable]:
-        """What a layer with experts and all modules inside it are marked with: its routing, where that is not even."""
+        """Marks of a layer with experts and of all modules inside it: its load, where that is uneven."""
         expert_load = self.expert_load(layer)
         return frozenset() if expert_load.even else frozenset({expert_load})
 
@@ -156,15 +164,19 @@ class ExpertScheme(Scheme):
 
 
 def expert_collectives(fragment: Fragment, scheme: ExpertScheme) -> list[Op]:
-    """The collectives of a layer along the axis that spreads its experts, forward and backward, in issue order."""
+    """The collectives of a layer over the ranks that experts are distributed over, forward and backward, in issue
+    order.
+    """
     parts = set(scheme.mesh.parts(scheme.axes[:1]))
     ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == scheme.family]
     return [op for op in ops if isinstance(op.work, Collective) and parts >= set(op.work.axes)]
 
 
 def skew_collectives(fragment: Fragment, scheme: ExpertScheme, expert_load: ExpertLoad) -> Fragment:
-    """A layer whose collectives carry what leaves a rank in the mean, at the pace of who sends or receives most. Among
-    ranks that divide experts go the tokens of these: the most laden are those of the most laden experts."""
+    """Gives the collectives of a layer the mean bytes that leave a rank, and the pace of the busiest rank.
+
+    Ranks that shard experts exchange the tokens of these: their most loaded ranks are those of the most loaded experts.
+    """
     across = set(expert_collectives(fragment, scheme))
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Collective) and op.stream == scheme.family:
@@ -178,19 +190,19 @@ def skew_collectives(fragment: Fragment, scheme: ExpertScheme, expert_load: Expe
 
 
 def skew_expert_work(fragment: Fragment, expert_load: ExpertLoad) -> Fragment:
-    """A leaf at the experts as its most laden rank does it."""
+    """Gives the kernels and memory of an expert operator the pace of its most loaded rank."""
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Gemm):
             ((_, mean),) = op.work.groups
             groups = tuple((1, share * mean) for share in expert_load.expert_loads if share)
             op.work = replace(op.work, groups=groups, pace=expert_load.most_loaded)
         elif isinstance(op.work, Memory) and op.phase != "W":
-            # Those of phase W are of weights.
+            # Kernels of phase W read weights only.
             op.work = replace(op.work, pace=expert_load.most_loaded)
     fragment.tensor_uses = [skew_memory(tensor_use, expert_load.most_loaded) for tensor_use in fragment.tensor_uses]
     return fragment
 
 
 def skew_memory(tensor_use: TensorUse, pace: float) -> TensorUse:
-    """Memory of tokens, in some layout, where there are more of them; the rest is of weights."""
+    """A use of token memory on the most loaded rank; memory of weights, whose key has no layout, stays as it is."""
     return replace(tensor_use, nbytes=round(pace * tensor_use.nbytes)) if "@" in tensor_use.key else tensor_use

@@ -1,9 +1,9 @@
-"""Where tokens go to their experts and come back: the rounds of a layer's experts, found in what was lowered.
+"""Token dispatch and combine: finds the rounds of a layer's experts in its lowered ops, and rewrites them.
 
-A *round* is one pass of tokens through experts on other ranks: an all-to-all out, the kernels of the experts, an
-all-to-all back. A layer has one forward, one backward (the gradients of the results out, those of the tokens back) and
-one more where its experts are computed again. Schemes that exchange tokens in another way, or while experts work,
-put other ops in their places. Gradients of weights are no part of a round.
+A *round* is one pass of tokens through experts on other ranks: an all-to-all (dispatch), the kernels of the experts, an
+all-to-all (combine). A layer has one round forward, one backward (gradients of results out, gradients of tokens back),
+and one more where its experts are recomputed. Schemes that exchange tokens otherwise, or while experts compute, replace
+these ops. Gradients of weights belong to no round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from simulator.lowering.rewrite import Rewrite, working_predecessors
 
 @dataclass(frozen=True)
 class ExpertRound:
-    """out, back: the all-to-alls; inside: the ops on the way from one to the other, in issue order."""
+    """One round of tokens through the experts.
+
+    out: the dispatching all-to-all.
+    inside: the ops between the all-to-alls, in issue order.
+    back: the combining all-to-all.
+    """
 
     out: Op
     inside: list[Op]
@@ -33,10 +38,13 @@ class ExpertRound:
 
 @dataclass(frozen=True)
 class MoESizes:
-    """What a layer's experts are to a scheme.
+    """Sizes of a layer with experts.
 
-    hidden: elements of a token; topk: experts that it goes to, of so many `experts`; copies: of tokens, of all ranks of
-    the stage together, that go to experts; weights: elements of the matrices of one expert.
+    hidden: elements of a token.
+    topk: experts of a token.
+    experts: routed experts.
+    copies: copies of tokens sent to experts, over all ranks of the stage.
+    weights: elements of the matrices of one expert.
     """
 
     hidden: int
@@ -58,7 +66,7 @@ class MoESizes:
 
 
 def find_rounds(fragment: Fragment, parts: Iterable[str]) -> list[ExpertRound]:
-    """The rounds among ranks of `parts` in a fragment that holds one layer's experts; none where no token is sent."""
+    """The rounds among the ranks of `parts` in a fragment with one layer's experts; none where no token is sent."""
     return [
         ExpertRound(ends[0], _ops_between(fragment, *ends), ends[1])
         for ends in find_all_to_alls(fragment, parts)
@@ -67,8 +75,9 @@ def find_rounds(fragment: Fragment, parts: Iterable[str]) -> list[ExpertRound]:
 
 
 def find_all_to_alls(fragment: Fragment, parts: Iterable[str]) -> list[list[Op]]:
-    """The all-to-alls among ranks of `parts` that each pass makes: out and back, or out alone where nobody below the
-    experts wants a gradient."""
+    """The all-to-alls of each pass among the ranks of `parts`: dispatch and combine, or dispatch alone where no
+    gradient of tokens is needed.
+    """
     mine, found = set(parts), []
     for issued in (fragment.forward, fragment.backward):
         for phase in dict.fromkeys(op.phase for op in issued):
@@ -82,7 +91,7 @@ def _is_all_to_all(op: Op, parts: set[str]) -> bool:
 
 
 def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
-    """The ops that wait for `out` and that `back` waits for, in issue order; gradients of weights are none of them."""
+    """The ops that wait for `out` and that `back` waits for, in issue order, without gradients of weights."""
     reached, needed, left = {out}, set[Op](), [back]
     issued = fragment.forward if out in fragment.forward else fragment.backward
     ops = [op for op in issued if op.phase == out.phase]
@@ -97,32 +106,27 @@ def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
 
 
 def chunk_round(rewrite: Rewrite, one: ExpertRound, n: int) -> list[list[Op]]:
-    """A round in `n` parts of its tokens: each goes out, passes its experts and comes back by itself. Gradients of
-    weights follow when all parts have passed."""
+    """Splits a round into `n` chunks of its tokens, each dispatched, computed and combined by itself. Gradients of
+    weights follow the last chunk.
+    """
     wait_for_tokens_only(one)
     return rewrite.chunk(one.ops, n)
 
 
-def chunked_round_s(n: int, exchange: float, computing: float) -> float:
-    """Seconds of a round in `n` equal parts, one after another on each stream: PipeMoE, section IV.
-
-    exchange, computing: seconds of one whole exchange (there are two), and of all that the experts compute.
-    """
-    t, u = exchange / n, computing / n
-    return max(2 * n * t + max(0, u - (n - 1) * t), 2 * t + n * u)
-
-
 def wait_for_tokens_only(one: ExpertRound) -> None:
-    """Lets what is sent in a round wait for its tokens only, even where a framework lets it wait for the gradients of
-    weights that are issued before."""
+    """Lets the ops of a round wait for its tokens alone, even where the framework lets communication wait for the
+    weight gradients issued before.
+    """
     one.back.after = one.inside[-1:]
     for op in one.inside:
         op.after = [other for other in op.after if other.phase != "W"]
 
 
 def shift_between_groups(steps: Sequence[Op], size: int) -> None:
-    """Parts of an all-to-all, each between groups of `size` ranks: of all, step j goes to the j-th group further round.
-    The first stays within a group, and of a rank alone nothing moves."""
+    """Splits an all-to-all into shifted steps: in step j each group of `size` ranks sends to group (i + j) mod n.
+
+    Step 0 stays within a group; a group of one rank moves nothing.
+    """
     for step, op in enumerate(steps):
         assert isinstance(op.work, Collective)
         if step:
@@ -132,7 +136,7 @@ def shift_between_groups(steps: Sequence[Op], size: int) -> None:
 
 
 def broadcast_shadows(fragment: Fragment, one: ExpertRound, number: int, nbytes: int) -> list[Op]:
-    """So many experts, of `nbytes` each, on their way to all ranks: issued behind the tokens that go out in a round."""
+    """Broadcasts `number` experts of `nbytes` each to all ranks, issued after the dispatch of a round."""
     assert isinstance(one.out.work, Collective)
     work = Collective("broadcast", nbytes, one.out.work.axes)
     ops = [Op(f"shadow {i}", one.out.stream, work, list(one.out.after)) for i in range(number)]
@@ -142,8 +146,9 @@ def broadcast_shadows(fragment: Fragment, one: ExpertRound, number: int, nbytes:
 
 
 def reduce_shadow_gradients(fragment: Fragment, shadows: Sequence[Op]) -> None:
-    """Gradients of shadows go to their owners as soon as all are made; until then ranks hold the shadows, and from the
-    first on their gradients."""
+    """Reduces the gradients of shadows to their owners as soon as all are made; until then ranks hold the shadows, and
+    from the first gradient on their gradients.
+    """
     trained = [param for param in fragment.params if param.view and param.trained]
     ready = sorted({fragment.backward.index(param.ready) for param in trained})
     made = [fragment.backward[place] for place in ready]

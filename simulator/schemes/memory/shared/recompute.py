@@ -1,8 +1,8 @@
-"""Recomputation: what a site makes is forgotten after its forward pass, and made again when its gradients need it.
+"""Recomputation: activations are freed after the forward pass and computed again for the backward pass.
 
-In two ways. `recompute` forgets the inside of a site, and all of it is made again once the gradient of what it has made
-arrives. `discard_outputs` forgets also what chosen ops have made for others, and those ops are done again just before
-the backward pass of the first that reads it (output-discarding checkpoints of Megatron-Core).
+There are two forms. `recompute` frees the inside of a module and computes all of it again once the gradient of its
+output arrives. `discard_outputs` also frees outputs of chosen ops that other ops read, and repeats those ops just
+before the backward pass of the first reader (output-discarding checkpoints of Megatron-Core).
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
 def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | None = None) -> Fragment:
-    """`module` with its inside forgotten after the forward pass and computed again, once the gradient has arrived.
+    """Lowers `module` so that its inside is freed after the forward pass and computed again when the gradient has
+    arrived.
 
-    Kept are the tensors that come in from outside, and those that others need; all else lives within one pass. kept:
-    whether memory of a name inside is kept, too; what nothing else needs is then not done again.
+    Its inputs are kept, and tensors that other modules need; all else lives within one pass.
+
+    kept: whether memory of a key inside is kept, too; ops that only make kept memory are not repeated.
     """
     first, again = inner(module), inner(module)
     gradient = list(again.grad_entry.values())
@@ -56,20 +58,21 @@ def recompute(module: Module, inner: LowerModule, kept: Callable[[str], bool] | 
 
 
 def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[Op]) -> None:
-    """Leaves out of `again` the forward ops that make only what is `kept`, or what those read. Who waits for them waits
-    for the `gradient`."""
+    """Removes from `again` the forward ops that make only what is `kept`, or what those read. Ops that waited for them
+    wait for the `gradient`.
+    """
     made, read = defaultdict[Op, set[str]](set), defaultdict[Op, set[str]](set)
     for tensor_use in again.tensor_uses:
         (made if tensor_use.made else read)[tensor_use.op].add(tensor_use.key)
     asked = {key for keys in read.values() for key in keys}
-    # What leaves the site is made again, as recomputation does.
+    # Outputs of the module are recomputed.
     wanted = {key for op in again.forward for key in made[op] - asked if not kept(key)}
     wanted |= {key for op in again.backward for key in read[op] if not kept(key)}
     waited: set[Op] = set()
     dead = Rewrite(again)
     left: set[Op] = set()
     for op in reversed(again.forward):
-        # Ops in the middle of a leaf make nothing that has a name.
+        # Ops in the middle of an operator write no named tensor.
         if made[op] & wanted or (not made[op] and op in waited):
             wanted |= {key for key in read[op] if not kept(key)}
             waited |= working_predecessors(op)
@@ -81,11 +84,11 @@ def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[
 
 
 def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:
-    """Changes `fragment` so that what its forward `ops` have made is forgotten with the forward pass.
+    """Changes `fragment` so that the outputs of its forward `ops` are freed after the forward pass.
 
-    They are done again in front of the first backward op that needs some of it, when that could begin, and so is the
-    communication from one to another, and that to and from them whose result nobody else keeps. What no backward op
-    needs is not made again; what later slices of a sequence read stays.
+    The ops are repeated before the first backward op that needs one of the outputs, from the moment at which that op
+    could begin. So is communication between them, and communication to and from them whose result is not saved anyway.
+    Outputs that no backward op needs are not recomputed; what later slices of a sequence read stays.
     """
     backward = set(fragment.backward)
     staying = {t.key for t in fragment.tensor_uses if t.stays}
@@ -115,7 +118,7 @@ def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:
 
 
 AGAIN = "recomputed"
-"""The mark of a module that is computed again as a whole."""
+"""The mark of a module that is recomputed as a whole."""
 
 DISCARDED = "discarded"
 """The mark of an operator whose outputs are discarded."""
@@ -123,19 +126,19 @@ DISCARDED = "discarded"
 
 @dataclass(frozen=True)
 class Discards:
-    """The mark of a composite module inside which outputs of operators are made and read, and so can be discarded.
+    """The mark of a composite module inside which outputs are made and read, and can be discarded.
 
-    groups: names of those operators; those that read from each other are one group.
+    groups: names of the operators that make them; operators that read from each other form one group.
     """
 
     groups: tuple[frozenset[str], ...]
 
 
 def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Hashable]]:
-    """Marks for what options name by `modules`: labels of modules, or words of operators (`Operator.modules`).
+    """Marks for the `modules` named in the options: labels of modules, or words of operators (`Operator.modules`).
 
     Casts of discarded outputs are discarded with them. A group is discarded by the innermost composite module that
-    holds all who read from it.
+    holds all its readers.
     """
     again = [*_outermost(unit, modules)]
     inside = {part for module in again for part in every_module(module) if part is not module}
@@ -167,7 +170,7 @@ def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Has
 
 
 def _outermost(module: Module, labels: Set[str]) -> Iterator[Module]:
-    """The modules with one of these labels, without those inside of others."""
+    """The modules with one of these labels that lie inside no other."""
     if module.label in labels:
         yield module
     elif isinstance(module, CompositeModule):
@@ -184,8 +187,9 @@ def _innermost(composite: CompositeModule, operators: Set[Operator]) -> Composit
 
 
 def _with_communication(fragment: Fragment, ops: Iterable[Op], saved: set[str]) -> set[Op]:
-    """`ops`, with the communication between them, that which brings what is not saved anyway, and that whose result
-    is."""
+    """`ops` with the communication between them, communication that brings inputs that are not saved, and communication
+    whose result is saved.
+    """
     own, found = set(ops), set(ops)
     results = {t.op for t in fragment.tensor_uses if t.made and t.key in saved}
     for op in fragment.forward:
@@ -199,21 +203,22 @@ def _with_communication(fragment: Fragment, ops: Iterable[Op], saved: set[str]) 
 
 
 def _communication_chains(op: Op) -> list[list[Op]]:
-    """The chains of communication that bring an op what it reads, or, if it is communication itself, the one that ends
-    with it: the last first."""
+    """The chains of collectives that bring an op its inputs, or, if it is communication itself, the chain that ends
+    with it: the last op first.
+    """
     chains = []
     for last in {op} if isinstance(op.work, Communication) else working_predecessors(op):
         comm_chain: list[Op] = []
         while isinstance(last.work, Communication):
             comm_chain.append(last)
-            last = next(iter(working_predecessors(last)), Op("what comes in"))
+            last = next(iter(working_predecessors(last)), Op("input"))
         if comm_chain:
             chains.append(comm_chain)
     return chains
 
 
 def mark_layers(stage: Stage, layers: float, mark: str) -> Stage:
-    """`stage` whose first so many layers bear a mark; units in a row of which some do are two."""
+    """A stage whose first `layers` layers bear a mark; a run of units of which only some bear it is split in two."""
     units: list[Unit] = []
     for unit in stage.units:
         some = int(min(layers, unit.count)) if isinstance(unit, Layer) else 0
