@@ -1,13 +1,23 @@
-"""What every test shares: reproducible property tests, marked tests that skip, and the folder of measurements."""
+"""What every test shares: reproducible property tests, marked tests that skip, and the measured tables."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Before numpy is imported: its threads would wait for the cores that the test processes keep busy.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,11 +45,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("no CUDA device here")
 
 
+@dataclass(frozen=True)
+class Tables:
+    """Measured tables and published runs of others.
+
+    folder: where they are. whole: whether all rows are there; otherwise the sample in tests/data, of at most 200 rows a
+    table, on which errors are not as small as on all rows.
+    """
+
+    folder: Path
+    whole: bool
+
+    def files(self, pattern: str) -> list[Path]:
+        return sorted(self.folder.glob(f"{pattern}.csv*"))
+
+    def read(self, name: str) -> pd.DataFrame:
+        import pandas
+
+        (file,) = self.files(name)
+        return pandas.read_csv(file)
+
+    @property
+    def published_runs(self) -> Path:
+        return self.folder / "published_runs.jsonl"
+
+
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder `shared` beside the checkout: large measurement tables that the repository does not carry."""
-    path = Path("../shared")
-    folder = (ROOT / path).resolve()
-    if not folder.is_dir():
-        pytest.skip(f"no folder {path} beside the checkout: it holds the measurement tables that this test reads")
-    return folder
+def tables() -> Tables:
+    """All measured tables where `shared` lies beside the checkout, else the sample that the repository carries."""
+    folder = (ROOT / "../shared/data").resolve()
+    return Tables(folder, True) if folder.is_dir() else Tables(ROOT / "tests" / "data", False)

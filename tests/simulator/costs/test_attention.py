@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -163,9 +162,9 @@ def test_padded_heads_are_computed_whole():
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "l40s"])
-def test_cost_model_against_public_tables(shared, gpu):
+def test_cost_model_against_public_tables(tables, gpu):
     """Rows that are attention and nothing else."""
-    frame = pd.read_csv(Path(shared) / "data" / f"attention_{gpu}.csv.gz")
+    frame = tables.read(f"attention_{gpu}")
     assert set(frame.columns) >= COLUMNS[0]
     samples, refused = read(frame)
     assert not refused

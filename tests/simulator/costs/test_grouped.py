@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -268,9 +268,9 @@ def test_odd_products_are_refused() -> None:
     assert not samples and sorted(refused) == [0, 1, 2]
 
 
-def test_whole_tables(shared: Path) -> None:
+def test_whole_tables(tables: Any) -> None:
     for name in ("moe_h100", "moe_b200", "grouped_gemm_train"):
-        table = pd.read_csv(shared / "data" / f"{name}.csv.gz")
+        table = tables.read(name)
         samples, refused = experts.read(table)
         assert not refused and sum(len(sample.index) for sample in samples) == len(table)
         assert all(sample.library for sample in samples)

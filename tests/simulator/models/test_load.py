@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -328,12 +329,12 @@ def test_one_field_of_experts_can_be_changed() -> None:
         load_model({"preset": "mixtral-8x7b", "moe": {"top_k": 9}})
 
 
-def test_published_runs_have_the_parameters_they_print(shared: Path) -> None:
+def test_published_runs_have_the_parameters_they_print(tables: Any) -> None:
     """Every row of the data set: within 3 %, multi-token prediction left out.
 
     Left out are rows whose model has state-space layers or no published architecture; no row with a shape is.
     """
-    rows = [json.loads(line) for line in (shared / "data" / "published_runs.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in tables.published_runs.read_text("utf-8").splitlines()]
     checked = 0
     for row in rows:
         words = {key: value for key, value in row["spec"]["model"].items() if key != "attention"}

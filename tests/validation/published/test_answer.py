@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,15 +97,8 @@ def test_a_defect_costs_one_row(runs: list[PublishedRun], monkeypatch: pytest.Mo
 # -------------------------------------------------------------------------------- the whole data set
 
 
-def published(shared: Path) -> list[PublishedRun | UnreadableLine]:
-    path = shared / "data" / "published_runs.jsonl"
-    if not path.exists():
-        pytest.skip("the published runs are not beside the checkout")
-    return read(path)
-
-
-def test_a_sample_of_published_runs_is_answered(shared: Path) -> None:
-    sample = published(shared)[::23]
+def test_a_sample_of_published_runs_is_answered(tables: Any) -> None:
+    sample = read(tables.published_runs)[:: 23 if tables.whole else 2]
     rows = list(answers(sample, workers=1))
     add_baselines(rows)
     assert [row["id"] for row in rows] == [run.id for run in sample]
@@ -114,8 +106,8 @@ def test_a_sample_of_published_runs_is_answered(shared: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_published_run_is_answered(shared: Path) -> None:
-    all_runs = published(shared)
+def test_every_published_run_is_answered(tables: Any) -> None:
+    all_runs = read(tables.published_runs)
     rows = list(answers(all_runs))
     add_baselines(rows)
     assert [row["id"] for row in rows] == [run.id for run in all_runs]
