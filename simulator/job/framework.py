@@ -116,9 +116,9 @@ class Framework(FrameworkPart):
     calibrated time."""
     step_overhead_s: float = Field(ge=0, le=1e6)
     """Constant time per step: data loading, logging, start of the step [s]."""
-    sigma: float = Field(ge=0, le=3, alias="spread")
+    sigma: float = Field(ge=0, le=3)
     """Standard deviation of log(measured / predicted) of the step time."""
-    sigma_experts: float = Field(ge=0, le=3, alias="spread_experts")
+    sigma_experts: float = Field(ge=0, le=3)
     """Standard deviation that is added for models with experts, whose small kernels and host synchronisation for token
     counts are not modelled."""
 
@@ -133,6 +133,9 @@ class Framework(FrameworkPart):
 
 
 FILES = resources.files("simulator.job") / "frameworks"
+
+RENAMED = {"spread": "sigma", "spread_experts": "sigma_experts"}
+"""Keys of an older release, and what they are called now."""
 
 
 @cache
@@ -155,7 +158,10 @@ def load_framework(name: str, changes: dict[str, Any] | None = None, where: str 
     """
     if name not in framework_names():
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
-    fields = _merge(_file(name), changes or {})
+    changes = changes or {}
+    for key in RENAMED.keys() & changes.keys():
+        raise PlanError(f"{where}.set.{key}", "this key has another name", f"Write {RENAMED[key]}", changes[key])
+    fields = _merge(_file(name), changes)
     return shared_instance(Framework, fields, lambda: validate_data(Framework, fields, f"{where}.set", PlanError))
 
 

@@ -248,7 +248,7 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[st
         if value is not None and axis in CommunicationOverlap.model_fields and axis != "tp":
             overlap[axis] = value
     changes["overlap"] = overlap
-    changes["spread"] = assumptions.combine_sigma(load_framework(name).sigma)
+    changes["sigma"] = assumptions.combine_sigma(load_framework(name).sigma)
     return {"name": name, "release": spec.stack_version, "set": changes}
 
 

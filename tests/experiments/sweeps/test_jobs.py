@@ -98,8 +98,8 @@ def test_what_was_answered_before_changes_no_bit() -> None:
 
 def test_no_accepted_value_ends_the_run() -> None:
     settings: list[dict[str, Any]] = [
-        {"spread": 3},
-        {"spread": 500},
+        {"sigma": 3},
+        {"sigma": 500},
         {"launch_s": 1},
         {"launch_s": 1e300},
         {"rates": {"kernel": 1e-3}},

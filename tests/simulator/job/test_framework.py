@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.forecast.simulate import simulate
 from simulator.forecast.stages import lower_stages
@@ -119,3 +120,9 @@ def test_gradients_are_no_narrower_than_fp32_weights() -> None:
 def test_every_engine_plays_these_habits_alike(plan: dict[str, Any]) -> None:
     times = [simulate(job(plan), engine).step_time for engine in ("matrices", "sweep", "simpy")]  # type: ignore[arg-type]
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
+
+
+@pytest.mark.parametrize(("old", "new"), [("spread", "sigma"), ("spread_experts", "sigma_experts")])
+def test_a_key_of_an_older_release_is_refused_with_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(PlanError, match=f"framework.set.{old} is 0.1: this key has another name. Write {new}"):
+        load_job({**JOB, "framework": {"name": "reference", "set": {old: 0.1}}})

@@ -95,8 +95,8 @@ def entry(told: MappedJob, use: str) -> dict[str, Any]:
     return next(one for one in told.job["plan"]["schemes"] if one["use"] == use)
 
 
-def spread(told: MappedJob) -> float:
-    return float(told.job["framework"]["set"]["spread"])
+def sigma(told: MappedJob) -> float:
+    return float(told.job["framework"]["set"]["sigma"])
 
 
 # ------------------------------------------------------------------------------------ what is stated
@@ -105,7 +105,7 @@ def spread(told: MappedJob) -> float:
 def test_a_run_that_says_everything_assumes_nothing() -> None:
     told = map_run(row())
     assert told.assumed == ()
-    assert spread(told) == load_framework("megatron-core").sigma
+    assert sigma(told) == load_framework("megatron-core").sigma
     job = told.job
     assert job["plan"]["mesh"] == {"pp": 2, "dp": 8, "cp": 1, "tp": 4}
     assert list(job["plan"]["mesh"]) == ["pp", "dp", "cp", "tp"]  # the slowest links first
@@ -243,14 +243,14 @@ def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: 
     told = map_run(row(**changes))
     assert field in told.assumed
     assert not use or use in uses(told)
-    assert spread(told) > load_framework(told.job["framework"]["name"]).sigma
+    assert sigma(told) > load_framework(told.job["framework"]["name"]).sigma
 
 
 def test_assumptions_add_up_as_independent_ones_do() -> None:
     own = load_framework("megatron-core").sigma
     told = map_run(row(recompute={}, grad_dtype=None))
     assert told.assumed == ("grad_dtype", "recompute.kind")
-    assert spread(told) ** 2 == pytest.approx(own**2 + SIGMA["recompute.kind"] ** 2 + SIGMA["grad_dtype"] ** 2)
+    assert sigma(told) ** 2 == pytest.approx(own**2 + SIGMA["recompute.kind"] ** 2 + SIGMA["grad_dtype"] ** 2)
 
 
 def test_what_takes_no_part_is_not_assumed() -> None:
@@ -291,7 +291,7 @@ def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
     assert not {"lora.rank", "lora.targets"} & {*told.assumed}
     for silent in (map_run(row(kind="lora", lora={"rank": None, "targets": None})), map_run(row(kind="lora"))):
         assert silent.job["train"] == {"mode": "lora", "rank": 16, "targets": ["attn_qkv"]}
-        assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and spread(silent) > spread(told)
+        assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and sigma(silent) > sigma(told)
     assert load_job(told.job).adapters is not None
     assert load_job(map_run(row()).job).adapters is None
 
@@ -299,7 +299,7 @@ def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
 def test_experts_make_unknown_graphs_matter() -> None:
     experts = {"kind": "moe", "model__moe": MOE, "mesh__ep": 8, "mesh__etp": 1, "overlap__ep": False}
     combine_sigma = {
-        name: spread(map_run(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))
+        name: sigma(map_run(row(cuda_graphs=None, **changes))) for name, changes in (("a", {}), ("b", experts))
     }
     assert combine_sigma["b"] > 2 * combine_sigma["a"]
 
