@@ -1,4 +1,4 @@
-"""Joining the children of a nest: the collectives between them, forward and backward, from their layouts alone."""
+"""Resharding: the collectives between the children of a composite module, forward and backward, from layouts alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ Contribution = tuple[Layout, Op]
 
 
 class Resharding:
-    """Joins the children of a nest: what moves between them forward, and the same for gradients backward."""
+    """Joins the lowered children of a composite module by the collectives that their layouts need.
+
+    scope: layouts, producers and readers of the unit.
+    module: the composite module.
+    fragments: its lowered children.
+    """
 
     def __init__(self, scope: Scope, module: CompositeModule, fragments: list[Fragment]) -> None:
         self.scope, self.module, self.mesh = scope, module, scope.mesh
@@ -45,7 +50,7 @@ class Resharding:
         out.exit = {name: op for name, op in ready.items() if name not in out.entry}
 
     def _arrive(self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
-        """Moves an input to the layout that the leaf needs, once for all readers in this nest."""
+        """Reshards an input to the layout that the operator needs, once for all its readers in this module."""
         scope = self.scope
         made, wanted = scope.produced_layout(tensor), required_layout(tensor, scope.division(operator))
         steps = collectives_between(tensor, made, wanted, self.mesh)
@@ -75,7 +80,8 @@ class Resharding:
     def _gather_again(
         self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
-        """Keeps the shard instead of the gathered input, and gathers it again for the gradient that needs it."""
+        """Saves the shard in place of the all-gathered input, and all-gathers it again for the gradient that needs it.
+        """
         scope = self.scope
         phase = "W" if isinstance(operator, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]
@@ -129,21 +135,21 @@ class Resharding:
             out.backward += ops
 
     def _gradient_layout(self, child: Module, tensor: Tensor) -> Layout:
-        """How the gradient of an input leaves a child, in the producer's dims; a nest has moved it already."""
+        """The layout in which the gradient of an input leaves a child, in dims of the producer."""
         if not isinstance(child, Operator) or tensor.name not in self.scope.producer:
             return self._required_gradient_layout(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
         return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, self.scope.division(child)).items()}
 
     def _required_gradient_layout(self, name: str) -> Layout:
-        """How the gradient of a tensor must arrive at its producer."""
+        """The layout in which the gradient of a tensor must arrive at its producer."""
         if name not in self.scope.producer:
             return {}
         tensor, operator = self.scope.producer[name]
         return required_layout(tensor, self.scope.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
-        """Sums the gradients of one tensor: equal layouts first, then one movement for each layout, then the rest."""
+        """Sums the gradients of one tensor: equal layouts first, then one resharding for each layout, then the rest."""
         scope = self.scope
         tensor = scope.producer[reader.name][0] if reader.name in scope.producer else reader
         wanted = self._required_gradient_layout(tensor.name)
@@ -171,7 +177,7 @@ class Resharding:
         return wanted, self._sum(tensor, wanted, moved, ops)
 
     def _extend_residual_gradient(self, tensor: Tensor, total: Op) -> None:
-        """The gradient that a residual hands through is the one of its output, which so lives on until the addition."""
+        """Keeps the gradient of a residual sum until the addition: the residual branch passes it on unchanged."""
         for operator in self.scope.readers[tensor.name]:
             if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.pass_through]:
                 out = operator.outs[0]
@@ -179,7 +185,7 @@ class Resharding:
                 self.fragment.tensor_uses.append(self.scope.tensor_use(out, layout, total, prefix="d:"))
 
     def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
-        """One op after which the sum of `members` exists: an addition kernel when there are several."""
+        """The op after which the sum of `members` exists: an addition kernel where there are several."""
         if len(members) == 1:
             return members[0]
         size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)

@@ -45,7 +45,7 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
-    """One parameter for all of a size whose gradients are partial sums over the same axes, and the elements of all."""
+    """One parameter for all of equal size and reduction axes, with the number of elements of all."""
     found: dict[Hashable, tuple[Param, int]] = {}
     for param, count in params:
         key = param.partial, param.view, param.trained, param.size
