@@ -1,2 +1,1 @@
-"""Forecasts beside real work: torch kernels and training steps, published runs, closed forms; torch is used here only.
-"""
+"""Forecasts beside real work: torch kernels and training steps, published runs, closed forms; torch is used here only."""
