@@ -1,20 +1,21 @@
-"""Fully sharded data parallelism: weights, gradients and optimizer states rest cut; a unit is whole while it computes.
+"""PyTorch FSDP: weights, gradients and optimizer states are sharded; a unit is gathered only while it computes.
 
-A unit is a transformer layer or several, the embedding, or the output layer with its loss. Before its forward pass its
-weights are all-gathered, behind it they are freed; before its backward pass they are gathered again, and behind that
-its gradients are reduce-scattered, in every micro-batch. The next unit's weights are gathered while one computes, so
-two units are whole at a time.
+A unit is a transformer layer or several, the embedding, or the output layer with its loss. Its weights are all-gathered
+before its forward pass and freed after it, all-gathered again before its backward pass, and its gradients
+reduce-scattered after that, in every micro-batch. The weights of the next unit are all-gathered during the computation
+of the current one, so two units are whole at a time.
 
     forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
-                                                                                scatter 3   scatter 2   scatter 1
+                                                                              reduce-scatter 3   reduce-scatter 2 ...
 
-With a second axis to `replicate` along, groups of F ranks share one copy of the model (hybrid sharding): shards of
-gradients that were scattered in a group are then all-reduced among the R copies, beside the rest of the pass.
+With a second axis in `replicate`, groups of F ranks share one copy of the model (hybrid sharding): gradient shards that
+were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
 
-3 (F-1)/F M + 2 (R-1)/R M/F bytes sent per rank and micro-batch for M bytes of weights and of gradients; a third of the
-first part less where weights are not freed behind the forward pass. 16/F bytes a parameter at rest: the sharded weights
-are those that the optimizer updates, in its format. Every unit of `prefetch` is one more that is whole at a time.
+A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients; a third of the
+first term less where weights are not freed after the forward pass. 16/F bytes per parameter are stored: the sharded
+weights are those that the optimizer updates, in its format. Every unit of `prefetch` is one more that is whole at a
+time.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054.
 """
@@ -35,16 +36,17 @@ class FSDP(ShardedScheme):
 
     class Options(SchemeOptions):
         replicate: str | None = None
-        """The axis along which groups that share the model are copies of each other."""
+        """The axis along which groups hold replicas of the model."""
         unit: int = Field(default=1, ge=1, strict=True)
-        """Layers of a unit, where as many of one kind stand in a row."""
+        """Layers of a unit, where that many of one kind follow each other."""
         prefetch: int | None = Field(default=None, ge=0, le=3)
-        """Units gathered while one computes. PyTorch's limit of two gathers that are not used up is 1, its default.
-        Default: 1 where the framework overlaps, else 0."""
+        """Units gathered during the computation of one. PyTorch's limit of two unused all-gathers is 1, its default.
+        Default: 1 where the framework overlaps, else 0.
+        """
         backward_prefetch: bool = True
-        """Off: in backward passes a unit is gathered behind the scatter of the one before it."""
+        """Off: in the backward pass a unit is gathered after the reduce-scatter of the one before."""
         reshard: bool = True
-        """Off: weights stay whole from the forward to the backward pass, and are gathered once a micro-batch."""
+        """Off: weights stay gathered from the forward to the backward pass, with one all-gather per micro-batch."""
 
     @property
     def layers_per_unit(self) -> int:

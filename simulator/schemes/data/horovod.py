@@ -1,15 +1,15 @@
-"""Horovod: at every tick of a clock the gradients that are ready on all ranks are fused, and summed by one all-reduce.
+"""Horovod: at every clock tick the gradients that are ready on all ranks are fused and summed by one all-reduce.
 
-A background thread looks every `cycle` seconds at the gradients that the backward pass has handed it. Ranks agree which
-of them all have (a small all-reduce of one bit for each), and those are packed into a buffer of at most `fusion` bytes,
-summed, and unpacked. What a bucket is follows from the clock, and not from a fixed list as with PyTorch's DDP.
+A background thread looks every `cycle` seconds at the gradients that the backward pass has produced. Ranks agree which
+of them all have (a small all-reduce of one bit per gradient); those are packed into a buffer of at most `fusion` bytes,
+all-reduced and unpacked. Buckets follow from the clock, not from a fixed list as in PyTorch's DDP.
 
     backward   g9 g8 . g7 | g6 g5 . . | g4 . . g3 |
     ticks                 |           |           |
     data                    g9 g8 g7    g6 g5       g4 g3
 
-As many bytes as DDP, 2 (N-1)/N g, and a bit a gradient; of what is fused every byte is copied twice. States rest whole,
-beside one buffer of `fusion` bytes. The clock is taken to begin with the backward pass that is reduced.
+As many bytes as DDP, 2 (N-1)/N g, and one bit per gradient; every fused byte is copied twice. States are not sharded;
+one buffer of `fusion` bytes is added. The clock is assumed to start with the backward pass whose gradients are reduced.
 
 References: Sergeev and Del Balso 2018, arXiv 1802.05799, sections 3 and 4; defaults: docs/tensor-fusion.rst of Horovod.
 """
@@ -33,9 +33,9 @@ class Horovod(DataScheme):
 
     class Options(SchemeOptions):
         cycle: float = Field(default=1e-3, gt=0, le=10)
-        """From tick to tick [s]."""
+        """Time between ticks [s]."""
         fusion: int = Field(default=128 * 2**20, ge=0, strict=True)
-        """Bytes of the buffer; 0: nothing is fused."""
+        """Bytes of the fusion buffer; 0: nothing is fused."""
 
     @property
     def overlaps_backward(self) -> bool:
@@ -47,19 +47,19 @@ class Horovod(DataScheme):
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = inner(stage)
-        # As long as nobody knows when gradients are ready, they all are at once.
+        # Before the times are known, all gradients count as ready at once.
         at_once = self._reduce_at_ticks(stage_ops, np.zeros(sum(count for _, count in stage_ops.params())))
         formed = partial(self._reduce_at_ticks, stage_ops)
         stage_ops.behind += [replace(sums, after=None, formed=formed) for sums in at_once[1:]]
         return stage_ops
 
     def _reduce_at_ticks(self, stage_ops: StageOps, ready: np.ndarray) -> list[SideOps]:
-        """What ranks agree on at every tick, and the sums that follow. ready: of every gradient [s]."""
+        """The agreements at every tick, and the all-reduces that follow. ready: when every gradient is complete [s]."""
         found = [self._reduction_group(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
         sets = list(dict.fromkeys(axes for axes, _ in found))
         over = stage_ops.of_params([sets.index(axes) for axes, _ in found])
         nbytes = stage_ops.of_params([elements for _, elements in found]) * BYTES[self.framework.gradients]
-        # The backward pass runs against the numbers.
+        # The backward pass goes through the parameters in descending order.
         order = len(ready) - 1 - np.argsort(ready[::-1], kind="stable")
         order = order[[bool(sets[i]) for i in over[order]]]
         ticks = np.ceil(ready[order] / self.options.cycle)
@@ -81,7 +81,7 @@ class Horovod(DataScheme):
         return [control, replace(_side_ops(sums), after=(control, np.array(places)))]
 
     def _fuse_gradients(self, numbers: np.ndarray, nbytes: np.ndarray) -> Iterator[np.ndarray]:
-        """What fits into the buffer together."""
+        """Groups of gradients that fit into the buffer together."""
         begin, held = 0, 0
         for at, size in enumerate(nbytes[numbers]):
             if at > begin and held + size > self.options.fusion:

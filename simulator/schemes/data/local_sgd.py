@@ -1,14 +1,14 @@
-"""Local SGD: every rank takes steps of its own, and every few steps the weights of all are averaged.
+"""Local SGD: every rank takes optimizer steps of its own, and every few steps the weights of all ranks are averaged.
 
-A worker computes gradients of its own samples and updates its own copy of the weights, without any communication. After
-`period` steps all copies are replaced by their mean: one all-reduce of the weights in the format of the optimizer, and,
-where that is wanted, of its moments. The step that is forecast is the mean over a period.
+A rank computes gradients of its own samples and updates its own copy of the weights without communication. After
+`period` steps all copies are replaced by their mean: one all-reduce of the weights in the optimizer's format and, if
+chosen, of its moments. The forecast step is the mean over a period.
 
     step 1         step 2         step H                         step H+1
     fwd bwd upd | fwd bwd upd | ... fwd bwd upd | all-reduce | fwd bwd upd | ...
 
-2 (N-1)/N w / H bytes sent per rank and step for w bytes of averaged states: 4 a parameter of fp32 weights, 12 with the
-moments. A step takes t_comp + t_AR / H; all states rest whole. How the loss falls depends on H, and is not forecast.
+A rank sends 2 (N-1)/N w / H bytes per step for w bytes of averaged states: 4 per parameter for fp32 weights, 12 with
+the moments. A step takes t_comp + t_AR / H; states are not sharded. How the loss depends on H is not forecast.
 
 References: Stich 2018, arXiv 1805.09767, algorithm 1; Zhang et al. 2016, arXiv 1606.07365.
 """
@@ -35,7 +35,7 @@ class LocalSGD(DataScheme):
 
     def assumptions(self, model: Any) -> Iterable[str]:
         if self.period > 1:
-            yield f"the mean of {self.period} steps, of which one averages what ranks hold"
+            yield f"the mean of {self.period} steps, one of which averages the weights of all ranks"
 
     @property
     def period(self) -> int:
@@ -46,7 +46,7 @@ class LocalSGD(DataScheme):
         return self.over
 
     def reduces(self, param: Param) -> tuple[str, ...]:
-        """Those beside me, who see other parts of the same samples."""
+        """Only the sequence axes: ranks along them see other parts of the same samples."""
         return tuple(axis for axis in super().reduces(param) if axis not in self.over)
 
     def _averaging_group(self, param: Param) -> tuple[tuple[str, ...], int]:

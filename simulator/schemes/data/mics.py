@@ -1,16 +1,17 @@
-"""MiCS: all states are cut over a partition group only as large as it must be, and groups are copies of each other.
+"""MiCS: all states are sharded over a partition group, as small as memory allows; groups are replicas.
 
-In every micro-batch a unit's weights are gathered inside the group before both of its passes, and its gradients are
-reduce-scattered there; so no large group takes part. The shards of the gradients are all-reduced among the R groups
-once a step, behind the last micro-batch. Where a group spans nodes, `hierarchical` gathers go `over: [across, within]`:
-across nodes among ranks of one place in their nodes, then within nodes, each part into its place.
+In every micro-batch the weights of a unit are all-gathered within the group before both of its passes, and its
+gradients are reduce-scattered there; no larger group takes part. The gradient shards are all-reduced among the R groups
+once a step, after the last micro-batch. Where a group spans nodes, `hierarchical` all-gathers go `over: [across,
+within]`: across nodes among ranks at the same place of their nodes, then within nodes.
 
-    micro-batch 1 .. a    gather 1 | gather 2 ..    ..  scatter 2   scatter 1      (groups of p ranks)
-    behind the last       all-reduce of shards among R copies
+    micro-batch 1 .. a    gather 1 | gather 2 ..    ..  reduce-scatter 2   reduce-scatter 1      (groups of p ranks)
+    after the last        all-reduce of shards among R replicas
 
-3 a (p-1)/p M + 2 (R-1)/R M/p bytes sent per rank and step of a micro-batches, for M bytes of weights and of gradients.
-Of one gather (p-k)/p M bytes leave a node of k ranks hierarchically, (p-1)/p M in a ring over all. 16/p bytes a
-parameter with 16-bit gradients, 18/p with fp32 ones; a gather within nodes goes on beside the next one across them.
+A rank sends 3 a (p-1)/p M + 2 (R-1)/R M/p bytes per step of a micro-batches, for M bytes of weights and of gradients.
+One all-gather sends (p-k)/p M bytes out of a node of k ranks if hierarchical, (p-1)/p M in a ring over all. 16/p bytes
+per parameter with 16-bit gradients, 18/p with fp32 ones. An all-gather within nodes overlaps with the next one across
+them.
 
 References: Zhang et al. 2022, arXiv 2205.00119, sections 3.2 to 3.4.
 """
@@ -33,13 +34,13 @@ class MiCS(ShardedScheme):
 
     class Options(SchemeOptions):
         replicate: str | None = None
-        """The axis along which partition groups are copies of each other."""
+        """The axis along which partition groups are replicas of each other."""
         hierarchical: bool = False
-        """Gathers go across nodes, then within: the group is `over` two axes, the second one inside nodes."""
+        """All-gathers go across nodes, then within: the group is `over` two axes, the second inside nodes."""
 
     def check_job(self, job: Any) -> None:
         if self.options.hierarchical and len(self.axes) - bool(self.options.replicate) < 2:
-            rule = "a hierarchical gather goes across nodes, and then within them"
+            rule = "a hierarchical all-gather goes across nodes, and then within them"
             remedy = "Say over: [across, within], or leave hierarchical out"
             raise PlanError(f"plan.schemes.{self.use}.over", rule, remedy, list(self.axes))
 
@@ -67,7 +68,7 @@ class MiCS(ShardedScheme):
         share = (p - k) / p if self.options.hierarchical else (p - 1) / p
         if setting.across > 1:
             yield ClosedForm(
-                "gathered_across_nodes", 2 * share * weights, "section 3.3: what leaves a node, both gathers"
+                "gathered_across_nodes", 2 * share * weights, "section 3.3: bytes that leave a node in both all-gathers"
             )
         if p > 1:
             yield ClosedForm("state_bytes_per_parameter", 18 / p, "section 3.2, with fp32 gradients")

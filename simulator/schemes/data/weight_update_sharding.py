@@ -1,14 +1,14 @@
-"""Automatic sharding of the weight update: each rank updates its part of the weights, which are gathered again.
+"""Automatic weight-update sharding (XLA): each rank updates its shard of the weights, which are then all-gathered.
 
 A compiler turns the all-reduce of the gradients and the update that every rank repeats into a reduce-scatter, an update
-of 1/N of the weights, and an all-gather. All tensors are fused into one collective, behind the backward pass. The
-optimizer's states rest cut, or are gathered with the weights where other parts of the program expect them whole.
+of 1/N of the weights and an all-gather. All tensors are fused into one collective after the backward pass. The
+optimizer states stay sharded, or are all-gathered with the weights where other parts of the program expect them whole.
 
     backward | reduce-scatter gradients | update 1/N | all-gather weights (and states)
 
-(N-1)/N (g + w) bytes sent per rank for g bytes of gradients and w of weights: those of an all-reduce where both have
-one type, and of ZeRO stage 1. 1/N of the update's time, and 12/N bytes a parameter of states in place of 12. Gathered
-states rest whole, and cost (N-1)/N of their bytes.
+A rank sends (N-1)/N (g + w) bytes for g bytes of gradients and w of weights: those of an all-reduce where both have one
+type, and of ZeRO stage 1. The update takes 1/N of its time, and the states 12/N bytes per parameter instead of 12.
+Gathered states are stored whole, and cost (N-1)/N of their bytes.
 
 References: Xu et al. 2020, arXiv 2004.13336, sections 3 and 4.
 """
@@ -30,7 +30,7 @@ class WeightUpdateSharding(DataScheme):
 
     class Options(SchemeOptions):
         keep_state: Literal["sharded", "gathered"] = "sharded"
-        """How the optimizer's states rest between steps."""
+        """How the optimizer states are stored between steps."""
 
     @property
     def overlaps_backward(self) -> bool:
@@ -60,4 +60,6 @@ class WeightUpdateSharding(DataScheme):
         yield ClosedForm(
             "state_bytes_per_parameter", 2 + 4 + (12 if whole else 12 / n), "section 4.3: states stay sharded"
         )
-        yield ClosedForm("read_by_update", round(8 * setting.weight_bytes / n), "section 3: each rank updates its part")
+        yield ClosedForm(
+            "read_by_update", round(8 * setting.weight_bytes / n), "section 3: each rank updates its shard"
+        )

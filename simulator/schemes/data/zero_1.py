@@ -1,9 +1,9 @@
-"""ZeRO stage 1: the optimizer's state is cut over the data-parallel ranks.
+"""ZeRO stage 1: the optimizer states are sharded over the data-parallel ranks.
 
-Gradients are reduce-scattered, every rank updates its own 1/N of the weights, and the updated weights are
-all-gathered: as a bucket in front of its first use in the next step where the framework overlaps, at the end of
-the step otherwise. As many bytes as DDP when gradients and weights have one type: (N-1)/N (g + w) sent per rank.
-6 + 12/N bytes a parameter with bf16 weights and fp32 gradients.
+Gradients are reduce-scattered, every rank updates its own 1/N of the weights, and the updated weights are all-gathered:
+bucket by bucket before their first use in the next step where the framework overlaps, otherwise at the end of the step.
+As many bytes as DDP when gradients and weights have one type: (N-1)/N (g + w) sent per rank. 6 + 12/N bytes per
+parameter with bf16 weights and fp32 gradients.
 
 References: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. Megatron-Core calls it the distributed optimizer.
 """

@@ -1,15 +1,15 @@
-"""ZeRO stage 2: gradients and the optimizer's state are cut over the data-parallel ranks, weights are whole.
+"""ZeRO stage 2: gradients and optimizer states are sharded over the data-parallel ranks, weights are not.
 
-Behind the backward pass of every unit its gradients are reduce-scattered, in every micro-batch, and only a rank's own
-shard of them is kept. Every rank updates its own 1/N of the weights, and the updated ones are all-gathered once a step:
-as a bucket in front of its first use where the framework overlaps, at the end of the step otherwise.
+After the backward pass of every unit its gradients are reduce-scattered, in every micro-batch, and a rank keeps only
+its own shard. Every rank updates its own 1/N of the weights, and the updated ones are all-gathered once a step: bucket
+by bucket before their first use where the framework overlaps, otherwise at the end of the step.
 
-    backward   compute 3   compute 2   compute 1              update   gather
-                       scatter 3   scatter 2   scatter 1
+    backward   compute 3   compute 2   compute 1                            update   all-gather
+                       reduce-scatter 3   reduce-scatter 2   reduce-scatter 1
 
-(N-1)/N (a g + w) bytes sent per rank and step of a micro-batches, for g bytes of gradients and w of weights: with one
-micro-batch as much as DDP, with more of them more. 2 + 16/N bytes a parameter with bf16 weights and fp32 gradients, and
-whole gradients of the unit that computes and of the one before it.
+A rank sends (N-1)/N (a g + w) bytes per step of a micro-batches, for g bytes of gradients and w of weights: as many as
+DDP with one micro-batch, more with several. 2 + 16/N bytes per parameter with bf16 weights and fp32 gradients, and
+unsharded gradients of the unit that computes and of the one before it.
 
 Not modelled: DeepSpeed fills buckets of 5e8 elements across units; here a unit is a bucket.
 
@@ -30,5 +30,5 @@ class Zero2(ShardedScheme):
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         moved = setting.batches * setting.grad_bytes + setting.weight_bytes
-        yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.1, a reduction in every micro-batch")
+        yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.1, a reduce-scatter in every micro-batch")
         yield ClosedForm("state_bytes_per_parameter", 2 + 16 / n, "section 5.2 with fp32 gradients")

@@ -1,20 +1,20 @@
-"""ZeRO stage 3: weights are cut, too; units are gathered before their passes, as far ahead as elements in flight allow.
+"""ZeRO stage 3: weights are sharded, too; units are gathered ahead of their passes up to a limit of elements in flight.
 
-Before a unit's forward pass, and again before its backward pass, its weights are all-gathered; behind it they are
-freed, and its gradients are reduce-scattered in every micro-batch. While a unit computes, further ones are gathered
+Before the forward pass of a unit, and again before its backward pass, its weights are all-gathered; afterwards they are
+freed, and its gradients are reduce-scattered in every micro-batch. While a unit computes, further units are gathered
 until `prefetch_bucket` elements are in flight, but none while `max_live` elements are whole. Parameters of fewer than
-`persistence` elements stay whole: their updated shards come together once a step.
+`persistence` elements stay whole: their updated shards are all-gathered once a step.
 
     forward    gather 1 | gather 2   gather 3   ...         backward   ... gather 2    gather 1
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
-                                                                                scatter 3   scatter 2   scatter 1
+                                                                              reduce-scatter 3   reduce-scatter 2 ...
 
-3 a (N-1)/N M bytes sent per rank and step of a micro-batches, for M bytes of weights and of gradients. 16/N bytes a
-parameter with 16-bit gradients: sharded weights rest in the format that they compute in, beside those of the optimizer;
+A rank sends 3 a (N-1)/N M bytes per step of a micro-batches, for M bytes of weights and of gradients. 16/N bytes per
+parameter with 16-bit gradients, as shards of the weights are stored in the compute format and in that of the optimizer;
 18/N with fp32 gradients.
 
-Not modelled: gathers of parts of a unit (what is gathered is a whole one), weights that stay because they are needed
-again soon (`max_reuse_distance`), buckets of gradients across units.
+Not modelled: all-gathers of parts of a unit, weights that are kept because they are needed again soon
+(`max_reuse_distance`), gradient buckets across units.
 
 References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; defaults: DeepSpeed zero/config.py.
 """
@@ -36,11 +36,11 @@ class Zero3(ShardedScheme):
 
     class Options(SchemeOptions):
         prefetch_bucket: int = Field(default=50_000_000, ge=0)
-        """Elements that are gathered ahead: no further unit begins once so many are."""
+        """Elements that are gathered ahead: no further unit is started once that many are in flight."""
         max_live: int = Field(default=1_000_000_000, ge=0)
         """Elements from which on nothing is gathered ahead."""
         persistence: int = Field(default=100_000, ge=0)
-        """Parameters with fewer elements are not cut."""
+        """Parameters with fewer elements are not sharded."""
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         if state == "parameters" and param.size < self.options.persistence:
@@ -51,7 +51,7 @@ class Zero3(ShardedScheme):
         if not self.framework.overlap.dp:
             return 0
         most = min(self.options.prefetch_bucket, self.options.max_live - sizes[0])
-        # As many as are asked for while fewer than `most` are in flight.
+        # A unit is started while fewer than `most` elements are in flight.
         return sum(gathered - size < most for gathered, size in zip(accumulate(sizes[1:]), sizes[1:], strict=True))
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

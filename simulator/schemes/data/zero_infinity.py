@@ -1,23 +1,23 @@
-"""ZeRO-Infinity: every state is cut over the ranks, and the shards rest in host memory or on disks.
+"""ZeRO-Infinity: every state is sharded over the ranks, and the shards lie in host memory or on disks.
 
-In front of a unit's gather every rank copies its own 1/N of the weights from its host; behind the reduce-scatter of the
-unit's gradients it copies its own 1/N there, where they are added up over micro-batches and the host's processors
-update the shard. As each rank brings a part of every weight, all links to hosts work at once: a unit comes N times as
-fast as from one owner that would broadcast it.
+Before the all-gather of a unit every rank copies its own 1/N of the weights from its host; after the reduce-scatter of
+the gradients it copies its own 1/N back, where gradients are accumulated over micro-batches and the host's processors
+update the shard. As each rank copies a part of every weight, the links of all ranks to their hosts work at once: a unit
+arrives N times as fast as from one owner that would broadcast it.
 
     memory-in     shard 2   shard 3                     shard 2   shard 1
-    data                 gather 2   gather 3                  gather 2   gather 1        scatter 3 ...
+    data                 gather 2   gather 3                  gather 2   gather 1        reduce-scatter 3 ...
     compute       unit 1 .......... unit 2 ....         unit 3 ......... unit 2 ....
     memory-out                                                                   shard of gradients 3 ...
 
-Over the network as ZeRO stage 3: 3 a (N-1)/N M bytes for M bytes of weights and of gradients, a micro-batches. Over a
-rank's link to its host: 2 M/N down and M/N up per micro-batch. The GPU keeps units that compute, and no states.
-Without overlap a step is efficient to ait bw / (ait bw + peak), with ait = sequence x micro-batch FLOP/byte, bw of all
-links together, and the peak of one GPU.
+The network carries the bytes of ZeRO stage 3: 3 a (N-1)/N M for M bytes of weights and of gradients, a micro-batches. A
+rank's link to its host carries 2 M/N in and M/N out per micro-batch. The GPU holds the units that compute, and no
+states. Without overlap the efficiency of a step is ait bw / (ait bw + peak), with ait = sequence x micro-batch
+FLOP/byte, bw of all links together, and the peak of one GPU.
 
-On one rank nothing is cut, and nothing rests elsewhere (memory/offload does that).
+With one rank nothing is sharded or offloaded (memory/offload does that).
 
-Not modelled: tiling of operators that are too large for a GPU, the host's additions over micro-batches.
+Not modelled: tiling of operators that are too large for a GPU, the host's accumulation over micro-batches.
 
 References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6.
 """
@@ -39,9 +39,9 @@ class ZeroInfinity(ShardedScheme):
 
     class Options(SchemeOptions):
         parameters: Literal["gpu", "cpu", "nvme"] = "cpu"
-        """Where shards of the weights rest."""
+        """Where shards of the weights lie."""
         optimizer: Literal["cpu", "nvme"] = "cpu"
-        """Where gradients and states of the optimizer rest."""
+        """Where gradients and optimizer states lie."""
 
     def offloads(self, state: str) -> bool:
         return self.replica_count > 1 and (state != "parameters" or self.options.parameters != "gpu")

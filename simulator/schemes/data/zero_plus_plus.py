@@ -1,18 +1,18 @@
-"""ZeRO++: ZeRO-3 with quantised gathers (qwZ), a second copy of weights in every node (hpZ), quantised sums (qgZ).
+"""ZeRO++: ZeRO-3 with quantised all-gathers (qwZ), a copy of the weights per node (hpZ) and quantised reductions (qgZ).
 
-Ranks lie `over: [across, within]` nodes of G. qwZ: weights are gathered in int8 with a scale for every block. hpZ: of
-what the forward pass gathers every node keeps a 16-bit copy, cut over its ranks; the backward pass gathers that inside
-the node. qgZ: gradients are exchanged in int4 within nodes, summed, and exchanged across nodes: quantised twice, not at
-every hop.
+Ranks lie `over: [across, within]` nodes of G ranks. qwZ: weights are all-gathered in int8 with a scale per block. hpZ:
+every node keeps a 16-bit copy of the weights gathered in the forward pass, sharded over its ranks; the backward pass
+all-gathers it within the node. qgZ: gradients are exchanged in int4 within nodes, summed, and exchanged across nodes:
+quantised twice, not at every hop.
 
-    forward    quantise | gather int8 over all | dequantise, keep 1/G | compute
-    backward   gather 16-bit within            | compute | int4 exchange within | sum | int4 exchange across | sum
+    forward    quantise | all-gather int8 over all | dequantise, keep 1/G | compute
+    backward   all-gather 16-bit within            | compute | int4 exchange within | sum | int4 exchange across | sum
 
-Bytes that leave a node, in units of M bytes of 16-bit weights: ZeRO-3 3 M, here 0.5 M (forward) + 0 (backward) + 0.25 M
-(gradients) = 0.75 M for many nodes, and the scales. 18/N + 2/G bytes a parameter with fp32 gradients (16/N + 2/G with
-16-bit ones). What sums the gradients runs on a stream of its own, beside the rest of the backward pass.
+Bytes that leave a node, in units of M bytes of 16-bit weights: ZeRO-3 3 M; ZeRO++ 0.5 M (forward) + 0 (backward) + 0.25
+M (gradients) = 0.75 M for many nodes, plus the scales. 18/N + 2/G bytes per parameter with fp32 gradients (16/N + 2/G
+with 16-bit ones). Sums of gradients run on a stream of their own, during the rest of the backward pass.
 
-Not modelled: buffers of int4 gradients; the exchanges within and across in chunks that overlap.
+Not modelled: buffers of int4 gradients; exchanges within and across nodes in overlapping chunks.
 
 References: Wang et al. 2023, arXiv 2306.10209, sections 3.1 to 3.3.
 """
@@ -39,7 +39,7 @@ class ZeroPlusPlus(ShardedScheme):
 
     class Options(SchemeOptions):
         qwz: bool = True
-        """Whether weights are gathered in int8."""
+        """Whether weights are all-gathered in int8."""
         hpz: bool = True
         """Whether nodes keep a copy of the weights for the backward pass."""
         qgz: bool = True
@@ -48,7 +48,7 @@ class ZeroPlusPlus(ShardedScheme):
         """Elements that share a scale; the default is assumed."""
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
-        """Experts that no other rank of the node has are gathered from other nodes again."""
+        """Experts without replicas within the node are all-gathered from other nodes again."""
         inner = tuple(axis for axis in self.shards_at_rest("parameters", param) if axis in self.node_axes)
         return inner if self.options.hpz and inner else None
 

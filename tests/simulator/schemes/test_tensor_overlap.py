@@ -410,7 +410,7 @@ def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
     across["plan"]["mesh"] = {"tp": 16}
     across["plan"]["schemes"] = [{"use": ASYNC}, {"use": "tensor/megatron-sp", "over": "tp"}]
     across["model"]["heads"] = 16
-    with pytest.raises(PlanError, match="pull from each other's memory in a domain of 8"):
+    with pytest.raises(PlanError, match="pull from each other's memory in a scale-up domain of 8"):
         resolve_plan(load_job(across))
     across["plan"]["schemes"][0]["use"] = FLUX
     resolve_plan(load_job(across))

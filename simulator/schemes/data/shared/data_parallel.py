@@ -1,9 +1,9 @@
-"""Data parallelism: what all schemes whose ranks run the same layers on different samples have in common.
+"""Data parallelism: what the schemes share whose ranks run the same layers on different samples.
 
-A data scheme divides samples everywhere, so the gradient of every weight is a partial sum over its axes. It
-reduces them in buckets, in the order in which the backward pass of the last micro-batch completes them, and says
-which states rest cut over its axes. A bucket is the framework's habit: ``max(bucket.elements,
-bucket.elements_per_rank x ranks)`` elements, or one for all without overlap.
+A data scheme shards the samples at every operator, so the gradient of every weight is a partial sum over its axes. It
+reduces the gradients in buckets, in the order in which the backward pass of the last micro-batch completes them, and
+says which states are sharded over its axes. The framework sets the size of a bucket: ``max(bucket.elements,
+bucket.elements_per_rank x ranks)`` elements, or one bucket for all without overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simulator.ir.scheme import LowerModule, LowerStage, Scheme
 from simulator.ir.settings import OptionValues
 
 ReductionGroup = Callable[[Param], tuple[tuple[str, ...], int]]
-"""Over which axes something of a parameter meets, and its elements; over none where nothing does."""
+"""Reduction axes of a parameter and its element count; no axes if it needs no collective."""
 
 
 @dataclass(frozen=True)
@@ -64,33 +64,35 @@ class DataSetting:
 
 
 MakeCollective = Callable[[tuple[str, ...], int], Op]
-"""What brings so many elements together over axes."""
+"""Makes the collective of a number of elements over axes."""
 
 
 class DataScheme(Scheme):
-    """Base of the data schemes: the whole statement of one is which states it shards."""
+    """Base of the data schemes; many only state which states they shard."""
 
     family = "data"
     role = "data scheme"
     shards: ClassVar[tuple[str, ...]] = ()
-    """States that rest cut: optimizer, gradients, parameters."""
+    """States that are sharded: optimizer, gradients, parameters."""
 
     def layouts(self, operator: Operator) -> str | None:
         return "b" if operator.has("b") else None
 
     @property
     def replica_count(self) -> int:
-        """Ranks that hold the same weights, where no view says otherwise."""
+        """Ranks that hold the same weights, outside of views."""
         return self.mesh.size((*self.over, *self.sequence_axes))
 
     def reduces(self, param: Param) -> tuple[str, ...]:
-        """Along my axes and those beside them ranks have the same weights; in a view along all of other tokens."""
+        """Its own axes and the sequence axes, along which ranks have the same weights; in a view all axes with other
+        tokens.
+        """
         mine = {*self.over, *self.sequence_axes}
         return param.partial if param.view else tuple(axis for axis in param.partial if axis in mine)
 
     @cached_property
     def replica_axes(self) -> tuple[str, ...]:
-        """The axes that my options name: along them states rest as copies, also those that rest cut over the others."""
+        """The axes that its options name: states are replicated along them, also those sharded over the other axes."""
         named = (getattr(self.options, option) for option in self.names_axes)
         return self.mesh.parts(axis for axis in named if axis)
 
@@ -101,42 +103,43 @@ class DataScheme(Scheme):
 
     @property
     def overlaps_backward(self) -> bool:
-        """Whether gradients leave in buckets while others are made; else all at once, when they all are."""
+        """Whether gradients are reduced in buckets during the backward pass; otherwise all at once after it."""
         return bool(self.framework.overlap.dp)
 
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
-        """Axes over which the gradient is summed once a step, behind the last micro-batch, and not in every one."""
+        """Axes over which the gradient is reduced once a step, after the last micro-batch, and not in every one."""
         return () if "gradients" in self.shards else self.reduces(param)
 
     def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
-        """Axes over which updated shards of weights that rest whole come together before they are used again."""
+        """Axes over which updated shards of unsharded weights are all-gathered before their next use."""
         return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
 
     def _reduction_group(self, param: Param) -> tuple[tuple[str, ...], int]:
-        """Where a gradient is summed behind the last micro-batch, and the elements of it that rest until then."""
+        """Axes of the reduction after the last micro-batch, and the elements of the gradient stored until then."""
         return self.axes_reduced_once(param), param.size // self.mesh.size(self.shards_at_rest("gradients", param))
 
     def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
+        """Axes of the all-gather of updated weights, and their elements."""
         return self.axes_gathered_once(param), param.size
 
     @property
     def lowering_key(self) -> Hashable:
-        """A rank does the same work beside any number of others: only along which axes there are some matters."""
+        """The work of a rank is the same with any number of replicas: only which axes have several matters."""
         return self.use, self.over, tuple(self.mesh.size(axis) > 1 for axis in self.over), self.options
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
-        """Behind the last backward pass the buckets are reduced; ahead of the first forward pass they are gathered."""
+        """Buckets are reduced after the last backward pass, and all-gathered before the first forward pass."""
         stage_ops = inner(stage)
         if self.overlaps_backward:
             reduce: MakeCollective = lambda axes, n: self.reduce(axes, n, "W", "last")  # noqa: E731
             gather: MakeCollective = lambda axes, n: self.gather(axes, n, "F", "first")  # noqa: E731
             stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
-            # Each bucket of weights is gathered in front of its first use in the first micro-batch.
+            # Each bucket of weights is all-gathered before its first use in the first micro-batch.
             stage_ops.ahead += self._make_buckets(stage_ops, self._gather_group, gather, backward=False)
         return stage_ops
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        """Without overlap all is reduced, and gathered again, around the update."""
+        """Without overlap all gradients are reduced before the update, and all weights all-gathered after it."""
         fragment = inner(module)
         if isinstance(module, Update) and not self.overlaps_backward:
             sums = [self.reduce(axes, n, "U", "every") for axes, n in sum_by_axes(module.params, self._reduction_group)]
@@ -150,7 +153,9 @@ class DataScheme(Scheme):
         return fragment
 
     def reduce(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        """A sum of gradients, to the shards that the optimizer updates; among replicas of shards, of all of each."""
+        """A reduction of gradients: reduce-scatter to the shards that the optimizer updates, or all-reduce; among
+        replicas an all-reduce of the shards.
+        """
         copies = set(axes) <= set(self.replica_axes)
         operation = "reduce_scatter" if "optimizer" in self.shards and not copies else "all_reduce"
         work = Collective(operation, elements * BYTES[self.framework.gradients], axes)
@@ -163,7 +168,7 @@ class DataScheme(Scheme):
     def _make_buckets(
         self, stage_ops: StageOps, of: ReductionGroup, make: MakeCollective, backward: bool
     ) -> Iterable[SideOps]:
-        """An op a bucket, of parameters that meet over the same axes, in the order in which they begin."""
+        """One op per bucket of parameters with the same axes, in the order in which the buckets start."""
         limit = max(self.framework.bucket.elements, self.framework.bucket.elements_per_rank * self.replica_count)
         found = [of(param) if param.trained else ((), 0) for param, _ in stage_ops.params()]
         axes_of = [axes for axes, _ in found]
@@ -182,7 +187,7 @@ class DataScheme(Scheme):
                     return
                 buckets += zip(np.split(numbers, starts[1:]), (ops[elements] for elements in sizes), strict=True)
         if buckets:
-            # Backward a bucket begins with its last gradient, forward it is there for its first weight.
+            # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
             buckets.sort(key=lambda bucket: -bucket[0][-1] if backward else bucket[0][0])
             lengths = [len(numbers) for numbers, _ in buckets]
             starts = np.cumsum([0, *lengths[:-1]])
@@ -190,7 +195,7 @@ class DataScheme(Scheme):
 
 
 def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iterable[tuple[tuple[str, ...], int]]:
-    """The elements of all parameters that meet over the same axes."""
+    """The elements of all parameters with the same reduction axes."""
     whole: dict[tuple[str, ...], int] = defaultdict(int)
     for param, count in params:
         axes, elements = of(param)
@@ -199,15 +204,16 @@ def sum_by_axes(params: Iterable[tuple[Param, int]], of: ReductionGroup) -> Iter
     return whole.items()
 
 
-def _fill_buckets(held: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
-    """Where buckets start, and how much is in each: the parameter that fills a bucket closes it.
+def _fill_buckets(cumulative: np.ndarray, limit: float) -> tuple[np.ndarray, list[int]]:
+    """Starts and sizes of buckets: the parameter that reaches the limit closes its bucket.
 
-    held: elements of all parameters up to each one.
+    cumulative: elements of all parameters up to each one.
+    limit: elements of a bucket.
     """
-    before = np.concatenate([[0], held[:-1]])
-    follows = (np.searchsorted(held, before + limit) + 1).tolist()
+    before = np.concatenate([[0], cumulative[:-1]])
+    follows = (np.searchsorted(cumulative, before + limit) + 1).tolist()
     starts, start = [], 0
-    while start < len(held):
+    while start < len(cumulative):
         starts.append(start)
         start = follows[start]
-    return np.array(starts), np.diff([*before[starts], held[-1]]).tolist()
+    return np.array(starts), np.diff([*before[starts], cumulative[-1]]).tolist()

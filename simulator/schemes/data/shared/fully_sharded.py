@@ -1,7 +1,7 @@
-"""Sharded weights, unit by unit: whole while a unit computes, and cut while they rest.
+"""Sharded weights, unit by unit: all-gathered for the passes of a unit, sharded between them.
 
-A unit is a transformer layer, the embedding, or the output layer with its loss. Of every unit `shard_units` says when
-its weights are gathered, how long they live, and when its gradients leave; a scheme says how both move
+A unit is a transformer layer, the embedding, or the output layer with its loss. `shard_units` decides for every unit
+when its weights are gathered, how long they live, and when its gradients are reduced; a scheme says how they move
 (`ShardedScheme`).
 """
 
@@ -22,8 +22,12 @@ from simulator.schemes.data.shared.data_parallel import DataScheme
 
 @dataclass
 class GatherOps:
-    """How weights of a unit come together: ops one after another; what the unit does with them before it computes; and
-    the bytes that have come by then, where that is not the whole weights."""
+    """How the weights of a unit are gathered.
+
+    ops: collectives and copies, one after another.
+    unpack: kernels of the unit that prepare the arrived weights.
+    nbytes: bytes that arrive, where these are not the weights themselves.
+    """
 
     ops: list[Op]
     unpack: list[Op] = field(default_factory=list)
@@ -31,11 +35,10 @@ class GatherOps:
 
 
 class ShardedScheme(DataScheme):
-    """Base of the data schemes whose gradients leave unit by unit, and whose weights come so where they rest cut.
+    """Base of the data schemes that reduce gradients unit by unit, and gather sharded weights unit by unit.
 
-    How far ahead weights are gathered, and how weights and gradients move, is what such schemes differ in:
-    `prefetch_depth`, `gather_unit` and `reduce_unit`. The axis along which ranks are nearest is the last one that it is
-    `over`.
+    They differ in how far ahead weights are gathered (`prefetch_depth`), and in how weights and gradients move
+    (`gather_unit`, `reduce_unit`). The last axis that a scheme is `over` joins the nearest ranks.
     """
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
@@ -47,26 +50,32 @@ class ShardedScheme(DataScheme):
 
     @property
     def layers_per_unit(self) -> int:
-        """Layers of one unit, where as many of one kind stand in a row."""
+        """Layers of one unit, where that many of one kind follow each other."""
         return 1
 
     def gather(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> Op:
-        """What comes together once a step stands beside the units, on a stream that none of them uses."""
+        """An all-gather; those that happen once a step run on a stream that units do not use."""
         op = super().gather(axes, elements, phase, when)
         return replace(op, stream="data-returns") if when == "first" else op
 
     def prefetch_depth(self, forward: bool, sizes: Sequence[int]) -> int:
-        """How many of the following units are gathered while one computes. sizes: elements of that one, and of those
-        that follow in this pass."""
+        """How many of the following units are gathered during the computation of one.
+
+        sizes: elements of that unit, and of those that follow it in this pass.
+        """
         return int(self.framework.overlap.dp)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        """Gathers weights that are cut over `axes`. elements: of the whole weights."""
+        """The all-gather of weights that are sharded over `axes`.
+
+        elements: of the gathered weights.
+        """
         return GatherOps([self.gather(axes, elements, "F" if forward else "B", "every")])
 
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        """Sums the gradients of every micro-batch over `axes`, ops one after another: over those that they rest cut
-        over, then the shards over those along which these are copies."""
+        """The reductions of gradients in every micro-batch, one after another: reduce-scatter over the axes that shard
+        them, then all-reduce of the shards over replica axes.
+        """
         cut, copies = self.split_replica_axes(axes)
         ops = [self.reduce(cut, elements, "W", "every")] if cut else []
         if copies:
@@ -74,21 +83,26 @@ class ShardedScheme(DataScheme):
         return ops
 
     def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Those along which states rest cut, and those along which there are copies of the shards."""
+        """The axes that shard states, and those along which the shards are replicated."""
         cut = tuple(axis for axis in axes if axis not in self.replica_axes)
         return cut, tuple(axis for axis in axes if axis in self.replica_axes)
 
     @cached_property
     def node_axes(self) -> tuple[str, ...]:
-        """The axes of the nearest ranks that hold the same weights: the last that it is over, and those beside it."""
+        """The axes of the nearest ranks that hold the same weights: the last one that the scheme is over, and the
+        sequence axes.
+        """
         claimed = [axis for axis in self.axes if not set(self.mesh.parts(axis)) & set(self.replica_axes)]
         return (*self.mesh.parts(claimed[-1:]), *self.sequence_axes)
 
 
 @dataclass(frozen=True)
 class GatheredWeights:
-    """What a pass of a unit gathers: elements by the axes that they are cut over. live: elements that take memory of
-    their own meanwhile; those that also rest whole take none."""
+    """The weights that a pass of a unit gathers.
+
+    groups: axes that shard them, each with its elements.
+    live: elements that take memory once gathered; weights that are also stored whole take none.
+    """
 
     groups: tuple[tuple[tuple[str, ...], int], ...] = ()
     live: int = 0
@@ -100,8 +114,12 @@ class GatheredWeights:
 
 @dataclass(frozen=True)
 class UnitShards:
-    """What the ranks of a scheme share of a unit: weights, for both passes; the elements of its gradients by the axes
-    over which they are summed, and those of them that do not rest whole."""
+    """What the ranks of a scheme share of a unit.
+
+    forward, backward: weights gathered for the two passes.
+    gradients: reduction axes, each with its elements.
+    leaving: elements of gradients that are sharded once reduced.
+    """
 
     forward: GatheredWeights
     backward: GatheredWeights
@@ -114,8 +132,11 @@ class UnitShards:
 
 @dataclass(frozen=True)
 class PassGathers:
-    """What a pass of a unit gathers when it begins, each with how many units later it is used; and what has been
-    gathered before for the units that follow, the next one first."""
+    """The all-gathers of a pass of a unit.
+
+    now: weights gathered when the pass starts, each with the number of units until their use.
+    before: weights of the following units that earlier passes have gathered, the next unit first.
+    """
 
     now: tuple[tuple[int, GatheredWeights], ...]
     before: tuple[GatheredWeights, ...]
@@ -123,8 +144,10 @@ class PassGathers:
 
 @dataclass(frozen=True)
 class UnitGathers:
-    """What a unit does for itself and its neighbours. sent: elements of the following unit's gradients, which are still
-    on their way in its backward pass."""
+    """The all-gathers of a unit for itself and for the units that follow.
+
+    sent: gradient elements of the following unit that are still being reduced during its backward pass.
+    """
 
     forward: PassGathers
     backward: PassGathers
@@ -132,7 +155,7 @@ class UnitGathers:
 
 
 def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
-    """`stage_ops` whose links hold so many copies of one at a time, and what is left over by itself."""
+    """`stage_ops` in which each run has units of `layers` copies, and the remainder in a run of its own."""
     if layers == 1:
         return stage_ops
     unit_runs: list[UnitRun] = []
@@ -143,7 +166,7 @@ def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
 
 
 def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
-    """`count` times `n` copies of a link, one after another in one fragment."""
+    """A run of `count` units, each of `n` copies in one fragment."""
     if n == 1:
         return replace(unit_run, count=count)
     copies = [unit_run.fragment.copy() for _ in range(n)]
@@ -154,7 +177,7 @@ def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
             one.grad_entry[gives].after.append(other.grad_exit[takes])
 
     def key(old: str, i: int) -> str:
-        """Copies meet in what one gives and the next one takes."""
+        """Memory keys of copy i: neighbouring copies share the residual stream between them."""
         back, (come, go) = old.removeprefix("d:"), unit_run.keys
         at = {come: i, go: i + 1}.get(back)
         if at is None:
@@ -184,12 +207,12 @@ def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
 
 
 def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
-    """`stage_ops` with every unit's weights gathered before its passes and its gradients scattered behind.
+    """`stage_ops` in which the weights of every unit are gathered before its passes and its gradients reduced after.
 
-    A unit's weights are gathered while those before it compute, `scheme.prefetch_depth` of them, else while nobody
-    does: that is the limit of gathers that nobody has used yet. An embedding whose table is that of the output layer,
-    too, stays whole between its passes, as does the gradient from the output layer's on (both belong to the root unit
-    of FSDP, which is not freed behind its forward pass).
+    The weights of a unit are gathered during the computation of the `scheme.prefetch_depth` units before it, or, with a
+    depth of 0, while nothing computes: the limit of unused all-gathers. An embedding whose table is also that of the
+    output layer stays whole between its passes, and so does its gradient from the output layer on (both belong to the
+    root unit of FSDP, which is not freed after its forward pass).
     """
     unit_runs = stage_ops.unit_runs
     held = [_unit_shards(scheme, unit_run) for unit_run in unit_runs]
@@ -202,7 +225,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     )
     if shared:
         held[0] = replace(held[0], backward=GatheredWeights())
-    # Behind a unit that takes nothing from the one before, as an embedding does, a new row of neighbours begins.
+    # A unit without input from the previous one, as an embedding, starts a new row of neighbours.
     rows: list[list[int]] = []
     for i, unit_run in enumerate(unit_runs):
         if i == 0 or unit_run.residual_in is None:
@@ -212,7 +235,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         (i, turn) for row in rows for i, turn in zip(row, _plan_gathers(scheme, [held[i] for i in row]), strict=True)
     ]
     made: list[UnitRun] = []
-    # Copies differ in what they do for their neighbours: mostly the first, those between, the last.
+    # Copies of a unit differ in what they gather for later units: usually the first, the middle ones and the last.
     for (i, turn), similar in groupby(turns):
         stays = shared and i == 0
         fragment = _lower_unit(scheme, unit_runs[i], held[i], turn, stays)
@@ -238,7 +261,7 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun) -> UnitShards:
             leaving += param.size if scheme.shards_at_rest("gradients", param) else 0
     backward.pop((), None)
     groups = GatheredWeights(tuple(forward.items()), live), GatheredWeights(tuple(backward.items()), live)
-    if not unit_run.fragment.backward:  # nothing below is trained
+    if not unit_run.fragment.backward:  # no weights below are trained
         return UnitShards(groups[0], GatheredWeights(), (), 0)
     return UnitShards(*groups, tuple(gradients.items()), leaving)
 
@@ -251,7 +274,7 @@ def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGath
 
 
 def _plan_pass(scheme: ShardedScheme, row: list[GatheredWeights], forward: bool) -> list[PassGathers]:
-    """For units in the order of a pass."""
+    """The all-gathers of units in the order of a pass."""
     sizes = [one.elements for one in row]
     found, reached = [], 0
     for place in range(len(row)):
@@ -263,12 +286,12 @@ def _plan_pass(scheme: ShardedScheme, row: list[GatheredWeights], forward: bool)
 
 
 def _table_key(axes: tuple[str, ...]) -> str:
-    """The key of the gradients of a unit whose table others use too."""
+    """The memory key of the gradients of a table that other units also use."""
     return f"gradients of the table {axes}"
 
 
 def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
-    """A unit that makes a first part of the gradients of a table, which are given back where the table is."""
+    """A unit that makes a first part of the gradients of a table; the unit with the table frees them."""
     first = next((op for op in unit_run.fragment.backward if op.phase == "W"), unit_run.fragment.backward[-1])
     for axes, elements in table.gradients:
         nbytes = elements * BYTES[scheme.framework.gradients]
@@ -277,14 +300,17 @@ def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitSh
 
 
 def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn: UnitGathers, stays: bool) -> Fragment:
-    """A unit with what it gathers and scatters. stays: its weights are whole between its passes, too."""
+    """A unit with its all-gathers and reductions.
+
+    stays: its weights are whole between its passes, too.
+    """
     made = unit_run.fragment.copy()
     _lower_pass(scheme, unit_run, made, own.forward, turn.forward, True, stays)
     if made.backward:
-        # A table that stays has come already.
+        # A table that stays is gathered already.
         weights = replace(own.forward, groups=()) if stays else own.backward
         _lower_pass(scheme, unit_run, made, weights, turn.backward, False, stays)
-        # The gradients of the unit whose backward pass came before are still on their way.
+        # The gradients of the unit whose backward pass came before are still being reduced.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (made.backward[0], made.backward[-1])
         made.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
         for axes, elements in own.gradients:
@@ -301,9 +327,10 @@ def _lower_pass(
     forward: bool,
     stays: bool,
 ) -> None:
-    """One pass of a unit with what it gathers: its own weights, where nobody has before, and those of later units.
+    """One pass of a unit with its all-gathers: of its own weights, unless earlier passes have gathered them, and of
+    those of later units.
 
-    Who waits for its result waits for the next unit's weights, too.
+    Whatever waits for the output of the unit also waits for the weights of the next unit.
     """
     ops, phase = (made.forward, "F") if forward else (made.backward, "B")
     entry, takes = (made.entry, unit_run.residual_in) if forward else (made.grad_entry, unit_run.residual_out)
@@ -314,7 +341,7 @@ def _lower_pass(
     front, behind, arrived = list[Op](), list[Op](), dict[int, list[Op]]()
     for later, weights in fetch.now:
         found = _gather_all(scheme, weights, forward) if later else mine
-        # Where nothing comes in, the loss begins the backward pass.
+        # Without an incoming gradient the loss starts the backward pass.
         begins = bool(later) and not forward and not came
         for one in found:
             one.ops[0].after += (front or ops)[:1] if begins else came
@@ -329,7 +356,7 @@ def _lower_pass(
         nbytes = _bytes_in_flight(scheme, weights, _gather_all(scheme, weights, forward))
         made.tensor_uses += _lifetime(f"weights {phase} {later}", nbytes, first, last)
     here = arrived.get(0, [])
-    # What moves weights on before a kernel reads them waits for them, too.
+    # Collectives that gather weights further before a kernel reads them wait, too.
     used = {param.used for param in made.params} if forward else set()
     for op in (op for op in ops if op.stream == COMPUTE or op in used):
         op.after += here
@@ -360,21 +387,22 @@ def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) 
 
 
 def _bytes_in_flight(scheme: ShardedScheme, weights: GatheredWeights, found: list[GatherOps]) -> float:
-    """Bytes of weights on their way to a later unit."""
+    """Bytes of the weights that are being gathered for a later unit."""
     return sum(one.nbytes for one in found) or weights.live * BYTES[scheme.framework.weights]
 
 
 def _serialise(ops: list[Op]) -> None:
-    """Each op waits for the one before."""
+    """Lets each op wait for the one before."""
     for one, other in pairwise(ops):
         other.after.append(one)
 
 
 def _relay_arrivals(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[list[Op], list[Op]]:
-    """Marks that tell later units when their weights have come, and what the next unit waits for.
+    """Ops without work that tell later units when their weights have arrived, and the ops that the next unit waits for.
 
-    Units meet in their results alone, so news of weights for the unit after the next goes from unit to unit on a stream
-    of its own, those for one further on another, and so on; every unit hands them on to the stream before.
+    Units are connected by their residual stream alone. The arrival of weights for the unit after the next is relayed
+    from unit to unit on a stream of its own, arrivals for units further on on other streams; every unit hands them to
+    the stream before.
     """
 
     def mark(stream: int, after: list[Op]) -> Op:
@@ -391,7 +419,7 @@ def _relay_arrivals(before: int, arrived: dict[int, list[Op]], phase: str) -> tu
 
 
 def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:
-    """Sums gradients behind the backward pass; whole ones that rest cut live until they have left."""
+    """Reduces gradients after the backward pass; unsharded ones live until they are reduced."""
     params = [param for param in made.params if param.trained and scheme.reduces(param) == axes]
     ready = [param.ready for param in params]
     ops = scheme.reduce_unit(axes, elements)
