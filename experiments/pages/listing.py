@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -133,24 +132,20 @@ def _blocks(model: Model) -> list[str]:
 
 def schemes() -> list[Row]:
     """All schemes, with the first sentence of the docstring of each."""
-    from simulator.ir import registry
+    from simulator.ir.registry import find_scheme, scheme_names
+    from simulator.report.scheme_page import idea
 
     rows = []
-    for use in registry.scheme_names():
-        kind = registry.find_scheme(use)
-        family = use.partition("/")[0]
-        path = registry.scheme_file(use)
-        doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        idea = " ".join(doc.partition("\n\n")[0].split())
-        paper = getattr(kind, "paper", None)
+    for use in scheme_names():
+        paper = find_scheme(use).paper
         rows.append(
             {
                 "name": use,
-                "family": family,
-                "paper": paper.ref if paper else None,
-                "year": paper.year if paper else None,
-                "title": paper.title if paper else None,
-                "idea": idea.partition(". ")[0].rstrip("."),
+                "family": use.partition("/")[0],
+                "paper": paper.ref,
+                "year": paper.year,
+                "title": paper.title,
+                "idea": idea(use),
             }
         )
     return rows

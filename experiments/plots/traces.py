@@ -114,13 +114,13 @@ def _describe_sides(comparison: Comparison) -> list[str]:
     return parts
 
 
-OverlappedPasses = tuple[str, str, tuple[float, float], tuple[int, int]]
+KernelPair = tuple[str, str, tuple[float, float], tuple[int, int]]
 """Stream, class, seconds and calls of both sides."""
 
 
-def _rows(comparison: Comparison) -> list[OverlappedPasses]:
+def _rows(comparison: Comparison) -> list[KernelPair]:
     """A pair for every class of every stream, for exposed communication and for idle time."""
-    rows: list[OverlappedPasses] = [
+    rows: list[KernelPair] = [
         (line.stream, line.kind, (line.real, line.simulated), (line.real_calls, line.simulated_calls))
         for line in comparison.lines
     ]
@@ -131,7 +131,7 @@ def _rows(comparison: Comparison) -> list[OverlappedPasses]:
     return rows
 
 
-def _draw_bars(sheet: Sheet, rows: Sequence[OverlappedPasses], top: float) -> None:
+def _draw_bars(sheet: Sheet, rows: Sequence[KernelPair], top: float) -> None:
     """Draws a line for every pair, with its bars and numbers."""
     longest = max((max(times) for _, _, times, _ in rows), default=0.0) or 1.0
     heads = {REAL: "real ms", FORECAST: "simulated ms", RATIO: "ratio", style.PAGE - EDGE: "kernels"}

@@ -279,7 +279,7 @@ def test_what_cannot_be_calibrated(tmp_path, table, fitted):
     for words, said in (
         ([table, "--out", tmp_path / "out"], "no library has 10 rows"),
         ([file, "--out", tmp_path / "out", "--only", "h100"], "Did you mean 'h100-sxm'"),
-        ([file, "--out", tmp_path / "plain"], "it is no folder"),
+        ([file, "--out", tmp_path / "plain"], "it is not a folder"),
         ([file, "--out", tmp_path / "a" / "b"], "there is no folder"),
         (["--out", tmp_path / "out"], "need tables"),
     ):

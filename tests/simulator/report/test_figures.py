@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,13 @@ def test_an_added_figure_is_on_the_page_of_docs(added: Figure) -> None:
 
 def test_the_page_of_the_figures_is_up_to_date() -> None:
     assert (ROOT / "docs" / "figures.md").read_text("utf-8") == docs_page(), "`make docs-figures` puts it right"
+
+
+def test_importing_the_table_is_light() -> None:
+    heavy = ("matplotlib", "pandas", "pyarrow", "rich", "scipy", "torch")
+    code = f"import sys, simulator.report.figures; print(*[name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_no_two_figures_have_one_place() -> None:
