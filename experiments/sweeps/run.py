@@ -150,7 +150,7 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
     """Rows of a chunk, without points that violate a constraint."""
     names = Names(chunk.job, Path(chunk.base))
     where = [parse_constraint(*constraint) for constraint in chunk.where]
-    if not hasattr(_local, "workshop"):  # one per thread; it changes no answer
+    if not hasattr(_local, "shared_work"):  # one per thread; it changes no answer
         _local.shared_work = SharedWork()
     rows = (_forecast_point(changes, chunk, names, where) for changes in chunk.points)
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
