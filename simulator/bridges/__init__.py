@@ -1,1 +1,1 @@
-"""What other programs write, read into plain data: nccl-tests, torch's profiler, logs of training frameworks."""
+"""Readers of other programs' output: nccl-tests, torch's profiler, logs of training frameworks, torch's schedules."""

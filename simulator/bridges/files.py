@@ -1,4 +1,4 @@
-"""Files of other programs: text, JSON, either of them compressed. What cannot be read ends in one PlanError."""
+"""Reads text and JSON files, compressed or not. A file that cannot be read ends in one PlanError."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any, TypeVar
 from hardware.errors import PlanError
 
 GZIP = b"\x1f\x8b"
-"""What a compressed file begins with, whatever its name."""
+"""First bytes of a gzip file, whatever its name."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-"""Escape sequences of terminals."""
+"""Escape sequences of terminals (colours)."""
 
 AHEAD = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:\s?|\[(?:rank|default)\d+\]:\s?|\d+:\s)+")
-"""What launchers put in front of a line: mpirun's --tag-output, torchrun's --role, srun's --label."""
+"""Prefixes of lines by launchers: mpirun's --tag-output, torchrun's --role, srun's --label."""
 
 Plain = TypeVar("Plain")
 
 
 def text(path: Path, remedy: str) -> str:
-    """The text of a file, decompressed where it is. remedy: what would work, for the error.
+    """The text of a file, decompressed if it is compressed.
 
+    remedy: advice for the error.
     Raises PlanError for a file that cannot be read, or holds no text.
     """
     try:
@@ -34,7 +35,7 @@ def text(path: Path, remedy: str) -> str:
     except UnicodeDecodeError:
         raise PlanError(str(path), "it is not UTF-8 text", remedy) from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise PlanError(str(path), "it is compressed and broken off", remedy) from None
+        raise PlanError(str(path), "it is compressed and incomplete", remedy) from None
     except OSError as error:
         raise PlanError(str(path), f"it cannot be read ({error.strerror})", remedy) from None
     except ValueError:  # a null byte in the name
@@ -42,13 +43,13 @@ def text(path: Path, remedy: str) -> str:
 
 
 def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
-    """Where every line stands (``file:line``), and the line without colours and without what launchers put ahead."""
+    """The place of every line (``file:line``), and the line without colours and without prefixes of launchers."""
     rows = text(path, remedy).split("\n")
     return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row)).rstrip("\r")) for i, row in enumerate(rows, 1)]
 
 
 def json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The object that a file holds. Raises PlanError, with the line, where it holds none."""
+    """The JSON object in a file. Raises PlanError, with the line, if it holds none."""
     try:
         found = json.loads(text(path, remedy))
     except json.JSONDecodeError as error:
@@ -61,7 +62,7 @@ def json_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def member(data: dict[str, Any], key: str, kind: type[Plain], where: str, remedy: str) -> Plain:
-    """``data[key]``, which must be of a kind. Raises PlanError where it is not."""
+    """``data[key]``. Raises PlanError if it is not of the type `kind`."""
     found = data.get(key)
     if not isinstance(found, kind) or isinstance(found, bool):
         rule = f"it is {_kind(found)} where {_WORDS.get(kind, kind.__name__)} is expected"

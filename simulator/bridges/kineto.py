@@ -1,10 +1,9 @@
-"""Traces of torch's profiler (Kineto), as ``export_chrome_trace`` writes them: .json or .json.gz.
+"""Reads traces of torch's profiler (Kineto), as ``export_chrome_trace`` writes them: .json or .json.gz.
 
-An event of the host (``cpu_op``) is an operator, nested by time in those that called it, on its thread. An event of a
-GPU (``kernel``, ``gpu_memcpy``, ``gpu_memset``) lies on a stream; its launch by the host is the event of the runtime
-with the same correlation, and the operators around the launch say what the kernel was for. Times are microseconds in
-the file, in any order; here they are seconds from the begin of the earliest event.
-"""
+A host event (``cpu_op``) is an operator on a thread, nested by time in the operators that called it. A GPU event
+(``kernel``, ``gpu_memcpy``, ``gpu_memset``) lies on a stream; its launch is the event of the CUDA runtime with the same
+correlation id, and the operators that enclose the launch show the purpose of the kernel. Files hold microseconds, in
+any order; here times are seconds since the start of the earliest event."""
 
 from __future__ import annotations
 
@@ -23,20 +22,30 @@ from simulator.bridges.files import json_object, member
 REMEDY = "Name a file that torch.profiler wrote with export_chrome_trace"
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what runs on a GPU."""
+"""Categories of GPU events."""
 
 ON_HOST = ("cpu_op", "user_annotation")
-"""Categories of what the host does in words that say what for."""
+"""Categories of host events whose names show a purpose."""
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")
+"""Categories of launches."""
 
 STEP = re.compile(r"ProfilerStep#\d+")
-"""What the profiler calls a step that its schedule was told of."""
+"""The profiler's name of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that lasted. begin, seconds: on the trace's clock. lane: process and thread, or device and stream."""
+    """An event of a trace.
+
+    Attributes:
+        name: of the operator or kernel.
+        category: ``cat`` of the file.
+        begin: start [s].
+        seconds: duration [s].
+        lane: process and thread, or device and stream.
+        args: ``args`` of the file.
+    """
 
     name: str
     category: str
@@ -51,20 +60,35 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of time that an event of the host had for itself, none of those that it called running. around: names
-    of the events that it is nested in, the nearest first."""
+class SelfTime:
+    """An interval in which a host event ran itself, and none of the operators that it called.
+
+    Attributes:
+        event: the operator.
+        begin: start [s].
+        end: end [s].
+        callers: names of the events that enclose it, innermost first.
+    """
 
     event: Event
     begin: float
     end: float
-    around: tuple[str, ...]
+    callers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one process did. events: sorted by their begin. rank, world: where the file says so. devices: GPUs' names.
-    groups: descriptions of the process groups that the rank belongs to, with their ranks."""
+    """The trace of one process.
+
+    Attributes:
+        file: its name.
+        events: sorted by their start.
+        rank: of the process; None if the file does not say.
+        world: number of ranks; None if the file does not say.
+        backend: of torch.distributed.
+        devices: names of the GPUs.
+        groups: ranks of the process groups that the rank belongs to, by their description.
+    """
 
     file: str
     events: tuple[Event, ...]
@@ -75,77 +99,77 @@ class Trace:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of(self, *categories: str) -> list[Event]:
-        """The events of some categories, by their begin."""
+        """The events of some categories, by their start."""
         return [event for event in self.events if event.category in categories]
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU ran something."""
+        """Whether the trace has GPU events."""
         return any(event.category in ON_DEVICE for event in self.events)
 
     def steps(self) -> list[Event]:
-        """The steps that are marked in the trace, by their begin: of the profiler's schedule, or called ``step``.
+        """The marked steps, by their start: those of the profiler's schedule, or annotations called ``step``.
 
-        Marks in which nothing was issued are left out: schedules mark steps that they do not record.
+        Marks without any launch are left out: schedules also mark steps that they do not record.
         """
         marks = self.of("user_annotation")
         marks = [m for m in marks if STEP.fullmatch(m.name)] or [m for m in marks if m.name.lower() == "step"]
         work = self.of(*ON_DEVICE)
-        issued = sorted([(self.launch(one) or one).begin for one in work] or [one.begin for one in self.of("cpu_op")])
-        return [m for m in marks if bisect_left(issued, m.begin) < bisect_right(issued, m.end)]
+        launched = sorted([(self.launch(one) or one).begin for one in work] or [one.begin for one in self.of("cpu_op")])
+        return [m for m in marks if bisect_left(launched, m.begin) < bisect_right(launched, m.end)]
 
     @cached_property
     def _launches(self) -> dict[int, Event]:
-        """The launch of every kernel, by correlation."""
+        """Launches by correlation id."""
         found = self.of(*LAUNCHES)
         return {e.args["correlation"]: e for e in found if isinstance(e.args.get("correlation"), int)}
 
     @cached_property
     def _operators(self) -> dict[int, Event]:
-        """Operators by their number in the file: what a kernel is joined to where its launch was not recorded."""
+        """Operators by external id: they stand for launches that were not recorded."""
         found = self.of("cpu_op")
         return {e.args["External id"]: e for e in found if isinstance(e.args.get("External id"), int)}
 
     @cached_property
-    def _nests(self) -> dict[tuple[str, str], _OpenSlices]:
+    def _call_trees(self) -> dict[tuple[str, str], _CallTree]:
         lanes: dict[tuple[str, str], list[Event]] = defaultdict(list)
         for event in self.of(*ON_HOST):
             lanes[event.lane].append(event)
-        return {lane: _OpenSlices(own) for lane, own in lanes.items()}
+        return {lane: _CallTree(own) for lane, own in lanes.items()}
 
     def launch(self, kernel: Event) -> Event | None:
-        """The event of the host that issued a kernel; None where the file does not say."""
+        """The host event that launched a kernel; None if the file does not say."""
         found = self._launches.get(_number(kernel.args.get("correlation")))
         return found or self._operators.get(_number(kernel.args.get("External id")))
 
-    def around(self, kernel: Event) -> tuple[str, ...]:
-        """Names of what the host was doing when it issued a kernel, the nearest first."""
+    def callers(self, kernel: Event) -> tuple[str, ...]:
+        """Names of the host events that enclose the launch of a kernel, innermost first."""
         launch = self.launch(kernel)
-        if launch is None or launch.lane not in self._nests:
+        if launch is None or launch.lane not in self._call_trees:
             return ()
-        return self._nests[launch.lane].around(launch.begin)
+        return self._call_trees[launch.lane].enclosing(launch.begin)
 
     def nest_events(self) -> list[tuple[Event, tuple[str, ...], int]]:
-        """Every event of the host, names of those around it (the nearest first), and the place of the nearest of them
-        in this list, -1 where there is none."""
+        """Every host event, the names of its callers (innermost first), and the index of its caller in this list (-1 if
+        it has none)."""
         found: list[tuple[Event, tuple[str, ...], int]] = []
-        for composite in self._nests.values():
+        for tree in self._call_trees.values():
             start = len(found)
-            for event, parent in zip(composite.events, composite.parent, strict=True):
-                found.append((event, composite.chain(parent), start + parent if parent >= 0 else -1))
+            for event, parent in zip(tree.events, tree.parent, strict=True):
+                found.append((event, tree.chain(parent), start + parent if parent >= 0 else -1))
         return found
 
-    def stretches(self) -> list[Stretch]:
-        """What every thread of the host did, each moment filed under the innermost operator."""
-        found = [one for composite in self._nests.values() for one in composite.stretches()]
+    def self_times(self) -> list[SelfTime]:
+        """The self times of all host events: each moment of a thread counts for the innermost operator."""
+        found = [one for tree in self._call_trees.values() for one in tree.self_times()]
         return sorted(found, key=lambda one: (one.begin, one.end))
 
 
-class _OpenSlices:
-    """The events of one thread, nested by time."""
+class _CallTree:
+    """The host events of one thread, nested by time."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        # Of two that begin together the longer one holds the other.
+        # Of two that start together the longer one encloses the other.
         self.events = sorted(events, key=lambda event: (event.begin, -event.seconds))
         self.begins = [event.begin for event in self.events]
         self.parent: list[int] = []
@@ -157,36 +181,37 @@ class _OpenSlices:
             open_.append(number)
 
     def chain(self, number: int) -> tuple[str, ...]:
-        """The event's name and the names of those around it, the nearest first."""
+        """The name of an event and those of its callers, innermost first."""
         names = []
         while number >= 0:
             names.append(self.events[number].name)
             number = self.parent[number]
         return tuple(names)
 
-    def around(self, moment: float) -> tuple[str, ...]:
-        """Names of what is going on at a moment, the nearest first."""
+    def enclosing(self, moment: float) -> tuple[str, ...]:
+        """Names of the events that run at a moment [s], innermost first."""
         number = bisect_right(self.begins, moment) - 1
         while number >= 0 and self.events[number].end < moment:
             number = self.parent[number]
         return self.chain(number)
 
-    def stretches(self) -> Iterable[Stretch]:
+    def self_times(self) -> Iterable[SelfTime]:
+        """The self times of all events."""
         children: dict[int, list[Event]] = defaultdict(list)
         for number, parent in enumerate(self.parent):
             children[parent].append(self.events[number])
         for number, event in enumerate(self.events):
-            around, at = self.chain(self.parent[number]), event.begin
+            callers, at = self.chain(self.parent[number]), event.begin
             for child in children[number]:
                 if child.begin > at:
-                    yield Stretch(event, at, child.begin, around)
+                    yield SelfTime(event, at, child.begin, callers)
                 at = max(at, child.end)
             if event.end > at:
-                yield Stretch(event, at, event.end, around)
+                yield SelfTime(event, at, event.end, callers)
 
 
 def read(path: Path) -> Trace:
-    """Reads a trace. Raises PlanError for a file that is none."""
+    """Reads a trace. Raises PlanError for a file that is no trace."""
     data = json_object(path, REMEDY)
     rows = [
         (f"{path} traceEvents.{i}", row)
@@ -197,7 +222,7 @@ def read(path: Path) -> Trace:
     if not any(event.category in (*ON_DEVICE, "cpu_op") for event in found):
         raise PlanError(str(path), "it holds no operator and no kernel", REMEDY)
     first = min(begin for begin, event in zip(_begins(rows), found, strict=True) if event.category != "Trace")
-    # Moments are far from zero (years, in microseconds): differences are formed before the unit is changed.
+    # Times are far from zero (years, in microseconds): differences are taken before the unit is changed.
     moved = [
         Event(e.name, e.category, (begin - first) * 1e-6, e.seconds, e.lane, e.args)
         for begin, e in zip(_begins(rows), found, strict=True)
@@ -214,7 +239,7 @@ def _begins(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[float]:
 
 
 def _event(row: Any, where: str) -> Event:
-    """An event, its begin still to be filled in."""
+    """An event whose start is filled in later."""
     if not isinstance(row, dict):
         raise PlanError(where, "an object belongs here", REMEDY, row)
     for key in ("ts", "dur"):
@@ -222,7 +247,7 @@ def _event(row: Any, where: str) -> Event:
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e18:
             raise PlanError(f"{where} {key}", "a number of microseconds belongs here", REMEDY, value)
     if row["dur"] < 0:
-        raise PlanError(f"{where} dur", "nothing lasts less than no time", REMEDY, row["dur"])
+        raise PlanError(f"{where} dur", "a duration is not negative", REMEDY, row["dur"])
     args = row.get("args")
     lane = str(row.get("pid", "")), str(row.get("tid", ""))
     name, category = str(row.get("name", "")), str(row.get("cat", ""))
@@ -239,7 +264,7 @@ def _devices(data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _groups(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Process groups by their description, or by their number where they have none."""
+    """Process groups by their description, or by their number if they have none."""
     found: dict[str, tuple[int, ...]] = {}
     config = given.get("pg_config")
     for one in config if isinstance(config, list) else []:

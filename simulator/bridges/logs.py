@@ -1,4 +1,4 @@
-"""Logs of training frameworks: the line that Megatron-LM prints of an iteration, and the one that torchtitan does.
+"""Reads logs of Megatron-LM and torchtitan: the line that each prints for an iteration.
 
 Megatron-LM (``training_log`` of d98e8a64dd, and its forks)::
 
@@ -8,8 +8,8 @@ torchtitan (``torchtitan/components/metrics.py`` of b5bcd76c6)::
 
     step: 10  loss:  4.32018  grad_norm:  1.1230  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
 
-A line of torchtitan has tokens/s of one GPU and no time; `Iteration.tokens_per_s` becomes one with the tokens of a step
-and the number of GPUs. Both are means since the line before.
+Lines of torchtitan have tokens/s of one GPU and no time, which follows from `Iteration.tokens_per_s`, the tokens of a
+step and the number of GPUs. Both figures are means since the previous line.
 """
 
 from __future__ import annotations
@@ -29,9 +29,19 @@ REMEDY = "Remove the line, or name another log"
 
 @dataclass(frozen=True)
 class Iteration:
-    """What a log says of an iteration. number: counted from 1. seconds: of one iteration. tokens_per_s: of one GPU.
-    samples: of the global batch. tflops: TFLOP/s of one GPU by the framework's own count; mfu: likewise. reserved:
-    most memory that the allocator held [bytes]."""
+    """The log line of an iteration.
+
+    Attributes:
+        number: counted from 1.
+        where: place of the line, for errors.
+        seconds: of one iteration [s].
+        tokens_per_s: tokens/s of one GPU.
+        samples: global batch size.
+        loss: of the iteration.
+        tflops: TFLOP/s of one GPU, by the framework's own count.
+        mfu: model FLOPs utilisation, likewise.
+        reserved: peak memory that the allocator reserved [bytes].
+    """
 
     number: int
     where: str
@@ -45,12 +55,12 @@ class Iteration:
 
 
 def megatron(path: Path) -> list[Iteration]:
-    """The iterations that a log of Megatron-LM tells of. Raises PlanError for a file without, or with broken, lines."""
+    """The iterations in a log of Megatron-LM. Raises PlanError if it has no such lines, or incomplete ones."""
     return _read(path, _megatron, "iteration N/M | elapsed time per iteration (ms): ...")
 
 
 def torchtitan(path: Path) -> list[Iteration]:
-    """The same of torchtitan. Ranks that log the same step are one iteration, that of the slowest."""
+    """The iterations in a log of torchtitan; of ranks that log the same step, that of the slowest."""
     return _read(path, _torchtitan, "step: N  loss: ...  tps: ...")
 
 
@@ -110,7 +120,7 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
         return None
     rate = TPS.search(line)
     if not rate:
-        raise PlanError(where, "a step without `tps: ...` and what follows it; is it cut off?", REMEDY)
+        raise PlanError(where, "a step without `tps: ...` and the fields after it; is it cut off?", REMEDY)
     given: dict[str, Any] = {name: _number(f[1]) for name, form in TORCHTITAN.items() if (f := form.search(line))}
     if given.get("mfu") is not None:
         given["mfu"] /= 100
@@ -120,7 +130,7 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
 
 
 def _number(word: str) -> float | None:
-    """A number with or without commas; None for one that is not finite, as losses may be."""
+    """A number with or without commas; None if it is not finite, as losses may be."""
     try:
         found = float(word.replace(",", ""))
     except ValueError:

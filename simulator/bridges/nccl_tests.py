@@ -1,4 +1,4 @@
-"""Output of nccl-tests: the table that it prints, and the JSON that it writes with ``-J``.
+"""Reads the output of nccl-tests: the table that it prints, and the JSON that it writes with ``-J``.
 
 A size is the largest buffer on one rank: the tensor of an all-reduce, the gathered tensor of an all-gather, the
 unreduced one of a reduce-scatter, all that a rank sends in an all-to-all (``max(sendBytes, expectedBytes)`` in its
@@ -28,23 +28,32 @@ OPERATIONS = {
     "broadcast": "broadcast",
     "sendrecv": "send_recv",
 }
-"""Our words for the tests that meshcast forecasts, by what their binaries are called without ``_perf``."""
+"""Operations that meshcast forecasts, by the names of their binaries without ``_perf``."""
 
 OTHERS = ("alltoallv", "gather", "hypercube", "reduce", "scatter")
-"""The other tests."""
+"""Other tests of nccl-tests."""
 
 REMEDY = "Name a file with what an nccl-tests binary printed, or wrote with -J"
 
 COLUMNS = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2)
-"""Of the table as it is printed today; its own header has the word."""
+"""Columns of the table today; the header of a table comes first."""
 
 PLACES = ("out-of-place", "in-place")
 
 
 @dataclass(frozen=True)
 class Size:
-    """One line of the table. nbytes: see above. seconds: mean time of one call, by place. times: of every single call
-    [s] by place, where they were recorded (``-I 1`` with ``-J``). wrong: elements that came out wrong, by place."""
+    """One line of the table.
+
+    Attributes:
+        nbytes: largest buffer on one rank [bytes].
+        dtype: number format, in the words of nccl-tests.
+        redop: reduction operator.
+        seconds: mean time of a call [s], by `PLACES`.
+        times: of every single call [s], where they were recorded (``-I 1`` with ``-J``).
+        wrong: elements with wrong results.
+        where: place of the line, for errors.
+    """
 
     nbytes: int
     dtype: str
@@ -59,11 +68,19 @@ class Size:
 class Run:
     """One run of one binary.
 
-    operation: in our word. members: ranks of a group; groups: how many of them ran at once. places: (machine, which of
-    its ranks) of every member of the first group, both from 0; empty where the file lists no ranks, or others than
-    `members`. devices: names of the GPUs by rank; hosts: of the machines. nccl: version of the library. clock: ``cpu``
-    where the time of the host's call was taken (``-C``), which is no time of a collective. finished: whether it came to
-    its end.
+    Attributes:
+        operation: one of the values of `OPERATIONS`.
+        members: ranks of a group.
+        groups: number of groups that ran at the same time.
+        places: (machine, rank within it) of every member of the first group, from 0; () if the file does not list the
+            ranks of `members`.
+        devices: names of the GPUs by rank.
+        hosts: names of the machines.
+        nccl: version of the library.
+        command: that was run.
+        clock: ``cpu`` if the host's call was timed (``-C``), which is no time of a collective; else ``gpu``.
+        finished: whether the run was complete.
+        sizes: lines of the table.
     """
 
     operation: str
@@ -80,10 +97,10 @@ class Run:
 
 
 def read(path: Path, operation: str | None = None, members: int | None = None) -> list[Run]:
-    """The runs that a file tells of: one of a JSON file, one for each table of a text.
+    """The runs in a file: one in a JSON file, one for each table of a text.
 
-    operation, members: what the file does not say itself, or says wrongly.
-    Raises PlanError for what cannot be read.
+    operation, members: in place of what the file says.
+    Raises PlanError for a file that cannot be read.
     """
     if operation is not None and operation not in OPERATIONS.values():
         raise PlanError("--operation", "no such operation", nearest(operation, OPERATIONS.values()), operation)
@@ -97,7 +114,14 @@ def read(path: Path, operation: str | None = None, members: int | None = None) -
 
 @dataclass
 class _Draft:
-    """A run while it is read. test: the binary. ranks: (group, device, host) of every rank."""
+    """A run while it is read.
+
+    Attributes:
+        test: name of the binary without ``_perf``.
+        ranks: (group, device, host) of every rank.
+        numbers: of the ranks that were listed.
+        columns: of the table.
+    """
 
     test: str = ""
     command: str = ""
@@ -111,12 +135,12 @@ class _Draft:
 
 
 def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int | None) -> Run:
-    """A run whose operation and members are known."""
+    """The run of a draft. Raises PlanError if its operation or its members are unknown."""
     where = draft.sizes[0].where.rsplit(":", 1)[0] or str(path)
     if operation is None:
         test = draft.test or _operation_of(path.name)
         if not test:
-            rule = "neither its header nor its name says which test it is of"
+            rule = "neither its header nor its name says which test it was"
             raise PlanError(where, rule, f"Add --operation; valid: {', '.join(OPERATIONS.values())}")
         if test not in OPERATIONS:
             rule = f"meshcast forecasts no such collective; it reads {', '.join(OPERATIONS)}"
@@ -128,7 +152,7 @@ def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int
         rule = f"its groups have {', '.join(map(str, sorted(set(groups.values()))))} ranks"
         raise PlanError(where, rule, "Add --members")
     if operation == "send_recv":
-        found = max(found, 2)  # each rank sends to the next: a message has two ends, however many there are
+        found = max(found, 2)  # each rank sends to the next one: a message has two ends, whatever the number of ranks
     if found < 2:
         rule = "it lists one rank" if found else "it lists no ranks"
         raise PlanError(where, f"{rule}, so the size of a group is not known", "Add --members")
@@ -151,7 +175,7 @@ def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int
 
 
 def _places(ranks: Sequence[tuple[int, str, str]], hosts: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Where the members of the first group sit; the ranks of a machine are numbered as they are listed."""
+    """(machine, rank within it) of the members of the first group; ranks of a machine are numbered as listed."""
     seen: Counter[str] = Counter()
     found = []
     for group, _, host in ranks:
@@ -162,7 +186,7 @@ def _places(ranks: Sequence[tuple[int, str, str]], hosts: Sequence[str]) -> tupl
 
 
 def _operation_of(words: str) -> str:
-    """The test whose binary a text names: ``/opt/all_reduce_perf_mpi -b 8`` -> ``all_reduce``."""
+    """The test that a text names: ``/opt/all_reduce_perf_mpi -b 8`` -> ``all_reduce``."""
     tests = sorted((*OPERATIONS, *OTHERS), key=len, reverse=True)
     found = re.search(rf"(?<![a-z_])({'|'.join(tests)})(?:_perf|\b)", words)
     return found[1] if found else ""
@@ -176,7 +200,7 @@ RANK = re.compile(
 
 
 def _tables(path: Path) -> Iterator[_Draft]:
-    """A run for each table. A header behind a table, or a new command, begins the next."""
+    """A run for each table. A header after a table, or a new command, starts the next one."""
     draft = _Draft()
     for where, line in lines(path, REMEDY):
         words = line.split()
@@ -194,7 +218,7 @@ def _tables(path: Path) -> Iterator[_Draft]:
 
 
 def _is_command(line: str) -> bool:
-    """Whether somebody typed this: ``$ ./build/all_reduce_perf -b 8 -e 128M``."""
+    """Whether a line is a command: ``$ ./build/all_reduce_perf -b 8 -e 128M``."""
     return not line.startswith("#") and bool(re.search(r"\w_perf(_mpi)?\s+-", line)) and bool(_operation_of(line))
 
 
@@ -219,10 +243,12 @@ def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
 
 
 def _row(draft: _Draft, words: list[str], where: str) -> Size:
-    """A line of the table; a time stamp at its end is two words."""
+    """A line of the table; a time stamp at its end has two words."""
     columns = draft.columns
     if len(words) not in (len(columns), len(columns) + ("timestamp" in columns)):
-        rule = f"a line of this table has {len(columns)} columns, this one {len(words)}: it is cut off or no part of it"
+        rule = (
+            f"a line of this table has {len(columns)} columns, this one {len(words)}: it is cut off, or not part of it"
+        )
         raise PlanError(where, rule, "Remove the line", " ".join(words))
     seconds: dict[str, float] = {}
     wrong: dict[str, int] = {}
@@ -248,7 +274,7 @@ def _row(draft: _Draft, words: list[str], where: str) -> Size:
 
 
 def _number(word: Any, where: str) -> float:
-    """Raises PlanError for what is no finite number of zero or more."""
+    """A number of zero or more. Raises PlanError for anything else."""
     try:
         found = float(word)
     except (TypeError, ValueError, OverflowError):
@@ -259,10 +285,10 @@ def _number(word: Any, where: str) -> float:
 
 
 def _time(word: Any, where: str) -> float:
-    """Microseconds as seconds. Raises PlanError for what is none."""
+    """Microseconds as seconds. Raises PlanError for anything but a number above 0."""
     found = _number(word, where)
     if not found:
-        raise PlanError(where, "a call takes more than no time", "Correct or remove the line", word)
+        raise PlanError(where, "a time above 0 belongs here", "Correct or remove the line", word)
     return found * 1e-6
 
 
@@ -302,7 +328,7 @@ def _json(path: Path) -> _Draft:
 
 
 def _json_row(row: dict[str, Any], where: str) -> tuple[Size, str]:
-    """A row, and the clock where it is not the GPU's."""
+    """A row, and its clock, "" for the GPU's."""
     given, clock = Size(round(_number(row.get("size"), f"{where} size")), "", "", {}, where=where), ""
     for place, key in zip(PLACES, ("out_of_place", "in_place"), strict=True):
         body = row.get(key)

@@ -50,12 +50,12 @@ def gpu_timeline(trace: Trace, plan: Plan, rank: int, mark: Event | None) -> Tim
 
 def _slice(trace: Trace, plan: Plan, rank: int, kernel: Event, start: float) -> Slice:
     """A kernel as a slice of a step that starts at `start` [s]."""
-    around, begin = trace.around(kernel), kernel.begin - start
+    callers, begin = trace.callers(kernel), kernel.begin - start
     if not COMMUNICATES.search(kernel.name):
-        return Slice(COMPUTE, classify(kernel.name, around), begin, kernel.seconds, kernel.name)
+        return Slice(COMPUTE, classify(kernel.name, callers), begin, kernel.seconds, kernel.name)
     # NCCL runs all-to-alls in kernels called SendRecv, so torch's name of the collective comes before the kernel's.
     recorded = str(kernel.args.get("Collective name") or "")
-    names = [f"nccl:{recorded}", *(one for one in around if one.startswith("nccl:")), kernel.name]
+    names = [f"nccl:{recorded}", *(one for one in callers if one.startswith("nccl:")), kernel.name]
     kind = next(filter(None, map(collective_of, names)), "other")
     return Slice(stream_of(trace, plan, rank, kernel), kind, begin, kernel.seconds, kernel.name)
 

@@ -32,9 +32,9 @@ def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
     kinds = [collective_of(name) or "other" for name in names]
     slices = [Slice("", kind, one.begin, one.seconds, one.name) for one, kind in zip(run, kinds, strict=True)]
     communicating = _union(run)
-    for one in trace.stretches():
-        if begin <= one.event.begin < end and _computes(one.event, one.around):
-            kind = _class_of(one.event, one.around)
+    for one in trace.self_times():
+        if begin <= one.event.begin < end and _computes(one.event, one.callers):
+            kind = _class_of(one.event, one.callers)
             # aten operators never wait for communication; autograd functions written in Python do.
             intervals = [(one.begin, one.end)]
             if not one.event.name.startswith("aten::"):
@@ -53,23 +53,23 @@ def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
     return Timeline(tuple(counted), last - first)
 
 
-def _computes(event: Event, around: tuple[str, ...]) -> bool:
+def _computes(event: Event, callers: tuple[str, ...]) -> bool:
     """Whether a host event is computation: an operator, but none that gloo runs inside a collective."""
-    return event.category == "cpu_op" and not any(name.startswith(GLOO) for name in around)
+    return event.category == "cpu_op" and not any(name.startswith(GLOO) for name in callers)
 
 
-def _class_of(event: Event, around: tuple[str, ...]) -> str:
+def _class_of(event: Event, callers: tuple[str, ...]) -> str:
     """Class of an operator; a c10d operator only enqueues a collective, so it is `other`."""
-    return "other" if event.name.startswith("c10d::") else classify(event.name, around)
+    return "other" if event.name.startswith("c10d::") else classify(event.name, callers)
 
 
 def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
     """Operator calls by class. Of nested operators of one class (`linear`, `matmul`, `mm`) the innermost counts."""
     nested = trace.nest_events()
-    kinds = [_class_of(event, around) for event, around, _ in nested]
+    kinds = [_class_of(event, callers) for event, callers, _ in nested]
     counts = [
-        _computes(event, around) and begin <= event.begin < end and _class_of(event, ()) == kind
-        for (event, around, _), kind in zip(nested, kinds, strict=True)
+        _computes(event, callers) and begin <= event.begin < end and _class_of(event, ()) == kind
+        for (event, callers, _), kind in zip(nested, kinds, strict=True)
     ]
     calls: dict[str, int] = defaultdict(int)
     for number in reversed(range(len(nested))):  # nested operators follow the one that contains them

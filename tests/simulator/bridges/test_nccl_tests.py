@@ -186,7 +186,7 @@ def test_json_is_read_whole(put: Any) -> None:
 
 def test_what_the_file_does_not_say_can_be_given(put: Any) -> None:
     bare = put(ROWS)
-    with pytest.raises(PlanError, match="which test it is of"):
+    with pytest.raises(PlanError, match="which test it was"):
         read(bare)
     with pytest.raises(PlanError, match="lists no ranks"):
         read(bare, "all_gather")
@@ -206,7 +206,7 @@ def test_what_the_file_does_not_say_can_be_given(put: Any) -> None:
         (TABLE.replace("  0.10      0\n", "  0.10"), ":14.*columns"),
         (TABLE.replace("27.49", "-27.49"), ":15 time.*zero or more"),
         (TABLE.replace("27.49", "nan"), ":15 time.*zero or more"),
-        (TABLE.replace("   27.49", "    0.00"), "more than no time"),
+        (TABLE.replace("   27.49", "    0.00"), "a time above 0"),
         (TABLE.replace("#       size         count", "#  something    else"), None),  # today's columns
         (TABLE.replace("all_reduce_perf", "hypercube_perf"), "no such collective"),
         (TABLE.replace("Rank  1 Group", "Rank  0 Group"), ":7 is 'Rank 0'.*MPI=1"),
@@ -216,7 +216,7 @@ def test_what_the_file_does_not_say_can_be_given(put: Any) -> None:
         (json.dumps(document(results=[3])), "results.0"),
         (json.dumps(document(results=[])), "no table"),
         (json.dumps(document(config=[])), "config.*an object"),
-        (json.dumps(document(args=None)), "which test it is of"),
+        (json.dumps(document(args=None)), "which test it was"),
         (json.dumps(document(results=[{"size": 8, "out_of_place": {"time": "nan"}}])), "time"),
         (json.dumps(document(results=[{"size": 8}])), "neither"),
         (json.dumps(document(results=[{"size": 10**400, "out_of_place": {"time": 1}}])), "size"),
