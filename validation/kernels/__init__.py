@@ -1,1 +1,1 @@
-"""Real kernels of one rank, measured module by module."""
+"""Measurements of the kernels of one rank, module by module."""

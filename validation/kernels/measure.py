@@ -1,4 +1,4 @@
-"""``meshcast measure kernels``: the modules of one rank, each by itself, beside what was forecast for them."""
+"""``meshcast measure kernels``: measures the modules of one rank, each alone, beside their forecasts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
 from validation.kernels.modes import Bench, check_modes, check_times, sample
-from validation.kernels.operators import OperatorOfRank, optimizer, parts
+from validation.kernels.operators import LocalOperator, local_operators, optimizer
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
@@ -25,17 +25,22 @@ from validation.reference.model import check
 from validation.reference.optimizer import Optimizer, gradient
 
 INSTRUMENTS = {"cpu": "time.perf_counter", "cuda": "CUDA events"}
-"""What a device's seconds are measured with."""
+"""Timers by kind of device."""
 
 PASSES = ("forward", "backward")
 
 Progress = Callable[[str], None]
-"""Is told what is being measured."""
+"""Called with the name of what is being measured."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A row with its forecast, and what fills it with samples."""
+    """A row with its forecast.
+
+    Attributes:
+        row: without samples.
+        run: measures them.
+    """
 
     row: MeasurementRow
     run: Callable[[Bench], list[float]]
@@ -57,17 +62,19 @@ def measure(
 ) -> Measurement:
     """Forecasts the modules of one rank of `job`, writes that to `out`, measures them, and writes the file again.
 
-    modes: eager, cuda-graph, compile. tps: degrees of tensor parallelism, the job's own if none is given. dtypes: fp32,
-    bf16, and fp8 for the products of linears besides; the job's own if none is given. cold: the last-level cache is
-    driven out before each sample. An interrupt leaves in the file what was measured until then.
-    Raises PlanError for a job, a mode or a device that there is not.
+    modes: eager, cuda-graph, compile.
+    tps: degrees of tensor parallelism; by default the job's.
+    dtypes: fp32, bf16, and fp8 for the GEMMs of linear layers as well; by default the job's.
+    cold: the last-level cache is flushed before each sample.
+    An interrupt leaves in the file what was measured until then.
+    Raises PlanError for a job, a mode or a device that does not exist.
     """
     on = Device.of(device)
     check_times(warmup, repeat)
-    how = Manner(on, check_modes(modes, on), warmup, repeat, cold)
+    how = Setup(on, check_modes(modes, on), warmup, repeat, cold)
     formats = [one for one in dtypes if one != "fp8"]
     cases = list(_cases(job, tps, formats, calibration))
-    notes = list(dict.fromkeys(fp8.lacking(on, case.plan) for case in cases)) if "fp8" in dtypes else []
+    notes = list(dict.fromkeys(fp8.why_missing(on, case.plan) for case in cases)) if "fp8" in dtypes else []
     trials = [(case, _trials(case, how, "fp8" in dtypes)) for case in cases]
     machine = on.machine()
     machine = machine.model_copy(update={"clocks": on.clocks("before")})
@@ -109,7 +116,9 @@ def measure(
 class ModuleCase:
     """One rank of a job at one degree of tensor parallelism and in one number format.
 
-    label: what the names of its groups begin with.
+    Attributes:
+        forecasters: of the job.
+        label: prefix of the names of its groups.
     """
 
     forecasters: Sequence[Forecaster]
@@ -122,7 +131,7 @@ class ModuleCase:
     def row(
         self, name: str, mode: str, works: Iterable[Work], shape: Mapping[str, Any], instrument: str
     ) -> MeasurementRow:
-        """What is forecast and not measured yet."""
+        """A row with its forecast, not measured yet."""
         works = list(works)
         found = {one.by: one.estimate_works(works) for one in self.forecasters}
         return MeasurementRow(
@@ -133,7 +142,7 @@ class ModuleCase:
 def _cases(
     job: Mapping[str, Any], tps: Sequence[int], dtypes: Sequence[str], calibration: Path | None
 ) -> Iterator[ModuleCase]:
-    """Raises PlanError for a job that the reference trainer does not run."""
+    """The cases of a job. Raises PlanError for a job that the reference trainer does not run."""
     plan = resolve_plan(load_job(job))
     tensor = plan.family("tensor")
     own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
@@ -142,7 +151,7 @@ def _cases(
         for dtype in dtypes or (plan.job.framework.weights,):
             case = {**job, "batch": plan.job.batch.model_dump(include={"micro", "sequence"})}
             case["plan"] = {"tp": tp, "zero": 0, "sequence_parallel": sequence}
-            case["cluster"] = _of_gpus(job["cluster"], tp)
+            case["cluster"] = _with_gpus(job["cluster"], tp)
             if dtypes:
                 case["precision"] = {**_formats(job.get("precision")), "compute": dtype}
             found = forecasters(case, calibration)
@@ -150,13 +159,13 @@ def _cases(
             yield ModuleCase(found, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
 
 
-def _of_gpus(cluster: Any, tp: int) -> Any:
-    """The cluster with as many GPUs as share a layer, where it is told by its GPUs; others are replicas."""
+def _with_gpus(cluster: Any, tp: int) -> Any:
+    """The cluster with `tp` GPUs if it is described by its GPUs; the others are replicas."""
     return {**cluster, "gpus": tp} if isinstance(cluster, Mapping) and "gpus" in cluster else cluster
 
 
 def _formats(precision: Any) -> dict[str, Any]:
-    """The formats beside that of the products, as a job gives them."""
+    """The formats that a job states besides that of its GEMMs."""
     return dict(precision) if isinstance(precision, Mapping) else {}
 
 
@@ -164,8 +173,16 @@ def _formats(precision: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How kernels are measured."""
+class Setup:
+    """How kernels are measured.
+
+    Attributes:
+        device: on which they run.
+        modes: see `MODES`.
+        warmup: runs before the samples.
+        repeat: samples of each kernel.
+        cold: whether the last-level cache is flushed before each sample.
+    """
 
     device: Device
     modes: Sequence[str]
@@ -181,36 +198,36 @@ class Manner:
         return self.device.seconds(work, self.warmup, self.repeat, self.cold)
 
 
-def _trials(case: ModuleCase, how: Manner, with_fp8: bool) -> list[Trial]:
+def _trials(case: ModuleCase, how: Setup, with_fp8: bool) -> list[Trial]:
     """All rows of a case."""
-    found, stated = parts(case.plan), {"dtype": case.plan.job.framework.weights}
+    found, stated = local_operators(case.plan), {"dtype": case.plan.job.framework.weights}
     trials = []
-    for part, mode in product(found, how.modes):
-        for name, works in zip(PASSES, (part.forward, part.backward), strict=True):
+    for local, mode in product(found, how.modes):
+        for name, works in zip(PASSES, (local.forward, local.backward), strict=True):
             if works:
-                row = case.row(f"{part.name} {name}", mode, works, {**stated, **part.shape}, how.instrument)
-                trials.append(Trial(row, partial(_of_module, how, part, mode, name == "backward")))
+                row = case.row(f"{local.name} {name}", mode, works, {**stated, **local.shape}, how.instrument)
+                trials.append(Trial(row, partial(_measure_module, how, local, mode, name == "backward")))
     if "eager" in how.modes:
         elements, update = optimizer(case.plan)
         row = case.row("optimizer step", "eager", update, {**stated, "elements": elements}, how.instrument)
-        trials.append(Trial(row, partial(_of_optimizer, how)))
-    if with_fp8 and not fp8.lacking(how.device, case.plan):
-        for part in found:
+        trials.append(Trial(row, partial(_measure_optimizer, how)))
+    if with_fp8 and not fp8.why_missing(how.device, case.plan):
+        for local in found:
             for name in PASSES:
-                if products := fp8.products(part, name == "backward"):
-                    shape = {"dtype": "fp8", **part.shape}
-                    row = case.row(f"{part.name} {name}", "fp8", products, shape, how.instrument)
-                    trials.append(Trial(row, partial(_of_fp8, how, products)))
+                if gemms := fp8.fp8_gemms(local, name == "backward"):
+                    shape = {"dtype": "fp8", **local.shape}
+                    row = case.row(f"{local.name} {name}", "fp8", gemms, shape, how.instrument)
+                    trials.append(Trial(row, partial(_measure_fp8, how, gemms)))
     return trials
 
 
-def _of_module(how: Manner, part: OperatorOfRank, mode: str, backward: bool, bench: Bench) -> list[float]:
-    passes = bench.passes(part, mode)
+def _measure_module(how: Setup, local: LocalOperator, mode: str, backward: bool, bench: Bench) -> list[float]:
+    passes = bench.passes(local, mode)
     return sample(how.device, passes, backward, how.warmup, how.repeat, how.cold)
 
 
-def _of_optimizer(how: Manner, bench: Bench) -> list[float]:
-    """One step over the weights of a layer, with gradients of ordinary size."""
+def _measure_optimizer(how: Setup, bench: Bench) -> list[float]:
+    """Seconds of optimizer steps on the weights of a layer, with gradients of ordinary size."""
     params = list(bench.layer.parameters())
     step = Optimizer(params, bench.plan)
     with torch.no_grad():
@@ -219,14 +236,14 @@ def _of_optimizer(how: Manner, bench: Bench) -> list[float]:
     return how.seconds(step.step)
 
 
-def _of_fp8(how: Manner, works: Sequence[Gemm], bench: Bench) -> list[float]:
-    return how.seconds(fp8.run_products(works, how.device))
+def _measure_fp8(how: Setup, works: Sequence[Gemm], bench: Bench) -> list[float]:
+    return how.seconds(fp8.make_runner(works, how.device))
 
 
 def _measure_case(
     case: ModuleCase, trials: Sequence[Trial], device: Device, notes: list[str], progress: Progress
 ) -> Iterator[MeasurementRow]:
-    """The rows of the trials with their samples; without any, and with a note, where PyTorch could not run them."""
+    """The rows of the trials with their samples; rows that PyTorch could not run get a note and no samples."""
     bench = Bench(case.plan, device)
     for trial in trials:
         progress(f"{trial.row.group}: {trial.row.name}")
@@ -236,7 +253,7 @@ def _measure_case(
             notes.append(f"{trial.row.group}, {trial.row.name}: not measured, the device has too little memory")
             samples = []
         except Exception as error:
-            # Compilers and the capture of graphs fail in ways of their own; what runs eagerly must run.
+            # Compilation and graph capture may fail; eager kernels must run.
             if trial.row.group.endswith("eager"):
                 raise
             notes.append(f"{trial.row.group}, {trial.row.name}: not measured, {type(error).__name__}: {_line(error)}")
@@ -245,5 +262,5 @@ def _measure_case(
 
 
 def _line(error: Exception) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), "")

@@ -1,4 +1,4 @@
-"""Ways to run a module: as PyTorch issues it, replayed from a CUDA graph, or compiled."""
+"""Modes of running a module: eagerly, replayed from a CUDA graph, or compiled."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from torch import Tensor
 from hardware.errors import PlanError, nearest
 from simulator.plan.plan import Plan
 from validation.kernels.modules import Modules, ShardedModule
-from validation.kernels.operators import OperatorOfRank
+from validation.kernels.operators import LocalOperator
 from validation.measurements.device import Device
 
 Work = Callable[[], Any]
 
 REHEARSALS = 3
-"""Runs before a graph is captured, in which libraries choose their kernels and take their workspaces."""
+"""Runs before a graph is captured: libraries choose their kernels and allocate their workspaces."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How both passes are run.
+    """Functions that run both passes of a module.
 
-    forward: all of it. before: readies a backward pass, which it hands back. Where kernels write over what the forward
-    pass has kept, each backward pass needs a forward pass of its own in front of it, which is not timed.
+    Attributes:
+        forward: runs the forward pass.
+        before: prepares a backward pass and returns the function that runs it. Where kernels overwrite the activations
+            that the forward pass saved, each backward pass needs a forward pass before it, which is not timed.
     """
 
     forward: Work
@@ -34,13 +36,13 @@ class Passes:
 
 
 def eager(module: ShardedModule, device: Device) -> Passes:
-    """Kernel by kernel, under autograd."""
+    """Runs the module kernel by kernel, under autograd."""
     return _call_directly(module, module.forward)
 
 
 def compile_module(module: ShardedModule, device: Device) -> Passes:
-    """Through torch.compile, for these sizes only."""
-    # Modules of one kind share their code, and of one code only a few versions are compiled.
+    """Runs the module through torch.compile, for these sizes only."""
+    # Modules of one kind share their code, of which torch compiles only a few versions.
     torch.compiler.reset()
     return _call_directly(module, torch.compile(module.forward, dynamic=False))
 
@@ -58,26 +60,26 @@ def _call_directly(module: ShardedModule, forward: Callable[..., Any]) -> Passes
 
 
 def capture_graph(module: ShardedModule, device: Device) -> Passes:
-    """Each pass captured once and replayed: the host issues one call.
+    """Captures each pass once and replays it: the host makes one call.
 
     Raises PlanError on a device without CUDA graphs.
     """
     if device.kind != "cuda":
         raise PlanError("--mode", "only CUDA devices have graphs", "Write eager or compile", "cuda-graph")
-    aside = torch.cuda.Stream(device.torch)
-    aside.wait_stream(torch.cuda.current_stream(device.torch))
+    side_stream = torch.cuda.Stream(device.torch)
+    side_stream.wait_stream(torch.cuda.current_stream(device.torch))
     passes = eager(module, device)
-    with torch.cuda.stream(aside):
+    with torch.cuda.stream(side_stream):
         for _ in range(REHEARSALS):
             passes.before()()
-    torch.cuda.current_stream(device.torch).wait_stream(aside)
+    torch.cuda.current_stream(device.torch).wait_stream(side_stream)
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
         outs = _as_list(module.forward(*module.inputs))
     grads = [torch.randn_like(one) for one in outs]
     with torch.cuda.graph(second, pool=first.pool()):
         made = torch.autograd.grad(outs, module.wanted, grads, allow_unused=True)
-    # The graphs read and write these tensors, so they live as long.
+    # The graphs read and write these tensors: they must live as long.
     held = outs, grads, made
 
     def replay(graph: torch.cuda.CUDAGraph) -> Any:
@@ -96,45 +98,45 @@ MODES: dict[str, Callable[[ShardedModule, Device], Passes]] = {
     "cuda-graph": capture_graph,
     "compile": compile_module,
 }
-"""By the words of ``--mode``."""
+"""Modes by their names in ``--mode``."""
 
 
 def check_modes(modes: Sequence[str], device: Device) -> tuple[str, ...]:
-    """Raises PlanError for a mode that there is not, or not on this device."""
+    """The modes. Raises PlanError for one that does not exist, or not on this device."""
     for mode in modes:
         if mode not in MODES:
-            raise PlanError("--mode", "there is no such way to run kernels", nearest(mode, MODES), mode)
+            raise PlanError("--mode", "there is no such mode", nearest(mode, MODES), mode)
         if mode == "cuda-graph" and device.kind != "cuda":
             raise PlanError("--mode", "only CUDA devices have graphs", "Write eager or compile", mode)
     return tuple(modes)
 
 
 class Bench(Modules):
-    """The modules of a plan, ready to run."""
+    """Runs the modules of a plan."""
 
     def __init__(self, plan: Plan, device: Device) -> None:
         super().__init__(plan, device)
         self._last: tuple[tuple[str, str], Passes] | None = None
 
-    def passes(self, part: OperatorOfRank, mode: str) -> Passes:
-        """Both passes of a leaf in a mode; the latest are kept, for their making may take long."""
-        if self._last is None or self._last[0] != (part.name, mode):
-            # What was there goes first: it may fill the memory that the next one needs.
+    def passes(self, local: LocalOperator, mode: str) -> Passes:
+        """Both passes of an operator in a mode. The latest are kept: making them may take long."""
+        if self._last is None or self._last[0] != (local.name, mode):
+            # The previous ones are freed first: they may fill the memory that the next ones need.
             self._last = None
-            self._last = (part.name, mode), MODES[mode](self.module(part), self.device)
+            self._last = (local.name, mode), MODES[mode](self.module(local), self.device)
         return self._last[1]
 
 
 def check_times(warmup: int, repeat: int) -> None:
-    """Raises PlanError where nothing would be measured."""
+    """Raises PlanError for numbers with which nothing would be measured."""
     if repeat < 1:
-        raise PlanError("--repeat", "there is at least one sample of each thing", "Write 1 or more", repeat)
+        raise PlanError("--repeat", "at least one sample of each kernel is needed", "Write 1 or more", repeat)
     if warmup < 0:
-        raise PlanError("--warmup", "it is a number of times", "Write 0 or more", warmup)
+        raise PlanError("--warmup", "it is a number of runs", "Write 0 or more", warmup)
 
 
 def sample(device: Device, passes: Passes, backward: bool, warmup: int, repeat: int, cold: bool) -> list[float]:
-    """Seconds of one pass, so many times. cold: see `Device.seconds`."""
+    """`repeat` samples of the duration of one pass [s]. cold: see `Device.seconds`."""
     if not backward:
         return device.seconds(passes.forward, warmup, repeat, cold)
     for _ in range(warmup):

@@ -1,6 +1,6 @@
-"""The modules of the reference trainer, one for each leaf of the simulator's, at the sizes of one tensor-parallel rank.
+"""Modules of the reference trainer, one for each operator of the simulator, at the sizes of one tensor-parallel rank.
 
-Nothing is sent: a module is given what a collective would bring.
+Nothing is communicated: a module gets random inputs in place of the results of collectives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from simulator.ir.operators import Head, Norm, Residual
 from simulator.plan.plan import Plan
-from validation.kernels.operators import OperatorOfRank
+from validation.kernels.operators import LocalOperator
 from validation.measurements.device import Device
 from validation.reference import functions, model
 from validation.reference.layers import ColumnLinear, RowLinear
@@ -24,27 +24,30 @@ from validation.reference.tensor_parallel import TensorGroup
 
 @dataclass
 class ShardedModule:
-    """A leaf's work in PyTorch.
+    """An operator in PyTorch.
 
-    forward: of `inputs`, gives one tensor or several. weights: whose gradients the backward pass makes, besides those
-    of the inputs that require one.
+    Attributes:
+        local: the operator of the simulator at the sizes of one rank.
+        forward: from `inputs` to one tensor or several.
+        inputs: random tensors.
+        weights: whose gradients the backward pass computes, besides those of the inputs that require one.
     """
 
-    part: OperatorOfRank
+    local: LocalOperator
     forward: Callable[..., Any]
     inputs: tuple[Tensor, ...]
     weights: tuple[nn.Parameter, ...] = ()
 
     @property
     def wanted(self) -> list[Tensor]:
-        """What the backward pass makes gradients of."""
+        """Tensors whose gradients the backward pass computes."""
         return [*(one for one in self.inputs if one.requires_grad), *self.weights]
 
 
 class Modules:
-    """Makes the modules of a plan. The weights of one layer of each kind and of both ends exist once, inputs are made
-    for each module anew.
+    """Makes the modules of a plan.
 
+    The weights of one layer of each kind and of both ends exist once; every module gets new inputs.
     Raises PlanError for what the reference trainer lacks.
     """
 
@@ -73,7 +76,7 @@ class Modules:
 
     @property
     def layer(self) -> Any:
-        """A layer, one with experts if the model has some."""
+        """A layer, with experts if the model has some."""
         return next(self.layers[max(self.layers)].layers.children())
 
     @property
@@ -81,18 +84,18 @@ class Modules:
         """A layer without experts."""
         return next(self.layers[min(self.layers)].layers.children())
 
-    def module(self, part: OperatorOfRank) -> ShardedModule:
-        """The module of a leaf, with inputs of its own."""
-        name, operator = part.name, part.operator
-        if isinstance(operator, Head):
+    def module(self, local: LocalOperator) -> ShardedModule:
+        """The module of an operator, with new inputs."""
+        name, kind = local.name, local.operator
+        if isinstance(kind, Head):
             table = self.last.embedding if self.last.tied else self.last.head
-            return self._linear(part, table.weight)
-        if isinstance(operator, Norm):
+            return self._linear(local, table.weight)
+        if isinstance(kind, Norm):
             norm = self.last.norm if name == "final_norm" else getattr(self.layer, name)
-            return ShardedModule(part, norm, (self._input(part),), tuple(norm.parameters()))
-        if isinstance(operator, Residual) and len(operator.ins) == 2:
-            return ShardedModule(part, lambda x, y: x + y, (self._input(part), self._input(part)))
-        makers: dict[str, Callable[[OperatorOfRank], ShardedModule]] = {
+            return ShardedModule(local, norm, (self._input(local),), tuple(norm.parameters()))
+        if isinstance(kind, Residual) and len(kind.ins) == 2:
+            return ShardedModule(local, lambda x, y: x + y, (self._input(local), self._input(local)))
+        makers: dict[str, Callable[[LocalOperator], ShardedModule]] = {
             "embedding": self._embedding,
             "positions": self._positions,
             "qkv": self._of_attention,
@@ -102,97 +105,97 @@ class Modules:
             "up": self._of_mlp,
             "act": self._act,
             "down": self._of_mlp,
-            "router": lambda part: self._linear(part, self.layer.mlp.router),
-            "top_k": lambda part: ShardedModule(part, self.layer.mlp.combine_weights, (self._input(part),)),
-            "permute": lambda part: ShardedModule(part, self.layer.mlp.permute, (self._input(part),)),
-            "expert.up": lambda part: self._of_experts(part, self.layer.mlp.up),
+            "router": lambda local: self._linear(local, self.layer.mlp.router),
+            "top_k": lambda local: ShardedModule(local, self.layer.mlp.combine_weights, (self._input(local),)),
+            "permute": lambda local: ShardedModule(local, self.layer.mlp.permute, (self._input(local),)),
+            "expert.up": lambda local: self._of_experts(local, self.layer.mlp.up),
             "expert.act": self._expert_act,
-            "expert.down": lambda part: self._of_experts(part, self.layer.mlp.down),
+            "expert.down": lambda local: self._of_experts(local, self.layer.mlp.down),
             "unpermute": self._unpermute,
             "loss": self._loss,
         }
-        return makers[name](part)
+        return makers[name](local)
 
-    # ------------------------------------------------------------------------------------------- leaves
+    # ---------------------------------------------------------------------------------------- operators
 
-    def sizes(self, part: OperatorOfRank) -> list[int]:
+    def sizes(self, local: LocalOperator) -> list[int]:
         """Local sizes of the first input."""
-        return [int(size) for size in part.at.dims(part.operator.ins[0]).values()]
+        return [int(size) for size in local.at.dims(local.operator.ins[0]).values()]
 
-    def _input(self, part: OperatorOfRank) -> Tensor:
-        return self._random(*self.sizes(part))
+    def _input(self, local: LocalOperator) -> Tensor:
+        return self._random(*self.sizes(local))
 
     def _random(self, *sizes: int) -> Tensor:
         return torch.randn(sizes, dtype=self.dtype, device=self.device.torch, requires_grad=True)
 
-    def _tokens(self, part: OperatorOfRank) -> Tensor:
-        """Tokens for all positions [b, s] that a rank with a part of the vocabulary may be asked for."""
-        b, s = self.sizes(part)[:2]
+    def _tokens(self, local: LocalOperator) -> Tensor:
+        """Random token ids [b, s] of the whole vocabulary."""
+        b, s = self.sizes(local)[:2]
         return torch.randint(self.plan.job.model.vocab, (b, s), device=self.device.torch)
 
-    def _linear(self, part: OperatorOfRank, weight: nn.Parameter, bias: nn.Parameter | None = None) -> ShardedModule:
+    def _linear(self, local: LocalOperator, weight: nn.Parameter, bias: nn.Parameter | None = None) -> ShardedModule:
         weights = (weight,) if bias is None else (weight, bias)
-        return ShardedModule(part, lambda x: F.linear(x, weight, bias), (self._input(part),), weights)
+        return ShardedModule(local, lambda x: F.linear(x, weight, bias), (self._input(local),), weights)
 
-    def _embedding(self, part: OperatorOfRank) -> ShardedModule:
+    def _embedding(self, local: LocalOperator) -> ShardedModule:
         weight = self.first.embedding.weight
-        return ShardedModule(part, lambda ids: functions.embedding(ids, weight, 0), (self._tokens(part),), (weight,))
+        return ShardedModule(local, lambda ids: functions.embedding(ids, weight, 0), (self._tokens(local),), (weight,))
 
-    def _positions(self, part: OperatorOfRank) -> ShardedModule:
-        return ShardedModule(part, self.first.positions, (self._input(part),), (self.first.positions.weight,))
+    def _positions(self, local: LocalOperator) -> ShardedModule:
+        return ShardedModule(local, self.first.positions, (self._input(local),), (self.first.positions.weight,))
 
-    def _of_attention(self, part: OperatorOfRank) -> ShardedModule:
-        return self._shard_linear(part, getattr(self.layer.attention, part.name))
+    def _of_attention(self, local: LocalOperator) -> ShardedModule:
+        return self._shard_linear(local, getattr(self.layer.attention, local.name))
 
-    def _of_mlp(self, part: OperatorOfRank) -> ShardedModule:
-        return self._shard_linear(part, getattr(self.dense.mlp, part.name))
+    def _of_mlp(self, local: LocalOperator) -> ShardedModule:
+        return self._shard_linear(local, getattr(self.dense.mlp, local.name))
 
-    def _shard_linear(self, part: OperatorOfRank, linear: ColumnLinear | RowLinear) -> ShardedModule:
-        """A linear of a layer. The bias of one divided by rows is added where its parts have been summed."""
+    def _shard_linear(self, local: LocalOperator, linear: ColumnLinear | RowLinear) -> ShardedModule:
+        """A linear of a layer. The bias of a row-parallel one is added after its all-reduce."""
         later = self.tensor.size > 1 and isinstance(linear, RowLinear)
-        return self._linear(part, linear.weight, None if later else linear.bias)
+        return self._linear(local, linear.weight, None if later else linear.bias)
 
-    def _qkv(self, part: OperatorOfRank) -> Tensor:
-        """Fused queries, keys and values, as the linear in front gives them."""
-        b, s, width = self.sizes(part)
+    def _qkv(self, local: LocalOperator) -> Tensor:
+        """Fused queries, keys and values, as the linear before gives them."""
+        b, s, width = self.sizes(local)
         attention = self.layer.attention
         return self._random(b, s, width // attention.queries * (attention.queries + 2 * attention.keys))
 
-    def _rope(self, part: OperatorOfRank) -> ShardedModule:
-        return ShardedModule(part, self.layer.attention.split_heads, (self._qkv(part),))
+    def _rope(self, local: LocalOperator) -> ShardedModule:
+        return ShardedModule(local, self.layer.attention.split_heads, (self._qkv(local),))
 
-    def _core(self, part: OperatorOfRank) -> ShardedModule:
-        q, k, v = (one.detach().requires_grad_() for one in self.layer.attention.split_heads(self._qkv(part)))
-        return ShardedModule(part, functions.attention, (q, k, v))
+    def _core(self, local: LocalOperator) -> ShardedModule:
+        q, k, v = (one.detach().requires_grad_() for one in self.layer.attention.split_heads(self._qkv(local)))
+        return ShardedModule(local, functions.attention, (q, k, v))
 
-    def _act(self, part: OperatorOfRank) -> ShardedModule:
-        b, s, f = self.sizes(part)
-        return ShardedModule(part, self.dense.mlp.activation, (self._random(b, s, f * len(part.operator.ins)),))
+    def _act(self, local: LocalOperator) -> ShardedModule:
+        b, s, f = self.sizes(local)
+        return ShardedModule(local, self.dense.mlp.activation, (self._random(b, s, f * len(local.operator.ins)),))
 
-    def _loss(self, part: OperatorOfRank) -> ShardedModule:
-        targets = self._tokens(part)
-        return ShardedModule(part, lambda x: functions.cross_entropy(x, targets, self.tensor), (self._input(part),))
+    def _loss(self, local: LocalOperator) -> ShardedModule:
+        targets = self._tokens(local)
+        return ShardedModule(local, lambda x: functions.cross_entropy(x, targets, self.tensor), (self._input(local),))
 
     # ------------------------------------------------------------------------------------------ experts
 
-    def _routed_tokens(self, part: OperatorOfRank) -> Tensor:
+    def _routed_tokens(self, local: LocalOperator) -> Tensor:
         """Tokens in the order of their experts [e, n, ...]."""
-        b, s, _, width = self.sizes(part)
+        b, s, _, width = self.sizes(local)
         experts = self.layer.mlp.experts
-        return self._random(experts, b * s // experts, width * len(part.operator.ins))
+        return self._random(experts, b * s // experts, width * len(local.operator.ins))
 
-    def _of_experts(self, part: OperatorOfRank, weight: nn.Parameter) -> ShardedModule:
+    def _of_experts(self, local: LocalOperator, weight: nn.Parameter) -> ShardedModule:
         return ShardedModule(
-            part, lambda x: self.layer.mlp.expert_gemm(x, weight), (self._routed_tokens(part),), (weight,)
+            local, lambda x: self.layer.mlp.expert_gemm(x, weight), (self._routed_tokens(local),), (weight,)
         )
 
-    def _expert_act(self, part: OperatorOfRank) -> ShardedModule:
-        x = self._routed_tokens(part)
-        return ShardedModule(part, self.layer.mlp.activation, (x, self._random(*x.shape[:2], 1)))
+    def _expert_act(self, local: LocalOperator) -> ShardedModule:
+        x = self._routed_tokens(local)
+        return ShardedModule(local, self.layer.mlp.activation, (x, self._random(*x.shape[:2], 1)))
 
-    def _unpermute(self, part: OperatorOfRank) -> ShardedModule:
-        b, s, _, h = self.sizes(part)
+    def _unpermute(self, local: LocalOperator) -> ShardedModule:
+        b, s, _, h = self.sizes(local)
         experts, top_k = self.layer.mlp.experts, self.layer.mlp.top_k
         like = torch.empty(b, s // top_k, h, dtype=self.dtype, device=self.device.torch)
         sent = self._random(experts, b * s // experts, h)
-        return ShardedModule(part, lambda y: self.layer.mlp.unpermute(y, like), (sent,))
+        return ShardedModule(local, lambda y: self.layer.mlp.unpermute(y, like), (sent,))

@@ -1,4 +1,4 @@
-"""The leaves of a job's model as one rank has them: what its kernels are, before anybody runs them."""
+"""The operators of a job's model at the sizes of one rank, and the works of their kernels."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from simulator.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class OperatorOfRank:
-    """A leaf at the sizes that the plan leaves to one rank."""
+class LocalOperator:
+    """An operator at the sizes that the plan leaves to one rank.
+
+    Attributes:
+        operator: of the model.
+        at: its sizes on one rank.
+    """
 
     operator: Operator
     at: LocalShapes
@@ -27,12 +32,12 @@ class OperatorOfRank:
 
     @property
     def forward(self) -> list[Work]:
-        """What its forward pass runs here; collectives are no kernels."""
+        """Kernels of its forward pass; collectives are left out."""
         return kernels(self.operator.forward(self.at))
 
     @property
     def backward(self) -> list[Work]:
-        """The gradients of inputs and weights, each weight's made aside."""
+        """Kernels of the gradients of inputs and weights; weight gradients go to temporaries."""
         works = [
             *self.operator.backward_inputs(self.at),
             *self.operator.backward_weights(self.at),
@@ -42,26 +47,26 @@ class OperatorOfRank:
 
     @property
     def weights(self) -> int:
-        """Elements of all its weights on this rank."""
+        """Number of elements of all its weights on this rank."""
         return self.at.size(*self.operator.weights)
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Local sizes of inputs and outputs, and elements of the weights."""
+        """Local sizes of inputs and outputs, and number of elements of the weights."""
         ins, outs = (
             [[int(n) for n in self.at.dims(t).values()] for t in ts] for ts in (self.operator.ins, self.operator.outs)
         )
         return {"inputs": ins, "outputs": outs, "weights": self.weights}
 
 
-def parts(plan: Plan) -> list[OperatorOfRank]:
-    """The leaves of one layer of each kind and of both ends of the model, once each, in forward order."""
+def local_operators(plan: Plan) -> list[LocalOperator]:
+    """The operators of one layer of each kind and of both ends of the model, once each, in forward order."""
     scope = Scope(plan.mesh, plan.stage_schemes)
-    found: dict[str, OperatorOfRank] = {}
+    found: dict[str, LocalOperator] = {}
 
     def visit(operator: Operator) -> None:
         if not isinstance(operator, Boundary):
-            found.setdefault(operator.name, OperatorOfRank(operator, LocalShapes(scope.division(operator), plan.mesh)))
+            found.setdefault(operator.name, LocalOperator(operator, LocalShapes(scope.division(operator), plan.mesh)))
 
     for unit in plan.architecture.units:
         walk(unit, visit)
@@ -69,8 +74,8 @@ def parts(plan: Plan) -> list[OperatorOfRank]:
 
 
 def kernels(works: Iterable[Work]) -> list[Work]:
-    """What runs on one rank that is alone. The gradient of a weight is the result of its product, in the format of the
-    operands: adding it to one that persists is no part of a module's own backward pass."""
+    """The works that run on a rank alone. A weight gradient is the result of its GEMM, in the format of the operands:
+    accumulating it into the main gradient is no part of a module's own backward pass."""
     found = [work for work in works if not isinstance(work, Collective)]
     return [
         replace(work, accumulate=False, out_dtype=work.dtype) if isinstance(work, Gemm) and work.accumulate else work
@@ -79,12 +84,12 @@ def kernels(works: Iterable[Work]) -> list[Work]:
 
 
 def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
-    """Elements of one layer's weights, one with experts if there are some; clipping's norm and Adam over them."""
+    """Number of elements of one layer's weights (with experts if there are some); gradient norm and Adam over them."""
     scope = Scope(plan.mesh, plan.stage_schemes)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
     operators = plan.architecture.layer(kind).operators()
     elements = sum(
-        OperatorOfRank(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators
+        LocalOperator(operator, LocalShapes(scope.division(operator), plan.mesh)).weights for operator in operators
     )
     _, updates = lower_stages(plan)
     works = {op.name: op.work for op in updates[0].forward if isinstance(op.work, Memory)}

@@ -46,7 +46,15 @@ def test_the_page_names_every_group_and_the_naive_forecast(answer: dict[str, Any
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 100 and "…" not in result.stdout
-    for words in (f"{len(read_shipped())} published runs", "korthikanti", "smith", "a100-sxm-80", "megatron-lm-2021", "naive", "blind"):
+    for words in (
+        f"{len(read_shipped())} published runs",
+        "korthikanti",
+        "smith",
+        "a100-sxm-80",
+        "megatron-lm-2021",
+        "naive",
+        "blind",
+    ):
         assert words in result.stdout
     stages_to_show = next(line for line in lines if line.startswith(" all")).split()
     assert float(stages_to_show[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)

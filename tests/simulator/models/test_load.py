@@ -133,7 +133,8 @@ def test_every_preset_loads_and_names_its_source() -> None:
     for name in presets():
         assert load_model(name).name == name
         assert re.search(
-            r"arXiv|doi|https?://|Hugging Face|github\.com|@[0-9a-f]{7}|NeMo-Framework|xai-org|et al\.", preset_source(name)
+            r"arXiv|doi|https?://|Hugging Face|github\.com|@[0-9a-f]{7}|NeMo-Framework|xai-org|et al\.",
+            preset_source(name),
         )
     for alias, name in ALIASES.items():
         assert alias not in presets()

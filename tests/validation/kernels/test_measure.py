@@ -21,7 +21,7 @@ from simulator.plan.plan import Plan  # noqa: E402
 from validation.kernels import fp8  # noqa: E402
 from validation.kernels.measure import measure  # noqa: E402
 from validation.kernels.modes import MODES, Bench, capture_graph, check_modes, sample  # noqa: E402
-from validation.kernels.operators import kernels, optimizer, parts  # noqa: E402
+from validation.kernels.operators import kernels, local_operators, optimizer  # noqa: E402
 from validation.measurements.device import Device  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 
@@ -60,7 +60,7 @@ def cpu() -> Device:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_modules_have_the_sizes_of_their_leaves(model: str, tp: int, cpu: Device) -> None:
     plan = plan_of(model, tp)
-    bench, found = Bench(plan, cpu), parts(plan)
+    bench, found = Bench(plan, cpu), local_operators(plan)
     names = {part.name for part in found}
     more = {"gpt": ["positions"], "llama": ["rope"], "experts": ["rope", *MOE]}[model]
     assert names == {*DENSE, *ENDING, *more}
@@ -99,7 +99,7 @@ def test_a_rank_alone_runs_no_collectives_and_adds_no_gradients() -> None:
 def test_backward_passes_follow_a_forward_pass_of_their_own(cpu: Device) -> None:
     """The loss writes its gradient over what it kept: a graph that is used twice would be refused."""
     plan = plan_of()
-    passes = Bench(plan, cpu).passes(next(part for part in parts(plan) if part.name == "loss"), "eager")
+    passes = Bench(plan, cpu).passes(next(part for part in local_operators(plan) if part.name == "loss"), "eager")
     first, again = (passes.before()()[0] for _ in range(2))
     assert torch.equal(first, again)
     assert len(sample(cpu, passes, True, warmup=1, repeat=3, cold=False)) == 3
@@ -134,7 +134,7 @@ def test_degrees_and_formats_are_groups(tmp_path: Path) -> None:
     assert {row.group for row in told.rows} == {f"tp {tp} {dtype} eager" for tp in (1, 2) for dtype in ("fp32", "bf16")}
     sizes = {row.group: row.shape["weights"] for row in told.rows if row.name == "up forward"}
     assert sizes["tp 1 fp32 eager"] == 2 * sizes["tp 2 fp32 eager"] == 2 * 64 * 32
-    assert told.notes == ("fp8: not measured, torch multiplies it on GPUs only",)
+    assert told.notes == ("fp8: not measured, torch has its GEMMs on GPUs only",)
 
 
 def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_graphs_are_captured_once_and_replayed(cpu: Device, monkeypatch: pytest.
         monkeypatch.setattr(torch.cuda, name, fake)
     plan = plan_of()
     device: Any = SimpleNamespace(kind="cuda", torch=torch.device("cpu"), dtype=cpu.dtype)
-    module = Bench(plan, device).module(parts(plan)[1])
+    module = Bench(plan, device).module(local_operators(plan)[1])
     passes = capture_graph(module, device)
     passes.forward()
     passes.before()()
@@ -194,7 +194,7 @@ def test_graphs_are_captured_once_and_replayed(cpu: Device, monkeypatch: pytest.
 
 
 def test_what_a_device_does_not_have_is_refused(tmp_path: Path, cpu: Device) -> None:
-    with pytest.raises(PlanError, match=r"no such way.*eager"):
+    with pytest.raises(PlanError, match=r"no such mode.*eager"):
         check_modes(["eagre"], cpu)
     with pytest.raises(PlanError, match="only CUDA devices have graphs"):
         measure(job(), "cpu", tmp_path / "kernels.json", modes=["cuda-graph"])
@@ -221,21 +221,21 @@ def test_products_in_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((left.shape[0], right.shape[1], left.shape[1]))
 
     monkeypatch.setattr(torch, "_scaled_mm", multiply)
-    found = {part.name: part for part in parts(plan)}
-    fp8.run_products(fp8.products(found["down"], False), cpu)()
-    fp8.run_products(fp8.products(found["down"], True), cpu)()
+    found = {part.name: part for part in local_operators(plan)}
+    fp8.make_runner(fp8.fp8_gemms(found["down"], False), cpu)()
+    fp8.make_runner(fp8.fp8_gemms(found["down"], True), cpu)()
     tokens, ffn, hidden = 32, 64, 32
     assert seen == [(tokens, hidden, ffn), (tokens, ffn, hidden), (hidden, ffn, tokens)]
-    assert not fp8.products(found["norm1"], False)
-    odd = parts(plan_of(model="llama", batch={"micro": 1, "sequence": 9}))
-    assert not any(fp8.products(part, False) for part in odd)
+    assert not fp8.fp8_gemms(found["norm1"], False)
+    odd = local_operators(plan_of(model="llama", batch={"micro": 1, "sequence": 9}))
+    assert not any(fp8.fp8_gemms(part, False) for part in odd)
 
 
 def test_which_devices_multiply_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, gpu = plan_of(), SimpleNamespace(kind="cuda", index=0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
-    assert "8.0 does not" in fp8.lacking(gpu, plan)  # type: ignore[arg-type]
+    assert "8.0 has no" in fp8.why_missing(gpu, plan)  # type: ignore[arg-type]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    assert "cpu-core has no peak rate" in fp8.lacking(gpu, plan)  # type: ignore[arg-type]
+    assert "cpu-core has no peak rate" in fp8.why_missing(gpu, plan)  # type: ignore[arg-type]
     hopper = plan_of(cluster={"gpu": "h100-sxm", "gpus": 1})
-    assert fp8.lacking(gpu, hopper) == ""  # type: ignore[arg-type]
+    assert fp8.why_missing(gpu, hopper) == ""  # type: ignore[arg-type]
