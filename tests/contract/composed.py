@@ -15,7 +15,7 @@ SCHEMES = [
     for use in scheme_names()
     if not any(one.is_required() for one in find_scheme(use).Options.model_fields.values())
 ]
-"""All that need to be told nothing. What must be (a file) is tested where that is there."""
+"""All schemes without required options. Those with some (a file) are tested where that file is."""
 
 AXES = {"pipeline": "pp", "data": "dp", "sequence": "cp", "tensor": "tp", "expert": "ep"}
 """Of every family, outermost first; that of the experts belongs to their view."""

@@ -1,7 +1,8 @@
-"""How the quantities of the schemes' laws are measured on lowered and played programs.
+"""How the quantities of closed forms are measured on lowered and played programs.
 
-A law names a quantity; the functions in `MEASURES` of its family (``of_data``, ...) take a setting and the scheme and
-return it. Costs are ideal: given times for pipelines, bytes and FLOPs counted for the rest. What all have in common:
+A closed form names a quantity; the functions in `MEASURES` of its family (``of_data``, ...) take a setting and the
+scheme and return it. Costs are ideal: given times for pipelines, counted bytes and FLOPs for the rest. This file has
+what all families use.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _REMEMBERED: list[Any] = []
 
 
 def remembered(lower: Callable[P, T]) -> Callable[P, T]:
-    """What several laws of one setting ask for, made once; until `forget`."""
+    """Keeps what several closed forms of one setting ask for, until `forget`."""
     known = lru_cache(lower)
     _REMEMBERED.append(known)
     return known
@@ -101,10 +102,10 @@ def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
     def sources(op: Op) -> frozenset[int]:
         return frozenset((place[op],)) if op in place else frozenset().union(*map(sources, op.after))
 
-    return [(*told(op), frozenset().union(*map(sources, op.after))) for op in ops]
+    return [(*op_fields(op), frozenset().union(*map(sources, op.after))) for op in ops]
 
 
-def told(op: Op) -> tuple[Any, ...]:
+def op_fields(op: Op) -> tuple[Any, ...]:
     """What an op does, and when."""
     return op.name, op.stream, op.work, op.phase, op.when
 

@@ -1,4 +1,4 @@
-"""Where the laws of data schemes are asked: a small model on data-parallel ranks."""
+"""Measures the closed forms of data schemes on a small model with data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DataRanks(DataSetting):
     overlap: bool = True
 
     def lower_stages(self, use: str) -> tuple[StageOps, Plan, list[Fragment]]:
-        """The stage and the updates under a scheme."""
+        """The lowered stage, the plan and the updates under a scheme."""
         kind = find_scheme(use)
         two = self.across > 1 or kind.least_axes > 1
         mesh = {"across": self.across, "dp": self.n // self.across} if two else {"dp": self.n}
@@ -80,8 +80,8 @@ class DataRanks(DataSetting):
         return stage_ops, ready, updates
 
 
-def of_a_step(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
-    """The communication of a data scheme in a step: of every micro-batch, and of what is there once."""
+def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
+    """The collectives of a data scheme in a step: of every micro-batch, and those that happen once."""
     stage_ops, plan, (update,) = setting.lower_stages(use)
     ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * setting.batches
     ops += ops_beside((*stage_ops.ahead, *stage_ops.behind)) + update.forward
@@ -89,20 +89,20 @@ def of_a_step(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
 
 
 def sent_per_step(setting: DataRanks, use: str) -> float:
-    """The mean over the steps of a period."""
-    ops, plan = of_a_step(setting, use)
+    """Bytes that one rank sends in a step, mean over the steps of a period."""
+    ops, plan = step_collectives(setting, use)
     return sum(sent([op], plan.mesh) / (plan.period if op.when == "period" else 1) for op in ops)
 
 
 def read_by_update(setting: DataRanks, use: str) -> int:
-    """Bytes of gradients and states that one rank reads to update its part."""
+    """Bytes of gradients and states that one rank reads to update its shard."""
     _, _, (update,) = setting.lower_stages(use)
     (adam,) = [op.work for op in update.forward if isinstance(op.work, Memory) and op.work.what == "adam"]
     return adam.read
 
 
 def exposed(setting: DataRanks, use: str) -> float:
-    """Seconds from the last gradient to the end of the last sum, of equal layers that are a bucket each."""
+    """Seconds from the last gradient to the end of the last reduction, for equal layers of one bucket each."""
     buckets, made, summed = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
     mesh, model = Mesh({"dp": setting.n}), Model(layers=buckets, hidden=64, heads=4, vocab=256, seq=32)
     each = model.layer_parameters()
@@ -124,8 +124,9 @@ def exposed(setting: DataRanks, use: str) -> float:
 
 
 def across_nodes(setting: DataRanks, ops: Iterable[Op], plan: Plan) -> float:
-    """Bytes that leave a node: of a ring over several nodes what one rank sends, of ranks of one place in their nodes
-    what each of them sends."""
+    """Bytes that leave a node: in a ring over several nodes those that one rank sends; among ranks at the same place of
+    their nodes those of every rank.
+    """
     found = 0.0
     for op in ops:
         assert isinstance(op.work, Collective)
@@ -135,12 +136,12 @@ def across_nodes(setting: DataRanks, ops: Iterable[Op], plan: Plan) -> float:
 
 
 def sent_across_nodes(setting: DataRanks, use: str) -> float:
-    return across_nodes(setting, *of_a_step(setting, use))
+    return across_nodes(setting, *step_collectives(setting, use))
 
 
 def gathered_across_nodes(setting: DataRanks, use: str) -> float:
-    """Of the weights, in one micro-batch."""
-    ops, plan = of_a_step(setting, use)
+    """Bytes of weights that leave a node in one micro-batch."""
+    ops, plan = step_collectives(setting, use)
     gathers = [op for op in ops if op.work.operation == "all_gather"]  # type: ignore[union-attr]
     return across_nodes(setting, gathers, plan) / setting.batches
 
@@ -151,7 +152,7 @@ def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
     return sum(resident_bytes(plan, params).values()) / MODEL.parameters
 
 
-KNOBS: dict[str, tuple[Any, ...]] = {
+OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": (False,),
     "keep_state": ("gathered",),
     "period": (1, 2, 5),
@@ -161,7 +162,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "hpz": (False,),
     "qgz": (False,),
 }
-"""Values of options that laws speak of."""
+"""Values of options that appear in closed forms."""
 
 
 def settings(kind: type[Scheme]) -> Iterator[DataRanks]:
@@ -179,7 +180,7 @@ def settings(kind: type[Scheme]) -> Iterator[DataRanks]:
         yield DataRanks(16, 2, 1, across)
         if "hierarchical" in fields:
             yield DataRanks(16, 2, 2, across, (("hierarchical", True),))
-    for name, values in KNOBS.items():
+    for name, values in OPTION_VALUES.items():
         for value in values if name in fields else ():
             for across in groups:
                 yield DataRanks(8, 2, 1, across, ((name, value),))

@@ -1,4 +1,4 @@
-"""Where the laws of expert schemes are asked: one layer of experts that are spread over ranks."""
+"""Measures the closed forms of expert schemes on one layer whose experts are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ def expert_parameters(setting: ExpertLayer, use: str) -> int:
     return sum(param.size for param in unit_run.fragment.params if param.name.startswith(("wexpert", "bexpert")))
 
 
-def exchanged(setting: ExpertLayer, use: str) -> list[Dispatch]:
-    """The exchanges of tokens, forward and backward, among ranks that lie on so many nodes."""
+def dispatch_calls(setting: ExpertLayer, use: str) -> list[Dispatch]:
+    """The dispatches and combines, forward and backward, among ranks that lie on several nodes."""
     unit_run, mesh = setting.layer(use)
-    told = {"gpu": "h100-sxm", "gpus": setting.ep, "gpus_per_node": setting.ep // setting.nodes}
-    cluster = load_cluster(told)
+    description = {"gpu": "h100-sxm", "gpus": setting.ep, "gpus_per_node": setting.ep // setting.nodes}
+    cluster = load_cluster(description)
     works = [op.work for op in (*unit_run.fragment.forward, *unit_run.fragment.backward)]
     return [Dispatch.of(work, reach(cluster, mesh.ranks(work.axes))) for work in works if isinstance(work, Exchange)]
 
 
 def network_bytes(setting: ExpertLayer, use: str) -> float:
-    return sum(one.network_bytes for one in exchanged(setting, use))
+    return sum(one.network_bytes for one in dispatch_calls(setting, use))
 
 
 def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
-    return sum(one.scale_up_bytes for one in exchanged(setting, use))
+    return sum(one.scale_up_bytes for one in dispatch_calls(setting, use))
 
 
 def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
-    """Seconds from the first token on its way to the experts until the last is back, by the given times."""
+    """Seconds from the start of the first dispatch to the end of the last combine, at the times of the setting."""
     unit_run, mesh = setting.layer(use)
     whole, _ = setting.layer("expert/all-to-all")
     mine = find_rounds(whole.fragment, mesh.axes)
@@ -83,7 +83,7 @@ def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     sent = plain.out.work.nbytes
     issued = unit_run.fragment.forward if phase == "F" else unit_run.fragment.backward
 
-    def lasts(op: Op) -> float:
+    def op_seconds(op: Op) -> float:
         if op.phase != phase or op.work is None:
             return 0.0
         if op.stream == "expert":
@@ -91,11 +91,11 @@ def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
             return setting.exchange_s * op.work.nbytes / sent
         return setting.compute_s * op.work.flops / flops if "expert" in op.name else 0.0
 
-    return span(issued, lasts)
+    return span(issued, op_seconds)
 
 
-def span(issued: Sequence[Op], lasts: Callable[[Op], float]) -> float:
-    """When the last of these ops ends, each in the order of its stream and behind all that it waits for."""
+def span(issued: Sequence[Op], op_seconds: Callable[[Op], float]) -> float:
+    """The end of the last op; each op follows the one before on its stream and all that it waits for."""
     ends: dict[Op, float] = {}
     free: dict[str, float] = defaultdict(float)
 
@@ -106,26 +106,26 @@ def span(issued: Sequence[Op], lasts: Callable[[Op], float]) -> float:
 
     for op in issued:
         begin = max([free[op.stream], *(end(other) for other in op.after)])
-        ends[op] = free[op.stream] = begin + lasts(op)
+        ends[op] = free[op.stream] = begin + op_seconds(op)
     return max(ends.values())
 
 
-def _product(setting: ExpertLayer, use: str) -> Gemm:
-    """The first product of the experts of a rank."""
+def _first_gemm(setting: ExpertLayer, use: str) -> Gemm:
+    """The first GEMM of the experts of a rank."""
     unit_run, _ = setting.layer(use)
     products = (op.work for op in unit_run.fragment.forward if op.name.startswith("expert.up"))
     return next(work for work in products if isinstance(work, Gemm))
 
 
 def rows_per_layer(setting: ExpertLayer, use: str) -> float:
-    """Rows that the experts of a rank compute, in the mean over ranks."""
-    product = _product(setting, use)
+    """Rows that the experts of a rank compute, mean over ranks."""
+    product = _first_gemm(setting, use)
     return product.batch * product.m
 
 
 def padding(setting: ExpertLayer, use: str) -> float:
-    """Rows that the most laden rank computes for nothing, against all others, under even routing."""
-    product = _product(setting, use)
+    """Padded rows of the most loaded rank over its other rows, under even routing."""
+    product = _first_gemm(setting, use)
     rows = product.batch * product.m
     computed = sum(count * size for count, size in product.groups)
     assert rows * product.pace == pytest.approx(computed)
@@ -133,7 +133,7 @@ def padding(setting: ExpertLayer, use: str) -> float:
 
 
 def sent_by_the_busiest(setting: ExpertLayer, use: str) -> float:
-    """What is sent in the time that the rank with most to send or receive takes."""
+    """Bytes that the rank with most to send or receive sends."""
     unit_run, mesh = setting.layer(use)
     ops = [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) if op.stream == "expert"]
     return sent([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)

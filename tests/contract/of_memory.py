@@ -1,4 +1,4 @@
-"""Where the laws of memory schemes are asked: the layer of tensor schemes."""
+"""Measures the closed forms of memory schemes on the layer of the tensor schemes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["settings"]
 
 
 def recomputed_forward_share(setting: LoweredLayer, scheme: str) -> float:
-    """FLOPs of recomputation over FLOPs of the forward pass, of one layer."""
+    """FLOPs of recomputation over FLOPs of the forward pass of one layer."""
     fragment = setting.layer(scheme)[0].fragment
     flops = {"F": 0.0, "R": 0.0, "B": 0.0, "W": 0.0}
     for op in fragment.forward + fragment.backward:
@@ -23,7 +23,7 @@ def recomputed_forward_share(setting: LoweredLayer, scheme: str) -> float:
 
 
 def copied_per_layer(setting: LoweredLayer, scheme: str) -> float:
-    """Bytes between GPU and host in both passes of a middle stage of four layers, for each of them."""
+    """Bytes between GPU and host in both passes of a middle stage of four layers, per layer."""
     mesh = Mesh({"tp": 1})
     model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)
     blocks = Architecture(model, setting.b, setting.s, 512, attention=setting.attention)

@@ -1,4 +1,4 @@
-"""Where the laws of schemes are asked that overlap collectives with products: one pair alone, and one layer."""
+"""Measures the closed forms of schemes that overlap collectives with GEMMs: on one pair alone, and on one layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GemmPair(OverlapSetting):
         return LoweredLayer(self.p, 1, 64, 128, 8, self.regather)
 
     def pair(self, gathers: bool) -> Fragment:
-        """All-gather and product, or product and reduce-scatter; on one rank the product alone."""
+        """All-gather and GEMM, or GEMM and reduce-scatter; on one rank the GEMM alone."""
         product = Op("product", work=self.gemm)
         if self.p == 1:
             return Fragment(forward=[product])
@@ -41,31 +41,31 @@ class GemmPair(OverlapSetting):
 
 
 def seconds(ops: Sequence[Op], setting: GemmPair) -> float:
-    """From the first begin to the last end, every stream in issue order."""
+    """Seconds from the first start to the last end, every stream in issue order."""
     flat, mesh = FlatProgram(), Mesh({"tp": setting.p})
     for op, after in zip(ops, resolve_dependencies(ops, None, None)[0], strict=True):
         assert op.work is not None
-        lasts = sent([op], mesh) / setting.bytes_per_s + op.work.flops / setting.flop_per_s
-        flat.add(op, lasts, 0.0, 0.0, after, 0)
+        op_seconds = sent([op], mesh) / setting.bytes_per_s + op.work.flops / setting.flop_per_s
+        flat.add(op, op_seconds, 0.0, 0.0, after, 0)
     return longest_path(flat).span
 
 
-def overlapped(setting: GemmPair, use: str, gathers: bool, **options: object) -> list[Op]:
+def overlapped_ops(setting: GemmPair, use: str, gathers: bool, **options: object) -> list[Op]:
     """The ops of a pair under a scheme."""
     scheme = make(use, Mesh({"tp": setting.p}), **options)
     return scheme.lower(Unit("unit", ()), lambda _: setting.pair(gathers)).forward
 
 
 def gather_seconds(setting: GemmPair, use: str) -> float:
-    return seconds(overlapped(setting, use, True), setting)
+    return seconds(overlapped_ops(setting, use, True), setting)
 
 
 def scatter_seconds(setting: GemmPair, use: str) -> float:
-    return seconds(overlapped(setting, use, False), setting)
+    return seconds(overlapped_ops(setting, use, False), setting)
 
 
 def sent_per_layer(setting: GemmPair, use: str) -> float:
-    """Over the tensor scheme that cuts activations."""
+    """Bytes that a rank sends in a layer of Megatron sequence parallelism with the overlap scheme."""
     layer = setting.layer
     beside = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
     return of_tensor.sent_per_layer(beside, "tensor/megatron-sp")

@@ -1,4 +1,4 @@
-"""Where the laws of sequence schemes are asked: one layer, of whose sequences every rank has a part."""
+"""Measures the closed forms of sequence schemes on one layer of context-parallel ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _lower_layer(setting: SequenceLayer, use: str) -> tuple[UnitRun, Mesh]:
 
 
 def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
-    """Ranks that divide the heads, or are divided by those of keys."""
+    """Numbers of ranks that divide the heads, or are multiples of the key-value heads."""
     for cp, kv_heads in ((1, 24), (2, 6), (3, 6), (4, 8), (6, 6), (8, 24), (12, 6)):
         for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
@@ -46,7 +46,7 @@ def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
 
 
 def of_family(ops: Sequence[Op]) -> list[Op]:
-    """The ops on streams of the sequence schemes."""
+    """The ops on the streams of sequence schemes."""
     return [op for op in ops if op.stream.partition("-")[0] == "sequence"]
 
 
@@ -65,7 +65,7 @@ def sent_per_layer(setting: SequenceLayer, use: str) -> float:
 
 
 def efficiency(ops: Sequence[Op]) -> float:
-    """Attention of all ranks, divided evenly, over that of the slowest rank in every step."""
+    """Attention of all ranks, divided evenly, over that of the slowest rank of every step."""
     works = [op.work for op in ops if isinstance(op.work, Attention)]
     return sum(work.flops for work in works) / sum(slowest_rank(work).flops for work in works)
 

@@ -1,4 +1,4 @@
-"""Where the laws of tensor schemes are asked: one layer on tensor ranks."""
+"""Measures the closed forms of tensor schemes on one layer of tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def sent_per_layer(setting: Any, scheme: str) -> float:
     return sent(ops, mesh)
 
 
-def _products(ops: list[Op], mesh: Mesh) -> float:
+def _bytes_of_products(ops: list[Op], mesh: Mesh) -> float:
     """Bytes sent of operands and results: all but the sums of norms."""
     works = [(op, op.work) for op in ops if op.stream != COMPUTE]
     return sent([op for op, work in works if isinstance(work, Collective) and work.operation != "all_reduce"], mesh)
@@ -63,12 +63,12 @@ def _products(ops: list[Op], mesh: Mesh) -> float:
 
 def sent_by_products_forward(setting: LoweredLayer, scheme: str) -> float:
     unit_run, mesh = setting.layer(scheme)
-    return _products(unit_run.fragment.forward, mesh)
+    return _bytes_of_products(unit_run.fragment.forward, mesh)
 
 
 def sent_by_products_backward(setting: LoweredLayer, scheme: str) -> float:
     unit_run, mesh = setting.layer(scheme)
-    return _products(unit_run.fragment.backward, mesh)
+    return _bytes_of_products(unit_run.fragment.backward, mesh)
 
 
 def parameters_per_layer(setting: LoweredLayer, scheme: str) -> float:
@@ -79,16 +79,16 @@ def activations_per_layer(setting: LoweredLayer, scheme: str) -> float:
     return saved(setting.layer(scheme)[0])
 
 
-def _with(setting: LoweredLayer, name: str) -> LoweredLayer:
+def _with_scheme(setting: LoweredLayer, name: str) -> LoweredLayer:
     return LoweredLayer(**{**setting.__dict__, "more": ((name, ()),)})
 
 
 def activations_per_layer_selective(setting: LoweredLayer, scheme: str) -> float:
-    return activations_per_layer(_with(setting, "memory/recompute-selective"), scheme)
+    return activations_per_layer(_with_scheme(setting, "memory/recompute-selective"), scheme)
 
 
 def activations_per_layer_full(setting: LoweredLayer, scheme: str) -> float:
-    return activations_per_layer(_with(setting, "memory/recompute-full"), scheme)
+    return activations_per_layer(_with_scheme(setting, "memory/recompute-full"), scheme)
 
 
 SIDES = (1, 2, 3, 4)
@@ -96,7 +96,7 @@ SIDES = (1, 2, 3, 4)
 
 
 def grids(kind: type[TensorGrid]) -> Iterator[tuple[int, ...]]:
-    """Ranks along the axes of a scheme, of at most 27 in all."""
+    """Ranks along the axes of a scheme, at most 27 in all."""
     for sides in product(SIDES, repeat=len(kind.names)):
         if len({n for n, name in zip(sides, kind.names, strict=True) if name in kind.square}) == 1:
             if prod(sides) <= 27:

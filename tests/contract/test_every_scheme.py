@@ -31,8 +31,8 @@ from tests.contract.measure import (
     forget,
     forward_ops,
     make,
+    op_fields,
     ops_beside,
-    told,
 )
 from tests.contract.played import FREE, Ideal, play_job, stated
 from tests.strategies import EVERY, SECONDS, examples, jobs_of_all
@@ -100,7 +100,7 @@ def test_options_refuse_what_they_do_not_know(use: str) -> None:
     assert kind().options == defaults
 
 
-# -------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------ closed forms
 
 FAMILY_SETTINGS = {
     "pipeline": of_pipeline,
@@ -110,52 +110,52 @@ FAMILY_SETTINGS = {
     "data": of_data,
     "memory": of_memory,
 }
-"""Where the laws of a family are asked, and how what they speak of is measured."""
+"""The module that measures the closed forms of a family."""
 
 ROLE_SETTINGS = {"overlap of tensor parallelism": of_overlap}
-"""The same of schemes whose role asks for another place than their family's."""
+"""The same of schemes whose role needs another module than their family."""
 
 
 def settings_of(use: str) -> Iterator[Any]:
     kind = find_scheme(use)
-    return asked_in(kind).settings(kind)
+    return measuring_module(kind).settings(kind)
 
 
-def asked_in(kind: type[Scheme]) -> Any:
+def measuring_module(kind: type[Scheme]) -> Any:
     return ROLE_SETTINGS.get(kind.role, FAMILY_SETTINGS[kind.family])
 
 
-def check_laws(use: str, setting: Any) -> set[str]:
-    """Asserts every law at one setting; which quantities it asked for."""
+def check_closed_forms(use: str, setting: Any) -> set[str]:
+    """Asserts every closed form at one setting; returns the quantities that were measured."""
     kind = find_scheme(use)
     asked = set()
     forget()
     options = kind.Options(**dict(getattr(setting, "options", ())))
-    for law in kind(options=options).closed_forms(setting):
-        measures = asked_in(kind).MEASURES
-        assert law.quantity in measures, f"nothing measures {law.quantity}"
-        assert law.where, "a law says where it stands"
-        measured = measures[law.quantity](setting, use)
-        assert measured == pytest.approx(law.value, rel=1e-9, abs=1e-9), (law.quantity, setting)
-        asked.add(law.quantity)
+    for closed_form in kind(options=options).closed_forms(setting):
+        measures = measuring_module(kind).MEASURES
+        assert closed_form.quantity in measures, f"nothing measures {closed_form.quantity}"
+        assert closed_form.where, "a closed form names its source"
+        measured = measures[closed_form.quantity](setting, use)
+        assert measured == pytest.approx(closed_form.value, rel=1e-9, abs=1e-9), (closed_form.quantity, setting)
+        asked.add(closed_form.quantity)
     return asked
 
 
 @every_scheme
-def test_its_laws_hold(use: str) -> None:
-    asked = Counter(quantity for setting in settings_of(use) for quantity in check_laws(use, setting))
+def test_its_closed_forms_hold(use: str) -> None:
+    asked = Counter(quantity for setting in settings_of(use) for quantity in check_closed_forms(use, setting))
     assert asked, "a scheme states at least one closed form"
-    assert min(asked.values()) >= 3, f"every law is asked at several settings: {asked}"
+    assert min(asked.values()) >= 3, f"every closed form is measured at several settings: {asked}"
 
 
 @pytest.mark.parametrize("use", family("pipeline"))
 @given(data=st.data())
 @examples(40)
-def test_its_laws_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
+def test_its_closed_forms_hold_at_drawn_times(use: str, data: st.DataObject) -> None:
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
     shape = data.draw(st.sampled_from(of_pipeline.shapes(kind)))
-    check_laws(use, PipelineSetting(shape, data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS)))
+    check_closed_forms(use, PipelineSetting(shape, data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS)))
 
 
 # ---------------------------------------------------------------------------------- degree one is nothing
@@ -183,7 +183,7 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
             [op for op in forward_ops(stage_ops) if not op.stream.startswith("memory")]
             for stage_ops in (with_it, alone)
         )
-        assert [told(op) for op in own] == [told(op) for op in others]
+        assert [op_fields(op) for op in own] == [op_fields(op) for op in others]
         return
     if use.startswith("expert/"):
         again = Mesh({"x": 1}, {EXPERTS: {"edp": 1, "ep": 1}}, ["x"])
@@ -212,7 +212,7 @@ def test_all_degrees_one_is_the_plan_without_schemes(use: str) -> None:
     schemes, mesh = entries_with(use, size=1, memory=False)
     views = {EXPERTS: {"edp": 1, "ep": 1, "etp": 1}}
     full = play_job({**job, "plan": {"mesh": mesh, "views": views, "schemes": schemes}})
-    assert [told(op) for op in full.flat.ops] == [told(op) for op in bare.flat.ops]
+    assert [op_fields(op) for op in full.flat.ops] == [op_fields(op) for op in bare.flat.ops]
     assert (full.flat.after, full.flat.queues) == (bare.flat.after, bare.flat.queues)
     assert full.times == bare.times
     assert full.peaks == bare.peaks

@@ -48,8 +48,8 @@ class MiCS(ShardedScheme):
         return self.split_replica_axes(self.reduces(param))[1]
 
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        cut, _ = self.split_replica_axes(axes)
-        return super().reduce_unit(cut, elements)
+        shard_axes, _ = self.split_replica_axes(axes)
+        return super().reduce_unit(shard_axes, elements)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         inner = tuple(axis for axis in axes if axis in self.node_axes)

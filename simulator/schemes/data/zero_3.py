@@ -57,8 +57,8 @@ class Zero3(ShardedScheme):
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n, a = setting.n, setting.batches
         small = setting.small(self.options.persistence)
-        cut = setting.weight_bytes - 2 * small
-        moved = a * (2 * cut + setting.grad_bytes) + 2 * small
+        sharded_bytes = setting.weight_bytes - 2 * small
+        moved = a * (2 * sharded_bytes + setting.grad_bytes) + 2 * small
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "section 7.2.2; small parameters once a step")
         if n > 1:
             whole = 2 * small / (setting.grad_bytes / 4)

@@ -1,4 +1,4 @@
-"""Megatron context parallelism: one layout of tokens, and three ways to bring queries and keys together.
+"""Megatron context parallelism: one layout of tokens, and three algorithms for attention.
 
 Every sequence is split into 2p parts; rank r holds parts r and 2p-1-r, so that the causal mask leaves all ranks the
 same work. Weights are replicated. `comm` is the framework's ``cp_comm_type``:

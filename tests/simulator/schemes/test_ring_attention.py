@@ -233,8 +233,8 @@ def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str
     for value in values:
         for cp, kv_heads, s in ((2, 6, 48), (3, 6, 48), (8, 24, 96)):
             setting = SequenceLayer(cp, 2, s, kv_heads, regather=regather, options=((option, value),))
-            for law in kind(options=kind.Options(**{option: value})).closed_forms(setting):
-                assert MEASURES[law.quantity](setting, use) == pytest.approx(law.value, rel=1e-12)
+            for closed_form in kind(options=kind.Options(**{option: value})).closed_forms(setting):
+                assert MEASURES[closed_form.quantity](setting, use) == pytest.approx(closed_form.value, rel=1e-12)
 
 
 @examples(50)

@@ -26,7 +26,7 @@ from simulator.models.model import Model
 from simulator.schemes.tensor.flux import wave_count
 from simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
 from tests.contract.measure import listed, make, sent
-from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped, scatter_seconds, seconds
+from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.contract.played import FREE, play_job
 
 ASYNC, FLUX = "tensor/async-tp", "tensor/flux"
@@ -65,7 +65,7 @@ def test_async_tp_takes_the_longer_of_both_for_all_shards_but_one(gathers: bool,
 @either
 @given(setting=PAIRS, wave=st.sampled_from([1, 4, 132]))
 def test_flux_takes_no_less_than_either_and_no_more_than_both(gathers: bool, setting: GemmPair, wave: int) -> None:
-    taken = seconds(overlapped(setting, FLUX, gathers, wave=wave), setting)
+    taken = seconds(overlapped_ops(setting, FLUX, gathers, wave=wave), setting)
     product, collective = setting.gemm_s, moved(setting, gathers)
     assert max(product, collective) * (1 - 1e-9) <= taken <= (product + collective) * (1 + 1e-9)
     if gathers:
@@ -90,7 +90,7 @@ def test_without_transfers_a_pair_is_its_product_and_without_products_its_collec
 @either
 @given(setting=PAIRS)
 def test_work_and_bytes_stay(use: str, gathers: bool, setting: GemmPair) -> None:
-    ops, plain, mesh = overlapped(setting, use, gathers), setting.pair(gathers).forward, Mesh({"tp": setting.p})
+    ops, plain, mesh = overlapped_ops(setting, use, gathers), setting.pair(gathers).forward, Mesh({"tp": setting.p})
     assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.gemm.flops)
     assert sent(ops, mesh) == pytest.approx(sent(plain, mesh))
     if setting.p == 1:

@@ -76,16 +76,16 @@ class ShardedScheme(DataScheme):
         """The reductions of gradients in every micro-batch, one after another: reduce-scatter over the axes that shard
         them, then all-reduce of the shards over replica axes.
         """
-        cut, copies = self.split_replica_axes(axes)
-        ops = [self.reduce(cut, elements, "W", "every")] if cut else []
+        shard_axes, copies = self.split_replica_axes(axes)
+        ops = [self.reduce(shard_axes, elements, "W", "every")] if shard_axes else []
         if copies:
-            ops.append(self.reduce(copies, elements // self.mesh.size(cut), "W", "every"))
+            ops.append(self.reduce(copies, elements // self.mesh.size(shard_axes), "W", "every"))
         return ops
 
     def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The axes that shard states, and those along which the shards are replicated."""
-        cut = tuple(axis for axis in axes if axis not in self.replica_axes)
-        return cut, tuple(axis for axis in axes if axis in self.replica_axes)
+        shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
+        return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
 
     @cached_property
     def node_axes(self) -> tuple[str, ...]:

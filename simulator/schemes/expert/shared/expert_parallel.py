@@ -32,7 +32,7 @@ Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=F
 class ExpertSetting:
     """A layer of experts, of two matrices with biases each, on expert-parallel ranks.
 
-    ep: ranks that the experts are spread over.
+    ep: ranks over which the experts are distributed.
     b: sequences of a rank, of s tokens each.
     h: hidden size.
     experts: routed experts of the layer.

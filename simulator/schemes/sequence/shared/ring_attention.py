@@ -78,10 +78,10 @@ class RingScheme(SequenceScheme):
             return
         plan, sequence = job.plan, job.batch.sequence // job.model.towers
         schemes = [(entry, find_scheme(entry.use)) for entry in plan.schemes]
-        cut = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
-        if self.token_order == "zigzag" and sequence % (2 * cut):
-            rule = f"{self.use} splits sequences into two parts for each of {cut} ranks: a multiple of {2 * cut} tokens"
-            near = max(1, round(sequence / (2 * cut))) * 2 * cut * job.model.towers
+        ranks = self.mesh.size(axis for e, kind in schemes if kind.family == self.family for axis in e.over)
+        if self.token_order == "zigzag" and sequence % (2 * ranks):
+            rule = f"{self.use} splits sequences into two parts per rank of {ranks}: a multiple of {2 * ranks} tokens"
+            near = max(1, round(sequence / (2 * ranks))) * 2 * ranks * job.model.towers
             raise PlanError("batch.sequence", rule, f"{near} would work", job.batch.sequence)
         if not self.passes_keys:
             return

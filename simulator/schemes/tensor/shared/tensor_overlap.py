@@ -147,15 +147,10 @@ def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[G
             if not isinstance(work, Collective) or op.stream.partition("-")[0] != family or work.members is not None:
                 continue
             own = [one for one in issued if tensors[op] & tensors[one]]
-            beside = _reading_gemms(op, own, issued) if work.operation == "all_gather" else _producing_gemm(op, own)
+            gemms = _reading_gemms(op, own, issued) if work.operation == "all_gather" else _producing_gemm(op, own)
             ranks = mesh.size(work.axes)
-            if (
-                ranks > 1
-                and beside
-                and work.nbytes % ranks == 0
-                and all(_row_count(one) % ranks == 0 for one in beside)
-            ):
-                found.append(GemmCollective(op, tuple(beside), ranks))
+            if ranks > 1 and gemms and work.nbytes % ranks == 0 and all(_row_count(one) % ranks == 0 for one in gemms):
+                found.append(GemmCollective(op, tuple(gemms), ranks))
     chosen: list[GemmCollective] = []
     taken: set[Op] = set()
     for pair in sorted(found, key=lambda one: -one.work.nbytes):
