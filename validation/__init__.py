@@ -1,1 +1,1 @@
-"""Forecasts beside real work: torch kernels and training steps, published runs, closed forms; torch is used here only."""
+"""Forecasts beside reality: torch kernels and training steps, published runs, closed forms. Torch is used here only."""

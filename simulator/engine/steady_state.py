@@ -43,7 +43,7 @@ class Window:
         return program.sums_of(np.bincount(slots, minlength=len(program.tasks)))
 
     def occupancy(self, device: int, spans: Spans) -> Spans:
-        """The intervals of a device that lie in the window, since its begin, shortened as if the window were one step."""
+        """The intervals of a device inside the window, since its begin, shortened as if the window were one step."""
         begin, end = self.begin[device], self.end[device]
         found = [(first.clip(begin, end) - begin, last.clip(begin, end) - begin) for first, last in spans]
         return [(first / self.steps, last / self.steps) for first, last in found]

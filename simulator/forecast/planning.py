@@ -1,4 +1,4 @@
-"""Resolves the plan of a job with the prices of its forecast: `partition: by-cost` and balanced slices need durations."""
+"""Resolves the plan of a job at the prices of its forecast: `partition: by-cost` and balanced slices need durations."""
 
 from __future__ import annotations
 

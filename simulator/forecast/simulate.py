@@ -1,4 +1,4 @@
-"""From a job to a report: resolve the plan, lower every distinct stage, price the ops, play the step, read the figures."""
+"""From a job to a report: resolve the plan, lower every distinct stage, price the ops, play the step."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
 
 
 def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:
-    """The axes along which neighbouring ranks hold the same shard (fewer key-value heads than ranks), and their number."""
+    """Axes along which neighbouring ranks hold the same shard (fewer key-value heads than ranks), and their number."""
     layout = at.layout(weight)
     for name, dim in weight.dims.items():
         axes = [axis for axis in at.mesh.inner_first(layout)[::-1] if layout[axis] == name]

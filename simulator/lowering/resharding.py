@@ -80,7 +80,7 @@ class Resharding:
     def _gather_again(
         self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
-        """Saves the shard in place of the all-gathered input, and all-gathers it again for the gradient that needs it."""
+        """Saves the shard in place of the all-gathered input, and all-gathers it again for the gradient."""
         scope = self.scope
         phase = "W" if isinstance(operator, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]

@@ -130,7 +130,7 @@ class Scope:
     # ------------------------------------------------------------------------------------------------ units
 
     def enter(self, unit: Unit) -> tuple[tuple[str | None, str | None], int]:
-        """Notes producers and readers of a unit: the memory keys of what it takes and gives, and bytes of the latter."""
+        """Notes producers and readers of a unit; returns the memory keys of its ends, and the bytes of its output."""
         for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
             notes.clear()
         # Token ids, and what frozen operators alone have made of them.

@@ -121,7 +121,7 @@ class _Builder:
     # ---------------------------------------------------------------------------------------- messages
 
     def sends(self, slot: Slot) -> list[Send | None]:
-        """The messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
+        """Messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
         key = slot.stage, slot.kind, slot.slice
         if key not in self._sends:
             self._sends[key] = [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
