@@ -17,7 +17,7 @@ from simulator.ir.ops import Transfer
 from simulator.lowering.lower import LoweredUnits
 from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
-from simulator.program.block import Price
+from simulator.program.block import CompiledBlocks, Price
 from simulator.program.task import make_task
 
 
@@ -40,12 +40,14 @@ def stage_layer_costs(plan: Plan, price_on: Callable[[Cluster], Price]) -> list[
 def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
     framework, model = plan.job.framework, plan.job.model
     host = 0.0 if framework.cuda_graphs else framework.launch_s
-    lowering = make_lowering(plan)
+    lowering, blocks = make_lowering(plan), CompiledBlocks()
     known: dict[Hashable, float] = {}
 
     def stage_cost(layers: range, first: bool = False, last: bool = False) -> float:
         stage_ops = lowering.run(plan.architecture.stage(layers, first, last))
-        return sum(task_seconds(make_task(stage_ops, kind, price, again=False), host) for kind in ("F", "BW"))
+        return sum(
+            task_seconds(make_task(stage_ops, kind, price, again=False, blocks=blocks), host) for kind in ("F", "BW")
+        )
 
     def layer_cost(layer: int) -> float:
         kind = model.kind(layer)
@@ -81,7 +83,8 @@ class SliceTimes:
     def _forecast(self, tokens: int, before: int) -> float:
         architecture = self.plan.architecture.slice(before, before + tokens)
         stage_ops = self.lowering.run(self.plan.stage(self.part, architecture))
-        tasks = [make_task(stage_ops, kind, self.price, again=False) for kind in ("F", "BW")]
+        blocks = CompiledBlocks()
+        tasks = [make_task(stage_ops, kind, self.price, again=False, blocks=blocks) for kind in ("F", "BW")]
         seconds = sum(task_seconds(task, self.host) for task in tasks)
         if self.plan.shape.p > 1:
             work = Transfer(stage_ops.unit_runs[0].nbytes, self.plan.pipeline_axis, 0, 1)
