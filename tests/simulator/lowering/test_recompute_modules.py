@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import Collective, Op, UnitRun
+from simulator.ir.ops import Collective, Memory, Op, UnitRun
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
@@ -197,3 +197,30 @@ def test_regathers_stay_what_they_are() -> None:
         return [op for op in ops if isinstance(op.work, Collective) and op.work.operation == "all_gather"]
 
     assert [op.work for op in gathers(())] == [op.work for op in gathers(("layernorm",))]
+
+
+@pytest.mark.parametrize(
+    ("use", "options"),
+    [("expert/all-to-all", {}), ("expert/tutel", {"degree": 4}), ("expert/fastermoe", {"group": 2})],
+)
+def test_a_scheme_that_splits_ops_changes_neither_memory_nor_traffic(use: str, options: dict[str, Any]) -> None:
+    """Outputs are discarded whether the scheme that splits their ops stands before recomputation or after it."""
+    selective = {"use": USE, "modules": ["layernorm", "moe_act"]}
+    expert = {"use": use, "over": "ep", **options}
+    found = []
+    for schemes in ([selective, expert], [expert, selective]):
+        job = {
+            "model": {**SIZES, **GPT, "layers": 2, "moe": {"experts": 8, "top_k": 2, "expert_ffn": 16}},
+            "cluster": {"gpu": "h100-sxm", "gpus": 4},
+            "batch": {"global": 4},
+            "plan": {
+                "mesh": {"dp": 4},
+                "views": {"experts": {"edp": 1, "ep": 4}},
+                "schemes": [{"use": "data/zero-1", "over": "dp"}, *schemes],
+            },
+        }
+        played = play_job(job)
+        again = [op.work for _, op in played.instances() if op.phase == "R"]
+        found.append((played.kept(0), sum(work.bytes for work in again if isinstance(work, Memory))))
+    assert found[0] == found[1]
+    assert found[0][1] > 0
