@@ -1,0 +1,204 @@
+"""Mistakes of somebody who writes a scheme: nine in a ring of attention, nine in an overlap of tensor parallelism.
+
+Each mutant is a copy of a module of schemes with one place changed. All of them lower without an error and would give a
+forecast; the checks of data flow and placement see each of them, and nothing in the schemes themselves.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from simulator.ir.mesh import Mesh
+from simulator.ir.operators import CoreAttention
+from simulator.ir.ops import Fragment
+from simulator.ir.registry import find_scheme
+from simulator.ir.scheme import LowerModule, Scheme
+from simulator.schemes.sequence.shared import ring_attention
+from tests.contract.checked import layer_problems
+from tests.contract.measure import make
+
+RING, OVERLAP = "sequence/ring", "tensor/async-tp"
+
+
+class Mistake(NamedTuple):
+    """A change of a module's text. place: regular expression that matches once; mutant: its replacement; seen: words of
+    a violation that the checks must report."""
+
+    place: str
+    mutant: str
+    seen: str
+
+
+RING_MISTAKES = {
+    "compute does not wait for arriving data": Mistake(
+        r"        one\.entry\[k\]\.after \+= came\n        one\.entry\[v\]\.after \+= came\n"
+        r"(        steps\.take_over_memory)",
+        r"\1",
+        "core 1 on compute> reads core.kv1 and does not wait for",
+    ),
+    "outputs are merged before they are there": Mistake(
+        r"(        out\.forward \+= one\.forward\n)"
+        r"(        free = .*\n        if i:\n            steps\.merge_output\(.*\n)",
+        r"\2\1",
+        "reads core.o1 before <F core 1 on compute> writes it",
+    ),
+    "messages have zero bytes": Mistake(
+        r"kv, dkv = steps\.nbytes\(k, v\), steps\.nbytes\(dk, dv\)\n\n    came",
+        "kv, dkv = steps.nbytes(), steps.nbytes(dk, dv)\n\n    came",
+        "sends zero bytes",
+    ),
+    "gradients of keys and values are never added": Mistake(
+        r"            gradients = \[steps\.add_gradients\([\s\S]*?steps\.use_tensors\(gradients\[0\], dk, dv\)\n",
+        "",
+        "no kernel reads core.d:part1",
+    ),
+    "blocks are in the wrong order": Mistake(
+        r"found\.append\((\w+\(cases\[token_order\]\))\)",
+        r"found.insert(1, \1)",
+        "pairs of its block",
+    ),
+    "gradients are sent to the wrong rank": Mistake(
+        r'(steps\.shift\("ring back", .*), -1,',
+        r"\1, 1,",
+        "results for dk come to another rank",
+    ),
+    "gradients are added twice": Mistake(
+        r"( +total = steps\.add_gradients\(.*\n)",
+        r"\1\1",
+        "2 times",
+    ),
+    "the block that arrives is never read": Mistake(
+        r"steps\.take_over_memory\(i, \{k: buffer, v: buffer\} if i else \{\},",
+        "steps.take_over_memory(i, {},",
+        "no kernel reads core.kv1",
+    ),
+    "blocks go round the wrong axis": Mistake(
+        r'Collective\("shift", (.*?), self\.ring_axes,',
+        r'Collective("shift", \1, ("tp",),',
+        "runs along tp, and sequence schemes along ['cp']",
+    ),
+}
+"""Mistakes in what the schemes of ring attention share."""
+
+OVERLAP_MISTAKES = {
+    "compute does not wait for arriving data": Mistake(
+        r"zip\(pair\.rows\(one\), \[own, \*pulls\], strict=True\)",
+        "zip(pair.rows(one), [own] * ranks, strict=True)",
+        "nobody waits for <F all_gather",
+    ),
+    "results are added before they have come back": Mistake(
+        r"sum_shards\(pair, \[\*pulls, made\[-1\]\]\)",
+        "sum_shards(pair, made)",
+        "nobody waits for <B reduce_scatter",
+    ),
+    "buffers of messages have zero bytes": Mistake(
+        r"self\._add_buffer\(rewrite, pair, shard, own,",
+        "self._add_buffer(rewrite, pair, shard // pair.work.nbytes, own,",
+        "pulled, which has zero bytes",
+    ),
+    "gradients are never added": Mistake(
+        r"rewrite\.swap\(pair\.collective, \[sum_shards\(pair, \[\*pulls, made\[-1\]\]\)\]\)",
+        "rewrite.swap(pair.collective, [], [*pulls, made[-1]])",
+        "bytes are added, and",
+    ),
+    "blocks are in the wrong order": Mistake(
+        r"pulls = shift_shards\(pair, \[\[own\]\] \* \(ranks - 1\)\)",
+        "pulls = [replace(one, work=replace(one.work, by=1)) for one in shift_shards(pair, [[own]] * (ranks - 1))]",
+        "of one rank again",
+    ),
+    "results are sent to the wrong rank": Mistake(
+        r"pulls = shift_shards\(pair, \[\[one\] for one in made\[:-1\]\]\)",
+        "pulls = shift_shards(pair, [[one] for one in made[:-1]])\n"
+        "        pulls = [replace(one, work=replace(one.work, by=1)) for one in pulls]",
+        "ops from one rank, shifted by",
+    ),
+    "gradients are added twice": Mistake(
+        r"rewrite\.swap\(pair\.collective, \[(sum_shards\(pair, \[\*pulls, made\[-1\]\]\))\]\)",
+        r"rewrite.swap(pair.collective, [\1, pair.collective])",
+        "bytes are added, and",
+    ),
+    "the last block that arrives is never read": Mistake(
+        r"zip\(pair\.rows\(one\), \[own, \*pulls\], strict=True\)",
+        "zip(pair.rows(one), [own, *pulls[:-1], own], strict=True)",
+        "nobody waits for <F all_gather norm1 3",
+    ),
+    "blocks come along the wrong axis": Mistake(
+        r"pulls = shift_shards\(pair, \[\[own\]\] \* \(ranks - 1\)\)",
+        "pulls = shift_shards(pair, [[own]] * (ranks - 1))\n"
+        '        pulls = [replace(one, work=replace(one.work, axes=("cp",))) for one in pulls]',
+        "runs along cp, and tensor schemes along ['tp']",
+    ),
+}
+"""Mistakes in the module of the overlap."""
+
+
+def mutated(module: ModuleType, mistake: Mistake) -> dict[str, Any]:
+    """The names of a copy of `module` with a mistake."""
+    assert module.__file__ is not None
+    text, changes = re.subn(mistake.place, mistake.mutant, Path(module.__file__).read_text("utf-8"))
+    assert changes == 1, "this place of the scheme reads otherwise today: state the mistake for its new text"
+    names: dict[str, Any] = {"__name__": module.__name__}
+    exec(compile(text, module.__file__, "exec"), names)
+    return names
+
+
+def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
+    """Violations in a ring over four ranks, with each order of positions. names: those of a mutant."""
+    kind: Any = find_scheme(RING)
+
+    class Ring(kind):  # type: ignore[misc]
+        def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
+            made = names or vars(ring_attention)
+            found: Fragment = made["ring"](
+                operator, inner, self.ring_axes, made["mask_blocks"](self.token_order, self.ranks)
+            )
+            return found
+
+    mesh = Mesh({"cp": 4, "tp": 2})
+
+    def schemes(balance: str) -> Sequence[Scheme]:
+        return [Ring(("cp",), kind.Options(balance=balance), mesh), make("tensor/megatron-sp", mesh, ("tp",))]
+
+    orders = ("zigzag", "striped", "contiguous")
+    return [found for balance in orders for found in layer_problems(mesh, partial(schemes, balance))]
+
+
+def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
+    """Violations in an overlap beside tensor parallelism of four ranks. names: those of a mutant."""
+    kind: Any = find_scheme(OVERLAP)
+    if names is not None:
+        name, kind = kind.name, names[kind.__name__]
+        kind.name = name
+    mesh = Mesh({"cp": 2, "tp": 4})
+
+    def schemes() -> Sequence[Scheme]:
+        beside = make("tensor/megatron-sp", mesh, ("tp",)), make("sequence/all-gather", mesh, ("cp",))
+        return [kind((), kind.Options(), mesh), *beside]
+
+    return layer_problems(mesh, schemes)
+
+
+def test_nothing_is_seen_in_the_schemes_themselves() -> None:
+    assert ring_problems() == []
+    assert overlap_problems() == []
+
+
+@pytest.mark.parametrize("mistake", RING_MISTAKES)
+def test_a_mistake_in_a_ring_is_seen(mistake: str) -> None:
+    found = ring_problems(mutated(ring_attention, RING_MISTAKES[mistake]))
+    assert any(RING_MISTAKES[mistake].seen in problem for problem in found), found
+
+
+@pytest.mark.parametrize("mistake", OVERLAP_MISTAKES)
+def test_a_mistake_in_an_overlap_is_seen(mistake: str) -> None:
+    module = sys.modules[find_scheme(OVERLAP).__module__]
+    found = overlap_problems(mutated(module, OVERLAP_MISTAKES[mistake]))
+    assert any(OVERLAP_MISTAKES[mistake].seen in problem for problem in found), found
