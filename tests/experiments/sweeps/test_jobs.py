@@ -174,7 +174,7 @@ def test_strict_tells_by_the_exit_code_that_a_plan_does_not_fit(tmp_path: Path) 
         (["--jobs", "none.jsonl"], "no such file"),
         (["--jobs", "none.jsonl", "--out", "jobs.jsonl"], "no such file"),
         (["--jobs", "."], "it is a folder"),
-        (["--jobs", "jobs.jsonl", "--engine", "fast"], "no such engine"),
+        (["--jobs", "jobs.jsonl", "--engine", "fast"], "no engine of this name"),
         (["job.yaml", "--jobs", "jobs.jsonl"], "Leave them out"),
         (["--jobs", "jobs.jsonl", "--plot", "a.png"], "Leave them out"),
         (["--jobs", "jobs.jsonl", "--out", "jobs.jsonl"], "cannot be written"),

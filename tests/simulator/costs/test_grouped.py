@@ -118,9 +118,9 @@ def test_many_products_at_once() -> None:
 
 
 def test_balanced_routing() -> None:
-    assert routing.balanced(4096, 8, 256, 8) == pytest.approx([128.0] * 32)
+    assert routing.balanced_loads(4096, 8, 256, 8) == pytest.approx([128.0] * 32)
     # One token goes to experts 0, 16, 32, ...: one of the first rank's 16.
-    assert routing.balanced(1, 8, 128, 8).tolist() == [1.0] + [0.0] * 15
+    assert routing.balanced_loads(1, 8, 128, 8).tolist() == [1.0] + [0.0] * 15
 
 
 @pytest.mark.parametrize("exponent", [1.0, 1.01, 1.2])
@@ -157,7 +157,7 @@ def test_histograms_keep_rows() -> None:
     found = routing.histogram(loads, 8)
     assert len(found) <= 8 and sum(count for count, _ in found) == (loads >= 0.5).sum()
     assert sum(count * size for count, size in found) == pytest.approx(loads.sum(), rel=1e-3)
-    assert routing.histogram(routing.balanced(4096, 8, 256, 8)) == ((32.0, 128.0),)
+    assert routing.histogram(routing.balanced_loads(4096, 8, 256, 8)) == ((32.0, 128.0),)
     assert routing.histogram(np.zeros(4)) == ()
 
 
