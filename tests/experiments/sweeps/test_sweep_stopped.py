@@ -114,7 +114,7 @@ def test_ctrl_c_says_how_to_go_on(reference: Path, tmp_path: Path) -> None:
     at_work.send_signal(signal.SIGINT)
     _, told = at_work.communicate(timeout=300)
     assert at_work.returncode == 130
-    assert told.decode().startswith("meshcast: interrupted, ") and "the same command goes on" in told.decode()
+    assert told.decode().startswith("meshcast: interrupted, ") and "the same command resumes it" in told.decode()
     assert len(told.splitlines()) == 1 and not (tmp_path / "rows.parquet").exists()
     assert process(tmp_path).wait(timeout=300) == 0
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
