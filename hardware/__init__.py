@@ -1,4 +1,4 @@
-"""Descriptions of hardware: GPUs, links, nodes, clusters, with units and sources.
+"""Descriptions of hardware: GPUs, links, nodes and clusters, with units and sources.
 
 `load_cluster` understands every way of naming a cluster; the catalog lies in ``hardware/catalog``.
 """
@@ -67,7 +67,7 @@ def clusters() -> tuple[str, ...]:
 
 
 def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> Cluster:
-    """The cluster that `spec` describes; any mistake in it raises one CatalogError.
+    """The cluster that `spec` describes. Raises one CatalogError for any mistake in it.
 
     Equal descriptions give the same object, files included: they are read every time, for they may have changed.
 
@@ -122,10 +122,10 @@ def _cluster_of_mapping(document: Document) -> Cluster:
 
 
 FORMS: tuple[tuple[set[str], type[ByGPU] | type[ByGroups], str], ...] = (
-    ({"groups"}, ByGroups, "a cluster is told by its groups of nodes or by one node"),
-    ({"gpu", "gpus_per_node", "scale_up_domain", "inter"}, ByGPU, "a cluster is told by its node or by its GPU"),
+    ({"groups"}, ByGroups, "a cluster has either `groups` of nodes or one `node`"),
+    ({"gpu", "gpus_per_node", "scale_up_domain", "inter"}, ByGPU, "a cluster has either a `node` or a `gpu`"),
 )
-"""Keys that tell a form from the plain one, its model, and what else may not be said beside them."""
+"""Keys that identify a form of description, its model, and the rule that forbids other forms beside it."""
 
 
 def _read(document: Document) -> Cluster:

@@ -1,4 +1,4 @@
-"""A cluster: equal nodes behind one fabric, seen as tiers of bandwidth.
+"""A cluster: equal nodes joined by a network fabric, with the bandwidth of each tier of links.
 
 The tiers are those of a node (`hardware.node`): scale-up links within a domain, the host within a node, the network
 between nodes.
@@ -21,7 +21,7 @@ from hardware.load import Strict, Time, by_name, catalog_model
 from hardware.node import Node
 
 MAX_GPUS = 1_000_000
-"""Most GPUs of a cluster: ten times the largest one built; beyond it a count is a slip of the keyboard."""
+"""Most GPUs of a cluster: ten times the largest one built; a larger number is a typing error."""
 
 Size = Annotated[int, Field(strict=True, gt=0, le=MAX_GPUS)]
 Narrower = Annotated[float, Field(strict=True, ge=1, le=1000)]
@@ -29,14 +29,14 @@ Narrower = Annotated[float, Field(strict=True, ge=1, le=1000)]
 
 @dataclass(frozen=True)
 class Tier:
-    """One of a cluster's ways between GPUs, nominal: `payload` is not taken off.
+    """One tier of links between a cluster's GPUs, at nominal rates: `payload` is not applied.
 
     Attributes:
         kind: catalog name of the link (``nvlink4``, ``infiniband-hdr``), the network's family, or ``none``.
-        bandwidth: of one GPU [bytes/s], one direction; 0 where there is no such tier.
+        bandwidth: of one GPU [bytes/s], one direction; 0 if there is no such tier.
         latency: end to end [s].
         payload: share of the bandwidth that large transfers reach.
-        switched: whether a GPU can give all of it to any one other.
+        switched: whether a GPU can use all of it for any one other GPU.
     """
 
     kind: str
@@ -50,7 +50,7 @@ NONE = Tier("none", 0.0, 0.0)
 
 
 def _tier(link: Link, switched: bool = True, ports: float = 1, gpus: int = 1) -> Tier:
-    """One GPU's share where `gpus` GPUs have so many `ports` together."""
+    """One GPU's share of `ports` links that `gpus` GPUs have together."""
     bandwidth = float(link.bandwidth * ports / gpus)
     return Tier(link.name, bandwidth, float(link.latency), float(link.payload), switched)
 
@@ -58,9 +58,10 @@ def _tier(link: Link, switched: bool = True, ports: float = 1, gpus: int = 1) ->
 class Level(Strict):
     """One level of the network's switches.
 
-    nodes: it joins blocks of so many nodes; None: all of them.
-    oversubscription: of the rate of its ports, a smaller block (of the level below) sends and receives
-    1 / oversubscription through this level. 1 is non-blocking.
+    Attributes:
+        nodes: nodes in each block that it joins; None: all nodes.
+        oversubscription: a block of the level below sends and receives at 1 / oversubscription of the rate of its ports
+            through this level; 1 is non-blocking.
     """
 
     nodes: Size | None = None
@@ -70,9 +71,11 @@ class Level(Strict):
 class Fabric(Strict):
     """The switches between nodes.
 
-    oversubscription: short for one level over all nodes; 1 is a full fat tree, 2 has half of that bisection.
-    levels: from the smallest blocks to all nodes. hop_latency: of a switch; a group that crosses more levels than the
-    lowest passes two more switches for each of them. None: they take no time.
+    Attributes:
+        oversubscription: short form for one level over all nodes; 1 is a full fat tree, 2 has half of its bisection.
+        levels: from the smallest blocks to all nodes.
+        hop_latency: of a switch [s]; a group that crosses more levels than the lowest passes two more switches for each
+            of them. None: no latency.
     """
 
     oversubscription: Narrower = 1.0
@@ -93,12 +96,17 @@ class Fabric(Strict):
 
     @property
     def joins(self) -> tuple[Level, ...]:
-        """The levels, also where the short form was used."""
+        """The levels, also of the short form."""
         return self.levels or (Level(oversubscription=self.oversubscription),)
 
 
 class NodeGroup(Strict):
-    """Some equal nodes of a cluster that has several kinds."""
+    """Equal nodes of a cluster of several kinds of nodes.
+
+    Attributes:
+        node: the kind.
+        nodes: how many.
+    """
 
     node: Annotated[Node, by_name("nodes", Node)]
     nodes: Size
@@ -108,8 +116,9 @@ class NodeGroup(Strict):
 class Cluster(Strict):
     """`nodes` equal nodes, of which the first `gpus` GPUs are used.
 
-    groups: what a cluster of several kinds of nodes is really made of; `node` is then as slow as the slowest in
-    everything. assumed: what nobody stated and was filled in, one sentence each.
+    Attributes:
+        groups: the nodes of a cluster of several kinds; `node` is then as slow as the slowest kind in every figure.
+        assumed: what was filled in, one sentence each.
     """
 
     name: str = "inline"
@@ -154,7 +163,7 @@ class Cluster(Strict):
 
     @cached_property
     def kinds(self) -> dict[str, Cluster]:
-        """Of several kinds of nodes each by its name: a cluster of as many GPUs that has no other nodes."""
+        """For each of several kinds of nodes, by name: a cluster of the same number of GPUs with this kind alone."""
         found = {}
         for node in {group.node.name: group.node for group in self.groups}.values():
             similar = int(node.gpus) == self.gpus_per_node
@@ -169,7 +178,7 @@ class Cluster(Strict):
         return found
 
     def where(self, ranks: Iterable[int]) -> Cluster:
-        """The cluster that `ranks` see: where they all lie on one kind of nodes, one of that kind alone."""
+        """The cluster for a group of `ranks`: of one kind of nodes if they all lie on that kind, else this one."""
         ends = list(accumulate(group.nodes * int(group.node.gpus) for group in self.groups))
         names = {self.groups[bisect_right(ends, rank)].node.name for rank in ranks} if ends else set()
         return self.kinds[names.pop()] if len(names) == 1 else self
@@ -188,9 +197,9 @@ class Cluster(Strict):
     def domain(self) -> int:
         """GPUs in use of each scale-up domain.
 
-        Of domains of several nodes that are not all filled the same number is used of every one, as schedulers deal
-        them out: 256 GPUs in racks of 72 are four times 64. Filled one after another, groups of ranks would straddle
-        racks. Where less than half of each would be used, they are filled all the same.
+        If domains of several nodes are not all full, every domain has the same number of GPUs in use, as schedulers
+        allocate them: 256 GPUs in racks of 72 are four times 64. Filled one after another, groups of ranks would
+        straddle racks. If less than half of each domain would be used, they are filled one after another all the same.
         """
         whole, each = self.node.domain, self.gpus_per_node
         if whole <= each or self.gpus <= whole:
@@ -205,46 +214,46 @@ class Cluster(Strict):
 
     @property
     def scale_up_domain(self) -> int:
-        """GPUs joined at full speed: at most what is there."""
+        """GPUs of a scale-up domain, at most those of the cluster."""
         return min(self.domain, self.gpus)
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """What nobody stated, one sentence each."""
+        """What was filled in, one sentence each."""
         if self.domain == self.node.domain:
             return self.assumed
         return *self.assumed, f"cluster: {self.domain} GPUs used of each scale-up domain of {self.node.domain}"
 
     @property
     def pattern(self) -> int:
-        """Ranks after which places repeat: groups that are shifted by it are spread alike."""
+        """Period of ranks after which places repeat: groups that are shifted by it have equal reaches."""
         levels = self.fabric.joins
         return self.block(levels[-2]) if len(levels) > 1 and levels[-2].nodes else self.local_gpus
 
     def block(self, level: Level) -> int:
-        """GPUs in use of a block of nodes that `level` joins."""
+        """GPUs in use in a block of nodes that `level` joins."""
         return (level.nodes or self.nodes) * self.gpus_per_node * self.domain // self.node.domain
 
     @property
     def scale_up(self) -> Tier:
-        """Between GPUs of one scale-up domain. Kind ``none``, bandwidth 0 where PCIe alone joins GPUs."""
+        """Links between GPUs of one scale-up domain. Kind ``none``, bandwidth 0 if PCIe alone joins GPUs."""
         up = self.node.scale_up
         return _tier(up.link, up.switched.value) if up else NONE
 
     @property
     def host(self) -> Tier:
-        """From a GPU to the host, and over it to GPUs of its node that are outside of its domain."""
+        """Links from a GPU to the host, and over it to GPUs of its node outside of its domain."""
         return _tier(self.gpu.host)
 
     @property
     def over_host(self) -> bool:
-        """Whether some GPUs of a node reach each other over the host only."""
+        """Whether some GPUs of a node reach each other only over the host."""
         up = self.node.scale_up
         return self.node.domain < min(self.gpus, self.gpus_per_node) or (up is not None and up.gaps)
 
     @property
     def scale_out(self) -> Tier:
-        """Between nodes: a GPU's share of its node's ports. Kind ``none``, bandwidth 0 where there is no network."""
+        """Network between nodes: a GPU's share of its node's ports. Kind ``none``, bandwidth 0 without a network."""
         nics = self.node.nics
         return _tier(nics.link, ports=nics.count, gpus=self.gpus_per_node) if nics else NONE
 

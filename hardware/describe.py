@@ -1,4 +1,4 @@
-"""The catalog as one page for people: every value with its unit, its kind and its source.
+"""The catalog as a page of documentation: every value with its unit, its kind and its source.
 
 ``python -m hardware.describe docs/catalog.md`` writes it (``make docs-catalog``).
 """
@@ -99,7 +99,7 @@ def page() -> str:
 
 
 def values(model: BaseModel, path: str = "") -> Iterator[tuple[str, Value | Fact[Any]]]:
-    """The sourced values of one file's description, by the paths of their fields; not those of other files it names."""
+    """The sourced values of one file, by the paths of their fields; without those of files that it names."""
     for name in type(model).model_fields:
         yield from _within(getattr(model, name), f"{path}{name}")
 

@@ -1,7 +1,7 @@
-"""The errors a person sees.
+"""Errors for users.
 
-Every failure that the user can mend is a ``MeshcastError`` that says where it is, which value is wrong,
-which rule it breaks (with the rule's numbers) and what would work::
+Every mistake that a user can correct is a ``MeshcastError`` that says where it is, which value is wrong, which rule it
+breaks (with the rule's numbers) and what would work::
 
     MeshcastError
     +-- CatalogError    a hardware description (GPU, link, node, cluster)
@@ -20,11 +20,11 @@ from typing import Any
 
 
 class MeshcastError(Exception):
-    """One mistake, told in four parts.
+    """One mistake, in four parts.
 
     Args:
         where: file and line, or the field's path (``job.yaml:4 plan.tp``).
-        value: the offending value as it was given; None where the mistake is something missing.
+        value: the offending value as it was given; None if something is missing.
         rule: the rule that it breaks, with the rule's numbers.
         remedy: what would work.
     """
@@ -38,7 +38,7 @@ class MeshcastError(Exception):
         return f"{self.where}{got}: {self.rule}. {self.remedy}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The error object of the ``--json`` answers."""
+        """The error object in answers of ``--json``."""
         plain = isinstance(self.value, str | int | None) or (isinstance(self.value, float) and isfinite(self.value))
         return {
             "kind": type(self).__name__,
@@ -73,7 +73,7 @@ class ScheduleError(MeshcastError):
 
 
 class OutOfMemory(MeshcastError):
-    """The plan does not fit and the user asked for that to be an error."""
+    """The plan does not fit into memory, and ``--strict`` makes that an error."""
 
 
 def shorten(value: Any, limit: int = 80) -> str:

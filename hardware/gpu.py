@@ -1,4 +1,4 @@
-"""A GPU as its maker describes it."""
+"""A GPU, by its datasheet."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class GPU(Strict):
         memory_bandwidth: of device memory [bytes/s], nominal.
         l2: last-level cache [bytes].
         multiprocessors: streaming multiprocessors or compute units.
-        clock: the clock [Hz] that `peak` follows from, else the highest that devices report; None where none is known.
-        peak: dense FLOP/s by number format, without structured sparsity. A format that is not listed is not there.
+        clock: from which `peak` follows, else the highest that devices report [Hz]; None if unknown.
+        peak: dense FLOP/s by number format, without structured sparsity; formats that are not listed are not supported.
         power: board power limit [W].
-        scale_up: catalog name of the link that joins it to its neighbours; None without one.
-        host: its link to the host, over which it also reaches what no scale-up link joins.
-        usual_node: catalog name of the node it is mostly sold in, to fill in what a user does not know.
+        scale_up: catalog name of its scale-up link; None without one.
+        host: its link to the host, over which it also reaches GPUs that no scale-up link joins.
+        usual_node: catalog name of the node that it is mostly sold in, to fill in what a user does not state.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Clusters told by their GPUs and the rate of their network, as papers do; what is not told is filled in."""
+"""Clusters described by their GPUs and the rate of their network, as in papers; the rest is filled in."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from hardware.units import GIGA
 
 Network = Literal["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot", "none"]
 
-TOLD = "as the job describes the cluster"
+BY_JOB = "as the job describes the cluster"
 
 
 class Inter(Strict):
-    """The network between nodes. gbps_per_gpu: a node's port rates together, divided by its GPUs [Gbit/s, one way]."""
+    """The network between nodes.
+
+    Attributes:
+        kind: family of the network.
+        gbps_per_gpu: rate of all ports of a node, divided by its GPUs [Gbit/s], one direction.
+    """
 
     kind: Network | None = None
     gbps_per_gpu: Annotated[float, Field(strict=True, gt=0, le=100_000)] | None = None
@@ -33,7 +38,7 @@ class Inter(Strict):
 
 
 class ByGPU(Strict):
-    """A cluster told by its GPUs; what is null is taken from the GPU's usual node, and said in `assumed_value`."""
+    """A cluster described by its GPUs; what is null is taken from the GPU's usual node, and listed under `assumed`."""
 
     name: str = "inline"
     title: str = ""
@@ -46,7 +51,7 @@ class ByGPU(Strict):
     fabric: Fabric = Fabric()
 
     def cluster(self) -> Cluster:
-        """The same as nodes. Raises ValueError("rule. remedy") where that cannot be."""
+        """The same cluster by its nodes. Raises ValueError("rule. remedy") if that is impossible."""
         notes: list[str] = []
         usual = load("nodes", self.gpu.usual_node) if self.gpu.usual_node else None
         per_node = self.gpus_per_node
@@ -59,7 +64,7 @@ class ByGPU(Strict):
         node = Node(
             name=f"{per_node} x {self.gpu.name}",
             gpu=self.gpu,
-            gpus=assumed_value(per_node, TOLD),
+            gpus=assumed_value(per_node, BY_JOB),
             scale_up=scale_up,
             nics=self._nics(per_node, usual, notes, int(scale_up.domain or per_node) if scale_up else 1),
             host=usual.host if usual and int(usual.gpus) == per_node else None,
@@ -76,7 +81,7 @@ class ByGPU(Strict):
         )
 
     def _scale_up(self, per_node: int, usual: Node | None, notes: list[str]) -> ScaleUp | None:
-        """The links of the GPU, switched or not as in its usual node."""
+        """The scale-up links of the GPU, switched or not as in its usual node."""
         domain = self.scale_up_domain
         if domain is None:
             # A larger board has larger domains; those of bridges and of racks stay what they are.
@@ -89,7 +94,7 @@ class ByGPU(Strict):
         if self.gpu.scale_up is None:
             raise ValueError(f"{self.gpu.name} has no scale-up link. Write `scale_up_domain: 1`")
         link: Link = load("links", self.gpu.scale_up)
-        size = assumed_value(domain, TOLD) if domain != per_node else None
+        size = assumed_value(domain, BY_JOB) if domain != per_node else None
         if usual is None or (usual.scale_up and usual.scale_up.switched.value):
             return ScaleUp(link=link, domain=size)
         if usual.scale_up and domain <= usual.domain:
@@ -100,10 +105,12 @@ class ByGPU(Strict):
                 f"{int(link.links)} links do not join {domain} GPUs without a switch. Write a smaller domain"
             )
         even = Fact[Mesh](value=each, kind="assumed", source="links spread evenly over the others of the domain")
-        return ScaleUp(link=link, switched=Fact[bool](value=False, kind="assumed", source=TOLD), mesh=even, domain=size)
+        return ScaleUp(
+            link=link, switched=Fact[bool](value=False, kind="assumed", source=BY_JOB), mesh=even, domain=size
+        )
 
     def _nics(self, per_node: int, usual: Node | None, notes: list[str], domain: int) -> NICs | None:
-        """One port per GPU, at the rate told; what is not told is taken from the GPU's usual node."""
+        """One port per GPU, at the stated rate; what is not stated is taken from the GPU's usual node."""
         kind, gbps = self.inter.kind, self.inter.gbps_per_gpu
         if kind == "none" or (kind is None and gbps is None and self.gpus <= max(domain, per_node)):
             return None  # nothing crosses a network

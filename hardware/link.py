@@ -1,4 +1,4 @@
-"""Links: what joins GPUs inside a node, and the network ports that join nodes."""
+"""Links: scale-up links and links to the host within a node, and network ports between nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Link(Strict):
     """A scale-up link (NVLink), a link to the host (PCIe) or a network port (InfiniBand, Ethernet).
 
     Attributes:
-        family: ``nvlink``, ``pcie``, ``infiniband``, ...: what a cluster calls the kind of its network.
+        family: ``nvlink``, ``pcie``, ``infiniband``, ...: the kind of network in descriptions of clusters.
         rate: of one link or port [bytes/s], one direction, nominal.
-        links: how many work side by side at one GPU (or one network adapter).
+        links: number of parallel links of one GPU (or one network adapter).
         latency: from one end to the other [s], of the hardware alone; what a communication library's
             protocol adds is no property of the link.
         payload: share of the rate that large transfers reach.

@@ -1,11 +1,11 @@
-"""Values that know their source, and the catalog that ships with meshcast.
+"""Values with their source, and the catalog that ships with meshcast.
 
 A catalog value is written ``{value: 900 GB/s, direction: both, kind: peak, source: <document>, checked: 2026-11-21}``
-and becomes a `Value`: a float in SI that still knows all that. Three layers, each usable alone::
+and becomes a `Value`: a float in SI that keeps all of that. Three layers, each usable alone::
 
-    read_yaml(path or text)   -> Document: plain data, with every way of not being YAML told as one error
-    validated(Model, data)    -> Model, a pydantic error turned into one MeshcastError (`explain`)
-    load("gpus", "h100-sxm")  -> the catalog's GPU, read once
+    read_yaml(path or text)    -> Document: plain data, every fault of the file is one error
+    validate_data(Model, data) -> Model, a pydantic error turned into one MeshcastError (`explain`)
+    load("gpus", "h100-sxm")   -> the catalog's GPU, read once
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ Plain = TypeVar("Plain")
 
 
 class Value(float):
-    """A float in SI that remembers where it comes from.
+    """A float in SI with its source.
 
-    text: as written (``900 GB/s``). kind: ``peak`` (stated by the maker), ``measured``, ``fitted`` or
-    ``assumed_value``.
-    source: document or address. note: what a reader should know. checked: the day the source was read (ISO), or "".
+    Attributes:
+        text: as written (``900 GB/s``).
+        kind: ``peak`` (stated by the maker), ``measured``, ``fitted`` or ``assumed``.
+        source: document or address.
+        note: for readers.
+        checked: day on which the source was read (ISO), or "".
     """
 
     text: str
@@ -66,7 +69,7 @@ class Value(float):
 
 
 class Sourced(Strict):
-    """Where something in the catalog comes from; the words of `Value`."""
+    """The source of an entry of the catalog; see `Value`."""
 
     kind: Literal["peak", "measured", "fitted", "assumed"]
     source: str = Field(min_length=1)
@@ -84,14 +87,14 @@ class Entry(Sourced):
 
 
 class Fact(Sourced, Generic[Plain]):
-    """What the catalog says without a unit: yes or no, or how things are joined."""
+    """An entry of the catalog without a unit: yes or no, or links between GPUs."""
 
     value: Plain
 
 
 @dataclass(frozen=True)
 class quantity:
-    """What a field's catalog value must be: ``Annotated[Value, quantity("bandwidth", directed=True)]``.
+    """The kind of quantity that a field holds: ``Annotated[Value, quantity("bandwidth", directed=True)]``.
 
     Args:
         dimension: one of ``units.UNITS``.
@@ -102,7 +105,7 @@ class quantity:
     """
 
     written: ClassVar[type[BaseModel]] = Entry
-    """The model of what stands in the file."""
+    """The model of the entry in the file."""
 
     dimension: str
     directed: bool = False
@@ -148,7 +151,7 @@ Ratio = Annotated[Value, quantity("ratio")]
 
 
 def assumed_value(number: float, source: str, text: str = "") -> Value:
-    """A `Value` (SI) made up in code, for want of a better one; `source` says by which reasoning."""
+    """A `Value` (SI) that is assumed in code; `source` says why."""
     return Value(number, text or f"{number:g}", "assumed", source)
 
 
@@ -168,12 +171,12 @@ def catalog_model(kind: str) -> Callable[[type[Model]], type[Model]]:
 
 
 FILES = (".yaml", ".yml")
-"""How a name ends that is a file's."""
+"""Endings of file names."""
 
 
 @cache
 def catalog(kind: str) -> tuple[str, ...]:
-    """Names of what the catalog holds of `kind` (gpus, links, nodes, clusters), sorted."""
+    """Names in the catalog of `kind` (gpus, links, nodes, clusters), sorted."""
     files: Iterable[Traversable] = (resources.files("hardware") / "catalog" / kind).iterdir()
     return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
 

@@ -1,8 +1,8 @@
 """Clusters of several kinds of nodes.
 
-Where the ranks of a pipeline stage all lie on nodes of one kind, the stage runs at that kind's figures. Elsewhere a
-forecast takes one node for all that is as slow as the slowest kind in everything, so that it is a lower bound of the
-speed: no real GPU of the cluster has less memory, fewer FLOP/s or narrower links.
+A pipeline stage whose ranks all lie on nodes of one kind runs at that kind's figures. For other stages a forecast uses
+one node that is as slow as the slowest kind in every figure, which is a lower bound of the speed: no real GPU of the
+cluster has less memory, fewer FLOP/s or narrower links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hardware.node import Host, NICs, Node, ScaleUp
 
 
 class ByGroups(Strict):
-    """A cluster told by groups of nodes, in the order of their ranks."""
+    """A cluster described by groups of nodes, in the order of their ranks."""
 
     name: str = "inline"
     title: str = ""
@@ -27,7 +27,7 @@ class ByGroups(Strict):
     fabric: Fabric = Fabric()
 
     def cluster(self) -> Cluster:
-        """The same as nodes of one kind. Raises ValueError("rule. remedy") where that cannot be."""
+        """The same cluster as nodes of one kind. Raises ValueError("rule. remedy") if that is impossible."""
         kinds = {group.node.name: group.node for group in self.groups}
         sizes = {int(node.gpus) for node in kinds.values()}
         size = min(sizes)
@@ -51,7 +51,7 @@ class ByGroups(Strict):
 
 
 def slowest(nodes: list[Node], size: int) -> Node:
-    """A node of `size` GPUs that is as slow as the slowest of `nodes` in everything."""
+    """A node of `size` GPUs that is as slow as the slowest of `nodes` in every figure."""
     if len(nodes) == 1:
         return nodes[0]
     domain = min(node.domain for node in nodes)
@@ -73,7 +73,7 @@ def _gpu(gpus: list[GPU]) -> GPU:
     peak = {key: min(gpu.peak[key] for gpu in gpus) for key in slow.peak if all(key in gpu.peak for gpu in gpus)}
     host = min((gpu.host for gpu in gpus), key=lambda link: link.bandwidth)
     if (peak, host) == (slow.peak, slow.host) and all(getattr(slow, key) == least for key, least in figures.items()):
-        return slow  # in everything the slowest, or the only kind
+        return slow  # the slowest in every figure, or the only kind
     return GPU(
         name="+".join(dict.fromkeys(gpu.name for gpu in gpus)),
         architecture=slow.architecture,
@@ -96,7 +96,7 @@ def _scale_up(ups: list[ScaleUp], domain: int) -> ScaleUp:
 
 
 def _host(nodes: list[Node], size: int) -> Host | None:
-    """What is known of the hosts of all nodes: for each GPU the least of it."""
+    """A host with, for each GPU, the least of the figures that are known of all hosts."""
     hosts = [(int(node.gpus), node.host) for node in nodes if node.host]
     if len(hosts) < len(nodes):
         return None

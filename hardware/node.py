@@ -1,7 +1,7 @@
 """A node: GPUs in one chassis, the links between them, and the network ports out of it.
 
-GPUs reach each other in three ways, of which a node may lack some: by scale-up links within a *domain* (NVLink,
-Infinity Fabric), over the host (PCIe) within a node that is larger than its domains, and through the network.
+GPUs reach each other over up to three tiers: scale-up links within a *domain* (NVLink, Infinity Fabric), the host
+(PCIe) within a node that has several domains, and the network.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from hardware.load import Count, Fact, Strict, Value, by_name, catalog_model, qu
 Links = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Mesh = Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ...], ...]
 
-SWITCHED = Fact[bool](value=True, kind="assumed", source="not told: a switch, as in most nodes")
-ANYWHERE = Fact[bool](value=False, kind="assumed", source="not told: ports hang on any switch")
+SWITCHED = Fact[bool](value=True, kind="assumed", source="not stated: a switch, as in most nodes")
+NO_RAILS = Fact[bool](value=False, kind="assumed", source="not stated: no rails")
 
 
 class ScaleUp(Strict):
-    """How the GPUs of a domain are joined at full speed.
+    """The scale-up links of a domain.
 
-    switched: every GPU can give its whole bandwidth to any one other.
-    mesh: without a switch, links between two GPUs: one number for all pairs, or a row of numbers for each GPU.
-    domain: GPUs so joined, where that is not the node (72 in a rack of 18 nodes of 4); None means the node.
+    Attributes:
+        link: of the catalog.
+        switched: whether every GPU can use its whole bandwidth for any one other GPU.
+        mesh: without a switch, links between two GPUs: one number for all pairs, or a row of numbers for each GPU.
+        domain: GPUs that they join, if not those of the node (72 in a rack of 18 nodes of 4); None: the node.
     """
 
     link: Annotated[Link, by_name("links", Link)]
@@ -49,7 +51,7 @@ class ScaleUp(Strict):
 
     @property
     def most(self) -> float:
-        """Most GPUs that can be joined so."""
+        """Most GPUs that such links can join."""
         if self.mesh is None:
             return math.inf
         mesh = self.mesh.value
@@ -57,19 +59,19 @@ class ScaleUp(Strict):
 
     @property
     def gaps(self) -> bool:
-        """Whether some pairs have no link."""
+        """Whether some pairs of GPUs have no link."""
         rows = self.mesh.value if self.mesh else 1
         return isinstance(rows, tuple) and any(row.count(0) > 1 for row in rows)
 
     def between(self, one: int, other: int) -> float:
-        """Share of a GPU's links that join it to one other; `one` and `other` are places in the domain."""
+        """Share of a GPU's links that join it to one other GPU; `one` and `other` are places in the domain."""
         if self.mesh is None:
             return 1.0
         links = self.mesh.value if isinstance(self.mesh.value, int) else self.mesh.value[one][other]
         return float(links / self.link.links)
 
     def among(self, places: tuple[int, ...]) -> float:
-        """Share of its links that the member with the fewest can use in a group at these places of a domain."""
+        """Share of its links that a member can use in a group at these places of a domain; least of all members."""
         if self.mesh is None or len(places) < 2:
             return 1.0
         return min(sum(self.between(one, other) for other in places if other != one) for one in places)
@@ -78,25 +80,30 @@ class ScaleUp(Strict):
 class NICs(Strict):
     """The ports of a node that carry training traffic (not those for storage).
 
-    rail_optimised: the i-th port of every node hangs on the same switch, so that GPUs at the same place of their nodes
-    are one switch apart; those at different places are not.
+    Attributes:
+        link: of the catalog.
+        count: ports of a node.
+        rail_optimised: whether the i-th ports of all nodes share a switch, so that GPUs at the same place of their
+            nodes are one switch apart and others are not.
     """
 
     link: Annotated[Link, by_name("links", Link)]
     count: Count
-    rail_optimised: Fact[bool] = ANYWHERE
+    rail_optimised: Fact[bool] = NO_RAILS
 
 
 Together = Annotated[Value, quantity("bandwidth", per=("node",))]
-"""What all GPUs of a node share [bytes/s]."""
+"""A rate that all GPUs of a node share [bytes/s]."""
 
 
 class Host(Strict):
-    """The processors of a node, their memory and the local disks, as GPUs see them that keep something there.
+    """The CPUs of a node with their memory and the local disks, for offloading.
 
-    memory: bandwidth of all sockets together, reads and writes in sum. uplinks: links, each as fast as a GPU's own to
-    the host, through which all GPUs reach it; None: one for each GPU. read, write: of all disks together; None: not
-    known, or there are none.
+    Attributes:
+        memory: bandwidth of all sockets together, reads and writes in sum.
+        uplinks: number of links through which all GPUs reach the host, each as fast as a GPU's own; None: one a GPU.
+        read: rate of all disks together; None: unknown, or no disks.
+        write: likewise.
     """
 
     memory: Together
@@ -107,8 +114,13 @@ class Host(Strict):
 
 @catalog_model("nodes")
 class Node(Strict):
-    """`gpus` GPUs of one type; `scale_up` is None where PCIe alone joins them, `nics` for a node that stands alone,
-    `host` where it is not known.
+    """A node with GPUs of one type.
+
+    Attributes:
+        gpus: number of GPUs.
+        scale_up: links between them; None if PCIe alone joins them.
+        nics: network ports; None for a node that stands alone.
+        host: CPUs, memory and disks; None if unknown.
     """
 
     name: str = "inline"
@@ -122,7 +134,7 @@ class Node(Strict):
 
     @property
     def domain(self) -> int:
-        """GPUs joined at full speed."""
+        """GPUs of a scale-up domain; 1 without scale-up links."""
         return int(self.scale_up.domain or self.gpus) if self.scale_up else 1
 
     @property

@@ -1,7 +1,7 @@
-"""One object for equal descriptions: what was made of data that is written the same is made once.
+"""One object for equal descriptions: objects are made once for equal data.
 
-Descriptions are frozen, so they can be shared. A program that forecasts thousands of jobs reads each of its clusters,
-models and frameworks once, and whatever it keeps for one of them is found again by the object itself.
+Descriptions are frozen, so they can be shared. A program that forecasts thousands of jobs makes each of its clusters,
+models and frameworks once, and caches that are keyed by these objects find them again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 Made = TypeVar("Made")
 
 MOST = 1000
-"""Most objects that are kept: a sweep over ever new models must not fill the memory."""
+"""Most objects that are kept, so that a sweep over many models does not fill the memory."""
 
 PLAIN = (str, int, float, bool, type(None), datetime.date)
 
@@ -21,9 +21,9 @@ _made: dict[Hashable, Any] = {}
 
 
 def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made:
-    """What `make` makes of `data`, the same object for equal data of one `kind`; what it raises is not kept.
+    """The object that `make` returns for `data`, the same one for equal data of one `kind`; errors are not kept.
 
-    Data that holds more than mappings, lists and plain values, or itself, is made anew.
+    Data with anything but mappings, lists and plain values, or that contains itself, gives a new object each time.
     """
     try:
         key = kind, frozen(data)
@@ -39,7 +39,7 @@ def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made
 
 
 def frozen(data: Any) -> Hashable:
-    """`data` as a key. The order of a mapping does not count, the type of a value does: 1 is neither 1.0 nor true.
+    """`data` as a key. The order of a mapping does not matter, the type of a value does: 1 is neither 1.0 nor true.
 
     Raises TypeError for data that is not plain.
     """

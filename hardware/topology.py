@@ -1,4 +1,4 @@
-"""Where the members of a group sit: which domains, nodes and levels of the fabric it touches.
+"""The place of a group in a cluster: the domains, nodes and levels of the fabric that it touches.
 
 Ranks are dense: rank r is a GPU of scale-up domain r // domain, of node r // gpus_per_node, and so on upwards. A
 scale-up domain that spans nodes (GB200 NVL72) counts as one node here: its GPUs reach each other without the network.
@@ -66,13 +66,13 @@ def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
 
 
 def _parts(ranks: Sequence[int], size: int) -> Parts:
-    """Of blocks of `size` ranks."""
+    """The blocks of `size` ranks that a group touches."""
     held = Counter([rank // size for rank in ranks])
     return Parts(len(held), min(held.values()))
 
 
 def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
-    """Without a switch: of a member's links, the share that ends at other members; the fewest of all members."""
+    """Without a switch: the share of a member's links that end at other members; least of all members."""
     domain, places = cluster.domain, dict[int, list[int]]()
     for rank in ranks:
         places.setdefault(rank // domain, []).append(rank % domain)
@@ -92,7 +92,7 @@ def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
 
 
 def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
-    """See `Reach.rails`. Behind a switch of scale-up links a library hands data to the GPU on the right rail (PXN)."""
+    """See `Reach.rails`. Behind a scale-up switch NCCL forwards data to the GPU on the right rail (PXN)."""
     node, levels = cluster.node, cluster.fabric.joins
     if not crossed or crossed == len(levels) or node.nics is None or not node.nics.rail_optimised.value:
         return 1.0

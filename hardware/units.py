@@ -1,4 +1,4 @@
-"""Units: text with a unit becomes an SI float at the border.
+"""Units: text with a unit is converted to an SI float when it is read.
 
 Inside meshcast every quantity is a plain float in SI: bytes, bytes/s, FLOP/s, seconds, hertz, watts. Units are
 case-sensitive because case carries meaning: ``GB/s`` is bytes and ``Gb/s`` is bits; ``GB`` is 10^9 and ``GiB`` 2^30.
@@ -32,7 +32,7 @@ UNITS: dict[str, dict[str, float]] = {
     "count": {"": 1.0},
     "ratio": {"": 1.0, "%": 0.01},
 }
-"""For each dimension the size of each of its units, in SI."""
+"""Sizes of units in SI, by dimension and unit."""
 
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\D*)")
 
@@ -40,8 +40,8 @@ _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
 def parse(text: str | int | float, dimension: str) -> float:
     """`text` (``"900 GB/s"``) as an SI float of `dimension`, one of ``UNITS``.
 
-    A bare number is taken for a count or a ratio only: anywhere else the unit is part of the value. Quantities are
-    finite and not negative, counts are whole. ValueErrors read "rule. remedy".
+    Only counts and ratios may be bare numbers: all other quantities need a unit. Quantities are finite and not
+    negative, counts are whole. ValueErrors read "rule. remedy".
     """
     units = UNITS[dimension]
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):

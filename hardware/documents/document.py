@@ -1,4 +1,4 @@
-"""Reading YAML 1.2 files: plain data, with every way of not being YAML told as one error."""
+"""Reads YAML 1.2 files as plain data; every fault of a file is one error with its line."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
 MAX_BYTES = 10_000_000
-"""Longest file that is read, in bytes: no description is near it, and parsing more would look like a hang."""
+"""Largest file that is read [bytes]: no description is near it, and parsing a larger one would look like a hang."""
 
 MAX_NODES = 1_000_000
-"""Most items a document may hold once its aliases are written out (``*a`` of ``*b`` of ``*c`` grows without bound)."""
+"""Most items of a document with its aliases expanded (``*a`` of ``*b`` of ``*c`` grows without bound)."""
 
 MAX_DEPTH = 100
-"""Deepest nesting that is read: libyaml ends the process where its stack ends."""
+"""Deepest nesting that is read: libyaml ends the process when its stack overflows."""
 
 Place = tuple[int | str, ...]
-"""Keys and indices from a document's top to a field."""
+"""Keys and indices from the root of a document to a field."""
 
 
 class Document(NamedTuple):
-    """A YAML document: its plain data, its text (to find lines in) and the name to call it by."""
+    """A YAML document.
+
+    Attributes:
+        data: plain data.
+        text: of the file, to find lines in.
+        where: its name in errors.
+    """
 
     data: Any
     text: str
@@ -66,7 +72,7 @@ class Loader(SafeLoader):
         self.depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Gives what is wrong with a value (a day or a number that is none, !!int before a word) its place."""
+        """Adds the place to errors of values (an invalid day or number, !!int before a word)."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as e:
@@ -174,7 +180,7 @@ def _too_large(data: Any) -> bool:
 
 
 def line_of(text: str, place: Place) -> int:
-    """The line (from 1) of the field at `place` in YAML `text`, or of the innermost parent that is there."""
+    """The line (from 1) of the field at `place` in YAML `text`, or of its innermost parent that exists."""
     try:
         node: yaml.Node | None = yaml.compose(text, Loader)
     except (yaml.YAMLError, ValueError, RecursionError):

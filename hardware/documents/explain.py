@@ -1,4 +1,4 @@
-"""Data as pydantic models: whatever pydantic says against it is told as one error in our words."""
+"""Validates data as pydantic models, and turns pydantic's errors into one error in plain words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """A description: unknown keys are refused, nothing changes after reading."""
+    """Base of descriptions: unknown keys are refused, and fields do not change after reading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -24,7 +24,7 @@ class Strict(BaseModel):
 def validate_data(
     model: type[Model], data: Any, where: str, error: type[MeshcastError] = CatalogError, text: str = ""
 ) -> Model:
-    """`data` as a `model`; whatever is wrong with it raises one `error` (see `explain`)."""
+    """`data` as a `model`. Raises one `error` for all mistakes in it (see `explain`)."""
     try:
         return model.model_validate(data)
     except ValidationError as e:
@@ -52,7 +52,7 @@ def explain(
     # A misspelt key is also reported as a missing one; the misspelling is the mistake.
     errors = sorted(e.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     start = _place(errors[0])
-    # Where several forms are valid each one tells why it is not there; the one that was read furthest was meant.
+    # If several forms are valid, each one reports why it does not match; the one that was read furthest was meant.
     forms = [one for one in errors if _place(one)[: len(start)] == start] if _is_form(errors[0]) else errors[:1]
     place = max(map(_place, forms), key=len)
     first, *more = (one for one in forms if _place(one) == place)
@@ -72,11 +72,11 @@ def explain(
 
 
 _FORMS = ("str", "int", "constrained-int", "float", "bool")
-"""Types of which pydantic puts the name into a place, where a field may have one of several."""
+"""Types whose names pydantic adds to a place if a field may have one of several."""
 
 
 def _is_form(one: Any) -> bool:
-    """Whether an error is of one of several forms that a field may have."""
+    """Whether an error belongs to one of several forms that a field may have."""
     return any(_names_form(part) for part in one["loc"][1:]) and one["type"] != "extra_forbidden"
 
 
@@ -85,7 +85,7 @@ def _names_form(part: int | str) -> bool:
 
 
 def _place(one: Any) -> Place:
-    """Where an error is, without the names of forms."""
+    """The place of an error, without the names of forms."""
     loc = one["loc"]
     unknown = one["type"] == "extra_forbidden"
     return tuple(part for i, part in enumerate(loc) if not _names_form(part) or (unknown and i == len(loc) - 1))
@@ -107,7 +107,7 @@ _WORDING = {
     "less_than_equal": ("must be at most {le}", "Write {le} or less"),
     "invalid_key": ("keys must be text", "Put the key in quotes"),
 }
-"""Rule and remedy for pydantic's error types, filled from the error's context."""
+"""Rule and remedy by pydantic's error types, filled in from the error's context."""
 
 _SAME = {
     **{"int_parsing": "int_type", "int_from_float": "int_type"},
@@ -140,7 +140,7 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
 
 
 def valid_keys(model: type[BaseModel] | None, place: Place) -> list[str]:
-    """The keys that the mapping at `place` of a `model` may have; empty where that is not known."""
+    """The keys that the mapping at `place` of a `model` may have; [] if unknown."""
     found: Any = model
     for part in place:
         fields = _fields(found)
@@ -161,7 +161,7 @@ def _fields(annotation: Any) -> dict[int | str, Any]:
 
 
 def _plain(annotation: Any) -> Any:
-    """`annotation` as it is written: without Annotated, and without the alternatives of a union that are no models."""
+    """`annotation` without Annotated, and without the alternatives of a union that are no models."""
     if typing.get_origin(annotation) is Annotated:
         plain, *more = typing.get_args(annotation)
         return next((one.written for one in more if hasattr(one, "written")), _plain(plain))
