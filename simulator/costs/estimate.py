@@ -14,7 +14,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         seconds: how long the work occupies its stream [s].
-        spread: standard deviation of log(measured / seconds).
+        sigma: standard deviation of log(measured / seconds).
         latency: from the end of that until the receiver of a message has it [s].
     """
 
@@ -37,7 +37,7 @@ class Use:
 
     Attributes:
         moving: seconds in which bytes move when it runs alone; the rest is latency, which other work does not slow
-        down.
+            down.
         links: busy share of each of `TIERS` meanwhile; 1 leaves no room for others. A collective uses its links in both
             directions, a message those out of its sender and into its receiver.
         multiprocessors: share of the GPU's multiprocessors that communication takes; of a kernel, the share without

@@ -17,13 +17,13 @@ from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
 
 Price = Callable[[Work], tuple[float, float, float]]
-"""Seconds that an op occupies its stream, the spread of that, the further latency until others see its result."""
+"""Seconds that an op occupies its stream, the sigma of that, the further latency until others see its result."""
 
 Prices = Price | Sequence[Price]
 """One for all devices of the pipeline, or one for each."""
 
 SUMS = ("seconds", "weighted", "lasting", "flops")
-"""What is summed over ops: seconds; seconds x spread; seconds and latency; FLOPs."""
+"""What is summed over ops: seconds; seconds x sigma; seconds and latency; FLOPs."""
 
 COMING = -1
 """The place of what comes in."""
@@ -120,7 +120,7 @@ class BlockPrices:
     """The prices of a block's ops: every pass of the block at equal prices shares one object.
 
     seconds: for which each op occupies its stream.
-    spread: relative standard deviation of the seconds.
+    sigma: relative standard deviation of the seconds.
     latency: from the end of an op until others see its result [s].
     results: what the engine has computed for the block at these prices.
     """

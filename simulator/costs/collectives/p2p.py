@@ -51,7 +51,7 @@ def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
 
 
 def use(nbytes: int, reach: Reach, links: Links) -> Use:
-    """What a message occupies while its bytes move. No table tells its multiprocessors: none are counted."""
+    """What a message occupies while its bytes move. No table states its multiprocessors: none are counted."""
     if not nbytes:
         return ALONE
     far, host = reach.nodes.number > 1, crosses_host(reach)

@@ -90,7 +90,7 @@ class GemmCostModel:
 class Fp8GemmCostModel(GemmCostModel):
     """GEMM in 8 bits: the same formula, whose libraries differ in other coefficients.
 
-    In 16 bits all libraries call cuBLAS, and what they keep in the L2 tells them apart. In 8 bits they have kernels of
+    In 16 bits all libraries call cuBLAS, and what they keep in the L2 differs. In 8 bits they have kernels of
     their own, which start and write their results differently.
     """
 

@@ -67,8 +67,8 @@ TOKENS = 8192
 """Tokens of a batch from which on a forward pass is as long as in training."""
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "1.0": True, "0.0": False}
-TOLD = {"qk": "the width of heads", "v": "the width of values"}
-"""Columns in the words of errors."""
+MEANINGS = {"qk": "the width of heads", "v": "the width of values"}
+"""Columns as errors call them."""
 PARTS = {"fwd": (False,), "bwd": (True,), "fwd_bwd": (False, True)}
 """The passes of a row, by the column `pass`: whether each is a backward pass."""
 
@@ -119,9 +119,9 @@ def _refusal(row: dict[str, Any]) -> str:
     for name in ("batch", "seq", "heads", "kv_heads", "qk", "v", "time_us"):
         value = pd.to_numeric(row[name], errors="coerce")
         if not 0 < value < np.inf:
-            return f"{TOLD.get(name, name)} is {row[name]}, which is no positive number"
+            return f"{MEANINGS.get(name, name)} is {row[name]}, which is no positive number"
         if name != "time_us" and value != int(value):
-            return f"{TOLD.get(name, name)} is {row[name]}, which is no whole number"
+            return f"{MEANINGS.get(name, name)} is {row[name]}, which is no whole number"
     if int(row["heads"]) % int(row["kv_heads"]):
         return f"{int(row['heads'])} heads cannot share {int(row['kv_heads'])} heads of keys evenly"
     return ""
