@@ -37,6 +37,8 @@ def accumulate_separately(
     nbytes = whole * BYTES[dtype]
     more = [Op(f"make {operator.name}", work=work, phase="W") for work in operator.temporary_gradient_work(at)]
     add = Op(f"add w{operator.name}", work=Memory("add", 2 * nbytes, nbytes), after=[ready], phase="W")
+    for op in weights:
+        op.after += more
     first = (more or weights or [add])[0]
     place = frag.backward.index(weights[0]) if weights else len(frag.backward)
     frag.backward[place:place] = more

@@ -81,10 +81,11 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
     ]
     comes = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
     grads = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
+    begin: Op | None = None
     if own and alone:
         result = made.exit[unit_run.residual_out or ""]
         made.forward.append(_copy(own, [result], "F", to))
-        back = _copy(own, grads, "B", to)
+        begin = back = _copy(own, grads, "B", to)
         for tensor_use in made.tensor_uses:
             if tensor_use.op in backward and tensor_use.key.removesuffix("~") in own:
                 tensor_use.op.after.append(back)
@@ -104,7 +105,9 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
             ]
     for key, nbytes in own.items():
         made.tensor_uses.append(TensorUse(key, nbytes, made.forward[-1]))
-        made.tensor_uses.append(TensorUse(f"{key}~", nbytes, made.backward[0], True, "activations"))
+        # Without a copy here the unit after this one has brought them back.
+        came = TensorUse(f"{key}~", nbytes, begin or made.backward[0], begin is not None, "activations")
+        made.tensor_uses.append(came)
     return made
 
 

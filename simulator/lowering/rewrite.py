@@ -72,7 +72,7 @@ class Rewrite:
             made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in enumerate(split_work(op.work, n))]
             for i, part in enumerate(made[op]):
                 part.after = replace_dependencies(op.after, {other: [made[other][i]] for other in made})
-            self.swap(op, made[op])
+            self.swap(op, made[op], made[op])
         first = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
         for issued in (self.fragment.forward, self.fragment.backward):
             if ops[0] in issued:
@@ -129,12 +129,14 @@ class Rewrite:
         return replace(param, ready=self._last_op(param.ready), used=self._replacements(param.used)[0])
 
     def _rewrite_tensor_use(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
-        """Memory that an op needs exists from the first to the last of its replacements."""
+        """Uses by the replacements of an op that are on its stream, and by the last one: memory that the op needs exists
+        from the first to the last of them. The first one writes it.
+        """
         if tensor_use.op not in self._ops:
             return [tensor_use]
-        ops = self._replacements(tensor_use.op)
-        ends = [replace(tensor_use, op=ops[0])]
-        return ends if len(ops) == 1 else [*ends, replace(tensor_use, op=ops[-1], made=False)]
+        first, *others = self._replacements(tensor_use.op)
+        users = [op for op in others if op.stream == tensor_use.op.stream or op is others[-1]]
+        return [replace(tensor_use, op=first), *(replace(tensor_use, op=op, made=False) for op in users)]
 
 
 def working_predecessors(op: Op) -> set[Op]:

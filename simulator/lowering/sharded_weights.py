@@ -63,6 +63,8 @@ def gather_weights(
         place = frag.backward.index(weights[0])
         zeroed = scope.serial_ops(f"make {operator.name}", operator.temporary_gradient_work(at), grads, "W")
         frag.backward[place:place] = zeroed
+        for op in weights:
+            op.after += zeroed
         behind = scope.serial_ops(f"scatter w{operator.name}", scatters, weights[-1:], "W", operator.view)
         frag.backward += behind
         lives(f"d:whole w{operator.name}", (zeroed or weights)[0], behind[-1], "workspace")

@@ -26,7 +26,7 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
             rest[axes] += round(held)
         elements += held
         shard += size / scope.mesh.size(axis for scheme in scope.schemes for axis in scheme.update_shards(param))
-    sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items())]
+    sums = [Collective("all_reduce", n * module.grad_bytes, axes) for axes, n in sorted(rest.items()) if n]
     for (axes, holders), n in sorted(copied.items()):
         sums.append(Collective("all_reduce", n * module.grad_bytes, axes, tuple(range(holders))))
     sums += [Collective("all_reduce", n * module.grad_bytes, (module.axis,), members) for members, n in module.shared]

@@ -20,13 +20,6 @@ from tests.contract.measure import make
 
 Options = dict[str, Any]
 
-LAST_ALONE = {
-    "tensor/flux": "a reduce-scatter streamed beside its product waits for the product's last part only",
-    "tensor/summa-2d": "reductions of panels are waited for through the last one of their stream",
-    "tensor/tesseract": "reductions of panels are waited for through the last one of their stream",
-}
-"""Schemes whose results rely on the order of a stream where they should name what they wait for."""
-
 
 def of_family(*families: str) -> list[str]:
     return [use for use in SCHEMES if use.partition("/")[0] in families]
@@ -65,15 +58,7 @@ def schemes_on(use: str, mesh: Mesh, options: Options) -> list[Scheme]:
     return [make(use, mesh, tuple(mesh.axes), **options)]
 
 
-def cases() -> Iterator[Any]:
-    """Every scheme with its options; those of `LAST_ALONE` are expected to fail until they are mended."""
-    for use, options in with_options("tensor", "sequence"):
-        reason = LAST_ALONE.get(use)
-        marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-        yield pytest.param(use, options, marks=marks, id=f"{use}-{options}")
-
-
-@pytest.mark.parametrize(("use", "options"), cases())
+@pytest.mark.parametrize(("use", "options"), with_options("tensor", "sequence"))
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 def test_data_flow_and_placement_in_a_layer(use: str, options: Options, attention: str) -> None:
     """On two, three and four ranks, or a grid of two or three along each axis."""

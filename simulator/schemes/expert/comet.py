@@ -57,8 +57,10 @@ class Comet(ExpertScheme):
         up, down = ops[first].work, ops[last].work
         assert isinstance(up, Gemm) and isinstance(down, Gemm)
         rows, panels = ceil(up.batch * up.m / self.options.tile), ceil(down.n / self.options.tile)
-        self._fuse_dispatch(fused, ops[:moving], ops[moving : first + 1], rows)
-        self._fuse_combine(fused, ops[last:coming], ops[coming:], panels)
+        if rows > 1:
+            self._fuse_dispatch(fused, ops[:moving], ops[moving : first + 1], rows)
+        if panels > 1:
+            self._fuse_combine(fused, ops[last:coming], ops[coming:], panels)
 
     def _fuse_dispatch(self, fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
         """The first GEMM waits for one tile of the dispatch, and what follows it also for the rest."""
@@ -75,9 +77,9 @@ class Comet(ExpertScheme):
         """All panels but the last are sent during the last GEMM."""
         most = self._split_exchange(moving, (panels - 1, 1), 0, kernels[0].after)
         panel = self._split_exchange(moving, (panels - 1, 1), 1, kernels[-1:])
-        fused.swap(moving[0], [*most, *panel], panel[:1])
-        for op, end in zip(moving[1:], panel[1:], strict=True):
-            fused.swap(op, [], [end])
+        fused.swap(moving[0], [*most, *panel], [most[0], panel[0]])
+        for op, sent, end in zip(moving[1:], most[1:], panel[1:], strict=True):
+            fused.swap(op, [], [sent, end])
 
     def _split_exchange(self, moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
         """One of two parts, of relative `sizes`, of every op of an exchange, one after the other."""

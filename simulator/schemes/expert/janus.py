@@ -77,8 +77,9 @@ class Janus(ExpertScheme):
 
     def _fetch_ahead(self, fragment: Fragment) -> Fragment:
         """Issues the all-gathers of expert weights at the start of the unit."""
+        weights = {use.op for use in fragment.tensor_uses if use.made and use.category == "parameters"}
         for issued, begin in ((fragment.forward, fragment.entry), (fragment.backward, fragment.grad_entry)):
-            ops = [op for op in issued if self._is_fetch(op)]
+            ops = [op for op in issued if op in weights and self._is_fetch(op)]
             for op in ops:
                 op.after = list(begin.values())
             issued[:] = [*ops, *(op for op in issued if op not in ops)]

@@ -55,10 +55,10 @@ class Flux(TensorOverlap):
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op = pair.collective
         copies = shift_shards(pair, [op.after] * (pair.ranks - 1))
-        rewrite.swap(op, copies)
+        rewrite.swap(op, copies, copies)
         for product in pair.products:
             product.after = replace_dependencies(product.after, {op: op.after})
-            rewrite.swap(product, [product], [product, copies[-1]])
+            rewrite.swap(product, [product], [product, *copies])
 
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         op, (product,) = pair.collective, pair.products
@@ -71,7 +71,7 @@ class Flux(TensorOverlap):
         )
         before.after, behind.after = list(product.after), [product]
         streamed = [before] if last < pair.work.nbytes else []
-        rewrite.swap(op, [*streamed, behind, sum_shards(pair, [behind])])
+        rewrite.swap(op, [*streamed, behind, sum_shards(pair, [*streamed, behind])])
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:
         p, n = setting.p, wave_count(setting.gemm, self.options.wave)

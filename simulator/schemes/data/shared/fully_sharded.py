@@ -365,7 +365,8 @@ def _lower_pass(
     marks, waits = _relay_arrivals(len(fetch.before), arrived, phase)
     if gives in gate and waits:
         gate[gives] = Op("gather params of the next", after=[gate[gives], *waits], phase=phase)
-    ops[:] = [*front, *marks, *ops[:1], *behind, *ops[1:]]
+    # Marks stand behind the ops that they wait for.
+    ops[:] = [*front, *ops[:1], *behind, *marks, *ops[1:]] if behind else [*front, *marks, *ops]
     unpack = [op for one in mine for op in one.unpack]
     nbytes = sum(one.nbytes for one in mine)
     if not unpack and mine and scheme.framework.gathers_apart:

@@ -86,10 +86,7 @@ class Summa(TensorGrid):
             # Two buffers per block: one is read, one is received. Both gradients share them.
             nbytes = 2 * sum(block.nbytes for block in (*broadcast, *([reduced] if reduced else [])))
             key = f"{'d:' if op.phase in 'BW' else ''}blocks of {module.name}"
-            buffers += [
-                TensorUse(key, nbytes, ops[0], True, "buffers"),
-                TensorUse(key, nbytes, ops[-1], False, "buffers"),
-            ]
+            buffers += [TensorUse(key, nbytes, one, one is ops[0], "buffers") for one in ops]
         rewrite.apply()
         fragment.tensor_uses += buffers
         return fragment
@@ -149,7 +146,7 @@ class Summa(TensorGrid):
             if reduced:
                 to = Collective("reduce", reduced.nbytes, reduced.axes)
                 name = f"reduce {reduced.name} {op.name} {step}"
-                sums.append(replace(op, name=name, stream=self.family, work=to, after=[kernels[step]]))
+                sums.append(replace(op, name=name, stream=self.family, work=to, after=[kernels[step], *sums[-1:]]))
                 ops.append(sums[step])
         return ops
 
