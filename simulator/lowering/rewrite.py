@@ -129,8 +129,8 @@ class Rewrite:
         return replace(param, ready=self._last_op(param.ready), used=self._replacements(param.used)[0])
 
     def _rewrite_tensor_use(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
-        """Uses by the replacements of an op that are on its stream, and by the last one: memory that the op needs exists
-        from the first to the last of them. The first one writes it.
+        """Uses of an op's memory by its replacements on the same stream, and by the last one. The memory lives from the
+        first to the last of them; the first one writes it.
         """
         if tensor_use.op not in self._ops:
             return [tensor_use]

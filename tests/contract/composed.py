@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import ValidationError
 
 from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import FAMILIES
@@ -16,6 +20,8 @@ SCHEMES = [
     if not any(one.is_required() for one in find_scheme(use).Options.model_fields.values())
 ]
 """All schemes without required options. Those with some (a file) are tested where that file is."""
+
+Options = dict[str, Any]
 
 AXES = {"pipeline": "pp", "data": "dp", "sequence": "cp", "tensor": "tp", "expert": "ep"}
 """Of every family, outermost first; that of the experts belongs to their view."""
@@ -71,3 +77,33 @@ def entries_with(use: str, size: int = 2, memory: bool = True) -> tuple[list[dic
             own = use if name == family and find_scheme(use).most_axes != 0 else DEFAULTS[name]
             mesh |= dict.fromkeys(axes_for(own, axis), size)
     return entries, mesh
+
+
+def of_family(*families: str) -> list[str]:
+    return [use for use in SCHEMES if use.partition("/")[0] in families]
+
+
+def options_of(use: str) -> Iterator[Options]:
+    """No options, and each other choice of one option; of a number the choice 2."""
+    kind = find_scheme(use)
+    yield {}
+    for name, field in kind.Options.model_fields.items():
+        kinds = get_args(field.annotation) if isinstance(field.annotation, UnionType) else [field.annotation]
+        values: Sequence[Any] = ()
+        if get_origin(field.annotation) is Literal:
+            values = get_args(field.annotation)
+        elif bool in kinds:
+            values = (True, False)
+        elif int in kinds:
+            values = (2,)
+        for value in values:
+            try:
+                chosen = kind.Options(**{name: value})
+            except ValidationError:
+                continue
+            if chosen != kind.Options():
+                yield {name: value}
+
+
+def with_options(*families: str) -> list[tuple[str, Options]]:
+    return [(use, options) for use in of_family(*families) for options in options_of(use)]

@@ -13,6 +13,7 @@ from simulator.ir.ops import HostUpdate, Memory
 from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
 from tests.contract.measure import saved
 from tests.contract.played import FREE, Played, copies_of, play_job
+from tests.contract.step_dataflow import step_problems
 
 STATES = ("parameters", "gradients", "optimizer")
 
@@ -65,6 +66,11 @@ def test_every_pass_is_made_once(composed: tuple[str, dict[str, Any], Played]) -
     kinds = Counter(action.kind for action in played.program.timetable.actions)
     assert kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.played_shape.m * shape.slices / ways
     assert kinds["B"] == kinds["W"]
+
+
+def test_data_flow(composed: tuple[str, dict[str, Any], Played]) -> None:
+    _, _, played = composed
+    assert step_problems(played) == []
 
 
 def test_memory_is_given_back_and_flops_are_conserved(composed: tuple[str, dict[str, Any], Played]) -> None:

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from pydantic import ValidationError
 
 from simulator.ir.mesh import Mesh
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from tests.contract.checked import layer_problems
-from tests.contract.composed import SCHEMES
+from tests.contract.composed import Options, with_options
 from tests.contract.measure import make
-
-Options = dict[str, Any]
-
-
-def of_family(*families: str) -> list[str]:
-    return [use for use in SCHEMES if use.partition("/")[0] in families]
-
-
-def options_of(use: str) -> Iterator[Options]:
-    """No options, and each other choice of one option; of a number the choice 2."""
-    kind = find_scheme(use)
-    yield {}
-    for name, field in kind.Options.model_fields.items():
-        kinds = get_args(field.annotation) if isinstance(field.annotation, UnionType) else [field.annotation]
-        values: Sequence[Any] = ()
-        if get_origin(field.annotation) is Literal:
-            values = get_args(field.annotation)
-        elif bool in kinds:
-            values = (True, False)
-        elif int in kinds:
-            values = (2,)
-        for value in values:
-            try:
-                chosen = kind.Options(**{name: value})
-            except ValidationError:
-                continue
-            if chosen != kind.Options():
-                yield {name: value}
-
-
-def with_options(*families: str) -> list[tuple[str, Options]]:
-    return [(use, options) for use in of_family(*families) for options in options_of(use)]
 
 
 def schemes_on(use: str, mesh: Mesh, options: Options) -> list[Scheme]:

@@ -1,0 +1,87 @@
+"""Data flow of whole steps: options of schemes, gradient buckets that end inside a layer, and the check itself.
+
+`tests.contract.test_composition` asks the same of every scheme in a plan with all families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.registry import find_scheme
+from tests.contract.composed import Options, of_family, with_options
+from tests.contract.played import Played, play_job
+from tests.contract.step_dataflow import StepFlow, step_problems
+from tests.contract.test_composition import job_with
+from tests.strategies import MODULES, changed
+
+OPTIONS = [
+    *with_options("expert", "data", "memory"),
+    *((use, {"routing": {"zipf": 1.0}}) for use in of_family("expert")),
+    *((use, {"modules": [module]}) for use in ("memory/recompute-selective",) for module in MODULES),
+]
+
+
+@pytest.mark.parametrize(("use", "options"), [(use, options) for use, options in OPTIONS if options])
+def test_data_flow_with_each_option(use: str, options: Options) -> None:
+    job = job_with(use, True)
+    if use.startswith("data/") and find_scheme(use).least_axes < 2:
+        two_data_axes(job)
+    for entry in job["plan"]["schemes"]:
+        entry |= options if entry["use"] == use else {}
+    assert step_problems(play_job(job)) == []
+
+
+def two_data_axes(job: dict[str, Any]) -> None:
+    """Changes a job to twice the replicas, on two axes: some options move data along one and then along the other."""
+    job["plan"]["mesh"] = {"across": 2, **job["plan"]["mesh"]}
+    job["plan"]["views"][EXPERTS]["edp"] *= 2
+    job["cluster"]["gpus"] *= 2
+    job["batch"]["global"] *= 2
+    for entry in job["plan"]["schemes"]:
+        if entry["use"].startswith("data/"):
+            entry["over"] = ["across", *entry["over"]]
+
+
+def small_buckets(use: str, **model: Any) -> Played:
+    job = changed(job_with(use, True), bucket={"elements": 3000, "elements_per_rank": 0})
+    return play_job({**job, "model": {**job["model"], **model}})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("use", of_family("data"))
+def test_reductions_wait_for_their_gradients(use: str, tied: bool) -> None:
+    assert step_problems(small_buckets(use, tied=tied)) == []
+
+
+def dependencies_between_passes(step: StepFlow) -> Iterator[tuple[int, int]]:
+    """Pairs of an instance and one of another action, or beside the units, that it awaits by this dependency only."""
+    flat = step.played.flat
+    action_of = {at: number for number in range(len(flat.first)) for at in step.played.ops(number)}
+    for number, after in enumerate(flat.after):
+        for other in after:
+            between = action_of.get(number) != action_of.get(other)
+            beside = any(flat.ops[at].name in ("reduce grads", "gather params") for at in (number, other))
+            if (between or beside) and not without(step, number, other).waits(number, other):
+                yield number, other
+
+
+def without(step: StepFlow, number: int, other: int) -> StepFlow:
+    """A step in which one instance does not wait for another."""
+    after = [*step.flat.after]
+    after[number] = tuple(one for one in after[number] if one != other)
+    return replace(step, flat=replace(step.flat, after=after))
+
+
+def test_each_dependency_that_is_taken_away_is_seen() -> None:
+    played = small_buckets("data/zero-1", layers=4)
+    step = StepFlow(played, played.flat)
+    assert [*step.problems()] == []
+    found = [*dependencies_between_passes(step)]
+    assert len(found) > 20
+    for number, other in found:
+        assert [*without(step, number, other).problems()], (step.flat.ops[number], step.flat.ops[other])
