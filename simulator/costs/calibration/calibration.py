@@ -122,7 +122,7 @@ class _Composed(NamedTuple):
 
     def gaps(self, what: str) -> tuple[str, ...]:
         """What the files in use lack, in sentences. what: the cost model in words."""
-        given = {"as shipped: the calibration in use lacks it": self.hidden, "in no table": self.unmeasured}
+        given = {"as shipped: the calibration in use lacks it": self.hidden, "not measured": self.unmeasured}
         return tuple(f"{what}: {', '.join(found)} ({why})" for why, found in given.items() if found)
 
 
@@ -241,17 +241,14 @@ class Calibration:
 
     @_cache_per_calibration
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
-        """The cost model of the network between nodes: a `NetworkCostModel`.
-
-        Coefficients of `assumed.yaml` are not among the assumptions: every job on several nodes would list them.
-        """
+        """The cost model of the network between nodes: a `NetworkCostModel`."""
         own = family(tier.kind)
         lenders = [(own, ""), ("infiniband", "other"), ("efa", "other")]
         lenders = [(name, distance) for name, distance in lenders if name != without]
         made = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
         given = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
         borrowed = (given,) if made.distance else ()
-        return Found(made.model, (*borrowed, *made._replace(unmeasured=()).gaps(tier.kind)))
+        return Found(made.model, (*borrowed, *made.gaps(tier.kind)))
 
     def sustained_rate(self, architecture: str) -> float:
         """Rate of GEMMs and attention in a long training step against the same kernels alone.
