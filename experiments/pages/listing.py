@@ -1,4 +1,4 @@
-"""``meshcast list``: rows and tables of everything that a job can name."""
+"""``meshcast list``: rows and tables of the GPUs, nodes, clusters, models, schemes and frameworks that jobs name."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def nodes() -> list[Row]:
 
 
 def clusters() -> list[Row]:
-    """Clusters of the catalog, and nodes, any number of which makes a cluster."""
+    """Clusters of the catalog, and ``NODE:COUNT`` for every node: a cluster of any number of these."""
     import hardware
 
     rows: list[Row] = []
@@ -119,7 +119,7 @@ def models() -> list[Row]:
 
 
 def _blocks(model: Model) -> list[str]:
-    """Parts of a model other than plain attention and MLPs, named as its fields."""
+    """Names the parts of a model other than plain attention and MLPs, in the words of its fields."""
     moe, found = model.moe, []
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
@@ -202,7 +202,7 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Cell]
             "blocks": ("blocks", str),
         },
     ),
-    # The site of an address; --json and docs/schemes.md have the whole address.
+    # Of a web address only the host name is shown; --json and docs/schemes.md have the whole address.
     "schemes": (
         schemes,
         {"paper": ("paper", lambda v: re.sub(r"^https://([^/]+)/.*", r"\1", v)), "idea": ("idea", str)},
@@ -220,7 +220,7 @@ def list_rows(kind: str) -> list[Row]:
 
 
 def list_table(kind: str, rows: Sequence[Row]) -> Table:
-    """Table of the rows, with the columns that `KINDS` names."""
+    """Makes a table of the rows, with the columns that `KINDS` names."""
     columns = KINDS[kind][1]
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     found.add_column("scheme" if kind == "schemes" else kind[:-1].replace("gpu", "GPU"), style="bold", no_wrap=True)

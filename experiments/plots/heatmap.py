@@ -1,7 +1,8 @@
-"""Heatmap of a sweep over two of its fields: every cell shows the best of the plans with its two values.
+"""Heatmap of a sweep over two of its fields: each cell shows the best plan with that pair of values.
 
-The best plan is that of the plans that fit in memory; its other fields stand below the value. A cell without one says
-whether its plans are too large or invalid; `explain_cell` gives the reasons.
+The best plan is chosen among those that fit in memory, by the figure that is drawn; fields in which the plans of a cell
+differ are written below its value. A cell in which no plan fits says `too large` or `invalid`; `explain_cell` gives the
+reasons.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEFT, WIDEST = 0.95, 0.95
 
 @dataclass(frozen=True)
 class Cell:
-    """Plans with one pair of values. best: the best that fits, or None. note: why it is None."""
+    """Plans with one pair of values of the two fields. best: the best that fits, or None. note: why it is None."""
 
     rows: tuple[Row, ...]
     best: Row | None
@@ -39,7 +40,7 @@ class Cell:
 def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[Any, Any], Cell]:
     """Groups rows into cells by their values of `x` and `y`.
 
-    Raises PlanError for a field that the sweep does not have, or a figure without a better direction.
+    Raises PlanError for a field or figure that the sweep does not have, or a figure that ranks no plans.
     """
     given = list(rows)
     known = list(given[0]) if given else []
@@ -62,7 +63,7 @@ def group_cells(rows: Iterable[Row], x: str, y: str, value: str) -> dict[tuple[A
 
 
 def explain_cell(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[str]:
-    """Reasons why plans of a cell do not fit or are invalid, most frequent first."""
+    """Lists the reasons why plans of a cell do not fit or are invalid, most frequent first."""
     cell = found.get((x, y))
     if cell is None:
         return ["The sweep has no plan of these two values: its lists or its `where` leave them out."]
@@ -85,7 +86,7 @@ def draw(rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Seq
 def figure(
     found: Mapping[tuple[Any, Any], Cell], x: str, y: str, value: str, title: str, lines: Sequence[str]
 ) -> Figure:
-    """The plot. lines: what all plans have in common, as parts of a sentence."""
+    """Returns the plot. lines: phrases below the title, on what all plans have in common."""
     across, down = (_sort_values({key[i] for key in found}) for i in (0, 1))
     size = min(WIDEST, (style.PAGE - LEFT - EDGE) / len(across))
     height = min(0.42, max(0.24, size * 0.5))

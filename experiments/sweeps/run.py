@@ -1,4 +1,4 @@
-"""Sweeps: a job forecast at every point of a grid, on all cores, into one Parquet file.
+"""Runs a sweep: forecasts a job at every point of a grid, on all cores, and writes one Parquet file.
 
 ::
 
@@ -36,14 +36,14 @@ CHUNK = 64
 """Points that are forecast and stored together: about a second of work, which an interruption loses."""
 
 MOST_CHUNKS = 10_000
-"""Maximum number of chunks: sweeps beyond have larger chunks instead."""
+"""Maximum number of chunks; larger sweeps have larger chunks."""
 
 WINDOW = 128
 """Chunks in one call of the executor's `map`; two calls are in progress."""
 
 
 class Executor(Protocol):
-    """Anything with the `map` of the standard library's executors, local or remote, lazy or not."""
+    """Any object with the `map` of the standard library's executors, local or remote, lazy or not."""
 
     def map(self, work: Callable[[Any], Any], tasks: Iterable[Any], /) -> Iterable[Any]: ...
 
@@ -100,7 +100,7 @@ def _make_chunk(sweep: Sweep, number: int, size: int) -> Chunk:
 
 
 def _map_in_windows(executor: Executor, chunks: Iterator[Chunk]) -> Iterator[list[Row]]:
-    """Rows of every chunk, in order; the next window is submitted before the current one is read."""
+    """Yields the rows of every chunk, in order; the next window is submitted before the current one is read."""
     ahead: Iterator[list[Row]] = iter(())
     while window := list(islice(chunks, WINDOW)):
         following = iter(executor.map(forecast_chunk, window))
@@ -117,7 +117,7 @@ class _Here:
 
 @contextmanager
 def _open_executor(executor: Executor | None, workers: int, store: Store) -> Iterator[Executor]:
-    """The given executor, or processes that end with the context."""
+    """Yields the given executor, or a process pool that is shut down with the context."""
     if executor is not None or workers <= 1:
         yield executor or _Here()
         return
@@ -147,17 +147,17 @@ _local = threading.local()
 
 
 def forecast_chunk(chunk: Chunk) -> list[Row]:
-    """Rows of a chunk, without points that violate a constraint."""
+    """Forecasts the points of a chunk, except those that violate a constraint, and returns their rows."""
     names = Names(chunk.job, Path(chunk.base))
     where = [parse_constraint(*constraint) for constraint in chunk.where]
-    if not hasattr(_local, "shared_work"):  # one per thread; it changes no answer
+    if not hasattr(_local, "shared_work"):  # one per thread; a cache that changes no result
         _local.shared_work = SharedWork()
     rows = (_forecast_point(changes, chunk, names, where) for changes in chunk.points)
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
 
 
 def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) -> Row | None:
-    """Row of one point; None if it violates a constraint."""
+    """Returns the row of one point; None if the point violates a constraint."""
     try:
         look = names.at(changes)
         if not all(holds(look) for holds in where):

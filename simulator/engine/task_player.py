@@ -1,7 +1,7 @@
-"""Plays a program by the (max,+) matrices of its tasks: action by action, and a repeating steady state at once.
+"""Plays a program action by action with the (max,+) matrices of its tasks, and skips rounds of a steady state.
 
-A device is the times at which its streams become free. Most actions change two of these numbers only: streams that
-never outlast the compute stream need no coordinate.
+The state of a device is the vector of times at which its streams become free. For most actions two of them suffice, the
+compute stream's and one other's, since streams that are never free later than the compute stream are left out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from simulator.program.timetable import Rounds
 
 @dataclass(frozen=True)
 class Play:
-    """A step played by matrices: the state before every action, from which all else follows.
+    """A step played by matrices: the state before every action, from which all other times follow. Times are in s.
 
-    entry: when the compute stream was free.
-    second: a further stream that matters (its coordinate; or none), and when it was free.
-    arrival: when the input of the action arrived.
-    host: when the host began to launch it.
-    full: all coordinates, for actions where more than these matter.
-    sent: when its send began; apart: those of further results.
-    tail: the updates, op by op.
-    span: the last end [s].
+    entry: by action, when the compute stream became free.
+    second: coordinate of one further stream that matters (None: no such stream), and by action when it became free.
+    arrival: by action, when its input arrived.
+    host: by action, when the host began to launch it.
+    full: the whole state, for actions where further coordinates matter.
+    sent: by action, when the send of its result began; apart: the same for extra results (`Timetable.extra`).
+    tail: times of the ops of the updates; tail_ops: these ops.
+    span: end of the last op.
     """
 
     entry: list[float]
@@ -46,7 +46,7 @@ class Play:
     tail_ops: FlatProgram
     span: float
     skipped: int
-    """Actions whose times were not worked out one by one."""
+    """Number of actions whose times are those of earlier rounds, shifted."""
 
 
 def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
@@ -55,9 +55,9 @@ def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
 
 
 def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
-    """The state before each of `actions` of one task (coordinates x actions), without the host.
+    """Returns the states before `actions`, all of one task [coordinates, actions], without the host.
 
-    Inputs that cannot matter are left out.
+    Arrivals that cannot delay the task are `NEVER`.
     """
     found = np.full((coordinates.size, len(actions)), NEVER)
     port, host = coordinates.port, coordinates.host
@@ -77,9 +77,10 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
 
 
 Short = tuple[float, ...]
-"""A task in numbers: the lead that the computation must have over the host for the host not to matter; then from
-computation and arrival to computation and result; then, with a second stream, from it to these two, and to it from
-computation, arrival and itself."""
+"""The matrix of a task as plain numbers [s]. 0: how long after the host's first launch the compute stream must become
+free for the host to delay nothing. 1 to 4: compute stream after compute stream, compute stream after arrival, result
+after compute stream, result after arrival. With a second stream, 5 to 9: compute stream and result after it; it after
+compute stream, arrival and itself."""
 
 
 class _Player:
@@ -98,7 +99,7 @@ class _Player:
         rest = [s for s in coordinates.inside if s not in follow]
         self.second = rest[0] if len(rest) == 1 else None
         self.plain = len(rest) <= 1
-        """Whether two streams at the most say all of a device."""
+        """Whether the compute stream and at most one other determine the state of a device."""
         self.left_out = follow
         short: dict[tuple[Task, bool], Short | None] = {}
         self.short = []
@@ -110,7 +111,7 @@ class _Player:
         self.entry, self.beside, self.arrival, self.sent = ([NEVER] * count for _ in range(4))
         self.result = [NEVER] * self.table.results
         self.handed = [NEVER] * program.devices
-        """What the action that follows in a pair has made."""
+        """By device, when the result of the second pass of an overlapped pair exists."""
         self.follows = [slot.follows for slot in self.table.slots]
         self.apart: dict[int, float] = {}
         """When the sends of extra results began, by result."""
@@ -122,7 +123,7 @@ class _Player:
         for state in self.state:
             state[follow] = NEVER
         self.ports = [0.0] * (2 * program.devices)
-        """When the outgoing streams of every device are free: forward, backward."""
+        """When the send streams of every device become free: forward, backward."""
         self.seen = list(self.ports)
         self.waiting = [NEVER] * program.devices
         self.issue, self.host, self.hosted = self._host()
@@ -134,8 +135,8 @@ class _Player:
         return sorted(self.axes.at[s] for s in inside.union(side.stream for side in (*task.ahead, *task.behind)))
 
     def _host(self) -> tuple[list[float], list[float], list[float]]:
-        """By slot, the time of the host to launch a task; when it begins each action; and when it has launched all of a
-        device.
+        """Returns the host's launch time of each task, by slot; when it begins to launch each action; and when it has
+        launched all actions of each device.
         """
         each = np.zeros(len(self.program.tasks))
         if self.axes.host is not None:
@@ -149,11 +150,10 @@ class _Player:
         return tasks, np.concatenate(begins).tolist(), [float(end[-1]) for end in ends]
 
     def _follows_everywhere(self, s: int) -> bool:
-        """Whether a stream inside the tasks never matters beside the compute stream, so that it can be left out.
+        """Whether stream `s` is never free later than the compute stream when a task begins, and can be left out.
 
-        It is so if in no task an op begins later for such a stream that is free at some time than for a compute stream
-        that is free then (columns), and no task leaves the stream later than the compute stream (rows): by induction
-        the stream is never free later than the compute stream when a task begins.
+        By induction this holds if in every task the stream delays no op more than the compute stream does when both
+        become free at the same time (columns), and the task ends no later on it than on the compute stream (rows).
         """
         sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
         if self.axes.streams[s] in {side.stream for side in sides}:
@@ -171,7 +171,7 @@ class _Player:
             if (begin[:, s] > begin[:, 0]).any():
                 return False
             if part.count > 1:
-                # From copy to copy it must hold as from task to task.
+                # Between copies of a part the same must hold as between tasks.
                 own, out = table.begin, table.out
                 late = (own[:, s] > own[:, 0]).any() or (out[others, s] > out[others, 0]).any()
                 if late or (out[s, others] > out[0, others]).any() or out[s, s] > out[0, 0]:
@@ -183,7 +183,7 @@ class _Player:
         return not late and bool(state[s, s] <= state[0, 0])
 
     def _short(self, slot: int) -> Short | None:
-        """A task in short; None where other streams matter."""
+        """Returns the `Short` form of a slot's task; None if further streams matter."""
         task, matrix, axes = self.program.tasks[slot], self.matrices[slot], self.axes
         if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
             return None
@@ -210,7 +210,7 @@ class _Player:
         return self._finish_times(skipped)
 
     def advance(self, actions: Sequence[int]) -> None:
-        """Plays `actions`, each behind what it needs."""
+        """Plays `actions`, in which each one follows the actions that it needs."""
         slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
         short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
         host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
@@ -240,7 +240,7 @@ class _Player:
                     also_free = wait
                 beside[action] = also_free
             numbers = short[kind]
-            # Where nothing is computed, who comes next waits too.
+            # An action that computes nothing passes the wait on to the next one.
             waiting[device] = NEVER if computes[kind] else wait
             if numbers is not None and now - host[action] >= numbers[0]:
                 a, b = now + numbers[1], come + numbers[2]
@@ -273,7 +273,7 @@ class _Player:
                 self._send_others(action, device, kind, made)
 
     def _send_others(self, action: int, device: int, slot: int, made: float) -> None:
-        """Sends a result to all but the first who need it."""
+        """Sends a result to all stages that need it but the first."""
         issued = self.host[action] + self.issue[slot] if self.axes.host is not None else NEVER
         issued += self.axes.launch if self.program.sends[slot] is not None else 0.0
         for at, send in zip(self.table.extra[action], self.program.others[slot], strict=True):
@@ -288,6 +288,7 @@ class _Player:
                     self.waiting[device] = max(self.waiting[device], self.seen[port])
 
     def _advance_fully(self, action: int, device: int, slot: int, now: float, come: float, wait: float) -> float:
+        """Plays one action with the whole matrix of its task and returns when its result exists."""
         axes, state = self.axes, self.state[device]
         given = state.copy()
         given[0] = now
@@ -343,16 +344,16 @@ class _Player:
         return skipped
 
     def _moment(self, rounds: Rounds, done: int) -> np.ndarray:
-        """All times that the future depends on, after so many rounds."""
+        """Returns all times on which later rounds depend, after `done` rounds."""
         waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
         streams = self.free, self.free_second, self.waiting, self.ports, np.concatenate(self.state), waiting
         return np.concatenate([np.asarray(times, float) for times in streams])
 
     def _period(self, rounds: Rounds, done: int, moments: Sequence[np.ndarray]) -> tuple[int, float]:
-        """After how many rounds everything that moves has moved by the same time, and by how much; 0: not yet.
+        """Returns the number of rounds after which all changing times have shifted by one amount, and that shift [s].
 
-        What stands still is not used by the rounds. A host that was ahead stays ahead if it moves no more than the
-        rest; where it was waited for, it must move as much.
+        The number is 0 if there is none yet. Times that do not change are of streams that the rounds do not use. The
+        host may shift by less where no action waited for it; otherwise it must shift by the same amount.
         """
         last = moments[-1]
         for period in range(1, min(len(moments), self.program.devices + 1)):
@@ -373,7 +374,7 @@ class _Player:
         return 0, 0.0
 
     def _repeat(self, rounds: Rounds, done: int, period: int, shift: float, times: int, moved: np.ndarray) -> None:
-        """Records `times` repetitions of the last `period` rounds, and moves to the end of them."""
+        """Records `times` repetitions of the last `period` rounds, and advances the state to their end."""
         span, whole = period * rounds.length, times * shift
         for begin in rounds.first:
             start = begin + done * rounds.length

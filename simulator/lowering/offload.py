@@ -1,8 +1,9 @@
-"""Offloading to host memory: activations between the passes of a unit, optimizer states between two updates.
+"""Offloading to host memory or disks, as rewrites of lowered ops: activations between the two passes of a unit (such
+as a layer), optimizer states between two updates.
 
 Copies run during computation, to the host on one stream and back on another. The activations of a unit are copied out
-while the next unit computes, which passes its output on only when they have left; they come back during the next unit's
-backward pass. So the GPU holds the activations of two units at a time.
+while the next unit computes; the unit after that waits until the copy has finished. They are copied back during the
+next unit's backward pass. So the GPU holds the activations of at most two units at a time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ OUT, IN, HOST = "memory-out", "memory-in", "memory-update"
 """Streams: copies to the host, copies back to the GPU, and the update on the host."""
 
 Saved = dict[str, int]
-"""Activations that wait for the backward pass of a unit: bytes by memory key."""
+"""Activations saved for the backward pass of a unit: bytes by memory key."""
 
 
 def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
-    """`stage_ops` in which units with `mark` keep their saved activations on the host between their passes.
+    """Rewrites `stage_ops` so that the saved activations of units with `mark` are offloaded between their passes.
 
-    The unit before the loss is needed again at once and keeps its activations. The last unit of a stage copies them out
-    after its own pass, and back when its gradient has arrived.
+    The unit before the loss keeps its activations, since its backward pass follows at once. The last unit of any other
+    stage copies its own activations out after its forward pass, and back when its gradient has arrived.
+
+    to: host memory or disks.
     """
     made: list[UnitRun] = []
     coming: Saved = {}
@@ -37,7 +40,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
         own = _saved_activations(unit_run) if mark in unit_run.marks else {}
         last = {} if after and not after.residual_out else own
         before = coming if unit_run.residual_in else {}
-        # Copies of a unit differ in the unit before them; the last one also in what follows.
+        # Equal units in a row differ in the unit before them, the last one also in the unit after it.
         copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
         if unit_run.count == 1 or not own:
             copies = [(1, before, last), (unit_run.count - 1, {}, {})] if before or own else [(unit_run.count, {}, {})]
@@ -50,7 +53,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
 
 
 def _saved_activations(unit_run: UnitRun) -> Saved:
-    """The memory that both passes of a unit use, without states and without what other units need meanwhile."""
+    """Finds the tensors that both passes of a unit use, except parameters, gradients and what other units also use."""
     fragment = unit_run.fragment
     forward, backward = set(fragment.forward), set(fragment.backward)
     others = {t.key for t in fragment.tensor_uses if t.stays or t.category in ("parameters", "gradients")}
@@ -66,10 +69,10 @@ def _saved_activations(unit_run: UnitRun) -> Saved:
 
 
 def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
-    """A unit whose `own` activations are on the host between its passes, and during which those of the `previous` unit
-    are copied.
+    """Returns the fragment of a unit whose `own` activations are offloaded, and during whose passes those of the
+    `previous` unit are copied.
 
-    alone: no later unit copies those of this one.
+    alone: the unit copies its own activations, since no later unit of the stage does.
     to: host memory or disks.
     """
     if not own and not previous:
@@ -112,18 +115,19 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
 
 
 def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
-    """Copies activations to the host in a forward pass, and back in a backward pass."""
+    """Makes the op that copies activations to the host in a forward pass, and back in a backward pass."""
     back = phase != "F"
     name, stream = ("copy in", IN) if back else ("copy out", OUT)
     return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
 
 
 def update_on_host(module: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
-    """The update of states that lie on the host: gradients are copied there, its processors update, weights come back.
+    """Rewrites the update of states that are kept on the host: gradients are copied there, CPUs update the states, and
+    weights are copied back.
 
-    weights: bytes per element of the weights that come back; 0 where none do.
-    to: where the states lie; from disks they are read into host memory, and written back, piece by piece.
-    there: gradients lie on the host, too.
+    weights: bytes per element of the weights that are copied back; 0 if none are.
+    to: where the states are kept; from disks they are read into host memory, and written back, piece by piece.
+    there: the gradients are on the host already.
     """
     rewrite = Rewrite(fragment)
     for op in fragment.forward:

@@ -1,4 +1,4 @@
-"""Resharding: the collectives between the children of a composite module, forward and backward, from layouts alone."""
+"""Resharding: inserts the collectives between the children of a composite module that their layouts require."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from simulator.ir.ops import Collective, Fragment, Memory, Op, TensorUse
 from simulator.lowering.scope import Scope
 
 Contribution = tuple[Layout, Op]
+"""A gradient of a tensor: its layout, and the op that makes it."""
 
 
 class Resharding:
-    """Joins the lowered children of a composite module by the collectives that their layouts need.
+    """Joins the lowered children of a composite module, with the collectives that their layouts require, in `fragment`.
 
     scope: layouts, producers and readers of the unit.
     module: the composite module.
@@ -67,7 +68,7 @@ class Resharding:
             ]
             moved[key] = source
         gathered = bool(steps) and all(work.operation == "all_gather" for work in steps)
-        # Experts keep the tokens that they have gathered, and slices what later ones read.
+        # Not gathered again: tokens that experts have gathered, and tensors that later slices of a sequence read.
         again = (
             isinstance(operator, Linear | CoreAttention)
             and not operator.view
@@ -80,7 +81,7 @@ class Resharding:
     def _gather_again(
         self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
     ) -> None:
-        """Saves the shard in place of the all-gathered input, and all-gathers it again for the gradient."""
+        """Saves the shard in place of the all-gathered input, and all-gathers it again in the backward pass."""
         scope = self.scope
         phase = "W" if isinstance(operator, Linear) else "B"
         readers = [op for op in frag.backward if op.phase == phase]
@@ -134,21 +135,21 @@ class Resharding:
             out.backward += ops
 
     def _gradient_layout(self, child: Module, tensor: Tensor) -> Layout:
-        """The layout in which the gradient of an input leaves a child, in dims of the producer."""
+        """Returns the layout in which a child makes the gradient of an input, in dims of the input's producer."""
         if not isinstance(child, Operator) or tensor.name not in self.scope.producer:
             return self._required_gradient_layout(tensor.name)
         back = {new: old for old, new in tensor.renamed.items()}
         return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, self.scope.division(child)).items()}
 
     def _required_gradient_layout(self, name: str) -> Layout:
-        """The layout in which the gradient of a tensor must arrive at its producer."""
+        """Returns the layout in which the producer of a tensor needs its gradient; {} if it is outside the unit."""
         if name not in self.scope.producer:
             return {}
         tensor, operator = self.scope.producer[name]
         return required_layout(tensor, self.scope.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
-        """Sums the gradients of one tensor: equal layouts first, then one resharding for each layout, then the rest."""
+        """Sums the gradients of one tensor: first those of equal layout, then, each resharded once, these sums."""
         scope = self.scope
         tensor = scope.producer[reader.name][0] if reader.name in scope.producer else reader
         wanted = self._required_gradient_layout(tensor.name)
@@ -159,7 +160,7 @@ class Resharding:
         for items, members in groups.items():
             layout = dict(items)
             op = self._sum(tensor, layout, members, ops)
-            # Right behind its producer, ahead of pending weight gradients: that is what hides it.
+            # Issued right after its producer and before pending weight-gradient GEMMs, which hide it.
             place, view = ops.index(op) + 1 if op in ops else 0, scope.transfer_view(tensor)
             behind: list[Op] = []
             if op in ops and scope.keeps_issue_order(view):
@@ -176,7 +177,7 @@ class Resharding:
         return wanted, self._sum(tensor, wanted, moved, ops)
 
     def _extend_residual_gradient(self, tensor: Tensor, total: Op) -> None:
-        """Keeps the gradient of a residual sum until the addition: the residual branch passes it on unchanged."""
+        """Keeps the gradient of a residual sum in memory until `total`: the residual branch passes it on as it is."""
         for operator in self.scope.readers[tensor.name]:
             if isinstance(operator, Residual) and tensor.name in [t.name for t in operator.pass_through]:
                 out = operator.outs[0]
@@ -184,7 +185,7 @@ class Resharding:
                 self.fragment.tensor_uses.append(self.scope.tensor_use(out, layout, total, prefix="d:"))
 
     def _sum(self, tensor: Tensor, layout: Layout, members: list[Op], ops: list[Op]) -> Op:
-        """The op after which the sum of `members` exists: an addition kernel where there are several."""
+        """Returns the op after which the sum of `members` exists; adds an addition kernel if there are several."""
         if len(members) == 1:
             return members[0]
         size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA): the modules of a model with frozen weights, of which adapters alone are trained.
+"""Low-rank adapters (LoRA): inserts adapters into the modules of a model and freezes all other weights.
 
-A linear layer y = x W with an adapter computes y = x W + (x A) B, with A [in, rank] and B [rank, out]. The scale of B
-is a factor of the GEMM and takes no kernel. All other weights are frozen: they have no gradients, no gradient buffers
-and no optimizer states, and frozen linear layers save no input for the backward pass. Gradients of activations are
-computed down to the lowest adapter.
+A linear layer y = x W with an adapter computes y = x W + (x A) B, with A [in, rank] and B [rank, out]. The scale
+alpha / rank is a factor of the GEMM with B, without a kernel of its own. Frozen weights have no gradients, no gradient
+buffers and no optimizer states, and frozen linear layers save no input for the backward pass. Gradients of activations
+are computed down to the lowest layer with an adapter.
 
 Queries, keys and values share one A, and so do gate and up: a fused linear layer has one adapter, as in Megatron (NeMo,
 Megatron Bridge). Hugging Face PEFT, whose linear layers are not fused, has an A for each.
@@ -35,12 +35,12 @@ LINEARS: dict[tuple[type[CompositeModule], str], Target] = {
     (MLP, "up"): "mlp_up",
     (MLP, "down"): "mlp_down",
 }
-"""The words of linear layers, by their composite module and the last part of their name."""
+"""Target that each linear layer is, by its composite module and the last part of its name."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Adapters of rank `rank` at the linear layers that `targets` names."""
+    """Adapters of rank `rank` on the linear layers that `targets` names."""
 
     rank: int
     targets: tuple[Target, ...] = TARGETS
@@ -55,7 +55,7 @@ class Adapters:
             raise PlanError("train.targets", rule, "Keep attn_qkv and attn_proj", list(self.targets))
 
     def parameters(self, model: Model) -> int:
-        """Parameters of all adapters."""
+        """Counts the parameters of all adapters."""
         ups = (2 if model.gated else 1) * model.dense_ffn
         widths: dict[Target, int] = {
             "attn_qkv": model.hidden + model.query_width + model.key_width + model.value_width,
@@ -67,7 +67,10 @@ class Adapters:
         return self.rank * layers * sum(widths[target] for target in self.targets)
 
     def insert_into(self, modules: Sequence[Module], inside: type[CompositeModule] = CompositeModule) -> list[Module]:
-        """The modules of a unit with every operator frozen, and adapters at the linear layers that `targets` names."""
+        """Freezes every operator of a unit's modules and adds adapters to the linear layers that `targets` names.
+
+        inside: type of the composite module that holds `modules`.
+        """
         found: list[Module] = []
         plain: Mapping[str, Tensor] = {s.outs[0].name: s.ins[0] for s in modules if isinstance(s, Cast)}
         for module in modules:
@@ -83,7 +86,7 @@ class Adapters:
         return found
 
     def _with_adapter(self, linear: Linear, x: Tensor) -> list[Module]:
-        """A linear layer and its adapter, which reads the input `x` in its format before any cast."""
+        """Returns a linear layer and the modules of its adapter, which reads the input `x` as it is before any cast."""
         name, rank, first = f"{linear.name}.lora", Dim(self.rank), linear.outs[0]
         rows = {dim: size for dim, size in x.dims.items() if first.has(dim)}
         inner = {dim: size for dim, size in x.dims.items() if not first.has(dim)}
@@ -102,7 +105,7 @@ class Adapters:
 
 
 def mark_lowest(units: Sequence[Unit]) -> list[Unit]:
-    """The units of a stage, with the mark `LOWEST` on layers after an embedding: nothing below them is trained."""
+    """Marks the first layer after an embedding as `LOWEST`, since nothing below it is trained; returns the units."""
     found = list(units[:1])
     for before, unit in pairwise(units):
         if isinstance(unit, Layer) and before.residual_in is None:

@@ -1,7 +1,7 @@
-"""From the plan of a job to a resolved `Plan`: schemes made, rules checked, layers partitioned, sequences sliced.
+"""Resolves the plan of a job to a `Plan`: makes scheme objects, checks rules, partitions layers, slices sequences.
 
-The order of the checks decides which of several mistakes is reported: formats, world size and axes first, then the
-checks of each scheme, the size of the step, the schedule, the partition, divisibility, and the slices.
+The order of the checks decides which of several mistakes is reported: number formats, world size and axes first, then
+the checks of each scheme, the number of passes to simulate, the schedule, the partition, divisibility, and the slices.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import PipelineShape, SliceDuration
 
 MAX_SLICE_BOUNDARIES = 64
-"""Most positions at which a schedule may slice a sequence."""
+"""Maximum number of positions at which a schedule may slice a sequence."""
 
 StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
-"""Costs of the model's layers on every stage, asked for by `partition: by-cost`; the plan has no layers yet."""
+"""Returns the costs of the layers on every stage, for `partition: by-cost`; the given plan has no layers yet."""
 
 SliceSeconds = Callable[[Plan], SliceDuration]
-"""Durations of slices, asked for by schedules that balance slices; the plan has whole sequences yet."""
+"""Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
 
 
 def resolve(
@@ -39,9 +39,9 @@ def resolve(
     slice_seconds: SliceSeconds,
     divisible: set[Hashable] | None = None,
 ) -> Plan:
-    """The resolved and checked plan of `job`.
+    """Resolves and checks the plan of `job`.
 
-    divisible: keys of plans that were found divisible before; new findings are added.
+    divisible: keys of plans whose divisibility was checked before; keys of new ones are added.
     Raises PlanError for the first rule that the plan breaks.
     """
     known = divisible if divisible is not None else set()
@@ -65,14 +65,14 @@ def resolve(
 
 
 def _mesh(job: Job) -> Mesh:
-    """The mesh; views divide the ranks of one pipeline stage differently."""
+    """Makes the mesh; a view (of experts) divides the ranks of one pipeline stage along other axes."""
     plan = job.plan
     pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
     return Mesh(plan.mesh, plan.views, [axis for axis in plan.mesh if axis not in pipeline])
 
 
 def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
-    """The scheme object of one entry of the plan.
+    """Makes the scheme object of one entry of the plan.
 
     Raises PlanError for axes that the scheme or the mesh does not have, and for unknown options.
     """
@@ -124,7 +124,7 @@ def _shape(plan: Plan) -> PipelineShape:
 
 
 def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> list[int]:
-    """Layers of every part of the model."""
+    """Returns the number of layers of every part of the model (`Plan.parts`)."""
 
     def costs() -> Sequence[LayerCosts]:
         check_divisible(plan, divisible)
@@ -135,9 +135,9 @@ def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) 
 
 
 def _slice_sequences(plan: Plan, slice_seconds: SliceSeconds) -> Plan:
-    """The plan with sequences sliced as its schedule asks.
+    """Slices the sequences of a plan as its schedule states.
 
-    Raises PlanError where the schedule's shares are not whole numbers of tokens of this sequence.
+    Raises PlanError if the slices are not whole numbers of tokens.
     """
     shares, sequence = plan.schedule.slices, plan.job.batch.sequence
     assert sequence is not None

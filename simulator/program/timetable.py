@@ -1,8 +1,8 @@
-"""The timetable of a schedule: the actions of every device in order, checked, with the dependencies between devices.
+"""The timetable of a schedule: the checked orders of all devices, with the dependencies between their actions.
 
-Everything is a flat array over actions, device by device. An action's *slot* says which task it runs: stage, kind, and
-whether it is the first or the last of its kind there. Of two overlapped passes the forward pass leads and the backward
-pass, the next action, follows: both are played when the leader is.
+Arrays run over actions, device by device. Actions that run the same task have the same *slot*: stage, kind, slice, and
+whether they are the first or last of that kind on the stage. Of two overlapped passes the forward pass leads and the
+backward pass, the next action, follows: both are played together, in the place of the leader.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ F, BW, B, W, R, O, EVICT, KEEP, GIVE_BACK, LOAD = range(len(ACTION_KINDS))
 class Slot(NamedTuple):
     """What all actions of one task have in common.
 
-    first: of the forward passes of its stage, counted from one update to the next.
-    last: of the backward passes that complete weight gradients, or of its kind; counted likewise.
-    partner: the backward pass that is overlapped with it, where it leads.
-    follows: it is played together with the action before.
-    keeper: of an activation transfer, the device that keeps the activations.
+    first: the first action of its kind on the stage since the last update.
+    last: the last one before the next update. BW and W count as one kind: both complete gradients of weights.
+    partner: of an action that leads an overlapped pair, the slot of the backward pass.
+    follows: whether it is the second action of an overlapped pair.
+    keeper: of an activation transfer, the device that keeps the activations; otherwise -1.
     """
 
     stage: int
@@ -58,10 +58,10 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounds:
-    """The steady state: `count` rounds of `length` actions a device, equal but for the micro-batches.
+    """The steady state: `count` rounds of `length` actions per device, equal except for the micro-batches.
 
-    first: the number of every device's first action of the first round. All that a round needs lies in it or before it.
-    waiting: results made before the first round and needed in it or later; each round leaves the same, `length` on.
+    first: by device, the number of the first action of the first round. A round needs no result of a later one.
+    waiting: results made before the first round and needed in it or later; after each round the same, `length` higher.
     """
 
     first: list[int]
@@ -74,13 +74,14 @@ class Rounds:
 class Timetable:
     """Actions numbered device by device, in the order of each device.
 
-    starts: number of the first action of every device, and the end.
-    slot: index into `slots`.
-    need: the result of another stage that an action needs, or -1; also: further ones. A result has its action's number.
-    extra: where several stages need a result, each further one gets a number of its own, behind the last action.
-    sequence: all actions, each behind what it needs.
-    before, after: the stages that a stage takes from and gives to.
-    every: micro-batches of an update for schedules without a flush, which update inside the run; else 0.
+    starts: by device, the number of its first action; last, the number of actions.
+    slot: by action, its index into `slots`.
+    need: by action, the result of another stage that it needs, or -1; also: further ones. A result has the number of
+    the action that makes it.
+    extra: if several stages need a result, each further one gets a result number of its own, after those of actions.
+    sequence: all actions, each after those that it needs.
+    before, after: by stage, the stages whose output it receives, and those that receive its output.
+    every: micro-batches per update in schedules without a flush; otherwise 0.
     """
 
     shape: PipelineShape
@@ -103,7 +104,7 @@ class Timetable:
 
     @cached_property
     def turns(self) -> list[int]:
-        """How often every slot runs."""
+        """Number of actions of every slot."""
         return np.bincount(self.slot_array, minlength=len(self.slots)).tolist()
 
     @cached_property
@@ -118,13 +119,13 @@ class Timetable:
 
     @cached_property
     def rounds(self) -> Rounds | None:
-        """The part of the timetable that repeats, if there is one."""
+        """The steady state, if one is found."""
         plain = not (self.also or self.extra or any(slot.follows for slot in self.slots))
         return _rounds(self) if plain else None
 
     @cached_property
     def updates(self) -> list[list[int]]:
-        """The numbers of every device's updates, where these are actions."""
+        """By device, the numbers of the actions that are updates."""
         which = np.array([slot.kind == "O" for slot in self.slots], bool)[self.slot_array]
         return [(begin + np.flatnonzero(which[begin:end])).tolist() for begin, end in itertools.pairwise(self.starts)]
 
@@ -137,19 +138,19 @@ class Timetable:
         return self.stage_device[stage]
 
     def owner(self, slot: Slot) -> int:
-        """The device that runs a slot's actions."""
+        """Returns the device that runs a slot's actions."""
         return slot.keeper if slot.kind in (ActionKind.KEEP, ActionKind.GIVE_BACK) else self.stage_device[slot.stage]
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
-        """The stages whose results a slot needs."""
+        """Returns the stages whose results a slot needs."""
         return _by_kind(slot, self.before, self.after)
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
-        """The stages that need the result of a slot."""
+        """Returns the stages that need the result of a slot."""
         return _by_kind(slot, self.after, self.before)
 
     def elsewhere(self, stage: int, other: int) -> bool:
-        """Whether two stages lie on two devices."""
+        """Whether two stages are on different devices."""
         return self.stage_device[stage] != self.stage_device[other]
 
 
@@ -166,14 +167,14 @@ def timetable(
     every: int = 0,
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Timetable:
-    """The timetable of `schedule`.
+    """Makes the timetable of `schedule`.
 
-    lasting: durations of passes, for schedules that ask for them.
-    every: micro-batches between updates, where devices update inside the run.
-    orders: what the devices did, in place of what the schedule states.
+    durations: of passes, for schedules that ask for them.
+    every: micro-batches per update in schedules without a flush; otherwise 0.
+    orders: orders that devices followed at run time, in place of those of the schedule.
 
-    Raises PlanError for a shape that the schedule does not have, and ScheduleError, with the rank-by-step table, for an
-    order that lacks or repeats an action or that deadlocks.
+    Raises PlanError for a shape that the schedule does not support, and ScheduleError, which prints the orders, if an
+    action is missing or repeated or if the orders deadlock.
     """
     schedule.check(shape)
     stated = schedule.orders(shape, durations) if orders is None else orders
@@ -181,7 +182,7 @@ def timetable(
 
 
 class _TimetableMaker:
-    """Checks orders and finds who needs what; arrays are indexed [stage, kind, micro-batch x slice]."""
+    """Checks orders and finds dependencies. `where` has an action's number at [stage, kind, micro-batch x slice]."""
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
         self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
@@ -225,7 +226,7 @@ class _TimetableMaker:
         self.leads = self._leads()
 
     def _leads(self) -> np.ndarray:
-        """Which actions lead a pair."""
+        """Marks the actions that lead an overlapped pair."""
         found = np.zeros(self.count + 1, bool)
         for order, at, end in zip(self.orders, self.starts, self.starts[1:], strict=False):
             if end - at > len(order):
@@ -248,12 +249,12 @@ class _TimetableMaker:
 
     @cached_property
     def _back(self) -> np.ndarray:
-        """The action that makes the gradient of a stage's input [stage, unit]."""
+        """The action that makes the gradient of a stage's input [stage, micro-batch x slice]."""
         return np.where(self.where[:, BW] >= 0, self.where[:, BW], self.where[:, B])
 
     @cached_property
     def _first(self) -> list[int]:
-        """The action on another stage that must have been done: where there are several, the first."""
+        """By action, the (first) action on another stage that must precede it; -1: none."""
         need = np.full(self.count, -1)
         gradient = (self.kind == BW) | (self.kind == B)
         for mask, tables, made in (
@@ -265,7 +266,7 @@ class _TimetableMaker:
         return need.tolist()
 
     def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
-        """Needed results, further ones, numbers of extra results; and the further actions that must have been done."""
+        """Returns `need`, `also`, `extra` of the timetable, and by action the further actions that must precede it."""
         need, also, extra = list(self._first), dict[int, tuple[int, ...]](), dict[int, range]()
         more: dict[int, tuple[int, ...]] = {}
         if all(len(others) <= 1 for others in (*self.before, *self.after)):
@@ -291,7 +292,7 @@ class _TimetableMaker:
         return need, {i: others for i, others in also.items() if others}, extra, more
 
     def _check_moves(self) -> None:
-        """What goes to another device comes back, and all the while one device keeps it."""
+        """Checks that every activation transfer has all four actions, with KEEP and GIVE_BACK on one other device."""
         there = self.where[:, [EVICT, KEEP, GIVE_BACK, LOAD]]
         some, whole = (there >= 0).any(axis=1), (there >= 0).all(axis=1)
         kept, given = self.owner[there[:, 1]], self.owner[there[:, 2]]
@@ -303,8 +304,8 @@ class _TimetableMaker:
             raise ScheduleError(self.schedule.use, rule, f"Order:\n{format_orders(self.orders, {})}")
 
     def _need_moves(self, need: list[int], also: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
-        """Adds what moves need: a device evicts to one that keeps; that one gives back what has come, to one that
-        loads; and the backward pass waits for it."""
+        """Adds the dependencies of activation transfers: EVICT needs KEEP, GIVE_BACK needs EVICT and LOAD, and the
+        backward pass needs GIVE_BACK."""
         for evict in np.flatnonzero(self.kind == EVICT).tolist():
             stage, unit = self.stage[evict], self.unit[evict]
             keep, give, load = self.where[stage, [KEEP, GIVE_BACK, LOAD], unit].tolist()
@@ -318,28 +319,29 @@ class _TimetableMaker:
                 also[back] = (*also.get(back, ()), give)
 
     def _own(self) -> np.ndarray:
-        """Of what an action needs on its own stage the last; -1: nothing."""
+        """By action, the last action on its own stage that must precede it; -1: none."""
         there, kind, stage, unit, count = self.where, self.kind, self.stage, self.unit, self.shape.slices
         forward, again = there[stage, F, unit], there[stage, R, unit]
         known = [-1, there[stage, B, unit], forward, there[stage, EVICT, unit]]
         kinds = [(kind == F) | (kind == KEEP), kind == W, kind == R, kind == LOAD]
         own = np.select(kinds, known, np.maximum(forward, again))
         if count > 1:
-            # Keys and values of the slices before are there; gradients of keys and values of those behind.
+            # Keys and values come from the slice before, their gradients from the slice after.
             previous = np.where(self.slice > 0, there[stage, F, unit - 1], -1)
             behind = np.where(self.slice < count - 1, self._back[stage, (unit + 1) % self._back.shape[1]], -1)
             own = np.maximum(own, np.select([kind == F, (kind == BW) | (kind == B)], [previous, behind], -1))
         return own
 
     def _sequence(self, more: dict[int, tuple[int, ...]]) -> list[int]:
+        """Sorts the actions so that each follows those that it needs. Raises ScheduleError for a deadlock."""
         need = self._first
         waits = self._own().tolist()
         for lead in np.flatnonzero(self.leads).tolist():
-            # Both passes of a pair begin in one turn.
+            # The leader of a pair also waits for what its follower needs.
             also = more.get(lead + 1, (need[lead + 1],))
             more[lead] = (*more.get(lead, ()), *also, waits[lead + 1])
         done = bytearray(self.count + 1)
-        done[-1] = 1  # nothing is needed: number -1
+        done[-1] = 1  # number -1: no dependency
         sequence: list[int] = []
         at, ends = self.starts[:-1], self.starts[1:]
         moved = True
@@ -366,7 +368,7 @@ class _TimetableMaker:
         return sequence
 
     def _turn(self, device: int, action: int) -> int:
-        """The turn of a device in which an action is played."""
+        """Returns the index of an action's item in the order of its device."""
         led = self.leads[self.starts[device] : action]
         return action - self.starts[device] - int(led.sum())
 
@@ -374,7 +376,7 @@ class _TimetableMaker:
 
     def _slots(self) -> tuple[list[Slot], list[int]]:
         numbers, kind = np.arange(self.count), self.kind
-        # Gradients of weights are complete with the last pass of either kind that makes them.
+        # Gradients of weights are complete after the last pass of either kind that makes them.
         merged = np.where(kind == W, BW, kind)
         turn = self.stage * len(ACTION_KINDS) + merged
         if self.every:
@@ -382,14 +384,14 @@ class _TimetableMaker:
             done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
             turn += done * self.shape.stages * len(ACTION_KINDS)
         first_of, last_of = np.zeros((2, turn.max(initial=0) + 1), int)
-        # Of what is written twice to one place, the last stays.
+        # Where an index occurs several times, the last assignment stays.
         first_of[turn[::-1]], last_of[turn] = numbers[::-1], numbers
         first, last = first_of[turn] == numbers, last_of[turn] == numbers
         code = (((self.stage * len(ACTION_KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
         keeper = np.where(kind >= EVICT, self.owner[self.where[self.stage, KEEP, self.unit]], -1)
-        # All that tells slots apart, in one number.
+        # One number that differs between slots.
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
@@ -400,7 +402,7 @@ class _TimetableMaker:
         return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
 
     def _incomplete(self) -> ScheduleError:
-        """What is wrong with orders in which not every pass stands exactly once, on the device of its stage."""
+        """Makes the error for orders in which an action is missing, repeated or on a wrong device."""
         schedule, shape = self.schedule, self.shape
         counts = Counter(action for order in self.stated for action in actions_of(order))
         for device, order in enumerate(self.stated):
@@ -425,8 +427,8 @@ class _TimetableMaker:
 
 
 def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Counter[Action]) -> list[Action]:
-    """Actions that are missing, stand more than once, or have no place on a device. groups: in fours for every pass: a
-    forward pass, a backward pass at once, one in two parts, a forward pass again."""
+    """Lists the actions that are missing, repeated, or on a wrong device. groups: four for every micro-batch and slice:
+    [F], [BW], [B, W], [R]."""
     found = []
     for forward, both, parts, again in zip(*[iter(groups)] * 4, strict=True):
         split = any(counts[action] for action in parts)
@@ -441,11 +443,10 @@ def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Coun
 
 
 def _rounds(table: Timetable) -> Rounds | None:
-    """Looks for the steady state: rounds of an update, or of 1, p or p v micro-batches, whose actions, slots and needs
-    repeat.
+    """Looks for the steady state: rounds of one update, or of 1, p or p v micro-batches, whose slots and needs repeat.
 
-    A round begins where every device has done what the last action of some micro-batch needs, so nothing in an earlier
-    round needs anything in it.
+    A round begins on every device after all that one action of device 0 depends on, directly or not; so no action of an
+    earlier round depends on it.
     """
     shape = table.shape
     need, slot = np.asarray(table.need), table.slot_array
@@ -461,14 +462,14 @@ def _rounds(table: Timetable) -> Rounds | None:
         same &= np.where(need[:-length] >= 0, need[:-length] + length, -1) == need[length:]
         spans = []
         for begin, end in itertools.pairwise(bounds):
-            # The longest run of actions that stand again one round later.
+            # The longest run of actions that recur one round later.
             breaks = np.flatnonzero(~same[begin : end - length])
             edges = np.concatenate([[-1], breaks, [end - length - begin]])
             widest = int(np.argmax(np.diff(edges)))
             spans.append((begin + int(edges[widest]) + 1, begin + int(edges[widest + 1]) + length))
         if any(stop - start < 2 * length for start, stop in spans):
             continue
-        # What the last action of a round on device 0 needs, near and far, is a border that no need crosses.
+        # No dependency leads backwards over the border behind all that an action depends on.
         reached = table.starts[:-1]
         for at in range(spans[0][0], spans[0][0] + length):
             _reach(table, at, reached)
@@ -485,7 +486,7 @@ def _rounds(table: Timetable) -> Rounds | None:
 
 
 def _reach(table: Timetable, action: int, reached: list[int]) -> None:
-    """Extends `reached`, for every device the number behind its last action that counts, by all that `action` needs."""
+    """Extends `reached` (by device, one past its last action) to `action` and all that it depends on."""
     left = [action]
     while left:
         at = left.pop()

@@ -1,6 +1,6 @@
-"""The table of figures: every number of an answer that is quoted, compared or drawn, with what is needed to show it.
+"""The table of figures: every number of a forecast that is shown to users, with its definition, unit and formats.
 
-Made from `FIGURES`: the JSON answer, the first rows of the page of ``predict``, its table of times, the columns of a
+`FIGURES` determines the JSON answer, the first rows of the page of ``predict``, its table of times, the columns of a
 sweep, the values of a heatmap, the tables of ``sweep`` and ``scale``, and docs/figures.md. A figure is added here and
 nowhere else: docs/add-a-figure.md.
 """
@@ -19,10 +19,10 @@ from simulator.report.words import format_count, format_number, format_seconds
 Better = Literal["lower", "higher", "neither"]
 
 Place = Literal["best", "curve", "points"]
-"""Tables that show some figures only: the best plans of ``sweep``, the points of ``scale`` as a page and as JSON."""
+"""Tables with some of the figures: best plans of ``sweep``, points of ``scale`` on its page and in its JSON answer."""
 
 PARTS = "breakdown_s."
-"""Paths of the figures that add up to the step begin with it."""
+"""Prefix of the paths of the figures that add up to the step time."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Headline:
     form: Callable[[float], str] = format_number
     """Writes the value, with its unit if `name` does not imply it."""
     remark: Callable[[Metrics], str] | None = None
-    """Writes the text behind the value; the figure's sentence if None."""
+    """Writes the text after the value; the figure's sentence if None."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of an answer."""
+    """One number of a forecast."""
 
     name: str
     """Unique name: column of a sweep, ``--value`` of a heatmap."""
@@ -48,7 +48,7 @@ class Figure:
     unit: str
     """Unit of the value; "fraction" of a ratio, empty if the sentence says it."""
     better: Better
-    """Better of two values; with "neither" no heatmap can show the figure, for no plan is the best by it."""
+    """Which of two values is better; with "neither" the figure ranks no plans, and no heatmap shows it."""
     label: str
     """Name on plots and in tables of parts."""
     sentence: str
@@ -90,22 +90,22 @@ class Figure:
 
     @property
     def part(self) -> str:
-        """Label where the group of the part stands beside it."""
+        """Label in tables that name the group of the part beside it."""
         return self.label.removeprefix("exposed ")
 
     def read(self, answer: Mapping[str, Any]) -> Any:
-        """The value in a JSON answer."""
+        """Reads the value from a JSON answer."""
         value: Any = answer
         for key in self.where.split("."):
             value = value[int(key) if key.isdigit() else key]
         return value
 
     def cell(self, value: float | None) -> str:
-        """The value in a table, whose heading has the unit; empty if there is none."""
+        """Formats the value for a table, whose heading has the unit; empty if there is no value."""
         return "" if value is None else self.form.format(value).removesuffix("%")
 
     def remark(self, metrics: Metrics) -> str:
-        """Text behind the value on the page of ``predict``."""
+        """Returns the text after the value on the page of ``predict``."""
         custom = self.headline.remark if self.headline else None
         return custom(metrics) if custom else self.sentence
 
@@ -354,28 +354,28 @@ FIGURES: dict[str, Figure] = {figure.name: figure for figure in _TABLE}
 
 
 def shown_in(place: Place) -> list[Figure]:
-    """Figures of a table that has room for some only."""
+    """Returns the figures of a table that shows only some."""
     return [figure for figure in FIGURES.values() if place in figure.places]
 
 
 def parts_of_step() -> dict[str, Figure]:
-    """Figures that add up to the step, by their keys in `Metrics.parts`."""
+    """Returns the figures that add up to the step time, by their keys in `Metrics.parts`."""
     parts = (figure for figure in FIGURES.values() if figure.where.startswith(PARTS))
     return {figure.where.rpartition(".")[2]: figure for figure in parts}
 
 
 def columns(given: Container[str]) -> list[Figure]:
-    """Figures that a sweep has columns of. given: keys of its jobs."""
+    """Returns the figures that are columns of a sweep. given: keys of its jobs."""
     return [figure for figure in FIGURES.values() if figure.column and (not figure.needs or figure.needs in given)]
 
 
 def row_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of all columns, read from a JSON answer."""
+    """Reads the values of all columns from a JSON answer."""
     return {figure.name: figure.read(answer) for figure in FIGURES.values() if figure.column}
 
 
 def nest(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A nested mapping of values by their paths; a number in a path is an index of a list.
+    """Nests values by their paths; a number in a path is an index of a list.
 
     >>> nest([("mfu.palm", 0.5), ("interval_90_s.0", 1.0), ("interval_90_s.1", 1.2)])
     {'mfu': {'palm': 0.5}, 'interval_90_s': [1.0, 1.2]}

@@ -1,4 +1,4 @@
-"""Timing of single collectives and messages over a list of sizes; bytes are counted as nccl-tests counts them."""
+"""Times single collectives and messages over a list of sizes; a size in bytes is that of nccl-tests."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SIZES = tuple(4**i for i in range(5, 14))
 """Default sizes [bytes of the largest buffer on one rank]: 1 KiB to 64 MiB."""
 
 CALLS_PER_SAMPLE = 5
-"""Calls per sample, as in nccl-tests: ranks leave a barrier at times that differ by about one small call."""
+"""Calls averaged in a sample, as in nccl-tests, since ranks leave a barrier about one small call apart."""
 
 GEMM_SIZE = 512
 """Rows and columns of the GEMMs between calls: a few ms on a CPU core, as between the collectives of a layer."""
 
 
 def buffer_elements(nbytes: int, world: int) -> int:
-    """fp32 elements of the largest buffer, rounded up to a multiple of the number of ranks."""
+    """Counts the fp32 elements of the largest buffer, rounded up to a multiple of the number of ranks."""
     return -(-nbytes // (4 * world)) * world
 
 
 def make_call(operation: str, count: int, device: torch.device) -> Callable[[], Any]:
-    """A function that runs the collective once, with `count` fp32 elements in its largest buffer."""
+    """Returns a function that runs the collective once, with `count` fp32 elements in its largest buffer."""
     world, rank = dist.get_world_size(), dist.get_rank()
     whole = torch.zeros(count, device=device)
     part = torch.zeros(count // world, device=device)
@@ -59,7 +59,7 @@ def _ping_pong(whole: Tensor, rank: int, last: int) -> None:
 
 
 def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Samples of every operation and size of a task [s per call].
+    """Yields samples of every operation and size of a task [s per call].
 
     A sample is the slowest rank's mean over `CALLS_PER_SAMPLE` consecutive calls. In a `busy` task it is one call after
     GEMMs on each rank, averaged over the ranks: as in a training step, ranks arrive at different times and wait.
@@ -79,7 +79,7 @@ def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[s
 
 
 def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
-    """Seconds of one call on this rank, after GEMMs of its own."""
+    """Times one call on this rank after a barrier and GEMMs of its own [s]."""
     x = torch.ones(GEMM_SIZE, GEMM_SIZE, device=device.torch)
     device.sync()
     dist.barrier()
@@ -90,7 +90,7 @@ def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
 
 
 def _time_in_a_row(once: Callable[[], Any], device: Device) -> float:
-    """Seconds of `CALLS_PER_SAMPLE` consecutive calls on this rank after a barrier."""
+    """Times `CALLS_PER_SAMPLE` consecutive calls on this rank after a barrier [s in total]."""
 
     def calls() -> None:
         for _ in range(CALLS_PER_SAMPLE):

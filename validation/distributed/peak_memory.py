@@ -1,4 +1,4 @@
-"""Peak memory of every rank in a training step."""
+"""Measures the peak memory of every rank in a training step of the reference trainer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from validation.distributed.trainer import Trainer
 from validation.reference.optimizer import gradient
 
 COLLECTIVES = ("allreduce", "all_gather_single", "reduce_scatter_single", "_allgather_base", "_reduce_scatter_base")
-"""Collectives of process groups whose buffers gloo's threads may free, by their newer and older names."""
+"""Methods of `ProcessGroup` (newer and older names) whose buffers gloo's threads may free."""
 
 PAUSE = 1e-3
-"""Time in which gloo's thread releases a buffer after its collective [s]."""
+"""Pause after a collective in which gloo's thread drops its reference to the buffer [s]."""
 
 
 def measure_peaks(trainer: Trainer, number: int) -> list[dict[str, Any]]:
-    """Peak memory of each rank in an untimed step (`validation.measurements.device.MemoryPeak` as plain data)."""
+    """Runs step `number` untimed and returns the peak memory of each rank (`MemoryPeak` as plain data)."""
     given = trainer.make_inputs(number)
-    # Tensors are counted by their Python objects, which autograd's gradients have only once they are accessed.
+    # A CPU's tensors are counted by their Python objects; gradients from autograd have one only once they are accessed.
     held = [gradient(param) for param in trainer.parameters().values()]
     dist.barrier()
     with (
@@ -41,8 +41,8 @@ def measure_peaks(trainer: Trainer, number: int) -> list[dict[str, Any]]:
 def _hold_gloo_buffers() -> Iterator[None]:
     """Makes the calling thread free the buffers of gloo's collectives inside the block.
 
-    gloo's threads release a buffer shortly after the call has returned. If the caller has dropped it by then, it is
-    freed in a thread that torch's profiler does not watch, and would count as allocated ever after.
+    gloo's threads drop their reference to a buffer shortly after the call has returned. If the caller has dropped its
+    own by then, the buffer is freed in a thread that torch's profiler does not watch, and counts as allocated for good.
     """
     before = {name: method for name, method in vars(dist.ProcessGroup).items() if name in COLLECTIVES}
     for name, method in before.items():
@@ -55,7 +55,7 @@ def _hold_gloo_buffers() -> Iterator[None]:
 
 
 def _wait_and_pause(method: Any) -> Callable[..., Any]:
-    """The collective, followed by a wait for it and a pause during which its buffers stay referenced."""
+    """Wraps a collective: waits for its completion, then pauses while its buffers stay referenced."""
 
     def call(group: Any, *args: Any, **options: Any) -> Any:
         work = method.__get__(group)(*args, **options)

@@ -1,4 +1,4 @@
-"""Linear layers in fp8: their three GEMMs by `torch._scaled_mm`, on operands that were cast before."""
+"""Runs the GEMMs of linear layers in fp8 (`torch._scaled_mm`) for timing; casts to fp8 are not part of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LEAST = (8, 9)
 """Compute capability of the first GPUs with fp8 tensor cores (Ada; Hopper is 9.0)."""
 
 MULTIPLE = 16
-"""Sizes of operands must be multiples of it (documentation of cuBLASLt's fp8 GEMMs)."""
+"""Number of which m, n and k must be multiples (documentation of cuBLASLt's fp8 GEMMs)."""
 
 
 def why_missing(device: Device, plan: Plan) -> str:
-    """The reason why fp8 is not measured, "" if it can be."""
+    """Returns the reason why fp8 cannot be measured, "" if it can."""
     if device.kind != "cuda":
         return "fp8: not measured, torch has its GEMMs on GPUs only"
     capability = torch.cuda.get_device_capability(device.index)
@@ -34,7 +34,10 @@ def why_missing(device: Device, plan: Plan) -> str:
 
 
 def fp8_gemms(local: LocalOperator, backward: bool) -> Sequence[Gemm]:
-    """The GEMMs of a linear layer in fp8, with results in bf16; [] for other operators, routers and odd sizes."""
+    """Returns the GEMMs of a linear layer in fp8, with results in bf16.
+
+    [] for other operators, routers, experts, and sizes that are no multiples of `MULTIPLE`.
+    """
     if not isinstance(local.operator, Linear) or local.operator.view or local.name == "router":
         return []
     works = [work for work in (local.backward if backward else local.forward) if isinstance(work, Gemm)]
@@ -44,14 +47,14 @@ def fp8_gemms(local: LocalOperator, backward: bool) -> Sequence[Gemm]:
 
 
 def operands(work: Gemm, device: Device) -> tuple[Tensor, Tensor]:
-    """Both operands, m x k in row-major and k x n in column-major order, as the hardware needs them."""
+    """Makes random fp8 operands, m x k in row-major and k x n in column-major order, as tensor cores need them."""
     left = torch.randn(int(work.m), int(work.k), dtype=torch.bfloat16, device=device.torch)
     right = torch.randn(work.n, int(work.k), dtype=torch.bfloat16, device=device.torch)
     return left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
 
 
 def make_runner(works: Sequence[Gemm], device: Device) -> Work:
-    """A function that runs some GEMMs one after another, each with one scale a tensor."""
+    """Returns a function that runs the GEMMs one after another, with one scale per tensor."""
     scale = torch.ones((), device=device.torch)
     pairs = [operands(work, device) for work in works]
 

@@ -1,4 +1,4 @@
-"""``meshcast measure kernels``: measures the modules of one rank, each alone, beside their forecasts."""
+"""``meshcast measure kernels``: forecasts the kernels of one rank's modules, then times each module alone."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """A row with its forecast.
+    """A measurement to be made.
 
     Attributes:
-        row: without samples.
-        run: measures them.
+        row: its row, with forecasts and without samples.
+        run: takes the samples.
     """
 
     row: MeasurementRow
@@ -60,7 +60,7 @@ def measure(
     command: str = "",
     progress: Progress = lambda text: None,
 ) -> Measurement:
-    """Forecasts the modules of one rank of `job`, writes that to `out`, measures them, and writes the file again.
+    """Forecasts the modules of one rank of `job`, writes the forecasts to `out`, measures, and writes `out` again.
 
     modes: eager, cuda-graph, compile.
     tps: degrees of tensor parallelism; by default the job's.
@@ -117,8 +117,8 @@ class ModuleCase:
     """One rank of a job at one degree of tensor parallelism and in one number format.
 
     Attributes:
-        forecasters: of the job.
-        label: prefix of the names of its groups.
+        forecasters: with the costs of the catalog, and of the calibration if there is one.
+        label: prefix of the groups of its rows.
     """
 
     forecasters: Sequence[Forecaster]
@@ -131,7 +131,7 @@ class ModuleCase:
     def row(
         self, name: str, mode: str, works: Iterable[Work], shape: Mapping[str, Any], instrument: str
     ) -> MeasurementRow:
-        """A row with its forecast, not measured yet."""
+        """Makes a row with its forecasts, not measured yet."""
         works = list(works)
         found = {one.by: one.estimate_works(works) for one in self.forecasters}
         return MeasurementRow(
@@ -142,7 +142,7 @@ class ModuleCase:
 def _cases(
     job: Mapping[str, Any], tps: Sequence[int], dtypes: Sequence[str], calibration: Path | None
 ) -> Iterator[ModuleCase]:
-    """The cases of a job. Raises PlanError for a job that the reference trainer does not run."""
+    """Yields the cases of a job. Raises PlanError for a job that the reference model does not support."""
     plan = resolve_plan(load_job(job))
     tensor = plan.family("tensor")
     own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
@@ -160,12 +160,12 @@ def _cases(
 
 
 def _with_gpus(cluster: Any, tp: int) -> Any:
-    """The cluster with `tp` GPUs if it is described by its GPUs; the others are replicas."""
+    """Reduces a cluster that is described by its number of GPUs to `tp`: further ones would only add replicas."""
     return {**cluster, "gpus": tp} if isinstance(cluster, Mapping) and "gpus" in cluster else cluster
 
 
 def _formats(precision: Any) -> dict[str, Any]:
-    """The formats that a job states besides that of its GEMMs."""
+    """Returns the number formats that a job states one by one; {} if it states only that of its GEMMs."""
     return dict(precision) if isinstance(precision, Mapping) else {}
 
 
@@ -177,8 +177,8 @@ class Setup:
     """How kernels are measured.
 
     Attributes:
-        device: on which they run.
-        modes: see `MODES`.
+        device: where they run.
+        modes: see `validation.kernels.modes.MODES`.
         warmup: runs before the samples.
         repeat: samples of each kernel.
         cold: whether the last-level cache is flushed before each sample.
@@ -199,7 +199,7 @@ class Setup:
 
 
 def _trials(case: ModuleCase, how: Setup, with_fp8: bool) -> list[Trial]:
-    """All rows of a case."""
+    """Makes the trials of a case."""
     found, stated = local_operators(case.plan), {"dtype": case.plan.job.framework.weights}
     trials = []
     for local, mode in product(found, how.modes):
@@ -227,7 +227,7 @@ def _measure_module(how: Setup, local: LocalOperator, mode: str, backward: bool,
 
 
 def _measure_optimizer(how: Setup, bench: Bench) -> list[float]:
-    """Seconds of optimizer steps on the weights of a layer, with gradients of ordinary size."""
+    """Times optimizer steps on the weights of a layer, with normally distributed gradients [s]."""
     params = list(bench.layer.parameters())
     step = Optimizer(params, bench.plan)
     with torch.no_grad():
@@ -243,7 +243,7 @@ def _measure_fp8(how: Setup, works: Sequence[Gemm], bench: Bench) -> list[float]
 def _measure_case(
     case: ModuleCase, trials: Sequence[Trial], device: Device, notes: list[str], progress: Progress
 ) -> Iterator[MeasurementRow]:
-    """The rows of the trials with their samples; rows that PyTorch could not run get a note and no samples."""
+    """Yields the rows of the trials with their samples; those that PyTorch could not run get a note and no samples."""
     bench = Bench(case.plan, device)
     for trial in trials:
         progress(f"{trial.row.group}: {trial.row.name}")
@@ -262,5 +262,5 @@ def _measure_case(
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Returns the first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), "")

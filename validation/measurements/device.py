@@ -1,4 +1,4 @@
-"""The device under measurement: a GPU, or one CPU core in the role of a GPU.
+"""The device under measurement: a GPU, or one CPU core that stands in for a GPU.
 
 The same measuring code runs on both. A GPU is timed with CUDA events and its memory is counted by torch's caching
 allocator; a CPU core is timed with the host's clock and its memory is counted by torch's profiler.
@@ -31,15 +31,16 @@ FLUSH_BYTES = 256 * 2**20
 """Bytes written between samples to evict the operands from a GPU's L2: more than any L2 holds."""
 
 FLUSH_GEMM, FLUSH_WEIGHTS = (256, 512, 1408), 16
-"""Rows, depth and columns of the GEMM that a CPU core computes between samples, in turn with one of this many weights.
-As in a training step it evicts operands and code from the core's private caches but not from the shared one."""
+"""Rows, depth and columns of the GEMM that a CPU core computes between samples, and the number of weights that it uses
+in turn. As in a training step it evicts operands and code from the core's private caches but not from the shared
+one."""
 
 
 @dataclass
 class MemoryPeak:
-    """Peak memory while it was watched.
+    """Peak memory during the block of `Device.peak`.
 
-    instrument: what counted it.
+    instrument: counter that it was read from.
     allocated: memory of tensors [bytes].
     reserved: memory reserved by the caching allocator [bytes]; None on a CPU.
     """
@@ -62,7 +63,7 @@ class Device:
 
     @classmethod
     def of(cls, kind: str, index: int = 0) -> Device:
-        """The device of a kind (``cpu`` or ``cuda``). Raises PlanError if this machine does not have it."""
+        """Selects the device of a kind (``cpu`` or ``cuda``). Raises PlanError if this machine does not have it."""
         if kind not in ("cpu", "cuda"):
             raise PlanError("--device", "the device is cpu or cuda", "Write one of them", kind)
         if kind == "cuda" and not torch.cuda.is_available():
@@ -92,7 +93,7 @@ class Device:
         return "nccl" if self.kind == "cuda" else "gloo"
 
     def dtype(self, name: str) -> Any:
-        """Torch's type of a number format. Raises PlanError for formats without tensors of their own (fp8, fp4)."""
+        """Returns torch's type of a number format. Raises PlanError for formats not in `DTYPES` (fp8, fp4)."""
         if name not in DTYPES:
             raise PlanError("precision", f"tensors are {', '.join(DTYPES)}", "Use one of them", name)
         return DTYPES[name]
@@ -103,11 +104,11 @@ class Device:
             torch.cuda.synchronize(self.index)
 
     def seconds(self, work: Callable[[], Any], warmup: int = 3, repeat: int = 20, cold: bool = False) -> list[float]:
-        """Durations of `repeat` calls of `work` [s].
+        """Times `repeat` calls of `work` and returns their durations [s].
 
-        warmup: untimed calls before.
+        warmup: number of untimed calls before.
         cold: evict the operands of the previous call from the caches first (`FLUSH_BYTES`, `FLUSH_GEMM`).
-        On a GPU a spinning kernel keeps the host ahead, so launch latency is not part of the durations.
+        On a GPU a spinning kernel keeps the host ahead of the stream, so launch latency is not part of the durations.
         """
         for _ in range(warmup):
             work()
@@ -130,7 +131,7 @@ class Device:
         return float(first.elapsed_time(last)) * 1e-3
 
     def _flush_caches(self) -> None:
-        """Evicts operands of earlier work from the caches."""
+        """Evicts the operands of earlier work from the caches."""
         if self.kind == "cuda":
             if not self._flush:
                 self._flush.append(torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.torch))
@@ -144,7 +145,7 @@ class Device:
 
     @contextmanager
     def peak(self) -> Iterator[MemoryPeak]:
-        """Watches memory inside the block; what was allocated before counts too."""
+        """Measures peak memory inside the block, including what was allocated before it."""
         gc.collect()
         self.sync()
         if self.kind == "cuda":
@@ -163,7 +164,7 @@ class Device:
         found.allocated = before + _highest_level(profile)
 
     def machine(self, count: int = 1) -> Machine:
-        """Description of this machine. count: number of devices that take part."""
+        """Describes this machine. count: number of devices that take part."""
         common: dict[str, Any] = {"device": self.kind, "count": count, "processors": len(os.sched_getaffinity(0))}
         common["system"] = f"{platform.system()} {platform.release()}"
         if self.kind == "cpu":
@@ -178,7 +179,7 @@ class Device:
         )
 
     def clocks(self, when: str) -> dict[str, float]:
-        """Clocks of a GPU's multiprocessors and memory [MHz], as ``sm <when>`` and ``memory <when>``; {} on a CPU."""
+        """Reads the clocks of a GPU's SMs and memory [MHz], as ``sm <when>`` and ``memory <when>``; {} on a CPU."""
         clocks = {}
         for name, query in (("sm", "clocks.sm"), ("memory", "clocks.mem")):
             answer = _query_nvidia_smi(query, self.index) if self.kind == "cuda" else None
@@ -202,7 +203,7 @@ def versions() -> dict[str, str]:
 
 
 def live_tensor_bytes() -> int:
-    """Bytes of all tensors in host memory; a shared storage counts once."""
+    """Sums the bytes of all tensors in host memory; a shared storage counts once."""
     found: dict[int, int] = {}
     for one in gc.get_objects():
         try:
@@ -215,7 +216,7 @@ def live_tensor_bytes() -> int:
 
 
 def _highest_level(profile: Any) -> int:
-    """Peak of allocated memory over its level at the start of the profile [bytes]."""
+    """Returns the peak of allocated memory above its level at the start of the profile [bytes]."""
     level = highest = 0
     events = profile.profiler.kineto_results.events()
     changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
@@ -240,7 +241,7 @@ def _host_memory() -> int:
 
 
 def _query_nvidia_smi(query: str, index: int) -> str | None:
-    """Answer of nvidia-smi to one query; None if it has none."""
+    """Returns the answer of nvidia-smi to one query; None if it has none."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--id={index}"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None

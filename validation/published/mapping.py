@@ -1,7 +1,8 @@
 """Maps a published run to a job.
 
-What a run does not state is taken from the defaults of its training program (``stacks``) and listed as assumed; a run
-that leaves a decisive fact open is refused. What the simulator does not support it refuses itself.
+Fields that a run does not state are taken from the defaults of its training program (``stacks``) and listed as assumed.
+A run is refused if it does not state a necessary field, such as the number of GPUs, or if no job can describe it. Jobs
+that the simulator does not support are refused by the simulator.
 """
 
 from __future__ import annotations
@@ -62,18 +63,18 @@ class Assumptions:
         self.fields: dict[str, float] = {}
 
     def add(self, field: str, why: str = "") -> None:
-        """Lists a field. why: key of its sigma, if it has several."""
+        """Lists a field as assumed. why: key of its sigma, if it has several."""
         self.fields[field] = self.sigmas[why or field]
 
     def value_or_usual(self, field: str, value: T | None, usual: T) -> T:
-        """Value of a field; if it is not stated, the usual one, listed as assumed."""
+        """Returns the value of a field; if it is not stated, the usual value, and lists the field as assumed."""
         if value is None:
             self.add(field)
             return usual
         return value
 
     def combine_sigma(self, sigma: float) -> float:
-        """Root of the sum of squares of `sigma` and the sigmas of all assumptions, taken as independent."""
+        """Combines `sigma` with the sigmas of all assumptions, taken as independent: the root of the sum of squares."""
         return math.hypot(sigma, *self.fields.values())
 
 
@@ -86,9 +87,9 @@ class MappedJob:
 
 
 def map_run(row: PublishedRun) -> MappedJob:
-    """Job of a run.
+    """Maps a run to its job.
 
-    Raises PlanError for a run that leaves a decisive fact open, or of a kind that no job can describe.
+    Raises PlanError for a run that does not state a necessary field, or of a kind that no job can describe.
     """
     spec = row.spec
     refuse_undescribed(spec)
@@ -135,7 +136,7 @@ def refuse_undescribed(spec: Spec) -> None:
 
 
 def refuse_unknown(spec: Spec) -> None:
-    """Raises PlanError for a run that does not state a decisive fact."""
+    """Raises PlanError for a run that does not state a field without which it cannot be forecast."""
     needed: dict[str, Any] = {
         "gpu": spec.gpu,
         "gpus": spec.gpus,
@@ -159,7 +160,7 @@ def _refusal(field: str, rule: str, value: Any = None) -> PlanError:
 
 
 def _model(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
-    """Model of the run."""
+    """Maps the model of the run."""
     shape = spec.model
     model = shape.model_dump(exclude={"attention", "ssm", "seq"}, exclude_none=True)
     model["seq"] = spec.batch.seq
@@ -177,7 +178,7 @@ def _model(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, A
 
 
 def _cluster(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
-    """Cluster of the run; the catalog fills in nulls."""
+    """Maps the cluster of the run; nulls are filled in from the catalog."""
     assumptions.value_or_usual("gpus_per_node", spec.gpus_per_node, None)
     inter = spec.inter
     if spec.gpus and spec.gpus > (spec.domain or 1) and inter.kind != "none":  # otherwise there is no network traffic
@@ -193,7 +194,7 @@ def _cluster(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
 
 
 def _micro(spec: Spec, assumptions: Assumptions) -> int:
-    """Sequences per micro-batch; derived if only one value is possible."""
+    """Returns the sequences per micro-batch; derived if only one value is possible."""
     if spec.batch.micro is not None:
         return spec.batch.micro
     own = (spec.batch.total or 1) // spec.width("dp")
@@ -207,7 +208,7 @@ def _micro(spec: Spec, assumptions: Assumptions) -> int:
 
 
 def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
-    """Training mode: adapters, or all weights."""
+    """Maps the training mode: adapters, or all weights."""
     if spec.kind != "lora" and spec.lora is None:
         return {"mode": "full"}
     adapters = spec.lora or RunAdapters()
@@ -224,7 +225,7 @@ def _train(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
 
 
 def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
-    """Framework profile of the run's training program, with the settings that the run states."""
+    """Maps the training program to a framework profile, with the settings that the run states."""
     name = framework(spec.stack)
     changes: dict[str, Any] = {}
     if name != spec.stack:
@@ -253,7 +254,7 @@ def _framework(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[st
 
 
 def _plan(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, Any]:
-    """Plan of the run: mesh and schemes, outermost first."""
+    """Makes the plan of the run: mesh and schemes, outermost first."""
     dp, tp, pp, cp = (spec.width(axis) for axis in ("dp", "tp", "pp", "cp"))
     mesh = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     schemes: list[dict[str, Any]] = []
@@ -296,10 +297,9 @@ def _plan(spec: Spec, defaults: Stack, assumptions: Assumptions) -> dict[str, An
 
 
 def _uneven_layers(spec: Spec, stages: int) -> list[int]:
-    """Layers of each stage if they do not divide evenly.
+    """Divides the layers over stages as evenly as possible.
 
-    As even as possible, where the embedding, the loss and each multi-token-prediction layer (in the last stage) count
-    as one layer.
+    The embedding, the loss and each multi-token-prediction layer (in the last stage) count as one layer.
     """
     layers, further = spec.model.layers or 0, spec.model.mtp or 0
     each, more = divmod(layers + 2 + further, stages)
@@ -313,17 +313,17 @@ def _uneven_layers(spec: Spec, stages: int) -> list[int]:
 
 
 def _options(use: str) -> Container[str]:
-    """Options of a scheme; empty if there is no such scheme."""
+    """Returns the options of a scheme; empty if there is no such scheme."""
     return find_scheme(use).Options.model_fields if use in scheme_names() else ()
 
 
 def _usual_group(spec: Spec, sharding: str) -> int:
-    """Ranks over which state is sharded: those of a node with hybrid sharding, otherwise all replicas."""
+    """Returns the number of ranks that shard states: those of a node with hybrid sharding, otherwise all replicas."""
     return (spec.gpus_per_node or 1) if sharding == "fsdp-hybrid" else spec.width("dp") * spec.width("cp")
 
 
 def _only_chunk_count(use: str) -> int | None:
-    """Chunks per device of a schedule that supports only one number of them; otherwise None."""
+    """Returns the chunks per device of a schedule that supports only one number of them; otherwise None."""
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
     fits = []
@@ -335,7 +335,7 @@ def _only_chunk_count(use: str) -> int | None:
 
 
 def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
-    """Pipeline scheme of the run, with its chunks."""
+    """Maps the pipeline schedule of the run, with its chunks."""
     chunks = spec.mesh.vpp
     use = f"pipeline/{SCHEDULES.get(spec.schedule or '', spec.schedule)}"
     fixed = _only_chunk_count(use) if use in scheme_names() else None
@@ -359,7 +359,7 @@ def _pipeline(spec: Spec, assumptions: Assumptions) -> dict[str, Any]:
 
 
 def _experts(spec: Spec, schemes: list[dict[str, Any]]) -> dict[str, int]:
-    """Expert view of a stage's ranks (edp, ep, etp); appends the expert scheme to `schemes`."""
+    """Returns the expert view of a stage's ranks (edp, ep, etp); appends the expert scheme to `schemes`."""
     ranks, ep, etp = math.prod(spec.width(axis) for axis in ("dp", "cp", "tp")), spec.width("ep"), spec.width("etp")
     if ranks % (ep * etp):
         raise _refusal("mesh.ep", f"ep x etp = {ep} x {etp} must divide dp x cp x tp = {ranks}", ep)
@@ -369,7 +369,7 @@ def _experts(spec: Spec, schemes: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _memory(spec: Spec, defaults: Stack, assumptions: Assumptions) -> list[dict[str, Any]]:
-    """Memory schemes: recomputation and offloading."""
+    """Maps the memory schemes: recomputation and offloading."""
     found: list[dict[str, Any]] = []
     recompute = spec.recompute
     kind = assumptions.value_or_usual("recompute.kind", recompute.kind, defaults.recompute)

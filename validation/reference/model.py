@@ -1,6 +1,7 @@
-"""Stages of the reference model, built from a plan.
+"""The reference model, a plain PyTorch transformer: its pipeline stages, built from a plan.
 
-Initial weights depend on a parameter's name only. They are made whole, then sharded: every plan trains the same model.
+Initial weights depend on a parameter's name only. A parameter is initialised whole, then sharded, so every plan trains
+the same model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ INITIAL_STD = 0.02
 
 
 class Stage(nn.Module):
-    """A virtual pipeline stage: some layers, with the embedding if it is first and the output layer if it is last.
+    """A virtual pipeline stage: a range of layers, the embedding if it is first and the output layer if it is last.
 
     Its parameters have the names that they have in the whole model (`layers.7.mlp.up.weight`).
     """
@@ -51,7 +52,7 @@ class Stage(nn.Module):
         self.shardings = {name: param.sharding for name, param in self.named_parameters()}  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Output for the next stage; of the last stage the logits [b, s, v/tp], or the loss if targets are given.
+        """Computes the next stage's input; on the last stage the logits [b, s, v/tp], or the loss if targets are given.
 
         x: token ids [b, s] for the first stage, otherwise the previous stage's output.
         """
@@ -67,17 +68,17 @@ class Stage(nn.Module):
         return logits if targets is None else self.loss(logits, targets)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Vocabulary-parallel logits, from the output of the last norm."""
+        """Computes vocabulary-parallel logits [b, s, v/tp] from the output of the final norm."""
         if self.tied:
             return functions.linear(self.tensor.enter_region(x), self.embedding.weight)
         return self.head(x)  # type: ignore[no-any-return]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy over the tokens."""
+        """Computes the mean cross-entropy over the tokens."""
         return functions.cross_entropy(logits, targets, self.tensor)
 
     def reattach_shardings(self) -> None:
-        """Attaches the shardings to the parameters, again after FSDP has replaced them."""
+        """Attaches its sharding to every parameter; needed again after FSDP has replaced the parameters."""
         for name, param in self.named_parameters():
             attach_sharding(param, self.shardings[name])
             if name == "embedding.weight" and not self.first:
@@ -91,7 +92,7 @@ def build_stage(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Stage:
-    """A virtual stage with its initial weights.
+    """Builds a virtual stage with its initial weights.
 
     stage: its number; None: the whole model as one stage.
     dtype: number format of the weights; None: the plan's.
@@ -121,18 +122,18 @@ def share_tied_embedding(stages: Iterable[Stage]) -> None:
 
 
 def initial_values(name: str, shape: tuple[int, ...], mean: float, device: torch.device) -> Tensor:
-    """Initial values of a whole parameter, in fp32."""
+    """Draws the initial values of a whole (unsharded) parameter in fp32, seeded by its name."""
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
     return torch.randn(shape, generator=generator, device=device).mul_(INITIAL_STD).add_(mean)
 
 
 def tied_embedding(stage: Stage) -> nn.Parameter | None:
-    """This stage's copy of a tied embedding whose gradient is all-reduced between the first and the last stage."""
+    """Returns the copy of a tied embedding whose gradient is all-reduced between the first and last stage, or None."""
     return stage.embedding.weight if stage.tied and stage.first != stage.last and (stage.first or stage.last) else None
 
 
 def _recomputation_of_layers(plan: Plan, layers: range) -> dict[int, str]:
-    """What each layer recomputes, see `Layer`."""
+    """Returns what each layer recomputes, as `Layer` names it, by layer number."""
     if any(scheme.use == "memory/recompute-selective" for scheme in plan.schemes):
         return dict.fromkeys(layers, "core")
     full = next((scheme for scheme in plan.schemes if scheme.use == "memory/recompute-full"), None)

@@ -1,8 +1,8 @@
-"""Classes of kernels: from a kernel's name in a trace to the part of the model that it computes.
+"""Classifies the kernels of a trace by the part of the model that they compute.
 
-Often the name tells (``nvjet_tst_256x128...`` is a GEMM, ``flash_fwd_kernel`` attention). If it does not
-(``vectorized_elementwise_kernel``), the operators that enclose its launch do, innermost first: an elementwise kernel
-launched by ``aten::mul`` inside ``_RMSNorm`` belongs to a norm.
+Often the kernel's name suffices (``nvjet_tst_256x128...`` is a GEMM, ``flash_fwd_kernel`` attention). If it does not
+(``vectorized_elementwise_kernel``), the operators that enclose its launch decide, innermost first: an elementwise
+kernel launched by ``aten::mul`` inside ``_RMSNorm`` belongs to a norm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLLECTIVE_PATTERNS = (
     ("broadcast", r"broadcast"),
     ("send_recv", r"send_?recv|[:_]i?(send|recv)(_|\b)"),
 )
-"""Collectives by name. NCCL's SendRecv kernels run messages and all-to-alls alike."""
+"""Patterns of the names of collectives. NCCL runs both messages and all-to-alls in its SendRecv kernels."""
 
 COMMUNICATES = re.compile(r"nccl|^gloo:|^c10d::|^_c10d_functional::", re.I)
 
@@ -90,7 +90,7 @@ def _first_match(table: Sequence[tuple[str, re.Pattern[str]]], name: str) -> str
 
 
 def collective_of(name: str) -> str:
-    """Collective that a kernel's or operator's name stands for; empty if it is not a collective.
+    """Finds the collective that the name of a kernel or operator stands for; empty if it is none.
 
     >>> collective_of("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'reduce_scatter'
@@ -102,7 +102,7 @@ def collective_of(name: str) -> str:
 
 @lru_cache(100_000)
 def classify(name: str, around: tuple[str, ...] = ()) -> str:
-    """Class of a kernel or operator.
+    """Returns the class of a kernel or operator, one of `CLASSES`.
 
     around: names of the operators that enclose its launch, innermost first.
 
@@ -148,7 +148,7 @@ MEMORY = {
 
 
 def class_of(op: Op) -> str:
-    """Class of a simulated op that has work."""
+    """Returns the class of a simulated op that has work, one of `CLASSES`."""
     work = op.work
     if isinstance(work, Collective):
         return work.operation

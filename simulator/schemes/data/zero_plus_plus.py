@@ -1,16 +1,16 @@
 """ZeRO++: ZeRO-3 with quantised all-gathers (qwZ), a copy of the weights per node (hpZ) and quantised reductions (qgZ).
 
-Ranks lie `over: [across, within]` nodes of G ranks. qwZ: weights are all-gathered in int8 with a scale per block. hpZ:
-every node keeps a 16-bit copy of the weights gathered in the forward pass, sharded over its ranks; the backward pass
-all-gathers it within the node. qgZ: gradients are exchanged in int4 within nodes, summed, and exchanged across nodes:
-quantised twice, not at every hop.
+`over: [across, within]` names the axes across and within nodes: N ranks in nodes of G. qwZ: weights are all-gathered in
+int8 with a scale per block. hpZ: every node keeps a 16-bit copy of the weights gathered in the forward pass, sharded
+over its ranks; the backward pass all-gathers it within the node. qgZ: gradients are exchanged in int4 within nodes,
+summed, and exchanged across nodes: quantised twice, not at every hop.
 
     forward    quantise | all-gather int8 over all | dequantise, keep 1/G | compute
     backward   all-gather 16-bit within            | compute | int4 exchange within | sum | int4 exchange across | sum
 
 Bytes that leave a node, in units of M bytes of 16-bit weights: ZeRO-3 3 M; ZeRO++ 0.5 M (forward) + 0 (backward) + 0.25
-M (gradients) = 0.75 M for many nodes, plus the scales. 18/N + 2/G bytes per parameter with fp32 gradients (16/N + 2/G
-with 16-bit ones). Sums of gradients run on a stream of their own, during the rest of the backward pass.
+M (gradients) = 0.75 M for many nodes, plus the scales. State: 18/N + 2/G bytes per parameter with fp32 gradients (16/N
++ 2/G with 16-bit ones). Gradients are summed on a stream of their own, during the rest of the backward pass.
 
 Not modelled: buffers of int4 gradients; exchanges within and across nodes in overlapping chunks.
 
@@ -27,7 +27,7 @@ from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 SCALE = BYTES["fp32"]
-"""Bytes of the scale of a block."""
+"""Bytes of the scale of a quantised block."""
 
 
 class ZeroPlusPlus(ShardedScheme):
@@ -48,7 +48,8 @@ class ZeroPlusPlus(ShardedScheme):
         """Elements that share a scale; the default is assumed."""
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
-        """Experts without replicas within the node are all-gathered from other nodes again."""
+        """Returns the axes within a node over which its copy of `param` is sharded; None without hpZ, and for experts
+        without replicas within the node, which are all-gathered from other nodes again."""
         inner = tuple(axis for axis in self.shards_at_rest("parameters", param) if axis in self.node_axes)
         return inner if self.options.hpz and inner else None
 
@@ -87,7 +88,7 @@ class ZeroPlusPlus(ShardedScheme):
         return ops
 
     def quantised_bytes(self, number: str, elements: int) -> int:
-        """Bytes of quantised elements with the scales of their blocks."""
+        """Counts the bytes of quantised elements with the scales of their blocks."""
         return round(elements * BYTES[number]) + -(-elements // self.options.block) * SCALE
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

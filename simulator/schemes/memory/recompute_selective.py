@@ -1,15 +1,15 @@
 """Selective recompute: chosen modules are computed again in the backward pass.
 
 Recomputing the attention core alone (scores, softmax, dropout and their product with V) saves the 5 a s^2 b bytes per
-layer that grow with the square of the sequence, for few FLOPs. With a flash kernel, which keeps no scores, little is
-left to save.
+layer that grow with the square of the sequence length, for few FLOPs (a heads, b sequences of s tokens, hidden size h).
+With a flash kernel, which keeps no scores, little is left to save.
 
-Some modules free their inside and are recomputed when their gradient arrives: `core_attn` (the attention core),
-`attention` (with its linears), `mlp`, `moe` (routed and shared experts, with their all-to-alls), `shared_experts`.
-Others free their output (output discarding) and are recomputed just before the backward pass of its first reader:
-`layernorm` (both norms of a layer, 4 b s h bytes), `norm` (all norms inside a layer), `moe_act` (the activation of
-routed experts), `mla_up_proj` (in latent attention the norms of the latents, the linears from them, and rotary
-positions: queries, keys and values of all heads).
+Of some modules the intermediate activations are freed, and the module is recomputed when the gradient of its output
+arrives: `core_attn` (the attention core), `attention` (with its linear layers), `mlp`, `moe` (routed and shared
+experts, with their all-to-alls), `shared_experts`. Of others the output is freed (output discarding) and recomputed
+just before the backward pass of its first reader: `layernorm` (both norms of a layer, 4 b s h bytes), `norm` (all norms
+inside a layer), `moe_act` (the activation function of routed experts), `mla_up_proj` (in latent attention the norms of
+the latents, the up-projections and rotary embedding: queries, keys and values of all heads).
 
     forward    norm1 -> qkv -> core -> proj        backward   re norm1 -> d proj ... d qkv, w qkv -> d norm1
                      (freed)                                  before its first reader: d qkv or w qkv

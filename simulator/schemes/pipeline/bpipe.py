@@ -1,16 +1,17 @@
 """BPipe: 1F1B whose first devices keep activations on the last ones, so that memory is balanced between devices.
 
-In 1F1B device x holds p - x micro-batches and its partner p-1-x only x + 1. Each device of the first half evicts
-micro-batches to its partner, a few forward passes after their own, and loads each back during the backward pass of the
-micro-batch before. No device holds more than K = ceil((p+2)/2) micro-batches: one more than the mean, since activations
-in transfer take memory on both devices.
+In 1F1B device x holds activations of p - x micro-batches and its partner p-1-x of only x + 1. Each device of the first
+half evicts those of a micro-batch to its partner during a later forward pass, and loads them back during the backward
+pass of the micro-batch before. No device holds more than K = ceil((p+2)/2) micro-batches: more than the mean (p+1)/2,
+since activations in transfer take memory on both devices.
 
     p = 4, K = 3 (E: evicted to device 3, L: loaded back; on device 3 K: kept, G: given back)
     device 0   F0 F1 E1 F2 E2 F3 L1 B0 E3 F4 L2 B1 E4 F5 L3 B2 E5 F6 L4 B3 ..
     device 3   K1 K2 F0 B0 F1 B1 F2 G1 B2 K3 F3 G2 B3 K4 F4 G3 B4 K5 F5 G4 ..
 
-Where a link moves a micro-batch's activations within a pass, the bubble is 1F1B's, (p-1)(t_f + t_B) [s]. The memory
-that is saved allows a larger micro-batch or less recomputation.
+If a link transfers a micro-batch's activations in less time than one pass takes, the bubble is 1F1B's, (p-1)(t_f + t_B)
+[s] (t_f, t_B: forward and whole backward pass of a device). The memory saved allows a larger micro-batch or less
+recomputation.
 
 References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.html; re-evaluated in arXiv 2401.02088.
 """
@@ -57,15 +58,15 @@ class BPipe(Schedule):
 
 
 def _peak_microbatches(p: int) -> int:
-    """K: most micro-batches that a device holds, ceil((p + 2) / 2)."""
+    """Returns K, the maximum number of micro-batches that a device holds: ceil((p + 2) / 2)."""
     return p // 2 + 1 + p % 2
 
 
 def _transfers(shape: PipelineShape, x: int) -> Iterable[ActivationTransfer]:
-    """The transfers of a device of the first half; none if 1F1B holds at most K micro-batches there.
+    """Yields the transfers of a device of the first half; none if 1F1B holds at most K micro-batches there.
 
-    Micro-batch n-K+2 leaves during F(n): the device then holds that one, the K-3 after it, n itself, and the one whose
-    backward pass is next. Micro-batch k+1 comes back during B(k).
+    Micro-batch n-K+2 is evicted during F(n): the device then holds that one, the K-3 after it, n itself, and the one
+    whose backward pass is next. Micro-batch k+1 is loaded back during B(k).
     """
     most = _peak_microbatches(shape.p)
     if min(shape.m, shape.p - x) > most:

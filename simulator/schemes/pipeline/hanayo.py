@@ -1,15 +1,16 @@
-"""Hanayo: stages go down the devices and up again in waves; Chimera's small bubble with one copy of the weights.
+"""Hanayo: stages placed down the devices and up again in waves; Chimera's small bubble with one copy of the weights.
 
-Each wave is two chunks a device, one down and one up; where a wave turns round no message is needed. Orders come from
-greedy list scheduling in unit slots: a free device takes the ready backward pass of the earliest micro-batch, else the
-ready forward pass of the deepest stage.
+Each wave gives a device two chunks, one on the way down and one on the way up; at a turning point both are on the same
+device and no message is sent. Orders come from greedy list scheduling in unit slots: a free device takes the ready
+backward pass of the earliest micro-batch, else the ready forward pass of the deepest stage.
 
     one wave, p = 2, m = 4 (upper case: down, lower case: up)
     device 0   F0 F1 F2 f0 b0 f1 b1 B0 F3 B1 .. f2 b2 f3 b3 B2 .. B3
     device 1   .. F0 f0 F1 f1 b0 B0 b1 B1 F2 f2 F3 f3 b2 B2 b3 B3
 
 For w waves: bubble (p-1) t_B/w [s] for m = p and t_B >= t_f, (p-1)(t_f + t_B)/(2 w) for m a multiple of p and t_f =
-t_B; 2 w p chunks in flight for m >= 2 p.
+t_B; 2 w p chunks in flight for m >= 2 p. t_f, t_B: forward and whole backward pass of a micro-batch through all chunks
+of a device.
 
 References: Liu et al. 2023, arXiv 2308.15762, section 3.
 """
@@ -38,9 +39,9 @@ class Hanayo(Schedule):
 
     class Options(SchemeOptions):
         chunks: int = Field(default=2, ge=1, strict=True)
-        """Virtual stages a device, two a wave; in place of `waves`."""
+        """Virtual stages per device, two per wave; an alternative to `waves`."""
         waves: int | None = Field(default=None, ge=1, strict=True)
-        """Times that the stages go down the devices and up again."""
+        """Number of times that the stages run down the devices and up again."""
 
     def chunks_per_device(self) -> int:
         waves: int | None = self.options.waves

@@ -1,17 +1,19 @@
 """Seq1F1B: 1F1B over slices of sequences instead of whole micro-batches.
 
-Device i runs p-1-i+s-1 forward passes of slices, then one forward and one backward pass in turn, then the backward
-passes that are left. The backward passes of a micro-batch go from its last slice to its first, since later slices
-contribute to the gradients of a slice's keys and values. Bubble and memory shrink: the warm-up is in slices.
+With s slices per sequence, device i runs p-1-i+s-1 forward passes of slices, then alternates forward and backward
+passes, then runs the remaining backward passes. The backward passes of a micro-batch go from its last slice to its
+first, since later slices contribute to the gradients of a slice's keys and values. Bubble and memory shrink, because
+warm-up and cool-down consist of passes of slices.
 
     p = 2, m = 2, s = 2: slices a b
     device 0   F0a F0b F1a ... B0b F1b B0a ... B1b ... B1a
     device 1   ... F0a F0b B0b F1a B0a F1b B1b B1a
 
-bubble (p-1)(t_f + t_B)/s [s], min(m s, p - i + s - 1) slices in flight on device i, for slices of equal time.
+For slices of equal duration: bubble (p-1)(t_f + t_B)/s [s], min(m s, p - i + s - 1) slices in flight on device i (t_f,
+t_B: forward and whole backward pass of a micro-batch on a device).
 
-Of slices of equal length the late ones take longer, since attention grows with the tokens before; `balanced` chooses
-lengths of equal forecast time.
+Of slices of equal length the later ones take longer, since their tokens attend to more preceding tokens; `balanced`
+chooses lengths of equal forecast duration.
 
 References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3.
 """
@@ -47,7 +49,7 @@ class Seq1F1B(SlicedSchedule):
         slices: SliceCount | SliceLengths = 4
         """Number of slices of equal length, or their lengths."""
         balanced: bool = False
-        """Whether the lengths of the slices are chosen to take equally long."""
+        """Whether the lengths of the slices are chosen so that all slices take equally long."""
 
     @property
     def slices(self) -> tuple[float, ...]:

@@ -9,10 +9,11 @@ at once.
     device 1   .. F0 F1 F2 R0 B0 B0 R1 B1 B1 R2 B2 B2 F3 .. .. R3 B3 B3
     device 2   .. .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. .. .. F3 B3 B3
 
-At run time a device goes on with forward passes while it is too early to recompute, so jitter of links and devices
+At run time a device runs further forward passes while it is too early to recompute, so jitter of links and devices
 costs less than in a fixed order (the paper's opportunistic scheduling).
 
-3 (m + p - 1 + floor((m-1)/3)) slots for p > 1; min(m, 3 (p-1-i)) stage inputs in flight on device i, one on the last.
+The order takes 3 (m + p - 1 + floor((m-1)/3)) slots for p > 1. Device i holds min(m, 3 (p-1-i)) stage inputs in flight,
+the last device one.
 
 References: Athlur et al. 2022, arXiv 2111.04007.
 """
@@ -66,5 +67,5 @@ class Varuna(Schedule):
 
 
 def _merge_halves(action: Action) -> Action:
-    """The whole backward pass for its first half."""
+    """Replaces the first half of a backward pass by the whole pass."""
     return action._replace(kind="BW") if action.kind == "B" else action

@@ -1,17 +1,17 @@
-"""Optimus 2D tensor parallelism: activations and weights lie in blocks on a square of ranks, multiplied by SUMMA.
+"""Optimus 2D tensor parallelism: activations and weights in blocks on a q x q grid of ranks, multiplied by SUMMA.
 
-The rows of ranks divide the samples and the columns divide the width, so no activation or matrix is replicated:
-parameters and activations shrink by q^2. Every product takes q steps; in each, blocks of its operands are broadcast
-along rows and columns of ranks. Gradients broadcast one operand and reduce the products along the other dimension.
-Attention is local (b/q samples, a/q heads); norms all-reduce two sums per token along rows. The weights travel in every
-micro-batch, so the scheme pays off with many tokens.
+Activations are sharded by samples over the rows and by width over the columns of the grid, and no activation or weight
+matrix is replicated: both shrink by q^2. Every GEMM takes q steps, in each of which blocks of its operands are
+broadcast along rows and columns. The two gradient GEMMs broadcast one operand and reduce the partial products along the
+other dimension of the grid. Attention is local (b/q samples, a/q heads); norms all-reduce two sums per token along
+rows. The weights are communicated for every micro-batch, so the scheme pays off with many tokens per micro-batch.
 
     step 0   broadcast A(i,0), B(0,j)   broadcast A(i,1), B(1,j)   ...
                                         C  = A(i,0) B(0,j)         C += A(i,1) B(1,j)   ...
 
-`over: [row, col]`, q ranks each. Bytes on the critical path of tree broadcasts, per layer (GELU, f = 4h) and
-micro-batch: (log2 q / q)(7bsh + 12h^2) elements forward, twice that backward. Biases and norm weights are replicated
-along columns.
+`over: [row, col]`, q ranks each. Elements on the critical path of tree broadcasts, per layer (GELU MLP, f = 4h) and
+micro-batch: (log2 q / q)(7bsh + 12h^2) forward, twice that backward. The ranks of a column hold the same biases and
+norm weights.
 
 References: Xu et al. 2021, arXiv 2104.05343, section 3.
 """

@@ -1,4 +1,4 @@
-"""Reads tables of memory-bound kernels: elementwise kernels of models, and streams."""
+"""Reads tables of memory-bound kernels: norms, activations and the like, and the kernels of BabelStream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARIES = (
     (r"trtllm|TensorRT", "tensorrt-llm"),
     (r"BabelStream", "babelstream"),
 )
-"""Libraries, by patterns of sources."""
+"""Libraries, by patterns of a row's `source`."""
 
 WORK = {
     "norm": "norm",
@@ -33,20 +33,20 @@ WORK = {
     "amax_reduce": "amax",
     "cast_bf16_to_fp8": "cast",
 }
-"""Kinds of `simulator.ir.ops.Memory`, by the operations of tables."""
+"""Kinds of `simulator.ir.ops.Memory`, by the values of column `op`."""
 
 ARRAY = 2**28
 """Default size of an array of BabelStream [bytes]."""
 ARRAYS = {"copy": (1, 1), "mul": (1, 1), "add": (2, 1), "triad": (2, 1), "dot": (2, 0)}
-"""Arrays that a stream of BabelStream reads and writes."""
+"""Number of arrays that each kernel of BabelStream reads and writes."""
 
 LARGE = 16e6
-"""Traffic above which the launch matters little [bytes]."""
+"""Traffic above which launch overhead is a small part of the time [bytes]."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What both formats have in common: columns of numbers, and reasons of rows that cannot be priced."""
+    """Rows of either format: bytes read and written, seconds, and by row the reason why it cannot be priced."""
 
     read: np.ndarray
     written: np.ndarray
@@ -55,7 +55,7 @@ class _Rows:
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and by row the reason why it cannot be priced."""
     table = table.reset_index(drop=True)
     rows = _kernels(table) if set(table.columns) >= KERNELS else _streams(table)
     refused = {at: f"the GPU {gpu} is not known" for at, gpu in enumerate(table["gpu"]) if gpu not in GPUS}
@@ -75,7 +75,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 
 
 def library(source: str) -> str:
-    """The library that a source measured, "" if it is unknown."""
+    """Returns the library that a source measured, "" if it is unknown."""
     return next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
 
 

@@ -1,4 +1,4 @@
-"""Tables of measurements: the reader that a file belongs to, the samples of its rows, and one answer for each row."""
+"""Reads tables of measurements: finds the reader of a file by its columns, compares each row with its forecast."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ SOURCES = {
     "vTrain": "VIA-Research/vTrain @f8dda8473a48, trace",
     "BabelStream": "Azure/AI-benchmarking-guide @8fd0c6e1bd0f",
 }
-"""Publications of measurements, by the first words of a row's `source`."""
+"""Publications of measurements, by the prefix of a row's `source`."""
 
 LONGEST = 160
-"""Most characters of a reason, which may quote a row."""
+"""Maximum length of a reason [characters]; a reason may quote a row."""
 
 
 class Reader(Protocol):
@@ -52,7 +52,7 @@ class Reader(Protocol):
 
     @staticmethod
     def read(table: pd.DataFrame) -> tuple[list[Any], dict[int, str]]:
-        """Samples, and the reasons of rows that no cost model can price, by their numbers from 0."""
+        """Returns samples, and by row (from 0) the reason why no cost model can price it."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Table:
 
     Attributes:
         path: of the file.
-        frame: its columns `source` and `time_us`.
+        frame: the columns `source` and `time_us` of the file.
         samples: of its rows.
-        refused: reasons of the rows, from 0, that no cost model can price.
+        refused: by row (from 0), the reason why no cost model can price it.
     """
 
     path: Path
@@ -72,14 +72,16 @@ class Table:
     refused: dict[int, str] = field(default_factory=dict)
 
     def source(self, sample: Rows) -> str:
-        """The publications of a sample's rows."""
+        """Names the publications from which a sample's rows come."""
         if "source" not in self.frame:
             return self.path.name
         stated = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
         return "; ".join(dict.fromkeys(expand_source(one) for one in stated if one)) or self.path.name
 
     def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
-        """One answer for each row, in the order of the file. held: the samples beside their forecasts."""
+        """Returns for each row, in file order, its forecast, 90 % interval, measured time and error (forecast
+        / measured - 1), or the reason why it has none. held: the samples beside their forecasts.
+        """
         measured = _times(self.frame)
         rows: list[dict[str, Any]] = [
             {
@@ -99,7 +101,7 @@ class Table:
             columns = one.sample.index, micro, micro / room, micro * room, one.errors, one.sample.seconds * 1e6
             for at, value, low, high, error, took in zip(*(column.tolist() for column in columns), strict=True):
                 stated = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
-                # Tables of rates have no times: theirs are what the rates come to.
+                # Tables of rates have no time column: times are computed from the rates.
                 stated["measured_us"] = took if measured[at] is None else measured[at]
                 rows[at].update(status="predicted", reason=None, **stated)
         return rows
@@ -114,18 +116,18 @@ def _times(frame: pd.DataFrame) -> list[float | None]:
 
 
 def expand_source(source: str) -> str:
-    """A row's `source`, with the repository or paper that its tag stands for."""
+    """Expands the tag at the start of a row's `source` to the repository or paper that it stands for."""
     tag = next((tag for tag in SOURCES if source.startswith(tag)), "")
     return f"{SOURCES[tag]}: {source.removeprefix(tag).strip()}" if tag else source
 
 
 def read(path: Path, readers: Sequence[Reader]) -> Table:
-    """The measurements of a .csv or .csv.gz file.
+    """Reads the measurements of a .csv or .csv.gz file.
 
-    Raises PlanError for a file that cannot be read, and for one of no known format.
+    Raises PlanError for a file that cannot be read, and for one whose columns are of no known format.
     """
     stated = sheet(path)
-    # A row without a source is nobody's in particular.
+    # No format requires a file to have `source`.
     columns = {*stated.columns, "source"}
     fitting = [(len(own), i, own) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
     if not fitting:
@@ -142,10 +144,11 @@ def read(path: Path, readers: Sequence[Reader]) -> Table:
 
 
 def _by_form(stated: CsvSheet, forms: Sequence[tuple[frozenset[str], Reader]]) -> dict[int, list[int]]:
-    """The rows of each format whose columns a table has.
+    """Groups the rows of a table by format, as indices into `forms` (largest format first).
 
-    A row belongs to the largest format whose columns it fills. A row that fills some of the extra columns of a larger
-    format does not belong to the smaller one: something is missing in it. All other rows are left to the largest.
+    A row belongs to the largest format all of whose columns it fills. A row that fills only some of the columns which a
+    larger format adds does not belong to the smaller one: it lacks values. Rows of no format go to the largest one,
+    which refuses them.
     """
     if len(forms) == 1:
         return {0: list(range(len(stated.rows)))}
@@ -161,7 +164,7 @@ def _by_form(stated: CsvSheet, forms: Sequence[tuple[frozenset[str], Reader]]) -
 
 
 def _read(stated: CsvSheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
-    """Samples and refusals of the rows of one format."""
+    """Reads the rows of one format: samples, and by row the reason of its refusal."""
     frame, faults = stated.frame(own | optional(reader) | {"source"}, own)
     faults = {at: faults[at] for at in rows.tolist() if at in faults}
     good = np.array([at for at in rows.tolist() if at not in faults], int)
@@ -174,12 +177,12 @@ def _read(stated: CsvSheet, own: frozenset[str], reader: Reader, rows: np.ndarra
 
 
 def optional(reader: Reader) -> frozenset[str]:
-    """Further columns that a reader uses where a table has them."""
+    """Returns further columns that a reader uses where a table has them."""
     return getattr(reader, "OPTIONAL", frozenset())
 
 
 def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:
-    """What the format that the columns come closest to still lacks."""
+    """Says which columns the closest format still lacks, or lists all formats."""
     known = [own for reader in readers for own in reader.COLUMNS]
     best = max(known, key=lambda own: len(own & columns) / len(own))
     listed = ", ".join(sorted(best - columns))
