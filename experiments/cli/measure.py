@@ -14,13 +14,16 @@ from experiments.cli.console import AsJson, answering, check_place, emit
 from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
 from hardware.errors import PlanError, nearest
 
+SUMMARY = "comparison.txt"
+"""File in the folder of a campaign with steps, stages, and the errors of all classes of rows."""
+
 KINDS = ("kernels", "stages", "distributed", "collectives", "campaign")
 TAKES = {
     "kernels": ("mode", "tp", "dtype", "repeat", "warmup"),
     "stages": ("recompute", "repeat", "warmup"),
     "distributed": ("steps", "warmup", "trace", "check"),
     "collectives": ("size", "operation", "repeat", "warmup"),
-    "campaign": (),
+    "campaign": ("minutes",),
 }
 """Options of each kind of measurement, besides the common ones."""
 
@@ -78,6 +81,12 @@ def measure(
     check: Annotated[
         bool | None, typer.Option("--check/--no-check", help="distributed: compare with serial training first.")
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes", metavar="M", help="campaign: begin no run that would end later."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure real torch work of a job on this machine, and write it together with its blind forecast."""
@@ -87,6 +96,7 @@ def measure(
         given = {
             "mode": mode, "tp": tp, "dtype": dtype, "recompute": recompute, "steps": steps, "repeat": repeat,
             "warmup": warmup, "size": size, "operation": operation, "trace": trace, "check": check,
+            "minutes": minutes,
         }  # fmt: skip
         options = _select_options(kind, given, TAKES[kind])
         plural = {"mode": "modes", "tp": "tps", "dtype": "dtypes", "size": "sizes", "operation": "operations"}
@@ -96,7 +106,7 @@ def measure(
             if device is not None or calibration is not None or change:
                 rule = "a campaign names its device and jobs, and makes its own calibration"
                 raise PlanError("measure campaign", rule, "Leave out --device, --calibration and --set")
-            _campaign(job, out or Path("measured"), as_json)
+            _campaign(job, out or Path("measured"), minutes, as_json)
             return
         check_calibration_folder(calibration)
         file = out or Path("measured.json")
@@ -110,30 +120,45 @@ def measure(
         _show_measurement(found, file, kind, as_json)
 
 
-def _campaign(file: Path, out: Path, as_json: bool) -> None:
-    """Runs a campaign, then prints the errors of each kind of measurement."""
+def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> None:
+    """Runs a campaign, or a slice of it, and prints the errors of each kind of measurement.
+
+    After each run its rows are compared with their forecasts in a page beside its file, ``NAME.txt``, and all errors so
+    far in `SUMMARY` in the same folder.
+    """
     from experiments.pages.forecast import show
-    from experiments.pages.measurements import page, validate_files
+    from experiments.pages.measurements import page, validate_files, write_page
     from experiments.pages.published import progress
-    from validation.calibration.device.calibrate import calibrate, refresh
+    from validation.calibration.device import calibrate
     from validation.measurements import campaign
+    from validation.measurements.cuda import Cuda
 
     planned = campaign.load(file)
     check_writable_folder(out)
     done: dict[str, list[Path]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     total = len(planned.runs)
-    runs = campaign.run_all(
-        planned, out, _measuring_function, lambda device, to, n: calibrate(device, to, n, progress), refresh, _command()
+    tools = campaign.Tools(
+        _measuring_function,
+        lambda device, to, n: calibrate.calibrate(device, to, n, progress),
+        calibrate.refresh,
+        lambda folder: calibrate.gpu_name(planned.device, folder),
+        Cuda.count() if planned.device == "cuda" else None,
     )
-    for number, (run, found) in enumerate(runs, 1):
+    number = 0
+    for number, (run, found) in enumerate(campaign.run_all(planned, out, tools, _command(), minutes), 1):
         if isinstance(found, str):
             typer.echo(f"[{number}/{total}] {run.name}: {found}", err=True)
             continue
         done.setdefault(run.measure, []).append(out / f"{run.name}.json")
         typer.echo(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
-    answers = {kind: validate_files(kind, files) for kind, files in done.items()}
+        write_page([validate_files(run.measure, done[run.measure][-1:])], out / f"{run.name}.txt")
+        answers[run.measure] = validate_files(run.measure, done[run.measure])
+        write_page(answers.values(), out / SUMMARY, brief=True)
+    if number < total:
+        typer.echo(f"{total - number} runs are left: run the same command again", err=True)
     if as_json:
-        emit({"campaign": planned.title, **answers})
+        emit({"campaign": planned.title, "left": total - number, **answers})
         return
     for answer in answers.values():
         show(page(answer, brief=True))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +23,10 @@ PLOTS = ("forecasts",)
 
 MOST = 400
 """Maximum number of rows of a file on the page; ``--json`` has all of them."""
+
+
+PAGE_WIDTH = 120
+"""Width of a written page [characters]."""
 
 
 def validate_files(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
@@ -64,12 +68,26 @@ def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
         if len(own) > MOST:
             parts.append(Text(f"{len(own) - MOST:,} rows more with --json", "dim"))
     parts.append(errors_table(given["forecasts"]))
+    if given["classes"]:
+        parts += [Text(), errors_table(given["classes"])]
     noise = row_errors.median_scatter(rows)
     if not math.isnan(noise):
         parts.append(
             Text(f"spread of the samples themselves: {noise:.1%} (half the width of their middle 80 %)", "dim")
         )
     return Group(*parts)
+
+
+def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = False) -> Path:
+    """Writes the comparison of measurement files with their forecasts as text.
+
+    answers: of `validate_files`. brief: see `page`. Raises OSError if the file cannot be written.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        console = Console(file=file, width=PAGE_WIDTH, color_system=None, legacy_windows=False)
+        for answer in answers:
+            console.print(page(answer, brief), Text())
+    return path
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
@@ -100,14 +118,14 @@ def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Table:
 
 
 def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> Table:
-    """Errors of every quantity and forecast."""
+    """Errors of every quantity, or class of rows, and forecast."""
     table = new_table("forecast of, by")
     for head in ("rows", "median", "p90", "worst", "bias", "in 90%"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in forecasts:
         figures = (format_percent(one[key]) for key in ("median", "p90", "worst"))
         inside = "" if one["inside_90"] is None else format_percent(one["inside_90"], "", 0)
-        name = f"{one['quantity']}, {one['by']}"
+        name = f"{one.get('quantity') or one['class']}, {one['by']}"
         table.add_row(name, f"{one['rows']:,}", *figures, format_percent(one["bias"], "+"), inside)
     return table
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from validation.measurements.device import Device
+from validation.measurements.device import LEAST_SPIN, SPIN_MARGIN, Device
 from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -18,8 +20,9 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broad
 SIZES = tuple(4**i for i in range(5, 14))
 """Default sizes [bytes of the largest buffer on one rank]: 1 KiB to 64 MiB."""
 
-CALLS_PER_SAMPLE = 5
-"""Calls averaged in a sample, as in nccl-tests, since ranks leave a barrier about one small call apart."""
+CALLS_PER_SAMPLE = {"cpu": 5, "cuda": 20}
+"""Calls in a row that are averaged in a sample, by kind of device. Ranks leave a barrier about one small call apart,
+which no longer shows over 20 calls, as in nccl-tests (``-n 20``)."""
 
 GEMM_SIZE = 512
 """Rows and columns of the GEMMs between calls: a few ms on a CPU core, as between the collectives of a layer."""
@@ -59,23 +62,42 @@ def _ping_pong(whole: Tensor, rank: int, last: int) -> None:
 
 
 def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Yields samples of every operation and size of a task [s per call].
+    """Yields samples of every operation and size of a task [s per call], averaged over the ranks as in nccl-tests.
 
-    A sample is the slowest rank's mean over `CALLS_PER_SAMPLE` consecutive calls. In a `busy` task it is one call after
-    GEMMs on each rank, averaged over the ranks: as in a training step, ranks arrive at different times and wait.
+    A sample is the mean over consecutive calls (`CALLS_PER_SAMPLE`). In a `busy` task it is one call after GEMMs on
+    each rank: as in a training step, ranks arrive at different times and wait.
     """
     busy, world = task["busy"], dist.get_world_size()
+    calls = 1 if busy else CALLS_PER_SAMPLE[device.kind]
     for operation in task["operations"]:
         for nbytes in task["sizes"]:
             once = make_call(operation, buffer_elements(nbytes, world), device.torch)
             for _ in range(task["warmup"]):
                 once()
-            sample = _time_after_own_work if busy else _time_in_a_row
+            spin = _issue_seconds(once, calls, device)
+            sample = _time_after_own_work if busy else partial(_time_in_a_row, calls=calls, spin=spin)
             seconds = torch.tensor([sample(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
-            seconds = seconds.to(device.torch)
-            dist.all_reduce(seconds, dist.ReduceOp.SUM if busy else dist.ReduceOp.MAX)
-            share = (0.5 if operation == "send_recv" else 1.0) / (world if busy else CALLS_PER_SAMPLE)
+            seconds = seconds.to(device.torch) * _takes_part(operation)
+            dist.all_reduce(seconds)
+            # Two ranks exchange messages, there and back.
+            share = 1 / (calls * (4 if operation == "send_recv" else world))
             yield {"operation": operation, "bytes": nbytes, "seconds": [share * one for one in seconds.tolist()]}
+
+
+def _takes_part(operation: str) -> bool:
+    """Whether this rank has a part in an operation."""
+    return operation != "send_recv" or dist.get_rank() in (0, dist.get_world_size() - 1)
+
+
+def _issue_seconds(once: Callable[[], Any], calls: int, device: Device) -> float:
+    """Measures how long hosts take to issue some calls [s], with a margin: the maximum over all ranks."""
+    device.sync()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        once()
+    seconds = torch.tensor(SPIN_MARGIN * (time.perf_counter() - begin), dtype=torch.float64, device=device.torch)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return max(float(seconds), LEAST_SPIN)
 
 
 def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
@@ -86,16 +108,16 @@ def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
     for _ in range(3):
         x @ x
     device.sync()
-    return device.seconds(once, warmup=0, repeat=1)[0]
+    return device.time_once(once)[0]
 
 
-def _time_in_a_row(once: Callable[[], Any], device: Device) -> float:
-    """Times `CALLS_PER_SAMPLE` consecutive calls on this rank after a barrier [s in total]."""
+def _time_in_a_row(once: Callable[[], Any], device: Device, calls: int, spin: float) -> float:
+    """Times consecutive calls on this rank after a barrier [s in total]."""
 
-    def calls() -> None:
-        for _ in range(CALLS_PER_SAMPLE):
+    def repeated() -> None:
+        for _ in range(calls):
             once()
 
     device.sync()
     dist.barrier()
-    return device.seconds(calls, warmup=0, repeat=1)[0]
+    return device.time_once(repeated, spin)[0]

@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hardware.errors import PlanError
+from validation.measurements.cuda import Cuda
 
 MALLOC_TUNABLES = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"
@@ -49,8 +48,8 @@ def check_world_size(world: int, device: str) -> None:
         if int(os.environ["WORLD_SIZE"]) != world:
             rule = f"the plan has {world} ranks"
             raise PlanError("torchrun", rule, f"Start {world} processes", int(os.environ["WORLD_SIZE"]))
-    elif device == "cuda" and world > torch.cuda.device_count():
-        rule = f"this machine has {torch.cuda.device_count()} GPUs, and each process needs one"
+    elif device == "cuda" and world > Cuda.count():
+        rule = f"this machine has {Cuda.count()} GPUs, and each process needs one"
         raise PlanError("plan.mesh", rule, "Use a smaller mesh, or run this command under torchrun on all nodes", world)
 
 

@@ -13,9 +13,9 @@ from hardware.errors import PlanError, nearest
 from simulator.ir.ops import Collective, Transfer
 from simulator.plan.plan import Plan
 from validation.distributed import collectives, launch, serial_check, trainer
-from validation.measurements.device import Device, versions
+from validation.measurements.device import COUNTERS, Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters, with_interval
-from validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
+from validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, utc_now
 
 Progress = Callable[[str], None]
 """Takes one line of progress."""
@@ -77,16 +77,19 @@ def measure(
         notes=(*notes, *_remarks(device)),
         rows=tuple(_rows(plan, sources, device)),
     )
-    task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup, "check": checked}
+    task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup}
     task["trace"] = str(trace.resolve()) if trace else None
+    # In processes of its own: rank 0 holds the whole model for the comparison, which would count as reserved memory.
+    first = [{"what": "checks", "jobs": [dict(job)], "device": device}] if checked else []
 
     def complete(messages: list[dict[str, Any]]) -> Measurement:
         peaks = next((one["peaks"] for one in messages if "peaks" in one), ())
         rows = _rows(plan, sources, device, [one["step"] for one in messages if "step" in one], peaks)
         checks = [serial_check.SerialCheck(**one["check"]) for one in messages if "check" in one]
-        return blind.with_samples(rows, tuple(map(str, checks)))
+        found = next((Machine(**one["machine"]) for one in messages if "machine" in one), None)
+        return blind.with_samples(rows, tuple(map(str, checks)), found)
 
-    return _run_and_write(blind, out, task, plan.mesh.world, complete, progress)
+    return _run_and_write(blind, out, [*first, task], plan.mesh.world, complete, progress)
 
 
 def _rows(
@@ -96,7 +99,7 @@ def _rows(
     steps: Sequence[float] = (),
     peaks: Sequence[Mapping[str, Any]] = (),
 ) -> list[MeasurementRow]:
-    """Rows for the step time and for the peak memory of every rank, on a GPU allocated and reserved."""
+    """Rows for the step time and for the peak memory of every rank."""
     batch, group = plan.job.batch, _plan_label(plan)
     shape = {**plan.mesh.named_axes, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
@@ -106,7 +109,7 @@ def _rows(
             name="step", group=group, forecasts=forecasts, samples=tuple(steps), instrument=clock, shape=shape
         )
     ]
-    kinds = ["allocated", "reserved"] if device == "cuda" else ["allocated"]
+    kinds = COUNTERS if device == "cuda" else COUNTERS[:1]
     for rank in range(plan.mesh.world):
         at = rank // plan.mesh.stride(plan.pipeline_axis) % plan.shape.p if plan.shape.p > 1 else 0
         found = peaks[rank] if peaks else {}
@@ -177,7 +180,7 @@ def measure_collectives(
             "repeat": repeat,
             "warmup": warmup,
             "device": device,
-            "calls": collectives.CALLS_PER_SAMPLE,
+            "calls": 1 if busy else collectives.CALLS_PER_SAMPLE[this_device.kind],
             "busy": busy,
         },
         calibration=str(calibration) if calibration else None,
@@ -193,7 +196,7 @@ def measure_collectives(
         pairs = [(operation, size) for operation in operations for size in sizes]
         return blind.with_samples([_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs])
 
-    return _run_and_write(blind, out, task | {"repeat": repeat, "warmup": warmup}, world, complete, progress)
+    return _run_and_write(blind, out, [task | {"repeat": repeat, "warmup": warmup}], world, complete, progress)
 
 
 def _row(
@@ -203,7 +206,7 @@ def _row(
         name=f"{operation} {size}",
         forecasts={one.by: _forecast(one, operation, size, world) for one in sources},
         samples=tuple(samples),
-        instrument=f"{collectives.CALLS_PER_SAMPLE} calls in a row from a barrier, slowest rank",
+        instrument="calls in a row from a barrier, mean over calls and ranks",
         shape={"operation": operation, "bytes": size, "members": world},
     )
 
@@ -222,14 +225,15 @@ def _forecast(source: Forecaster, operation: str, size: int, world: int) -> Fore
 def _run_and_write(
     blind: Measurement,
     out: Path,
-    task: Mapping[str, Any],
+    tasks: Sequence[Mapping[str, Any]],
     world: int,
     complete: Callable[[list[dict[str, Any]]], Measurement],
     progress: Progress,
 ) -> Measurement:
-    """Writes the blind forecast, runs the task, and writes the complete measurement; also if the task is interrupted.
+    """Writes the blind forecast, runs the tasks one after another, and writes the complete measurement; also if they
+    are interrupted.
 
-    complete: makes the measurement from the task's messages.
+    complete: makes the measurement from the messages of the tasks.
     """
     writes = launch.is_rank_zero()
     if writes:
@@ -237,10 +241,11 @@ def _run_and_write(
         progress(f"forecast written to {out}; starting {world} processes")
     messages: list[dict[str, Any]] = []
     try:
-        with closing(launch.run(task, world)) as arriving:
-            for message in arriving:
-                messages.append(message)
-                progress(_describe(message))
+        for task in tasks:
+            with closing(launch.run(task, world)) as arriving:
+                for message in arriving:
+                    messages.append(message)
+                    progress(_describe(message))
     except (KeyboardInterrupt, PlanError) as error:
         if writes and messages:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"not finished: {error}"
@@ -263,6 +268,9 @@ def _describe(message: Mapping[str, Any]) -> str:
     if "operation" in message:
         middle = sorted(message["seconds"])[len(message["seconds"]) // 2]
         return f"{message['operation']} {message['bytes']:,} bytes: {middle * 1e6:,.1f} us"
+    if "machine" in message:
+        during = message["machine"]["states"].get("during")
+        return f"GPU: {during['sm_clock']} MHz, {during['power']} W" if during else "no state of a GPU"
     if "trace" in message:
         return f"trace written to {message['trace']}"
     name, seconds = next(iter(message.items()))

@@ -63,7 +63,7 @@ def make_process_groups(plan: Plan, device: Device) -> ProcessPlace:
         rule = f"the plan has {plan.mesh.world} ranks"
         raise PlanError("--nproc-per-node", rule, f"Start {plan.mesh.world} processes", dist.get_world_size())
     named = plan.mesh.named_axes or {"world": 1}
-    mesh = init_device_mesh(device.kind, tuple(named.values()), mesh_dim_names=tuple(named))
+    mesh = init_device_mesh(device.torch.type, tuple(named.values()), mesh_dim_names=tuple(named))
     names = {family: axis_of(plan, family) for family in ("pipeline", "data", "tensor")}
     axes = {family: AxisGroup() if not name else _axis_group(mesh, name) for family, name in names.items()}
     last = plan.device(plan.shape.stages - 1)

@@ -40,7 +40,8 @@ STEP_MARK = "ProfilerStep#0"
 def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Runs this rank's part of a task; rank 0 yields the messages, other ranks nothing. Errors propagate."""
     device = Device.of(task["device"], int(os.environ.get("LOCAL_RANK", "0")) if task["device"] == "cuda" else 0)
-    dist.init_process_group(device.backend, timeout=TIMEOUT, device_id=device.torch if device.kind == "cuda" else None)
+    options = device.cuda.process_group_options if device.cuda else {}
+    dist.init_process_group(device.backend, timeout=TIMEOUT, **options)
     try:
         for message in TASKS[task["what"]](task, device):
             if dist.get_rank() == 0:
@@ -63,19 +64,22 @@ def checks(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
 def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
     """Steps of the task's `job`.
 
-    In this order: the comparison with serial training (if `check`), `warmup` steps, a step whose memory is watched,
-    `steps` timed steps, a step that is traced (if `trace` names a file).
+    In this order: at least `warmup` steps, on a GPU until its clock is steady; a step whose memory is watched; `steps`
+    timed steps; the states of rank 0's GPU; a step that is traced (if `trace` names a file).
     """
     plan = resolve_plan(load_job(task["job"]))
     trainer = Trainer(plan, make_process_groups(plan, device))
+    # Under torchrun the comparison with serial training has run in this process, and building the model needs more
+    # memory for a moment: what is reserved from here on is what the steps need.
+    device.release_cache()
     numbers = count(1)
-    if task["check"]:
-        yield {"check": vars(serial_check.compare_with_serial(trainer))}
-    for _ in range(task["warmup"]):
-        yield {"warmup": _time_step(trainer, next(numbers))}
-    yield {"peaks": measure_peaks(trainer, next(numbers))}
-    for _ in range(task["steps"]):
-        yield {"step": _time_step(trainer, next(numbers))}
+    with device.monitor() as add_states:
+        for _ in device.warm_up(task["warmup"], lambda go_on: decision_of_rank_zero(go_on, device)):
+            yield {"warmup": _time_step(trainer, next(numbers))}
+        yield {"peaks": measure_peaks(trainer, next(numbers))}
+        for _ in range(task["steps"]):
+            yield {"step": _time_step(trainer, next(numbers))}
+        yield {"machine": add_states(device.machine(plan.mesh.world)).model_dump(mode="json")}
     if task["trace"]:
         _trace_step(trainer, next(numbers), Path(task["trace"]))
         yield {"trace": task["trace"]}
@@ -100,6 +104,13 @@ def _time_step(trainer: Trainer, number: int) -> float:
     return slowest_rank(time.perf_counter() - begin, device)
 
 
+def decision_of_rank_zero(decision: bool, device: Device) -> bool:
+    """Rank 0's decision, on all ranks."""
+    found = torch.tensor(float(decision), device=device.torch)
+    dist.broadcast(found, 0)
+    return bool(found)
+
+
 def slowest_rank(seconds: float, device: Device) -> float:
     """Maximum over all ranks."""
     found = torch.tensor(seconds, dtype=torch.float64, device=device.torch)
@@ -115,7 +126,7 @@ def _trace_step(trainer: Trainer, number: int, path: Path) -> None:
         trainer.step(given)
         return
     kinds = [torch.profiler.ProfilerActivity.CPU]
-    if device.kind == "cuda":
+    if device.cuda:
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profile:
         dist.barrier()

@@ -24,9 +24,9 @@ MULTIPLE = 16
 
 def why_missing(device: Device, plan: Plan) -> str:
     """Returns the reason why fp8 cannot be measured, "" if it can."""
-    if device.kind != "cuda":
+    if device.cuda is None:
         return "fp8: not measured, torch has its GEMMs on GPUs only"
-    capability = torch.cuda.get_device_capability(device.index)
+    capability = device.cuda.capability
     if capability < LEAST:
         return f"fp8: not measured, a GPU of compute capability {capability[0]}.{capability[1]} has no fp8 tensor cores"
     gpu = plan.job.cluster.gpu

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import Gemm, Work
+from simulator.ir.ops import Attention, Gemm, HostCopy, Work
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
@@ -21,6 +21,7 @@ from validation.kernels.operators import LocalOperator, local_operators, optimiz
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
+from validation.measurements.row_errors import CLASS
 from validation.reference.model import check
 from validation.reference.optimizer import Optimizer, gradient
 
@@ -28,6 +29,12 @@ INSTRUMENTS = {"cpu": "time.perf_counter", "cuda": "CUDA events"}
 """Timers by kind of device."""
 
 PASSES = ("forward", "backward")
+
+COPIES = (2**20, 2**24, 2**28)
+"""Sizes of copies between a GPU and its host [bytes]."""
+
+WARM_UP_SIZE, WARM_UP_GEMMS = 8192, 100
+"""Rows and columns of the GEMMs before a measurement, and their number between two looks at the clock: about 0.2 s."""
 
 Progress = Callable[[str], None]
 """Called with the name of what is being measured."""
@@ -77,7 +84,6 @@ def measure(
     notes = list(dict.fromkeys(fp8.why_missing(on, case.plan) for case in cases)) if "fp8" in dtypes else []
     trials = [(case, _trials(case, how, "fp8" in dtypes)) for case in cases]
     machine = on.machine()
-    machine = machine.model_copy(update={"clocks": on.clocks("before")})
     measurement = Measurement(
         kind="kernels",
         title=f"Kernels of one rank of {cases[0].plan.job.model.name} on {machine.name}",
@@ -94,19 +100,30 @@ def measure(
     measurement.write(out)
     more: list[str] = []
     rows: list[MeasurementRow] = []
-    try:
-        for case, some in trials:
-            for row in _measure_case(case, some, on, more, progress):
-                rows.append(row)
-    except KeyboardInterrupt:
-        more.append("interrupted: rows without samples were not measured")
-        raise
-    finally:
-        clocks = {**machine.clocks, **on.clocks("after")}
-        rows += measurement.rows[len(rows) :]
-        measurement = measurement.with_samples(rows, tuple(more), machine.model_copy(update={"clocks": clocks}))
-        measurement.write(out)
+    with on.monitor() as add_states:
+        try:
+            warm_up_with_gemms(on)
+            for case, some in trials:
+                for row in _measure_case(case, some, on, more, progress):
+                    rows.append(row)
+        except KeyboardInterrupt:
+            more.append("interrupted: rows without samples were not measured")
+            raise
+        finally:
+            rows += measurement.rows[len(rows) :]
+            measurement = measurement.with_samples(rows, tuple(more), add_states(machine))
+            measurement.write(out)
     return measurement
+
+
+def warm_up_with_gemms(device: Device) -> None:
+    """Computes GEMMs until the clock of a GPU is steady; nothing on a CPU."""
+    if device.cuda:
+        x = torch.ones(WARM_UP_SIZE, WARM_UP_SIZE, dtype=torch.bfloat16, device=device.torch)
+        for _ in device.warm_up(1):
+            for _ in range(WARM_UP_GEMMS):
+                x @ x
+            device.sync()
 
 
 # --------------------------------------------------------------------------------------------- cases
@@ -135,8 +152,23 @@ class ModuleCase:
         works = list(works)
         found = {one.by: one.estimate_works(works) for one in self.forecasters}
         return MeasurementRow(
-            name=name, group=f"{self.label}{mode}", forecasts=found, instrument=instrument, shape=dict(shape)
+            name=name,
+            group=f"{self.label}{mode}",
+            forecasts=found,
+            instrument=instrument,
+            shape={CLASS: kernel_class(works), **shape},
         )
+
+
+def kernel_class(works: Sequence[Work]) -> str:
+    """Class of the kernels of a module: that of its GEMMs or attention if it has some, else of its first kernel."""
+    for work in works:
+        if isinstance(work, Gemm):
+            return "gemm " + work.dtype if not work.groups else "grouped gemm"
+        if isinstance(work, Attention):
+            return "attention"
+    first = works[0]
+    return "copy" if isinstance(first, HostCopy) else str(getattr(first, "what", ""))
 
 
 def _cases(
@@ -211,6 +243,10 @@ def _trials(case: ModuleCase, how: Setup, with_fp8: bool) -> list[Trial]:
         elements, update = optimizer(case.plan)
         row = case.row("optimizer step", "eager", update, {**stated, "elements": elements}, how.instrument)
         trials.append(Trial(row, partial(_measure_optimizer, how)))
+    if how.device.cuda and "eager" in how.modes:
+        for (what, back), nbytes in product({"to the GPU": True, "to the host": False}.items(), COPIES):
+            row = case.row(f"copy {what}", "eager", [HostCopy(nbytes, back)], {"bytes": nbytes}, how.instrument)
+            trials.append(Trial(row, partial(_measure_copy, how, nbytes, back)))
     if with_fp8 and not fp8.why_missing(how.device, case.plan):
         for local in found:
             for name in PASSES:
@@ -234,6 +270,13 @@ def _measure_optimizer(how: Setup, bench: Bench) -> list[float]:
         for param in params:
             gradient(param).normal_(std=0.1)
     return how.seconds(step.step)
+
+
+def _measure_copy(how: Setup, nbytes: int, back: bool, bench: Bench) -> list[float]:
+    """Times copies between the memory of the GPU and pinned memory of the host [s]."""
+    host = how.device.pinned(torch.empty(nbytes, dtype=torch.int8))
+    there = torch.empty(nbytes, dtype=torch.int8, device=how.device.torch)
+    return how.seconds(lambda: there.copy_(host, True) if back else host.copy_(there, True))
 
 
 def _measure_fp8(how: Setup, works: Sequence[Gemm], bench: Bench) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,25 +65,24 @@ def capture_graph(module: ShardedModule, device: Device) -> Passes:
 
     Raises PlanError on a device without CUDA graphs.
     """
-    if device.kind != "cuda":
+    cuda = device.cuda
+    if cuda is None:
         raise PlanError("--mode", "only CUDA devices have graphs", "Write eager or compile", "cuda-graph")
-    side_stream = torch.cuda.Stream(device.torch)
-    side_stream.wait_stream(torch.cuda.current_stream(device.torch))
+    side_stream = cuda.new_stream()
+    side_stream.wait_stream(cuda.current_stream())
     passes = eager(module, device)
-    with torch.cuda.stream(side_stream):
+    with cuda.use_stream(side_stream):
         for _ in range(REHEARSALS):
             passes.before()()
-    torch.cuda.current_stream(device.torch).wait_stream(side_stream)
-    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(first):
-        outs = _as_list(module.forward(*module.inputs))
+    cuda.current_stream().wait_stream(side_stream)
+    first, outs = cuda.capture_graph(lambda: _as_list(module.forward(*module.inputs)))
     grads = [torch.randn_like(one) for one in outs]
-    with torch.cuda.graph(second, pool=first.pool()):
-        made = torch.autograd.grad(outs, module.wanted, grads, allow_unused=True)
+    backward = partial(torch.autograd.grad, outs, module.wanted, grads, allow_unused=True)
+    second, made = cuda.capture_graph(backward, first.pool())
     # The graphs read and write these tensors: they must live as long.
     held = outs, grads, made
 
-    def replay(graph: torch.cuda.CUDAGraph) -> Any:
+    def replay(graph: Any) -> Any:
         graph.replay()
         return held
 
@@ -106,7 +106,7 @@ def check_modes(modes: Sequence[str], device: Device) -> tuple[str, ...]:
     for mode in modes:
         if mode not in MODES:
             raise PlanError("--mode", "there is no such mode", nearest(mode, MODES), mode)
-        if mode == "cuda-graph" and device.kind != "cuda":
+        if mode == "cuda-graph" and not device.cuda:
             raise PlanError("--mode", "only CUDA devices have graphs", "Write eager or compile", mode)
     return tuple(modes)
 
@@ -139,6 +139,4 @@ def sample(device: Device, passes: Passes, backward: bool, warmup: int, repeat: 
     """`repeat` samples of the duration of one pass [s]. cold: see `Device.seconds`."""
     if not backward:
         return device.seconds(passes.forward, warmup, repeat, cold)
-    for _ in range(warmup):
-        passes.before()()
-    return [device.seconds(passes.before(), 0, 1, cold)[0] for _ in range(repeat)]
+    return device.seconds_after(passes.before, warmup, repeat, cold)

@@ -4,17 +4,20 @@ A campaign is a YAML file::
 
     title: purpose of the campaign
     calibrate: {processes: 2}        # see `Calibrate`
-    jobs: {small: {model: ..., cluster: ..., batch: ...}, ...}
+    jobs: {small: {model: ..., cluster: {gpu: auto, gpus: 2}, batch: ...}, ...}
     runs:
       - {name: small-tp2, measure: distributed, job: small, set: {plan: {tp: 2}}, options: {steps: 10}}
 
-Each run is one call of ``meshcast measure`` and writes ``<name>.json``. An interrupted campaign resumes: runs whose
-files are complete are skipped.
+Each run is one call of ``meshcast measure`` and writes ``<name>.json``. ``gpu: auto`` is the GPU of this machine. An
+interrupted campaign resumes: runs whose files are complete are skipped. With a limit of minutes it runs in slices: a
+run begins only if it is expected to end in time, and the next call goes on with it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +35,9 @@ UNFINISHED = ("interrupted", "not finished")
 CALIBRATION = "calibration"
 """Subfolder of the campaign's output that holds the machine's calibration."""
 
+AUTO, ANY_GPU = "auto", "h100-sxm"
+"""Name of this machine's GPU in jobs, and the GPU in its place where jobs are only checked."""
+
 
 class CampaignRun(FileModel):
     """One measurement.
@@ -39,6 +45,7 @@ class CampaignRun(FileModel):
     job: a name under the campaign's `jobs`.
     set: keys of the job to replace.
     options: keyword arguments of the measuring function.
+    minutes: expected duration.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
@@ -46,12 +53,13 @@ class CampaignRun(FileModel):
     job: str
     set: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    minutes: float = Field(default=1.0, gt=0)
 
 
 class Calibrate(FileModel):
     """The calibration before the runs.
 
-    processes: number of devices for the collectives.
+    processes: largest number of devices for the collectives.
     refresh: measure the sustained rate of a step again before each run of stages or steps, for machines whose speed
         varies because they are shared.
     """
@@ -69,13 +77,26 @@ class Campaign(FileModel):
     jobs: dict[str, dict[str, Any]]
     runs: tuple[CampaignRun, ...]
 
-    def job(self, run: CampaignRun) -> dict[str, Any]:
-        """Job of a run, with its keys replaced. Raises PlanError for a name that is not under `jobs`."""
+    def job(self, run: CampaignRun, gpu: str = ANY_GPU) -> dict[str, Any]:
+        """Job of a run, with its keys replaced. gpu: in place of ``auto``.
+
+        Raises PlanError for a name that is not under `jobs`.
+        """
         if run.job not in self.jobs:
             raise PlanError(
                 f"runs {run.name} job", "the campaign has no job of this name", nearest(run.job, self.jobs), run.job
             )
-        return {**self.jobs[run.job], **run.set}
+        found = {**self.jobs[run.job], **run.set}
+        cluster = found.get("cluster")
+        if isinstance(cluster, dict) and cluster.get("gpu") == AUTO:
+            found["cluster"] = {**cluster, "gpu": gpu}
+        return found
+
+    def devices(self, run: CampaignRun) -> int:
+        """Number of devices that a run takes: of kernels and stages one, whatever their job says."""
+        if run.measure in ("kernels", "stages"):
+            return 1
+        return int(load_job(self.job(run)).cluster.gpus)
 
 
 def load(path: Path) -> Campaign:
@@ -94,31 +115,49 @@ def load(path: Path) -> Campaign:
 Measure = Callable[..., Any]
 
 
-def run_all(
-    campaign: Campaign,
-    out: Path,
-    measure_of: Callable[[str], Measure],
-    calibrate: Callable[[str, Path, int], Any],
-    refresh: Callable[[str, Path, int], Any],
-    command: str,
-) -> Iterator[tuple[CampaignRun, Measurement | str]]:
-    """Calibrates the machine if `out` has no calibration yet, then yields each run with its measurement or its error.
+@dataclass(frozen=True)
+class Tools:
+    """What measures on this machine.
 
     measure_of: measuring function of a kind of measurement.
     calibrate, refresh: functions of device, folder and number of processes.
+    gpu: from the folder of the calibration, name of this machine's GPU.
+    devices: number of GPUs of this machine; None: as many processes as a run asks for.
     """
-    folder = out / CALIBRATION
+
+    measure_of: Callable[[str], Measure]
+    calibrate: Callable[[str, Path, int], Any]
+    refresh: Callable[[str, Path, int], Any]
+    gpu: Callable[[Path], str]
+    devices: int | None
+
+
+def run_all(
+    campaign: Campaign, out: Path, tools: Tools, command: str, minutes: float | None = None
+) -> Iterator[tuple[CampaignRun, Measurement | str]]:
+    """Calibrates the machine if `out` has no calibration yet, then yields each run with its measurement, or with the
+    reason why there is none.
+
+    minutes: limit after which no further run begins; those that are left out are not yielded.
+    """
+    begin, folder = time.monotonic(), out / CALIBRATION
     if not (folder / f"{STEPS}.yaml").is_file():  # the last file that a calibration writes
-        calibrate(campaign.device, folder, campaign.calibrate.processes)
+        tools.calibrate(campaign.device, folder, campaign.calibrate.processes)
+    gpu = tools.gpu(folder)
     for run in campaign.runs:
         path = out / f"{run.name}.json"
         done = _read_complete(path)
         if done is None:
+            if tools.devices is not None and (needed := campaign.devices(run)) > tools.devices:
+                yield run, f"not measured: it needs {needed} GPUs, and this machine has {tools.devices}"
+                continue
+            if minutes is not None and (time.monotonic() - begin) / 60 + run.minutes > minutes:
+                return
             if campaign.calibrate.refresh and run.measure in ("stages", "distributed"):
-                refresh(campaign.device, folder, campaign.calibrate.processes)
+                tools.refresh(campaign.device, folder, campaign.calibrate.processes)
             try:
-                done = measure_of(run.measure)(
-                    campaign.job(run), campaign.device, path, calibration=folder, command=command, **run.options
+                done = tools.measure_of(run.measure)(
+                    campaign.job(run, gpu), campaign.device, path, calibration=folder, command=command, **run.options
                 )
             except MeshcastError as error:  # one failed run does not stop the campaign
                 yield run, str(error)

@@ -1,7 +1,8 @@
 """The device under measurement: a GPU, or one CPU core that stands in for a GPU.
 
 The same measuring code runs on both. A GPU is timed with CUDA events and its memory is counted by torch's caching
-allocator; a CPU core is timed with the host's clock and its memory is counted by torch's profiler.
+allocator and by the driver; a CPU core is timed with the host's clock and its memory is counted by torch's profiler.
+All calls to CUDA are those of `validation.measurements.cuda.Cuda`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from hardware.errors import PlanError
-from validation.measurements.measurement import Machine
+from validation.measurements.cuda import Cuda
+from validation.measurements.gpu_state import StateMonitor, monitor_state, read_state, warm_up
+from validation.measurements.measurement import GPUState, Machine
 
 Kind = Literal["cpu", "cuda"]
 
@@ -36,61 +40,79 @@ in turn. As in a training step it evicts operands and code from the core's priva
 one."""
 
 
+LEAST_SPIN, MOST_SPIN = 0.5e-3, 0.5
+"""Shortest and longest time for which a spinning kernel holds the stream back while the host issues timed work [s]."""
+
+SPIN_MARGIN = 1.5
+"""Time of the spinning kernel over the time in which the host has issued the same work before."""
+
+COUNTERS = ("allocated", "reserved", "device")
+"""Counters of a GPU's memory: of tensors, of the caching allocator, and of the driver (all that is not free)."""
+
+
 @dataclass
 class MemoryPeak:
     """Peak memory during the block of `Device.peak`.
 
-    instrument: counter that it was read from.
+    instrument: counters that it was read from.
     allocated: memory of tensors [bytes].
     reserved: memory reserved by the caching allocator [bytes]; None on a CPU.
+    device: memory of the GPU that is not free at the end of the block, in which the allocator keeps what it has
+        reserved [bytes]: it decides whether a plan fits. None on a CPU.
     """
 
     instrument: str
     allocated: int = 0
     reserved: int | None = None
+    device: int | None = None
 
 
 @dataclass(frozen=True)
 class Device:
     """A device, and how to measure time and memory on it.
 
-    index: number of the GPU.
+    cuda: the GPU; None on a CPU.
     """
 
     kind: Kind
-    index: int = 0
+    cuda: Cuda | None = None
     _flush: list[Any] = field(default_factory=list, repr=False)
+    _monitors: list[StateMonitor] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, kind: str, index: int = 0) -> Device:
-        """Selects the device of a kind (``cpu`` or ``cuda``). Raises PlanError if this machine does not have it."""
+        """Selects the device of a kind (``cpu`` or ``cuda``) and, of a GPU, number. Raises PlanError if this machine
+        does not have it."""
         if kind not in ("cpu", "cuda"):
             raise PlanError("--device", "the device is cpu or cuda", "Write one of them", kind)
-        if kind == "cuda" and not torch.cuda.is_available():
-            rule = "torch finds no CUDA device" + (
-                "" if torch.version.cuda else ", and this build of torch has no CUDA"
-            )
+        if kind == "cpu":
+            torch.set_num_threads(1)
+            return cls("cpu")
+        if not Cuda.is_available():
+            rule = "torch finds no CUDA device" + ("" if Cuda.versions() else ", and this build of torch has no CUDA")
             raise PlanError(
                 "--device", rule, "Write cpu, or install a CUDA build of torch on a machine with a GPU", kind
             )
-        if kind == "cuda" and index >= torch.cuda.device_count():
-            rule = f"this machine has {torch.cuda.device_count()} GPUs"
+        if index >= Cuda.count():
+            rule = f"this machine has {Cuda.count()} GPUs"
             raise PlanError("--device", rule, "Use one process for each GPU", f"cuda:{index}")
-        found = cls("cuda" if kind == "cuda" else "cpu", index)
-        if kind == "cuda":
-            torch.cuda.set_device(index)
-        else:
-            torch.set_num_threads(1)
-        return found
+        cuda = Cuda(index)
+        cuda.select()
+        return cls("cuda", cuda)
 
     @property
     def torch(self) -> Any:
-        return torch.device(self.kind, self.index) if self.kind == "cuda" else torch.device("cpu")
+        return self.cuda.device if self.cuda else torch.device("cpu")
 
     @property
     def backend(self) -> str:
         """Backend of torch.distributed."""
-        return "nccl" if self.kind == "cuda" else "gloo"
+        return self.cuda.backend if self.cuda else "gloo"
+
+    @property
+    def memory_counters(self) -> tuple[str, ...]:
+        """Counters of memory that this device has: attributes of `MemoryPeak`."""
+        return COUNTERS if self.cuda else COUNTERS[:1]
 
     def dtype(self, name: str) -> Any:
         """Returns torch's type of a number format. Raises PlanError for formats not in `DTYPES` (fp8, fp4)."""
@@ -100,39 +122,75 @@ class Device:
 
     def sync(self) -> None:
         """Waits until all issued work is done."""
-        if self.kind == "cuda":
-            torch.cuda.synchronize(self.index)
+        if self.cuda:
+            self.cuda.synchronize()
+
+    def pinned(self, tensor: Any) -> Any:
+        """A tensor of the host in pinned memory, which a GPU copies without the host."""
+        return self.cuda.pin(tensor) if self.cuda else tensor
+
+    # --------------------------------------------------------------------------------------------- time
 
     def seconds(self, work: Callable[[], Any], warmup: int = 3, repeat: int = 20, cold: bool = False) -> list[float]:
-        """Times `repeat` calls of `work` and returns their durations [s].
+        """Times `repeat` calls of `work` and returns their durations [s]; see `seconds_after`."""
+        return self.seconds_after(lambda: work, warmup, repeat, cold)
+
+    def seconds_after(
+        self, prepare: Callable[[], Callable[[], Any]], warmup: int = 3, repeat: int = 20, cold: bool = False
+    ) -> list[float]:
+        """Times `repeat` times the work that `prepare` returns, without `prepare`, and returns its durations [s].
 
         warmup: number of untimed calls before.
         cold: evict the operands of the previous call from the caches first (`FLUSH_BYTES`, `FLUSH_GEMM`).
-        On a GPU a spinning kernel keeps the host ahead of the stream, so launch latency is not part of the durations.
-        """
-        for _ in range(warmup):
-            work()
-        self.sync()
-        return [self._time_once(work, cold) for _ in range(repeat)]
 
-    def _time_once(self, work: Callable[[], Any], cold: bool) -> float:
-        if cold:
-            self._flush_caches()
-        if self.kind == "cpu":
+        On a GPU a spinning kernel holds the stream back until the host has issued all of the work, so launch latency is
+        not part of the durations. A sample whose work took the host longer to issue is taken again behind a longer one.
+        """
+        spin = LEAST_SPIN
+        for _ in range(warmup):
+            work = prepare()
+            self.sync()
             begin = time.perf_counter()
             work()
-            return time.perf_counter() - begin
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(1_000_000)  # about 0.5 ms, in which the host issues the timed work
-        first.record()
+            spin = min(max(spin, SPIN_MARGIN * (time.perf_counter() - begin)), MOST_SPIN)
+        self.sync()
+        found = []
+        for _ in range(repeat):
+            seconds, issued = self.time_once(prepare(), spin, cold)
+            while self.cuda and issued > spin and spin < MOST_SPIN:
+                spin = min(SPIN_MARGIN * issued, MOST_SPIN)
+                seconds, issued = self.time_once(prepare(), spin, cold)
+            found.append(seconds)
+        return found
+
+    def time_once(self, work: Callable[[], Any], spin: float = LEAST_SPIN, cold: bool = False) -> tuple[float, float]:
+        """Times work once; returns its duration and the time in which the host issued it [s].
+
+        spin: time for which a GPU's stream is held back [s]. cold: see `seconds_after`.
+        """
+        if cold:
+            self._flush_caches()
+        if not self.cuda:
+            begin = time.perf_counter()
+            work()
+            return time.perf_counter() - begin, 0.0
+        self.cuda.spin(spin)
+        begin = time.perf_counter()
+        first = self.cuda.record_event()
         work()
-        last.record()
-        torch.cuda.synchronize(self.index)
-        return float(first.elapsed_time(last)) * 1e-3
+        last = self.cuda.record_event()
+        issued = time.perf_counter() - begin
+        self.cuda.synchronize()
+        return self.cuda.seconds_between(first, last), issued
+
+    def warm_up(self, runs: int, agree: Callable[[bool], bool] = lambda go_on: go_on) -> Iterator[int]:
+        """Yields the numbers of warm-up runs: at least `runs` and, while the GPU is monitored, until its clock is
+        steady. See `validation.measurements.gpu_state.warm_up`."""
+        return warm_up(runs, self._monitors[-1] if self._monitors else None, agree)
 
     def _flush_caches(self) -> None:
         """Evicts the operands of earlier work from the caches."""
-        if self.kind == "cuda":
+        if self.cuda:
             if not self._flush:
                 self._flush.append(torch.empty(FLUSH_BYTES, dtype=torch.int8, device=self.torch))
             self._flush[0].zero_()
@@ -143,49 +201,70 @@ class Device:
         self._flush.append(self._flush.pop(1))
         torch.mm(self._flush[0], self._flush[1])
 
+    # ------------------------------------------------------------------------------------------- memory
+
+    def release_cache(self) -> None:
+        """Frees what is no longer used, also in the caching allocator: what comes next reserves its own memory."""
+        gc.collect()
+        if self.cuda:
+            self.cuda.synchronize()
+            self.cuda.empty_cache()
+
     @contextmanager
     def peak(self) -> Iterator[MemoryPeak]:
         """Measures peak memory inside the block, including what was allocated before it."""
         gc.collect()
         self.sync()
-        if self.kind == "cuda":
-            found = MemoryPeak("torch.cuda.max_memory_allocated, max_memory_reserved")
-            torch.cuda.reset_peak_memory_stats(self.index)
+        if self.cuda:
+            found = MemoryPeak("torch.cuda.max_memory_allocated, max_memory_reserved, mem_get_info")
+            self.cuda.reset_peaks()
             yield found
             self.sync()
-            found.allocated = torch.cuda.max_memory_allocated(self.index)
-            found.reserved = torch.cuda.max_memory_reserved(self.index)
+            found.allocated, found.reserved = self.cuda.peak_allocated(), self.cuda.peak_reserved()
+            found.device = self.cuda.memory_in_use()
             return
-        found = MemoryPeak("torch.profiler (profile_memory) over storages alive before")
+        found = MemoryPeak("torch.profiler (profile_memory), and the storages alive before")
         before = live_tensor_bytes()
         activity = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
             yield found
         found.allocated = before + _highest_level(profile)
 
+    # ------------------------------------------------------------------------------------------ machine
+
     def machine(self, count: int = 1) -> Machine:
         """Describes this machine. count: number of devices that take part."""
         common: dict[str, Any] = {"device": self.kind, "count": count, "processors": len(os.sched_getaffinity(0))}
         common["system"] = f"{platform.system()} {platform.release()}"
-        if self.kind == "cpu":
+        if not self.cuda:
             return Machine(name=_processor_name(), memory=_host_memory(), **common)
-        properties = torch.cuda.get_device_properties(self.index)
+        driver = self.cuda.query(["driver_version"])
+        properties = self.cuda.properties
         return Machine(
-            name=properties.name,
-            memory=properties.total_memory,
-            driver=_query_nvidia_smi("driver_version", self.index),
-            clocks=self.clocks("now"),
-            **common,
+            name=properties.name, memory=properties.total_memory, driver=driver[0] if driver else None, **common
         )
 
-    def clocks(self, when: str) -> dict[str, float]:
-        """Reads the clocks of a GPU's SMs and memory [MHz], as ``sm <when>`` and ``memory <when>``; {} on a CPU."""
-        clocks = {}
-        for name, query in (("sm", "clocks.sm"), ("memory", "clocks.mem")):
-            answer = _query_nvidia_smi(query, self.index) if self.kind == "cuda" else None
-            if answer and answer.split()[0].replace(".", "").isdigit():
-                clocks[f"{name} {when}"] = float(answer.split()[0])
-        return clocks
+    @contextmanager
+    def monitor(self) -> Iterator[Callable[[Machine], Machine]]:
+        """Monitors clocks, power and throttling of a GPU inside the block; nothing on a CPU.
+
+        Yields a function that adds to a machine the states before the block, inside it, and at the time of the call.
+        """
+        states: dict[str, GPUState | None] = {"before": read_state(self.cuda) if self.cuda else None}
+
+        def add_states(machine: Machine) -> Machine:
+            if self._monitors:
+                states["during"] = self._monitors[-1].summary()
+            if self.cuda:
+                states["after"] = read_state(self.cuda)
+            return machine.model_copy(update={"states": {key: one for key, one in states.items() if one is not None}})
+
+        with monitor_state(self.cuda) if self.cuda else nullcontext() as found:
+            self._monitors.extend([found] if found is not None else [])
+            try:
+                yield add_states
+            finally:
+                del self._monitors[-1:]
 
 
 def versions() -> dict[str, str]:
@@ -195,11 +274,18 @@ def versions() -> dict[str, str]:
         found["meshcast"] = version("meshcast")
     except PackageNotFoundError:
         found["meshcast"] = "unknown"
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-        if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+    if commit := _commit():
+        found["commit"] = commit
+    return found | Cuda.versions()
+
+
+def _commit() -> str:
+    """The commit of meshcast's source, with ``-dirty`` if files differ from it; "" outside of a git checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def live_tensor_bytes() -> int:
@@ -238,12 +324,3 @@ def _processor_name() -> str:
 def _host_memory() -> int:
     """Memory of this machine [bytes]."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _query_nvidia_smi(query: str, index: int) -> str | None:
-    """Returns the answer of nvidia-smi to one query; None if it has none."""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--id={index}"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hardware.units import GIB
 from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.costs import Costs
 from simulator.forecast.planning import resolve_plan
@@ -84,10 +85,12 @@ class Forecaster:
     def peak_memory(self, device: int, counter: str) -> ForecastValue:
         """Peak memory of a pipeline device [bytes].
 
-        counter: ``allocated`` (tensors) or ``reserved`` (by the caching allocator).
+        counter: ``allocated`` (tensors), ``reserved`` (by the caching allocator) or ``device`` (also the CUDA context
+            and the buffers of libraries).
         """
-        share = self.plan.job.framework.memory.reserved_share if counter == "reserved" else 1.0
-        return without_interval(self.report.play.peaks[device].total * share)
+        memory = self.plan.job.framework.memory
+        found = self.report.play.peaks[device].total * (1.0 if counter == "allocated" else memory.reserved_share)
+        return without_interval(found + (memory.context_gib * GIB if counter == "device" else 0.0))
 
 
 def forecasters(job: Mapping[str, Any], calibration: Path | None) -> list[Forecaster]:

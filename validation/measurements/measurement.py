@@ -31,6 +31,21 @@ class FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class GPUState(FileModel):
+    """State of a GPU at one time or over some time, from nvidia-smi; None where it does not tell."""
+
+    sm_clock: float | None = None
+    """Clock of the multiprocessors [MHz]."""
+    memory_clock: float | None = None
+    """Clock of the memory [MHz]."""
+    power: float | None = None
+    """Power draw [W]."""
+    temperature: float | None = None
+    """Temperature [degrees Celsius]."""
+    throttled: tuple[str, ...] = ()
+    """Reasons for which the clock was lowered."""
+
+
 class Machine(FileModel):
     """The machine that was measured."""
 
@@ -45,8 +60,8 @@ class Machine(FileModel):
     """Memory of one device [bytes]."""
     system: str = ""
     driver: str | None = None
-    clocks: dict[str, float] = {}
-    """Clocks [MHz] before and after the measurement, by name."""
+    states: dict[Literal["before", "during", "after"], GPUState] = {}
+    """States of a GPU before the measurement, during it (medians of clocks, highest power), and after it."""
 
 
 class ForecastValue(FileModel):

@@ -13,6 +13,9 @@ from validation.measurements.measurement import Measurement, MeasurementRow
 QUANTITIES = {"seconds": "time", "bytes": "memory"}
 """Quantity of a row, and its name in summaries."""
 
+CLASS = "class"
+"""Key in the shape of a row: class of kernels."""
+
 
 def row_answers(files: Sequence[tuple[str, Measurement]]) -> list[dict[str, Any]]:
     """All rows of all files as plain data, in file order: the answer of ``--json``."""
@@ -24,6 +27,7 @@ def _row_answer(file: str, row: MeasurementRow) -> dict[str, Any]:
         "file": file,
         "name": row.name,
         "group": row.group,
+        "class": row_class(row),
         "quantity": row.quantity,
         "measured": row.median,
         "spread": row.scatter,
@@ -35,6 +39,21 @@ def _row_answer(file: str, row: MeasurementRow) -> dict[str, Any]:
     }
 
 
+def row_class(row: MeasurementRow) -> str:
+    """Class of a row in summaries: of kernels, ``step``, ``pipeline actions``, ``optimizer``, a memory counter, or a
+    collective; "" for others."""
+    if found := row.shape.get(CLASS, row.shape.get("operation", "")):
+        return str(found)
+    words = row.name.split()
+    if row.quantity == "bytes":
+        return f"memory {words[-1]}"
+    if words[0] == "step":
+        return "step"
+    if words[0] == "device":
+        return "optimizer" if words[-1] == "optimizer" else "pipeline actions"
+    return ""
+
+
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Number of rows and of measured rows, and error statistics by quantity and forecast."""
     summary: dict[str, Any] = {"rows": len(rows), "measured": sum(row["measured"] is not None for row in rows)}
@@ -43,6 +62,13 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for quantity in QUANTITIES
         for by in ("catalog", "calibration")
         if (selected := [row for row in rows if row["quantity"] == quantity and row["error"].get(by) is not None])
+    ]
+    classes = dict.fromkeys(row["class"] for row in rows if row["class"])
+    summary["classes"] = [
+        {"class": name, "by": by, **error_statistics(selected, by)}
+        for name in classes
+        for by in ("catalog", "calibration")
+        if (selected := [row for row in rows if row["class"] == name and row["error"].get(by) is not None])
     ]
     return summary
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +56,7 @@ def measure(
     measurement = Measurement(
         kind="stages",
         title=f"Pipeline stages of {variants[0].plan.job.model.name} on {machine.name}",
-        machine=machine.model_copy(update={"clocks": on.clocks("before")}),
+        machine=machine,
         versions=versions(),
         command=command,
         job=dict(job),
@@ -69,22 +68,22 @@ def measure(
     measurement.write(out)
     rows: list[MeasurementRow] = []
     notes: list[str] = []
-    try:
-        for variant, waiting in zip(variants, planned, strict=True):
-            found = VariantSamples(variant, on, warmup, repeat, progress)
-            try:
-                found.measure()
-            finally:
-                notes += found.notes
-                rows += [found.add_samples(row) for row in waiting]
-    except KeyboardInterrupt:
-        notes.append("interrupted: rows without samples were not measured")
-        raise
-    finally:
-        clocks = {**measurement.machine.clocks, **on.clocks("after")}
-        rows += measurement.rows[len(rows) :]
-        measurement = measurement.with_samples(rows, tuple(notes), machine.model_copy(update={"clocks": clocks}))
-        measurement.write(out)
+    with on.monitor() as add_states:
+        try:
+            for variant, waiting in zip(variants, planned, strict=True):
+                found = VariantSamples(variant, on, warmup, repeat, progress)
+                try:
+                    found.measure()
+                finally:
+                    notes += found.notes
+                    rows += [found.add_samples(row) for row in waiting]
+        except KeyboardInterrupt:
+            notes.append("interrupted: rows without samples were not measured")
+            raise
+        finally:
+            rows += measurement.rows[len(rows) :]
+            measurement = measurement.with_samples(rows, tuple(notes), add_states(machine))
+            measurement.write(out)
     return measurement
 
 
@@ -112,17 +111,15 @@ class VariantSamples:
             except torch.OutOfMemoryError:
                 self.notes.append(f"{self.variant.group}: device {device} does not fit, so no step is assembled")
                 return
-            # The next device starts with empty memory.
-            gc.collect()
-            if self.on.kind == "cuda":
-                torch.cuda.empty_cache()
+            self.on.release_cache()  # the next device starts with empty memory
         price = make_price(self.variant.forecasters[-1])
         steps = [self._step(price, list(some)) for some in zip(*passes, strict=True)]
         self.samples["step (put together)"] = steps, f"{CLOCK}; communication: as forecast"
 
     def _device(self, device: int) -> list[PlayedOrder]:
         replay = DeviceReplay(self.variant.plan, device, self.on)
-        for _ in range(self.warmup):
+        self.on.release_cache()
+        for _ in self.on.warm_up(self.warmup):
             replay.play()
         passes = [replay.play() for _ in range(self.repeat)]
         for action in passes[0].seconds:
@@ -131,9 +128,8 @@ class VariantSamples:
         self.samples[f"device {device} optimizer"] = [some.optimizer for some in passes], CLOCK
         with self.on.peak() as peak:
             replay.play()
-        self.samples[f"device {device} peak allocated"] = [float(peak.allocated)], peak.instrument
-        if peak.reserved is not None:
-            self.samples[f"device {device} peak reserved"] = [float(peak.reserved)], peak.instrument
+        for what in self.on.memory_counters:
+            self.samples[f"device {device} peak {what}"] = [float(getattr(peak, what))], peak.instrument
         return passes
 
     def _step(self, price: Any, devices: list[PlayedOrder]) -> float:

@@ -79,7 +79,7 @@ class Variant:
         for device in range(self.plan.shape.p):
             updates = {by: values[device] for by, (_, values) in forecasts.items()}
             yield self._row(f"device {device} optimizer", updates, {})
-            for what in ("allocated", "reserved") if on.kind == "cuda" else ("allocated",):
+            for what in on.memory_counters:
                 found = {one.by: one.peak_memory(device, what) for one in self.forecasters}
                 yield self._row(f"device {device} peak {what}", found, {}, "bytes")
         yield self._row("step (put together)", {one.by: one.step for one in self.forecasters}, {})

@@ -254,16 +254,18 @@ def test_a_world_of_another_size_is_refused_under_torchrun(monkeypatch: pytest.M
         launch.check_world_size(4, "cpu")
 
 
-def test_gpus_are_counted_before_processes_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_counted_before_processes_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_cuda: Any
+) -> None:
     from validation.distributed import launch
     from validation.distributed.measure import measure
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    fake_cuda.gpus = 2
     launch.check_world_size(2, "cuda")
     with pytest.raises(PlanError, match="this machine has 2 GPUs"):
         launch.check_world_size(4, "cuda")
     assert "GLIBC_TUNABLES" not in set(launch.environment("cuda")) - set(os.environ)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(fake_cuda, "is_available", lambda: False)
     with pytest.raises(PlanError, match="torch finds no CUDA device"):
         measure(job(), "cuda", tmp_path / "none.json")
 
@@ -271,11 +273,12 @@ def test_gpus_are_counted_before_processes_start(monkeypatch: pytest.MonkeyPatch
 def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is not there: which one is asked for, and what NCCL is told."""
     from validation.distributed import worker
+    from validation.measurements.cuda import Cuda
 
     asked: list[Any] = []
 
     def of(kind: str, index: int) -> Any:
-        return SimpleNamespace(kind=kind, backend="nccl", torch=torch.device(kind, index))
+        return SimpleNamespace(cuda=Cuda(index), backend="nccl", torch=torch.device(kind, index))
 
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(worker, "Device", SimpleNamespace(of=of))
@@ -293,7 +296,10 @@ def test_reserved_memory_where_the_device_tells_it() -> None:
     from validation.distributed.measure import _rows
     from validation.measurements.forecasts import forecasters
 
-    peaks = [{"instrument": "counter", "allocated": 10 + rank, "reserved": 20 + rank} for rank in range(4)]
+    peaks = [
+        {"instrument": "counter", "allocated": 10 + rank, "reserved": 20 + rank, "device": 30 + rank}
+        for rank in range(4)
+    ]
     plan = resolve_plan(load_job(job(4, pp=2, tp=2)))
     rows = {row.name: row for row in _rows(plan, forecasters(job(4, pp=2, tp=2), None), "cuda", [1.0], peaks)}
     assert rows["rank 3 peak allocated"].samples == (13,) and rows["rank 2 peak reserved"].samples == (22,)
@@ -301,3 +307,6 @@ def test_reserved_memory_where_the_device_tells_it() -> None:
     share = plan.job.framework.memory.reserved_share
     allocated, reserved = (rows[f"rank 0 peak {kind}"].forecasts["catalog"].value for kind in ("allocated", "reserved"))
     assert reserved == pytest.approx(allocated * share)
+    assert rows["rank 1 peak device"].samples == (31,)
+    context = plan.job.framework.memory.context_gib * 2**30
+    assert rows["rank 1 peak device"].forecasts["catalog"].value == pytest.approx(reserved + context)

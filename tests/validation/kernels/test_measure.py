@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,35 +160,17 @@ def test_a_compiler_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.notes[0] == "tp 1 compile, embedding forward: not measured, RuntimeError: no C++ compiler"
 
 
-def test_graphs_are_captured_once_and_replayed(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed: list[Any] = []
-
-    class Graph:
-        def replay(self) -> None:
-            replayed.append(self)
-
-        def pool(self) -> str:
-            return "pool"
-
-    captured: list[tuple[Any, Any]] = []
-
-    @contextlib.contextmanager
-    def capture(graph: Any, pool: Any = None) -> Any:
-        captured.append((graph, pool))
-        yield
-
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"CUDAGraph": Graph, "graph": capture, "Stream": lambda device: stream, "stream": contextlib.nullcontext}
-    for name, fake in (*fakes.items(), ("current_stream", lambda device: stream)):
-        monkeypatch.setattr(torch.cuda, name, fake)
-    plan = plan_of()
-    device: Any = SimpleNamespace(kind="cuda", torch=torch.device("cpu"), dtype=cpu.dtype)
-    module = Bench(plan, device).module(local_operators(plan)[1])
+def test_graphs_are_captured_once_and_replayed(fake_cuda: Any) -> None:
+    device = Device.of("cuda")
+    module = Bench(plan_of(), device).module(local_operators(plan_of())[1])
     passes = capture_graph(module, device)
     passes.forward()
     passes.before()()
-    assert [pool for _, pool in captured] == [None, "pool"]
-    assert replayed == [graph for graph, _ in captured]
+    forward, backward = fake_cuda.graphs
+    assert (forward.given_pool, backward.given_pool) == (None, forward)
+    assert (forward.replays, backward.replays) == (1, 1)
+    # Rehearsals run on a stream of their own, which waits for the current one and is waited for.
+    assert fake_cuda.calls["new_stream"] == 1 and len(device.cuda.compute.waited_for) == 1
 
 
 def test_what_a_device_does_not_have_is_refused(tmp_path: Path, cpu: Device) -> None:
@@ -231,11 +211,11 @@ def test_products_in_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(fp8.fp8_gemms(part, False) for part in odd)
 
 
-def test_which_devices_multiply_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, gpu = plan_of(), SimpleNamespace(kind="cuda", index=0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0))
-    assert "8.0 has no" in fp8.why_missing(gpu, plan)  # type: ignore[arg-type]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
-    assert "cpu-core has no peak rate" in fp8.why_missing(gpu, plan)  # type: ignore[arg-type]
+def test_which_devices_multiply_fp8(fake_cuda: Any) -> None:
+    plan, gpu = plan_of(), Device.of("cuda")
+    fake_cuda.capability_given = (8, 0)
+    assert "8.0 has no" in fp8.why_missing(gpu, plan)
+    fake_cuda.capability_given = (9, 0)
+    assert "cpu-core has no peak rate" in fp8.why_missing(gpu, plan)
     hopper = plan_of(cluster={"gpu": "h100-sxm", "gpus": 1})
-    assert fp8.why_missing(gpu, hopper) == ""  # type: ignore[arg-type]
+    assert fp8.why_missing(gpu, hopper) == ""

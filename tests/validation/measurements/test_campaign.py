@@ -2,6 +2,8 @@
 
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -65,8 +67,10 @@ class Rooms:
         self.refreshed += 1
 
 
-def go(path: Path, out: Path, rooms: Rooms) -> list:
-    return list(campaign.run_all(campaign.load(path), out, rooms, rooms.calibrate, rooms.refresh, "meshcast"))
+def go(path: Path, out: Path, rooms: Rooms, devices: int | None = None, minutes: float | None = None) -> list:
+    measure_of = getattr(rooms, "measure_of", rooms)
+    tools = campaign.Tools(measure_of, rooms.calibrate, rooms.refresh, lambda folder: "h200-sxm", devices)
+    return list(campaign.run_all(campaign.load(path), out, tools, "meshcast", minutes))
 
 
 @pytest.fixture
@@ -140,10 +144,34 @@ def test_a_run_that_cannot_be_had_says_why_and_the_others_go_on(small: Path, tmp
             return refuse
         return rooms(kind)
 
-    (first, why), (_, done) = campaign.run_all(
-        campaign.load(small), tmp_path / "out", refusing, rooms.calibrate, rooms.refresh, ""
+    rooms_that_refuse: Any = SimpleNamespace(
+        __call__=refusing, calibrate=rooms.calibrate, refresh=rooms.refresh, measure_of=refusing
     )
+    (first, why), (_, done) = go(small, tmp_path / "out", rooms_that_refuse)
     assert first.name == "first" and "there is none" in str(why) and isinstance(done, Measurement)
+
+
+def test_a_slice_begins_only_what_ends_in_time_and_the_next_one_goes_on(small: Path, tmp_path: Path) -> None:
+    small.write_text(SMALL.replace("options: {steps: 3}", "options: {steps: 3}, minutes: 8"), "utf-8")
+    for expected in (["first"], ["second"], []):
+        rooms = Rooms()
+        # The second run is expected to take 8 minutes: it does not fit behind the first one, and is the next slice.
+        go(small, tmp_path / "out", rooms, minutes=8.0 if expected == ["first"] else 9.0)
+        assert [name for name, _ in rooms.calls] == expected
+
+
+def test_runs_that_need_more_gpus_are_left_out_with_a_reason(small: Path, tmp_path: Path) -> None:
+    small.write_text(SMALL.replace("gpus: 1", "gpus: 4"), "utf-8")
+    rooms = Rooms()
+    (_, kernels), (_, steps) = go(small, tmp_path / "out", rooms, devices=2)
+    assert isinstance(kernels, Measurement) and steps == "not measured: it needs 4 GPUs, and this machine has 2"
+
+
+def test_auto_is_the_gpu_of_this_machine(small: Path, tmp_path: Path) -> None:
+    small.write_text(SMALL.replace("gpu: cpu-core", "gpu: auto"), "utf-8")
+    rooms = Rooms()
+    go(small, tmp_path / "out", rooms)
+    assert {call["job"]["cluster"]["gpu"] for _, call in rooms.calls} == {"h200-sxm"}
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_errors_are_of_the_median_and_counted_by_forecast(begun) -> None:
 def test_what_was_not_measured_counts_for_nothing(begun) -> None:
     found = row_errors.row_answers([("m.json", begun)])
     assert [row["measured"] for row in found] == [None, None]
-    assert row_errors.summarize(found) == {"rows": 2, "measured": 0, "forecasts": []}
+    assert row_errors.summarize(found) == {"rows": 2, "measured": 0, "forecasts": [], "classes": []}
 
 
 def test_scatter_leaves_out_the_outermost_samples() -> None:

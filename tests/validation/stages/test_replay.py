@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from hardware.errors import PlanError  # noqa: E402
 from simulator.job.load import load_job  # noqa: E402
-from validation.measurements.device import Device, MemoryPeak, live_tensor_bytes  # noqa: E402  # noqa: E402
+from validation.measurements.device import Device, live_tensor_bytes  # noqa: E402
 from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
 from validation.reference.model import build_stage  # noqa: E402
@@ -43,31 +41,6 @@ def job(m: int = 4, model: dict[str, Any] = LLAMA, **plan: Any) -> dict[str, Any
     told = {"model": model, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
     batch = {"micro": 1, "global": m * plan.get("dp", 1)}
     return {**told, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
-
-
-class Pretended(Device):
-    """A core that says it is a GPU, and counts how often it is waited for."""
-
-    waits = 0
-
-    @property
-    def torch(self) -> Any:
-        return torch.device("cpu")
-
-    def sync(self) -> None:
-        Pretended.waits += 1
-
-    @contextmanager
-    def peak(self) -> Iterator[MemoryPeak]:
-        found = MemoryPeak("pretended")
-        yield found
-        found.allocated, found.reserved = 1000, 2000
-
-    def clocks(self, when: str) -> dict[str, float]:
-        return {f"sm {when}": 1000.0}
-
-    def machine(self, count: int = 1) -> Any:
-        return Device("cpu").machine(count)
 
 
 @pytest.fixture
@@ -242,16 +215,17 @@ def test_experts_make_their_gradients_at_once(tmp_path: Path) -> None:
         stages.measure(job(4, experts, pp=2, schedule="zb-h1"), "cpu", tmp_path / "stages.json")
 
 
-def test_on_a_gpu_reserved_memory_and_clocks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every action stands between two waits for the device."""
-    monkeypatch.setattr(stages.Device, "of", lambda kind: Pretended("cuda"))
-    Pretended.waits = 0
+def test_memory_counters_and_states_of_a_gpu(tmp_path: Path, fake_cuda: Any) -> None:
+    """Each action stands between two synchronisations, and each device of the pipeline begins with an empty cache."""
     found = stages.measure(job(pp=2), "cuda", tmp_path / "stages.json", repeat=1, warmup=0)
     values = {row.name: row.median for row in found.rows}
-    assert (values["device 1 peak allocated"], values["device 1 peak reserved"]) == (1000, 2000)
-    assert found.machine.clocks == {"sm before": 1000.0, "sm after": 1000.0}
+    assert [values[f"device 1 peak {what}"] for what in ("allocated", "reserved", "device")] == [1000, 2000, 3000]
+    assert set(found.machine.states) == {"before", "during", "after"}
+    during = found.machine.states["during"]
+    assert (during.sm_clock, during.power, during.throttled) == (1980.0, 650.1, ("power cap",))
     # Two devices, two passes each: eight actions, and the update behind them.
-    assert Pretended.waits >= 2 * 2 * (2 * 8 + 1)
+    assert fake_cuda.calls["synchronize"] >= 2 * 2 * (2 * 8 + 1)
+    assert fake_cuda.calls["empty_cache"] >= 2 and fake_cuda.calls["reset_peaks"] == 2
 
 
 def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from validation.calibration.kernels.sample import KernelSample
 from validation.calibration.write import find_sigmas, make_section, write
 from validation.distributed.measure import measure_collectives
 from validation.kernels.measure import INSTRUMENTS
+from validation.measurements.cuda import Cuda
 from validation.measurements.device import Device, versions
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 
@@ -65,7 +66,7 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     processes: devices that collectives are measured among. Raises PlanError where there is no such device.
     """
     device = Device.of(kind)
-    most = torch.cuda.device_count() if kind == "cuda" else processes
+    most = Cuda.count() if kind == "cuda" else processes
     collective_rows = collectives_among(kind, min(processes, most)) if min(processes, most) > 1 else ()
     company = processes - 1 if kind == "cpu" else 0
     with run_neighbours(company):
@@ -85,13 +86,18 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
 def refresh(kind: str, out: Path, processes: int) -> Path:
     """Measures again what a training step takes off the rate of kernels, and writes it into `out`: the speed of a
     machine that others use too changes from minute to minute."""
-    catalog_model = out / DEVICE
-    name = str(catalog_model) if catalog_model.is_file() else describe.catalog_name(Device.of(kind).machine())
+    name = gpu_name(kind, out)
     architecture = load("gpus", name).architecture
     file = out / f"{STEPS}.yaml"
     with run_neighbours(processes - 1 if kind == "cpu" else 0):
         write(file, "steps", {architecture: measure_sustained_rate(kind, name, architecture, out)})
     return file
+
+
+def gpu_name(kind: str, folder: Path) -> str:
+    """Name of this machine's device in the catalog, or the file in the folder of a calibration that describes it."""
+    described = folder / DEVICE
+    return str(described) if described.is_file() else describe.catalog_name(Device.of(kind).machine())
 
 
 def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:

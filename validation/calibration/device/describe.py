@@ -79,7 +79,8 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
 
 def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
     """The description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
-    machine, properties = device.machine(), torch.cuda.get_device_properties(device.index)
+    assert device.cuda is not None
+    machine, properties = device.machine(), device.cuda.properties
     given = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
     power = {"value": "400 W", "kind": "assumed", "source": "not asked for"}

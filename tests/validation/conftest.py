@@ -1,0 +1,20 @@
+"""Fixtures of the tests of measurements."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replaces every GPU by `tests.validation.fake_cuda.FakeCuda`, whose calls are forgotten first."""
+    pytest.importorskip("torch")
+    from tests.validation.fake_cuda import FakeCuda
+
+    FakeCuda.begin()
+    for name in ("measurements.cuda", "measurements.device", "distributed.launch", "calibration.device.calibrate"):
+        monkeypatch.setattr(importlib.import_module(f"validation.{name}"), "Cuda", FakeCuda)
+    return FakeCuda
