@@ -83,9 +83,7 @@ def measure(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            "--minutes", metavar="M", help="campaign: begin no run that would end later."
-        ),
+        typer.Option("--minutes", metavar="M", help="campaign: begin no run that would end later."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

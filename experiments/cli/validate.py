@@ -163,7 +163,7 @@ def _validate_tables(
 
 
 def calibrate(
-    kind: Annotated[str | None, typer.Argument(metavar="[kernels|collectives]")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="[kernels|collectives|campaign]")] = None,
     more: More = None,
     data: Data = None,
     out: Annotated[
@@ -189,7 +189,7 @@ def calibrate(
     ] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Fit coefficients of GPUs or links to tables of measurements, or measure this machine, and write them as YAML."""
+    """Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML."""
     with answering(as_json):
         from experiments.pages import calibration as pages
         from experiments.pages.forecast import show
@@ -206,11 +206,15 @@ def calibrate(
             else:
                 show(pages.device_page(answer, out))
             return
+        known = (*MEASURED, "campaign")
         if kind is None:
-            raise PlanError("KIND", "it is required without --device", f"Write {' or '.join(MEASURED)}")
-        if kind not in MEASURED:
-            raise PlanError("KIND", "there is no kind of this name", nearest(kind, MEASURED), kind)
+            raise PlanError("KIND", "it is required without --device", f"Write {' or '.join(known)}")
+        if kind not in known:
+            raise PlanError("KIND", "there is no kind of this name", nearest(kind, known), kind)
         paths = [*(data or ()), *(more or ())]
+        if kind == "campaign":
+            _calibrate_campaign(paths, out, as_json)
+            return
         require_files(paths, kind)
         check_writable_folder(out)
         answer = pages.calibrate_tables(kind, paths, out, only or (), leave_out)
@@ -221,6 +225,24 @@ def calibrate(
         if answer["missing"]:
             typer.echo(f"meshcast: interrupted, not fitted: {', '.join(answer['missing'])}", err=True)
             raise KeyboardInterrupt
+
+
+def _calibrate_campaign(folders: Sequence[Path], out: Path, as_json: bool) -> None:
+    """Fits a calibration to the folder of a campaign."""
+    from experiments.pages import calibration as pages
+    from experiments.pages.forecast import show
+
+    require_torch()
+    from validation.calibration.device.from_campaign import calibrate_from
+
+    if len(folders) != 1:
+        raise PlanError("campaign", "one folder is fitted", "Name the --out of meshcast measure campaign", len(folders))
+    check_writable_folder(out)
+    answer = calibrate_from(folders[0], out)
+    if as_json:
+        emit(answer)
+    else:
+        show(pages.device_page(answer, out))
 
 
 def check_writable_folder(out: Path) -> None:

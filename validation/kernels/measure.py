@@ -12,16 +12,17 @@ from typing import Any
 import torch
 
 from simulator.forecast.planning import resolve_plan
-from simulator.ir.ops import Attention, Gemm, HostCopy, Work
+from simulator.ir.ops import Gemm, HostCopy, Work
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
 from validation.kernels.modes import Bench, check_modes, check_times, sample
 from validation.kernels.operators import LocalOperator, local_operators, optimizer
+from validation.kernels.works import kernel_class, work_fields
 from validation.measurements.device import Device, versions
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
-from validation.measurements.row_errors import CLASS
+from validation.measurements.row_errors import CLASS, WORK
 from validation.reference.model import check
 from validation.reference.optimizer import Optimizer, gradient
 
@@ -156,19 +157,8 @@ class ModuleCase:
             group=f"{self.label}{mode}",
             forecasts=found,
             instrument=instrument,
-            shape={CLASS: kernel_class(works), **shape},
+            shape={CLASS: kernel_class(works), **shape, **({WORK: work_fields(works[0])} if len(works) == 1 else {})},
         )
-
-
-def kernel_class(works: Sequence[Work]) -> str:
-    """Class of the kernels of a module: that of its GEMMs or attention if it has some, else of its first kernel."""
-    for work in works:
-        if isinstance(work, Gemm):
-            return "gemm " + work.dtype if not work.groups else "grouped gemm"
-        if isinstance(work, Attention):
-            return "attention"
-    first = works[0]
-    return "copy" if isinstance(first, HostCopy) else str(getattr(first, "what", ""))
 
 
 def _cases(

@@ -13,8 +13,8 @@ from validation.measurements.measurement import Measurement, MeasurementRow
 QUANTITIES = {"seconds": "time", "bytes": "memory"}
 """Quantity of a row, and its name in summaries."""
 
-CLASS = "class"
-"""Key in the shape of a row: class of kernels."""
+CLASS, WORK = "class", "work"
+"""Keys in the shape of a row of kernels: their class, and if it is one kernel the fields of its work."""
 
 
 def row_answers(files: Sequence[tuple[str, Measurement]]) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ import yaml
 torch = pytest.importorskip("torch")
 
 from experiments.cli import measure as command_line  # noqa: E402
+from simulator.costs.calibration.check import check_folder  # noqa: E402
 from validation.calibration.device import calibrate, describe, kernels, sustained_rate  # noqa: E402
+from validation.calibration.device.from_campaign import calibrate_from  # noqa: E402
 from validation.kernels import measure as kernel_measurement  # noqa: E402
 from validation.measurements import device, gpu_state  # noqa: E402
 from validation.measurements.measurement import Measurement, read  # noqa: E402
@@ -102,6 +104,12 @@ def test_every_slice_of_the_gpu_campaign_runs(campaign: Path, tmp_path: Path, on
         assert found.versions["commit"] and set(found.rows[0].forecasts) == {"catalog", "calibration"}
     page = (out / command_line.SUMMARY).read_text("utf-8")
     assert all(word in page for word in ("gemm bf16", "attention", "copy", "step", "memory device", "pipeline actions"))
+    fitted = calibrate_from(out, tmp_path / "mine")
+    kernel_files = sum(found.kind == "kernels" for found in done.values())
+    kernels_of_calibration = len(read(out / "calibration" / "measured.json").rows) - 2
+    (kernels_fitted,) = [int(word.replace(",", "")) for word in fitted["title"].split()[:1]]
+    assert kernels_fitted > kernels_of_calibration + 10 * kernel_files
+    check_folder(tmp_path / "mine")
     # Each step and each pipeline device begins with an empty cache, and its peak is its own.
     measured = [row.name for found in done.values() for row in found.rows if row.name.endswith("peak reserved")]
     assert one_gpu.calls["reset_peaks"] == len(measured) + 1  # and that of the calibration

@@ -14,34 +14,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 
 from hardware import load
-from hardware.cluster import Cluster
-from hardware.inline import ByGPU, Inter
-from simulator.costs.calibration.calibration import DEVICE, Calibration
+from simulator.costs.calibration.calibration import DEVICE
 from simulator.costs.calibration.check import STEPS
-from simulator.costs.calibration.cost_models import PROCESSES
-from simulator.costs.collectives.links import LinkCostModels, TierCostModels
-from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.costs import TRAINING_LIBRARIES
-from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Gemm, Work
-from validation.calibration.collectives import tables as collectives
-from validation.calibration.collectives.recorded import Recorded, make_samples
-from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.device import describe
+from validation.calibration.device.fit_machine import fit_all
 from validation.calibration.device.kernels import make_cases
 from validation.calibration.device.neighbours import run_neighbours
 from validation.calibration.device.sustained_rate import measure_sustained_rate
-from validation.calibration.fit import fit
-from validation.calibration.kernels import tables as kernels
-from validation.calibration.kernels.sample import KernelSample
-from validation.calibration.write import find_sigmas, make_section, write
+from validation.calibration.write import write
 from validation.distributed.measure import measure_collectives
 from validation.kernels.measure import INSTRUMENTS
+from validation.kernels.works import work_fields
 from validation.measurements.cuda import Cuda
 from validation.measurements.device import Device, versions
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
@@ -75,7 +63,9 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     out.mkdir(parents=True, exist_ok=True)
     measured.write(out / MEASURED)
     catalog_model = out / DEVICE
-    found = fit_all(measured, works, device, out)
+    name = _name_device(measured, works, device, out)
+    source = f"meshcast calibrate --device {kind} on {measured.machine.name}, torch {measured.versions['torch']}"
+    found = fit_all(measured, works, name, source, out)
     found["files"].insert(1, str(refresh(kind, out, processes)))
     return found | {
         "title": measured.title,
@@ -134,7 +124,7 @@ def measure(
                 name=_name(case.work),
                 samples=tuple(samples),
                 instrument=INSTRUMENTS[device.kind],
-                shape=_shape(case.work),
+                shape=work_fields(case.work),
             )
         )
     stream = describe.measure_stream(device)
@@ -173,30 +163,6 @@ def _name(work: Work) -> str:
     return str(what)
 
 
-def _shape(work: Work) -> dict[str, Any]:
-    return {key: getattr(work, key) for key in work.__dataclass_fields__ if getattr(work, key) not in ("", ())}
-
-
-# ------------------------------------------------------------------------------------------------ fits
-
-
-def fit_all(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> dict[str, Any]:
-    """Fits and writes all files into `out`. Returns their names, and the errors of the fits."""
-    out.mkdir(parents=True, exist_ok=True)
-    name = _name_device(measured, works, device, out)
-    source = f"meshcast calibrate --device {device.kind} on {measured.machine.name}, torch {measured.versions['torch']}"
-    samples = _make_samples(measured, works, name)
-    tables: Any = [Recorded(samples, source)]
-    found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False)
-    file = out / f"{load('gpus', name).name}.yaml"
-    write(file, str(load("gpus", name).title), found.data)
-    files, errors = [file], [vars(one) for one in found.libraries]
-    links = [row for row in measured.rows if "operation" in row.shape and "members" in row.shape]
-    if links:
-        errors += _calibrate_links(links, name, measured.machine.count, source, device, out, files)
-    return {"files": [str(one) for one in [*files, *sorted(out.glob(DEVICE))]], "libraries": errors}
-
-
 def _name_device(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
     """The device's name in the catalog; if it has none, the file that describes it, which is written."""
     catalogued = describe.catalog_name(measured.machine)
@@ -213,83 +179,3 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     )
     load.cache_clear()
     return str(file)
-
-
-def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[KernelSample]:
-    """Samples of the kernels: works of one kind together, with arrays in their numeric fields."""
-    gpu = load("gpus", name)
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for at, work in enumerate(works):
-        words = ((k, getattr(work, k)) for k in work.__dataclass_fields__ if not _number(getattr(work, k)))
-        groups.setdefault((type(work), *words), []).append(at)
-    found = []
-    for (kind, *plain), index in groups.items():
-        numbers = [k for k in kind.__dataclass_fields__ if k not in dict(plain)]
-        arrays = {k: np.array([float(getattr(works[at], k)) for at in index]) for k in numbers}
-        work = kind(**dict(plain), **arrays)
-        seconds = np.array([measured.rows[at].median or 0.0 for at in index])
-        part = section_of(works[index[0]], gpu)  # type: ignore[arg-type]
-        library = TRAINING_LIBRARIES.get((part, gpu.architecture), "torch")
-        found.append(KernelSample(part, name, library, (work,), np.array(index), seconds, "measured"))
-    return found
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _calibrate_links(
-    rows: Sequence[MeasurementRow], name: str, members: int, source: str, device: Device, out: Path, files: list[Path]
-) -> list[dict[str, Any]]:
-    """Calibrates the links between the devices that took part, and returns the errors of the fits."""
-    library, section = ("gloo", "processes") if device.kind == "cpu" else ("nccl-tests", "")
-    samples = make_samples(rows, lambda count: _cluster(name, count), name, library, section)
-    if device.kind == "cpu":
-        file = out / f"{PROCESSES}.yaml"
-        data, errors = _fit_processes(samples, source)
-        write(file, "processes of one host, as gloo joins them", {"processes": data})
-        files.append(file)
-        return [errors]
-    every: list[dict[str, Any]] = []
-    tables: Any = [Recorded(samples, source)]
-    for family in collectives.names(tables):
-        found = collectives.calibrate(Calibration.shipped(), tables, family, leave_out=False)
-        file = out / f"{family}.yaml"
-        write(file, collectives.title(family), found.data)
-        files.append(file)
-        every += [vars(one) for one in found.libraries]
-    return every
-
-
-def _cluster(name: str, members: int) -> Cluster:
-    gpu = load("gpus", name)
-    domain = members if gpu.scale_up else 1
-    return ByGPU(
-        gpu=gpu, gpus=members, gpus_per_node=members, scale_up_domain=domain, inter=Inter(kind="none")
-    ).cluster()
-
-
-def _fit_processes(samples: Sequence[CollectiveSample], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The section of gloo's processes, fitted to all operations at once, and its errors."""
-
-    def seconds_by(sample: CollectiveSample, model: Any) -> tuple[np.ndarray, np.ndarray]:
-        link = LinkCostModels(model, model, model)
-        return predict(sample, TierCostModels(link, link, None))  # type: ignore[arg-type]
-
-    found = fit(ProcessCostModel, samples, lambda sample, model: seconds_by(sample, model)[0])
-    prices = [seconds_by(sample, found.make_model(ProcessCostModel, "gloo")) for sample in samples]
-    predicted, launch = (np.concatenate(column) for column in zip(*prices, strict=True))
-    seconds = np.concatenate([sample.seconds for sample in samples])
-    own = find_sigmas(predicted, seconds, launch)
-    rows = len(seconds)
-    by_library: tuple[Any, ...] = ({"gloo": rows}, {"gloo": "any"}, {"gloo": source})
-    made = make_section(ProcessCostModel, found, {"gloo": own}, {"any": own}, *by_library)
-    far = np.abs(predicted / seconds - 1)
-    errors = {
-        "section": "processes",
-        "library": "gloo",
-        "rows": rows,
-        "median": float(np.median(far)),
-        "p90": float(np.quantile(far, 0.9)),
-    }
-    return made, errors

@@ -1,0 +1,69 @@
+"""``meshcast calibrate campaign``: fits the cost models to all that a campaign has measured, and writes a calibration.
+
+Kernels are those of the campaign's own calibration and of its measurements of kernels: eager passes of one kernel each.
+Links are fitted to all collectives. The sustained rate of a training step is that of the campaign's calibration.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hardware.errors import PlanError
+from simulator.costs.calibration.calibration import DEVICE
+from simulator.costs.calibration.check import STEPS
+from simulator.ir.ops import Work
+from validation.calibration.device.describe import catalog_name
+from validation.calibration.device.fit_machine import fit_all
+from validation.kernels.works import work_of
+from validation.measurements.campaign import CALIBRATION
+from validation.measurements.measurement import Measurement, MeasurementRow, read
+from validation.measurements.row_errors import WORK
+
+MODE = "eager"
+"""Mode of the kernels that are fitted: that of the kernels of the calibration."""
+
+
+def calibrate_from(folder: Path, out: Path) -> dict[str, Any]:
+    """Fits the files of a campaign in `folder` and writes the calibration into `out`.
+
+    Returns what was written, and the errors of the fits. Raises PlanError for a folder without a campaign.
+    """
+    own = folder / CALIBRATION
+    if not (own / f"{STEPS}.yaml").is_file():
+        rule = f"it has no {CALIBRATION}/{STEPS}.yaml, which a campaign writes first"
+        raise PlanError("campaign", rule, "Name the --out of meshcast measure campaign", str(folder))
+    files = [read(path) for path in (own / "measured.json", *sorted(folder.glob("*.json")))]
+    base = files[0]
+    pairs = [pair for one in files for pair in _kernels(one)]
+    links = [row for one in files if _has_links(one) for row in one.rows if "operation" in row.shape and row.samples]
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (DEVICE, f"{STEPS}.yaml"):
+        if (own / name).is_file():
+            shutil.copyfile(own / name, out / name)
+    name = str(out / DEVICE) if (out / DEVICE).is_file() else catalog_name(base.machine)
+    measured = base.model_copy(update={"rows": (*(row for row, _ in pairs), *links)})
+    source = f"meshcast calibrate campaign on {base.machine.name}, torch {base.versions['torch']}"
+    found = fit_all(measured, [work for _, work in pairs], name, source, out)
+    found["files"].insert(1, str(out / f"{STEPS}.yaml"))
+    title = f"{len(pairs):,} kernels and {len(links):,} collectives of a campaign on {base.machine.name}"
+    return found | {"title": title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
+
+
+def _kernels(found: Measurement) -> Iterator[tuple[MeasurementRow, Work]]:
+    """Measured rows of one kernel each, with its work."""
+    for row in found.rows:
+        fields = row.shape if found.kind == "calibration" else row.shape.get(WORK, {})
+        if row.samples and (found.kind == "calibration" or _is_eager(row)) and (work := work_of(fields)) is not None:
+            yield row, work
+
+
+def _has_links(found: Measurement) -> bool:
+    """Whether collectives were measured as the calibration measures them: on a CPU between computations."""
+    return found.kind == "calibration" or found.machine.device == "cuda" or bool(found.settings.get("busy"))
+
+
+def _is_eager(row: MeasurementRow) -> bool:
+    return row.group.split()[-1:] == [MODE]
