@@ -16,6 +16,14 @@ from simulator.ir.ops import Gemm, HostCopy, Work
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
 from validation.kernels import fp8
+from validation.kernels.fp8_libraries import (
+    LIBRARIES,
+    Library,
+    QuantisedLinear,
+    in_recipe,
+    make_passes,
+    quantised_linears,
+)
 from validation.kernels.modes import Bench, check_modes, check_times, sample
 from validation.kernels.operators import LocalOperator, local_operators, optimizer
 from validation.kernels.works import kernel_class, work_fields
@@ -82,7 +90,7 @@ def measure(
     how = Setup(on, check_modes(modes, on), warmup, repeat, cold)
     formats = [one for one in dtypes if one != "fp8"]
     cases = list(_cases(job, tps, formats, calibration))
-    notes = list(dict.fromkeys(fp8.why_missing(on, case.plan) for case in cases)) if "fp8" in dtypes else []
+    notes = [why for case in cases for why in _missing_fp8(on, case.plan)] if "fp8" in dtypes else []
     trials = [(case, _trials(case, how, "fp8" in dtypes)) for case in cases]
     machine = on.machine()
     measurement = Measurement(
@@ -96,7 +104,7 @@ def measure(
         calibration=str(calibration) if calibration is not None else None,
         forecast_written=utc_now(),
         rows=tuple(trial.row for _, some in trials for trial in some),
-        notes=tuple(filter(None, notes)),
+        notes=tuple(dict.fromkeys(notes)),
     )
     measurement.write(out)
     more: list[str] = []
@@ -115,6 +123,13 @@ def measure(
             measurement = measurement.with_samples(rows, tuple(more), add_states(machine))
             measurement.write(out)
     return measurement
+
+
+def _missing_fp8(device: Device, plan: Plan) -> list[str]:
+    """Returns why fp8 is not measured, as a whole or by a library."""
+    if why := fp8.why_missing(device, plan):
+        return [why]
+    return [why for library in LIBRARIES if (why := library.why_missing())]
 
 
 def warm_up_with_gemms(device: Device) -> None:
@@ -244,7 +259,21 @@ def _trials(case: ModuleCase, how: Setup, with_fp8: bool) -> list[Trial]:
                     shape = {"dtype": "fp8", **local.shape}
                     row = case.row(f"{local.name} {name}", "fp8", gemms, shape, how.instrument)
                     trials.append(Trial(row, partial(_measure_fp8, how, gemms)))
+        trials += _library_trials(case, how)
     return trials
+
+
+def _library_trials(case: ModuleCase, how: Setup) -> Iterator[Trial]:
+    """Yields the trials of linear layers in fp8 by each library that is installed."""
+    for library in LIBRARIES:
+        if library.why_missing():
+            continue
+        quantised = ModuleCase(in_recipe(case.forecasters, library.recipe), case.label)
+        for linear in quantised_linears(quantised.forecasters[0]):
+            for name, works in zip(PASSES, (linear.forward, linear.backward), strict=True):
+                shape = {"dtype": library.recipe, **linear.shape}
+                row = quantised.row(f"{linear.name} {name}", f"fp8 {library.name}", works, shape, how.instrument)
+                yield Trial(row, partial(_measure_library, how, library, linear, name == "backward"))
 
 
 def _measure_module(how: Setup, local: LocalOperator, mode: str, backward: bool, bench: Bench) -> list[float]:
@@ -271,6 +300,13 @@ def _measure_copy(how: Setup, nbytes: int, back: bool, bench: Bench) -> list[flo
 
 def _measure_fp8(how: Setup, works: Sequence[Gemm], bench: Bench) -> list[float]:
     return how.seconds(fp8.make_runner(works, how.device))
+
+
+def _measure_library(
+    how: Setup, library: Library, linear: QuantisedLinear, backward: bool, bench: Bench
+) -> list[float]:
+    passes = make_passes(library, linear, how.device)
+    return sample(how.device, passes, backward, how.warmup, how.repeat, how.cold)
 
 
 def _measure_case(

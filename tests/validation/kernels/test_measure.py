@@ -219,3 +219,34 @@ def test_which_devices_multiply_fp8(fake_cuda: Any) -> None:
     assert "cpu-core has no peak rate" in fp8.why_missing(gpu, plan)
     hopper = plan_of(cluster={"gpu": "h100-sxm", "gpus": 1})
     assert fp8.why_missing(gpu, hopper) == ""
+
+
+def test_fp8_by_libraries_is_measured_where_they_are_installed(
+    tmp_path: Path, fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of a library stands for what it would do: its casts are forecast, and both of its passes run."""
+    from validation.kernels import fp8_libraries
+    from validation.kernels import measure as measuring
+
+    made: list[tuple[int, int]] = []
+
+    def make(size: int, columns: int, device: Any) -> Any:
+        layer = torch.nn.Linear(size, columns, bias=False, dtype=torch.bfloat16)
+        made.append((size, columns))
+        return layer, layer.weight
+
+    here = fp8_libraries.Library("a library", "torch.nn", "fp8-delayed", make)
+    absent = fp8_libraries.Library("another", "no_such_module", "fp8-delayed", make)
+    monkeypatch.setattr(measuring, "LIBRARIES", (here, absent))
+    monkeypatch.setattr(measuring, "WARM_UP_SIZE", 16)
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *given, **options: None)
+    given = job(cluster={"gpu": "h100-sxm", "gpus": 1}, precision={"compute": "bf16", "gradients": "fp32"})
+    found = measure(given, "cuda", tmp_path / "k.json", dtypes=["bf16", "fp8"], repeat=1, warmup=0)
+    assert "fp8 by another: not measured, not installed" in found.notes
+    rows = {row.name: row for row in found.rows if row.group == "tp 1 fp8 a library"}
+    names = {f"{name} {which}" for name in ("qkv", "proj", "up", "down") for which in ("forward", "backward")}
+    assert rows.keys() == names and all(row.samples for row in rows.values())
+    bare = {row.name: row for row in found.rows if row.group == "tp 1 fp8"}
+    ours, gemm = (some["down forward"].forecasts["catalog"].value for some in (rows, bare))
+    assert ours > gemm  # casts come on top
+    assert (64, 32) in made and (32, 64) in made
