@@ -3,6 +3,10 @@
 
 PYTHON  ?= python3
 WORKERS ?= 2
+# make gpu: a Python with meshcast's packages and a torch for CUDA, the folder of its files, and minutes of a slice.
+GPU_PYTHON ?= python3
+MEASURED   ?= measured
+MINUTES    ?= 9
 VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
@@ -13,7 +17,7 @@ DEV  := $(VENV)/.dev-installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes clean help
+.PHONY: demo test test-all gpu lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +36,9 @@ test: $(DEV) ## run the tests (WORKERS=2 processes)
 
 test-all: $(DEV) ## the same with slow tests and three times as many drawn examples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --hypothesis-profile=all -m "not gpu and not network"
+
+gpu: ## measure the GPUs of this machine for 9 minutes (MINUTES=9); again to go on. See docs/validation.md
+	$(GPU_PYTHON) -m experiments.cli measure campaign validation/campaigns/gpu.yaml --out $(MEASURED) --minutes $(MINUTES)
 
 lint: $(DEV) ## check style, formatting and types
 	$(BIN)/ruff check .
