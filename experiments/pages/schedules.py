@@ -58,7 +58,7 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
             "Export a schedule with a flush",
             name,
         )
-    parts = [tuple(others) for others in table.before]
+    parts = [tuple(others) for others in table.predecessors]
     if parts != [(stage - 1,) if stage else () for stage in range(table.shape.stages)]:
         rule = "in torch's format the stages are one chain, from the first to the last"
         raise PlanError("schedule", rule, "Export a schedule with one chain of stages", name)

@@ -80,10 +80,10 @@ def explain_cell(found: Mapping[tuple[Any, Any], Cell], x: Any, y: Any) -> list[
 def draw(rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path) -> None:
     """Draws a heatmap to a .png or .svg file. Raises OSError if it cannot be written."""
     found = group_cells(rows, x, y, value)
-    save(lambda: figure(found, x, y, value, title, lines), path)
+    save(lambda: heatmap(found, x, y, value, title, lines), path)
 
 
-def figure(
+def heatmap(
     found: Mapping[tuple[Any, Any], Cell], x: str, y: str, value: str, title: str, lines: Sequence[str]
 ) -> Figure:
     """Returns the plot. lines: phrases below the title, on what all plans have in common."""

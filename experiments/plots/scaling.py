@@ -37,10 +37,10 @@ PARTS = (
 
 def draw(curve: Curve, path: str | Path) -> None:
     """Draws a curve to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: figure(curve), path)
+    save(lambda: scaling(curve), path)
 
 
-def figure(curve: Curve) -> Figure:
+def scaling(curve: Curve) -> Figure:
     """The plot."""
     job = curve.job
     kept = "batch of a GPU" if curve.kind == "weak" else "global batch"

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from simulator.ir.ops import COMPUTE
-from simulator.program.block import COMING, BlockPrices, PricedBlock
+from simulator.program.block import INPUT, BlockPrices, PricedBlock
 from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Task
@@ -223,7 +223,7 @@ class Coordinates:
             ends = self.table(part).begin + part.lasting[:, None]
             for row, places in zip(rows, marks, strict=True):
                 for place in places:
-                    if place == COMING:
+                    if place == INPUT:
                         row[self.port] = 0.0
                     else:
                         np.maximum(row, ends[place], out=row)
@@ -247,7 +247,7 @@ class Coordinates:
         np.fill_diagonal(now, 0.0)
         begin, seen = np.full((2, len(block.ops), width), NEVER)
         for i, places in enumerate(marks):
-            begin[[place for place in places if place != COMING], self.size + i] = 0.0
+            begin[[place for place in places if place != INPUT], self.size + i] = 0.0
         arrivals = now[self.ports].copy()
         entries = [(at, set(port.entry)) for at, port in enumerate(block.ports)]
         for i, op in enumerate(block.ops):

@@ -98,7 +98,7 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
         actions = np.flatnonzero(slots == slot).tolist()
         for turn, send in enumerate(sends):
             if send is not None and device in (send.work.source, send.work.target):
-                begin = np.array([play.apart[table.extra[action][turn]] for action in actions])
+                begin = np.array([play.sent_extra[table.extra_results[action][turn]] for action in actions])
                 found["pp"].append((begin, begin + send.seconds + send.latency))
     for axis, spans in op_occupancy(play.tail_ops, play.tail, device).items():
         found[axis] += spans

@@ -70,7 +70,7 @@ def in_flight(program: Program, device: int) -> np.ndarray:
     sends = (ActionKind.EVICT, ActionKind.GIVE_BACK)
     for i in [i for i, kind in enumerate(kinds) if kind in sends]:
         computes = next((j for j in range(i + 1, len(kinds)) if kinds[j] not in ACTIVATION_TRANSFERS), i)
-        flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].goes)
+        flying[i + 1 : computes + 1] += sum(nbytes for nbytes, _ in program.tasks[slots[i]].results)
     return flying
 
 
@@ -101,7 +101,7 @@ def over_time(
         task, start = program.tasks[table.slot[action]], flat.first[action]
         # What follows in a pair is played with the action before.
         own = slice(start, flat.behind[action]) if task.parts else own
-        note(begin[own.start], flying, task.comes, 1)
+        note(begin[own.start], flying, task.inputs, 1)
         place = start + sum(len(side.ops) for side in task.ahead)
         for part in task.parts:
             at, at_end, rows = part.block.event_rows
@@ -109,5 +109,5 @@ def over_time(
             moments.append(np.where(np.tile(at_end, part.count), end[numbers], begin[numbers]))
             changes.append(np.tile(rows, (part.count, 1)))
             place += part.count * len(part.block.ops)
-        note(end[own].max(), -flying, task.goes, -1)
+        note(end[own].max(), -flying, task.results, -1)
     return np.maximum.accumulate(np.concatenate(moments)), np.cumsum(np.concatenate(changes), axis=0)

@@ -87,10 +87,10 @@ def cycle(moments: np.ndarray, most: int) -> int | None:
 
 def window(table: Timetable, done: Callable[[int], float], batch: int) -> Window:
     """The window of a run. done: end of an update [s]. batch: micro-batches of a step."""
-    shape, every = table.shape, table.every
-    steady = len(table.updates[0]) - cooldown_updates(shape, every)
+    shape, interval = table.shape, table.update_interval
+    steady = len(table.updates[0]) - cooldown_updates(shape, interval)
     moments = np.array([[done(action) for action in updates[:steady]] for updates in table.updates])
-    most = max_cycle_updates(shape, every)
+    most = max_cycle_updates(shape, interval)
     count = cycle(moments, most) or most
     rows = [range(updates[steady - 1 - count] + 1, updates[steady - 1] + 1) for updates in table.updates]
-    return Window(moments, count, rows, count * every / batch)
+    return Window(moments, count, rows, count * interval / batch)

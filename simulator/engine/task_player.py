@@ -29,8 +29,9 @@ class Play:
     second: coordinate of one further stream that matters (None: no such stream), and by action when it became free.
     arrival: by action, when its input arrived.
     host: by action, when the host began to launch it.
-    full: the whole state, for actions where further coordinates matter.
-    sent: by action, when the send of its result began; apart: the same for extra results (`Timetable.extra`).
+    full: the whole state before an action, where further coordinates matter.
+    sent: by action, when the send of its result began.
+    sent_extra: by number of an extra result (`Timetable.extra_results`), when its send began.
     tail: times of the ops of the updates; tail_ops: these ops.
     span: end of the last op.
     """
@@ -41,7 +42,7 @@ class Play:
     host: list[float]
     full: dict[int, np.ndarray]
     sent: list[float]
-    apart: dict[int, float]
+    sent_extra: dict[int, float]
     tail: OpTimes
     tail_ops: FlatProgram
     span: float
@@ -76,11 +77,11 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
     return found
 
 
-Short = tuple[float, ...]
-"""The matrix of a task as plain numbers [s]. 0: how long after the host's first launch the compute stream must become
-free for the host to delay nothing. 1 to 4: compute stream after compute stream, compute stream after arrival, result
-after compute stream, result after arrival. With a second stream, 5 to 9: compute stream and result after it; it after
-compute stream, arrival and itself."""
+CompactMatrix = tuple[float, ...]
+"""The entries of a task's matrix that matter if a device has at most two streams, as plain numbers [s]. 0: how long
+after the host's first launch the compute stream must become free for the host to delay nothing. 1 to 4: compute stream
+after compute stream, compute stream after arrival, result after compute stream, result after arrival. With a second
+stream, 5 to 9: compute stream and result after it; it after compute stream, arrival and itself."""
 
 
 class _Player:
@@ -101,20 +102,20 @@ class _Player:
         self.plain = len(rest) <= 1
         """Whether the compute stream and at most one other determine the state of a device."""
         self.left_out = follow
-        short: dict[tuple[Task, bool], Short | None] = {}
-        self.short = []
+        compact: dict[tuple[Task, bool], CompactMatrix | None] = {}
+        self.compact = []
         for i, (task, send) in enumerate(zip(program.tasks, program.sends, strict=True)):
             key = task, send is not None
-            if key not in short:
-                short[key] = self._short(i)
-            self.short.append(short[key])
+            if key not in compact:
+                compact[key] = self._compact_matrix(i)
+            self.compact.append(compact[key])
         self.entry, self.beside, self.arrival, self.sent = ([NEVER] * count for _ in range(4))
         self.result = [NEVER] * self.table.results
-        self.handed = [NEVER] * program.devices
+        self.second_result = [NEVER] * program.devices
         """By device, when the result of the second pass of an overlapped pair exists."""
         self.follows = [slot.follows for slot in self.table.slots]
-        self.apart: dict[int, float] = {}
-        """When the sends of extra results began, by result."""
+        self.sent_extra: dict[int, float] = {}
+        """By number of the extra result, when its send began."""
         self.full: dict[int, np.ndarray] = {}
         self.free = [0.0] * program.devices
         self.free_second = [0.0 if self.second is not None else NEVER] * program.devices
@@ -182,8 +183,8 @@ class _Player:
         late = (state[others, s] > state[others, 0]).any() or (state[s, others] > state[0, others]).any()
         return not late and bool(state[s, s] <= state[0, 0])
 
-    def _short(self, slot: int) -> Short | None:
-        """Returns the `Short` form of a slot's task; None if further streams matter."""
+    def _compact_matrix(self, slot: int) -> CompactMatrix | None:
+        """Returns the `CompactMatrix` of a slot's task; None if further streams matter."""
         task, matrix, axes = self.program.tasks[slot], self.matrices[slot], self.axes
         if not self.plain or task.ahead or task.behind or not task.parts or task.ports > 1:
             return None
@@ -212,14 +213,14 @@ class _Player:
     def advance(self, actions: Sequence[int]) -> None:
         """Plays `actions`, in which each one follows the actions that it needs."""
         slot, need, device_of = self.table.slot, self.table.need, self.table.device_of
-        short, entry, arrival, result, free = self.short, self.entry, self.arrival, self.result, self.free
+        compact, entry, arrival, result, free = self.compact, self.entry, self.arrival, self.result, self.free
         host, waiting, sends, sent, ports = self.host, self.waiting, self.program.sends, self.sent, self.ports
         overlap, second, beside, free_second = self.program.overlap_sends, self.second, self.beside, self.free_second
         computes = self.computes
-        launch, also, extra, follows, seen = (
+        launch, further_needs, extra_results, follows, seen = (
             self.axes.launch,
-            self.table.also,
-            self.table.extra,
+            self.table.further_needs,
+            self.table.extra_results,
             self.follows,
             self.seen,
         )
@@ -227,8 +228,8 @@ class _Player:
             device, kind = device_of[action], slot[action]
             other = need[action]
             come = result[other] if other >= 0 else NEVER
-            if action in also:
-                come = max(come, *(result[other] for other in also[action]))
+            if action in further_needs:
+                come = max(come, *(result[other] for other in further_needs[action]))
             now, wait = free[device], waiting[device]
             if not overlap:
                 if wait > now:
@@ -239,7 +240,7 @@ class _Player:
                 if not overlap and self.uses_second[kind] and wait > also_free:
                     also_free = wait
                 beside[action] = also_free
-            numbers = short[kind]
+            numbers = compact[kind]
             # An action that computes nothing passes the wait on to the next one.
             waiting[device] = NEVER if computes[kind] else wait
             if numbers is not None and now - host[action] >= numbers[0]:
@@ -252,7 +253,7 @@ class _Player:
                     free_second[device] = max(now + numbers[7], come + numbers[8], also_free + numbers[9])
                 free[device] = after
             elif follows[kind]:
-                made = self.handed[device]
+                made = self.second_result[device]
             else:
                 made = self._advance_fully(action, device, kind, now, come, wait)
             send = sends[kind]
@@ -269,19 +270,19 @@ class _Player:
                 seen[port] = result[action] = end + send.latency
                 if not overlap:
                     waiting[device] = max(waiting[device], seen[port])
-            if action in extra:
+            if action in extra_results:
                 self._send_others(action, device, kind, made)
 
     def _send_others(self, action: int, device: int, slot: int, made: float) -> None:
         """Sends a result to all stages that need it but the first."""
         issued = self.host[action] + self.issue[slot] if self.axes.host is not None else NEVER
         issued += self.axes.launch if self.program.sends[slot] is not None else 0.0
-        for at, send in zip(self.table.extra[action], self.program.others[slot], strict=True):
+        for at, send in zip(self.table.extra_results[action], self.program.others[slot], strict=True):
             self.result[at] = made
             if send is not None:
                 issued += self.axes.launch
                 port = 2 * device + (send.stream == "pipeline-backward")
-                self.apart[at] = begin = max(self.ports[port], made, issued)
+                self.sent_extra[at] = begin = max(self.ports[port], made, issued)
                 self.ports[port] = begin + send.seconds
                 self.seen[port] = self.result[at] = self.ports[port] + send.latency
                 if not self.program.overlap_sends:
@@ -299,7 +300,7 @@ class _Player:
         given[axes.ports] = NEVER
         given[axes.port] = come
         if self.program.tasks[slot].ports > 1:
-            needs = (self.table.need[action + 1], *self.table.also.get(action + 1, ()))
+            needs = (self.table.need[action + 1], *self.table.further_needs.get(action + 1, ()))
             given[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
         given[self.left_out] = NEVER
         if self.second is not None:
@@ -317,7 +318,7 @@ class _Player:
         state[kept] = out[kept]
         if self.second is not None:
             self.free_second[device] = float(out[self.second])
-        self.handed[device] = float(out[axes.ports][-1])
+        self.second_result[device] = float(out[axes.ports][-1])
         return float(out[axes.port])
 
     # ----------------------------------------------------------------------------------------- rounds
@@ -329,12 +330,12 @@ class _Player:
         place = (sequence - first[sequence]) // rounds.length
         self.advance(sequence[place < 0].tolist())
         once = sequence[place == 0]
-        states = [self._moment(rounds, 0)]
+        states = [self._snapshot(rounds, 0)]
         done, skipped = 0, 0
         while done < rounds.count:
             self.advance((once + done * rounds.length).tolist())
             done += 1
-            states.append(self._moment(rounds, done))
+            states.append(self._snapshot(rounds, done))
             period, shift = (0, 0.0) if skipped else self._period(rounds, done, states)
             if period and (times := (rounds.count - done) // period):
                 self._repeat(rounds, done, period, shift, times, states[-1] != states[-1 - period])
@@ -343,21 +344,21 @@ class _Player:
         self.advance(sequence[place >= rounds.count].tolist())
         return skipped
 
-    def _moment(self, rounds: Rounds, done: int) -> np.ndarray:
+    def _snapshot(self, rounds: Rounds, done: int) -> np.ndarray:
         """Returns all times on which later rounds depend, after `done` rounds."""
         waiting = [self.result[i + done * rounds.length] for i in rounds.waiting]
         streams = self.free, self.free_second, self.waiting, self.ports, np.concatenate(self.state), waiting
         return np.concatenate([np.asarray(times, float) for times in streams])
 
-    def _period(self, rounds: Rounds, done: int, moments: Sequence[np.ndarray]) -> tuple[int, float]:
+    def _period(self, rounds: Rounds, done: int, snapshots: Sequence[np.ndarray]) -> tuple[int, float]:
         """Returns the number of rounds after which all changing times have shifted by one amount, and that shift [s].
 
         The number is 0 if there is none yet. Times that do not change are of streams that the rounds do not use. The
         host may shift by less where no action waited for it; otherwise it must shift by the same amount.
         """
-        last = moments[-1]
-        for period in range(1, min(len(moments), self.program.devices + 1)):
-            before = moments[-1 - period]
+        last = snapshots[-1]
+        for period in range(1, min(len(snapshots), self.program.devices + 1)):
+            before = snapshots[-1 - period]
             moved = last != before
             steps = last[moved] - before[moved]
             if not len(steps) or not np.isfinite(steps).all() or np.ptp(steps) > 1e-12 * last[moved].max():
@@ -409,4 +410,4 @@ class _Player:
         span = float(max(*ends, *self.ports, tail.span))
         second = self.second, self.beside
         before = self.entry, second, self.arrival, self.host, self.full
-        return Play(*before, self.sent, self.apart, tail, flat, span, skipped)
+        return Play(*before, self.sent, self.sent_extra, tail, flat, span, skipped)

@@ -30,7 +30,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
     to: host memory or disks.
     """
     made: list[UnitRun] = []
-    coming: Saved = {}
+    before: Saved = {}
     for i, unit_run in enumerate(stage_ops.unit_runs):
         after = (
             stage_ops.unit_runs[i + 1]
@@ -39,16 +39,17 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
         )
         own = _saved_activations(unit_run) if mark in unit_run.marks else {}
         last = {} if after and not after.residual_out else own
-        before = coming if unit_run.residual_in else {}
+        before = before if unit_run.residual_in else {}
         # Equal units in a row differ in the unit before them, the last one also in the unit after it.
         copies = [(1, before, own), (unit_run.count - 2, own, own), (1, own, last)]
         if unit_run.count == 1 or not own:
             copies = [(1, before, last), (unit_run.count - 1, {}, {})] if before or own else [(unit_run.count, {}, {})]
         for place, (count, previous, mine) in enumerate(copies):
             if count:
-                alone = after is None and place == len(copies) - 1
-                made.append(replace(unit_run, fragment=_offload_unit(unit_run, mine, previous, alone, to), count=count))
-        coming = last
+                copies_own = after is None and place == len(copies) - 1
+                fragment = _offload_unit(unit_run, mine, previous, copies_own, to)
+                made.append(replace(unit_run, fragment=fragment, count=count))
+        before = last
     return StageOps(made, stage_ops.ahead, stage_ops.behind)
 
 
@@ -68,11 +69,11 @@ def _saved_activations(unit_run: UnitRun) -> Saved:
     return found
 
 
-def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, to: str) -> Fragment:
+def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, copies_own: bool, to: str) -> Fragment:
     """Returns the fragment of a unit whose `own` activations are offloaded, and during whose passes those of the
     `previous` unit are copied.
 
-    alone: the unit copies its own activations, since no later unit of the stage does.
+    copies_own: the unit copies its own activations, since no later unit of the stage does.
     to: host memory or disks.
     """
     if not own and not previous:
@@ -82,10 +83,10 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
     made.tensor_uses = [
         replace(t, key=f"{t.key}~") if t.key in own and t.op in backward else t for t in made.tensor_uses
     ]
-    comes = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
+    inputs = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
     grads = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
     begin: Op | None = None
-    if own and alone:
+    if own and copies_own:
         result = made.exit[unit_run.residual_out or ""]
         made.forward.append(_copy(own, [result], "F", to))
         begin = back = _copy(own, grads, "B", to)
@@ -95,7 +96,7 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
         made.backward.insert(0, back)
     if previous:
         for ops, waits, phase, gate, name in (
-            (made.forward, comes, "F", made.exit, unit_run.residual_out),
+            (made.forward, inputs, "F", made.exit, unit_run.residual_out),
             (made.backward, grads, "B", made.grad_exit, unit_run.residual_in),
         ):
             copy = _copy(previous, waits, phase, to)
@@ -108,9 +109,9 @@ def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, alone: bool, t
             ]
     for key, nbytes in own.items():
         made.tensor_uses.append(TensorUse(key, nbytes, made.forward[-1]))
-        # Without a copy here the unit after this one has brought them back.
-        came = TensorUse(f"{key}~", nbytes, begin or made.backward[0], begin is not None, "activations")
-        made.tensor_uses.append(came)
+        # Where this unit copies nothing, the next unit has copied them back during its backward pass.
+        restored = TensorUse(f"{key}~", nbytes, begin or made.backward[0], begin is not None, "activations")
+        made.tensor_uses.append(restored)
     return made
 
 
@@ -121,13 +122,15 @@ def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:
     return Op(name, stream, HostCopy(sum(saved.values()), back, to), list(after), phase)
 
 
-def update_on_host(module: Update, fragment: Fragment, weights: int, to: str, there: bool = False) -> Fragment:
+def update_on_host(
+    module: Update, fragment: Fragment, weights: int, to: str, gradients_on_host: bool = False
+) -> Fragment:
     """Rewrites the update of states that are kept on the host: gradients are copied there, CPUs update the states, and
     weights are copied back.
 
     weights: bytes per element of the weights that are copied back; 0 if none are.
     to: where the states are kept; from disks they are read into host memory, and written back, piece by piece.
-    there: the gradients are on the host already.
+    gradients_on_host: the gradients are on the host already and are not copied.
     """
     rewrite = Rewrite(fragment)
     for op in fragment.forward:
@@ -140,12 +143,12 @@ def update_on_host(module: Update, fragment: Fragment, weights: int, to: str, th
             disks = (read - sent, write - back) if to == "nvme" else (0, 0)
             step = Op("adam on the host", HOST, HostUpdate(read, write, *disks), list(op.after), "U")
             ops = [step]
-            if not there:
+            if not gradients_on_host:
                 ops.insert(0, Op("copy gradients", OUT, HostCopy(sent), list(op.after), "U"))
                 step.after = ops[:1]
             if weights:
                 ops.append(Op("copy weights", IN, HostCopy(back, True), [step], "U"))
             rewrite.swap(op, ops)
-        elif there:
+        elif gradients_on_host:
             rewrite.swap(op, [Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)])
     return rewrite.apply()

@@ -44,13 +44,15 @@ class Resharding:
             for tensor in child.inputs:
                 source = ready[tensor.name]
                 if isinstance(child, Operator) and tensor.name in self.scope.producer:
-                    source = self._arrive(child, tensor, source, frag, moved)
+                    source = self._reshard_input(child, tensor, source, frag, moved)
                 frag.entry[tensor.name].after.append(source)
             out.forward += frag.forward
             ready |= frag.exit
         out.exit = {name: op for name, op in ready.items() if name not in out.entry}
 
-    def _arrive(self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]) -> Op:
+    def _reshard_input(
+        self, operator: Operator, tensor: Tensor, source: Op, frag: Fragment, moved: dict[str, Op]
+    ) -> Op:
         """Reshards an input to the layout that the operator needs, once for all its readers in this module."""
         scope = self.scope
         made, wanted = scope.produced_layout(tensor), required_layout(tensor, scope.division(operator))

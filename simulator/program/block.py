@@ -25,7 +25,7 @@ Prices = Price | Sequence[Price]
 SUMS = ("seconds", "weighted", "lasting", "flops")
 """What is summed over ops: seconds; seconds x sigma; seconds and latency; FLOPs."""
 
-COMING = -1
+INPUT = -1
 """The place of what comes in."""
 
 FREE = (0.0, 0.0, 0.0)
@@ -103,14 +103,14 @@ class Block:
         return self._marks[forward]
 
     def behind(self, op: Op) -> tuple[int, ...]:
-        """The places that an op or a mark depends on: its own for an op of this pass, `COMING` for the input of the
+        """The places that an op or a mark depends on: its own for an op of this pass, `INPUT` for the input of the
         pass.
 
         An op of another pass has none.
         """
         if op not in self._place:
             found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
-            found |= {COMING} if op is self.source else set()
+            found |= {INPUT} if op is self.source else set()
             self._place[op] = tuple(sorted(found))
         return self._place[op]
 
@@ -286,7 +286,7 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
         where.append([])
         for _ in range(part.count):
             start = len(issued)
-            where[-1].append({COMING: (*coming, *((COMING,) if through else ()))})
+            where[-1].append({INPUT: (*coming, *((INPUT,) if through else ()))})
             for place, others in enumerate(part.block.after):
                 own = tuple(start + other for other in others)
                 if place in port.entry:
@@ -314,7 +314,7 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
     issued: list[tuple[int, int]] = []
     free = dict[str, float]()
     seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    where: tuple[dict[int, int], dict[int, int]] = ({COMING: COMING}, {COMING: COMING})
+    where: tuple[dict[int, int], dict[int, int]] = ({INPUT: INPUT}, {INPUT: INPUT})
     parts, at = (one, other), [0, 0]
     while any(at[i] < len(parts[i].block.ops) for i in (0, 1)):
         begins = [_begin(parts[i], at[i], free, seen[i]) for i in (0, 1)]

@@ -16,8 +16,8 @@ import numpy as np
 from hardware.errors import ScheduleError
 from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, SideOps, StageOps, Transfer
 from simulator.program.block import (
-    COMING,
     FREE,
+    INPUT,
     Block,
     CompiledBlocks,
     Port,
@@ -60,7 +60,8 @@ def build(
     """
     prices = [price] * timetable.shape.p if callable(price) else price
     maker = _Builder(timetable, stages, prices, axis, updates, host, blocks)
-    tails, meetings = _updates(() if timetable.every else updates, prices, axis if timetable.shape.p > 1 else None)
+    at_end = () if timetable.update_interval else updates
+    tails, meetings = _updates(at_end, prices, axis if timetable.shape.p > 1 else None)
     return Program(
         timetable,
         [maker.task(slot) for slot in timetable.slots],
@@ -225,8 +226,8 @@ class _Builder:
         if (one.ahead or one.behind) and (other.ahead or other.behind):
             rule = "the first forward pass of a stage and the last backward pass of another are one pair"
             raise ScheduleError("pipeline", rule, "Use more micro-batches")
-        made = Task((), one.ahead + other.ahead, one.behind + other.behind, one.comes + other.comes)
-        made.goes = one.goes + other.goes
+        made = Task((), one.ahead + other.ahead, one.behind + other.behind, one.inputs + other.inputs)
+        made.results = one.results + other.results
         (first, _), (second, _) = both = self._concatenate(one), self._concatenate(other)
         if (key := (first, second)) not in self._together:
             self._together[key] = interleave(first, second)
@@ -238,7 +239,7 @@ class _Builder:
             for copy, places in enumerate(own):
                 for at, some in enumerate(each, counting.copy_of(number, copy)):
                     # What a pass waits for before it begins is no place of the pair.
-                    marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != COMING)
+                    marks[at] = tuple(where[i][j] for place in some for j in places[place] if j != INPUT)
         made.parts, made.numbers, made.marks = (part,), [0], [tuple(marks[at] for at in range(len(marks)))]
         return made
 
@@ -310,7 +311,7 @@ def _ready(task: Task, host: float) -> np.ndarray:
     """When the gradient of every parameter is complete, by its number, if the task begins at 0 [s]."""
     found = np.zeros(sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True)))
     free: dict[str, float] = defaultdict(float)
-    issued = came = 0.0
+    issued = arrived = 0.0
     for number, part in enumerate(task.parts):
         block, marks = part.block, task.marks[number]
         (port,) = block.ports
@@ -319,12 +320,12 @@ def _ready(task: Task, host: float) -> np.ndarray:
             for i, op in enumerate(block.ops):
                 issued += host if op.work is not None else 0.0
                 waits = (seen[j] for j in block.after[i])
-                begin = max(free[op.stream], issued if host else 0.0, came if i in port.entry else 0.0, *waits, 0.0)
+                begin = max(free[op.stream], issued if host else 0.0, arrived if i in port.entry else 0.0, *waits, 0.0)
                 free[op.stream] = begin + part.seconds[i]
                 seen.append(free[op.stream] + part.latency[i])
             for at, places in enumerate(marks, task.copy_of(number, copy)):
-                found[at] = max((came if place == COMING else seen[place] for place in places), default=0.0)
-            came = max((seen[place] for place in port.exit), default=0.0 if not port.through else came)
+                found[at] = max((arrived if place == INPUT else seen[place] for place in places), default=0.0)
+            arrived = max((seen[place] for place in port.exit), default=0.0 if not port.through else arrived)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hardware.errors import PlanError
 from simulator.ir.ops import COMPUTE, Op
-from simulator.program.block import COMING
+from simulator.program.block import INPUT
 from simulator.program.program import Program
 from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Send, Task
@@ -84,7 +84,7 @@ def flatten_task(task: Task, host: float) -> FlatTask:
             (op, s, w, 0.0, ()) for op, s, w in zip(side.ops, side.seconds.tolist(), side.latency.tolist(), strict=True)
         ]
     ready: dict[int, tuple[int, ...]] = {}
-    coming: list[tuple[int, ...]] = [()] * task.ports
+    result: list[tuple[int, ...]] = [()] * task.ports
     through = [True] * task.ports
     for number, part in enumerate(task.parts):
         block, marks = part.block, task.marks[number] if task.marks else ()
@@ -92,21 +92,21 @@ def flatten_task(task: Task, host: float) -> FlatTask:
             start, first = len(ops), task.copy_of(number, copy) if marks else 0
             waits: dict[int, list[int]] = defaultdict(list)
             for i, places in enumerate(marks):
-                ready[first + i] = tuple(start + j for j in places if j != COMING)
-                if COMING in places:
-                    ready[first + i] += (*coming[0], *((COMING,) if through[0] else ()))
+                ready[first + i] = tuple(start + j for j in places if j != INPUT)
+                if INPUT in places:
+                    ready[first + i] += (*result[0], *((INPUT,) if through[0] else ()))
                 for place in places:
                     waits[place] += held.get(first + i, ())
             for i, op in enumerate(block.ops):
                 after = (*(start + j for j in block.after[i]), *waits.get(i, ()))
                 for at, port in enumerate(block.ports):
                     if i in port.entry:
-                        after += coming[at]
+                        after += result[at]
                         if through[at]:
                             outside[at].append(len(ops))
                 ops.append((op, part.seconds[i], part.latency[i], host if op.work is not None else 0.0, after))
             for at, port in enumerate(block.ports):
-                coming[at] = (*(coming[at] if port.through else ()), *(start + j for j in port.exit))
+                result[at] = (*(result[at] if port.through else ()), *(start + j for j in port.exit))
                 through[at] &= port.through
     begins: dict[PricedSideOps, int] = {}
     for side in task.behind:
@@ -119,9 +119,9 @@ def flatten_task(task: Task, host: float) -> FlatTask:
         for number, owner in zip(side.params.tolist(), _owners(side), strict=True):
             waits_for[owner].update(ready[number])
         rows = zip(side.ops, side.seconds.tolist(), side.latency.tolist(), waits_for, strict=True)
-        outside[0] += [len(ops) + i for i, places in enumerate(waits_for) if COMING in places]
-        ops += [(op, s, w, 0.0, tuple(sorted(places - {COMING}))) for op, s, w, places in rows]
-    return FlatTask(ops, [frozenset(places) for places in outside], coming, through)
+        outside[0] += [len(ops) + i for i, places in enumerate(waits_for) if INPUT in places]
+        ops += [(op, s, w, 0.0, tuple(sorted(places - {INPUT}))) for op, s, w, places in rows]
+    return FlatTask(ops, [frozenset(places) for places in outside], result, through)
 
 
 def _owners(side: PricedSideOps) -> list[int]:
@@ -144,7 +144,7 @@ def flatten(program: Program) -> FlatProgram:
     flat.first, flat.behind = [0] * len(table.slot), [0] * len(table.slot)
     result: list[tuple[int, ...]] = [()] * table.results
     waiting: list[tuple[int, ...]] = [()] * program.devices
-    handed: dict[int, tuple[int, ...]] = {}
+    second_result: dict[int, tuple[int, ...]] = {}
 
     def send(action: int, at: int, one: Send | None, made: tuple[int, ...]) -> None:
         device, slot = table.device_of[action], table.slots[table.slot[action]]
@@ -158,14 +158,14 @@ def flatten(program: Program) -> FlatProgram:
             if not program.overlap_sends:
                 waiting[device] += (number,)
 
-    def came(action: int) -> tuple[int, ...]:
-        needs = (table.need[action], *table.also.get(action, ()))
+    def input_of(action: int) -> tuple[int, ...]:
+        needs = (table.need[action], *table.further_needs.get(action, ()))
         return tuple(number for need in needs if need >= 0 for number in result[need])
 
     for action in table.sequence:
         device, slot = table.device_of[action], table.slot[action]
         task = tasks[program.tasks[slot]]
-        received = [came(action + i) for i in range(len(task.result))]
+        received = [input_of(action + i) for i in range(len(task.result))]
         start = flat.first[action] = len(flat.ops)
         for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
             waits = tuple(start + j for j in after)
@@ -177,7 +177,7 @@ def flatten(program: Program) -> FlatProgram:
             flat.add(op, seconds, latency, issue, waits, device)
         flat.behind[action] = len(flat.ops)
         if table.slots[slot].follows:
-            made = handed.pop(action)
+            made = second_result.pop(action)
         else:
             # Where nothing is computed, who comes next waits too.
             waiting[device] = () if any(op.stream == COMPUTE for op, *_ in task.ops) else waiting[device]
@@ -185,9 +185,9 @@ def flatten(program: Program) -> FlatProgram:
                 (*(port if through else ()), *(start + j for j in places))
                 for port, through, places in zip(received, task.through, task.result, strict=True)
             ]
-            made, handed[action + 1] = both[0], both[-1]
+            made, second_result[action + 1] = both[0], both[-1]
         send(action, action, program.sends[slot], made)
-        for at, one in zip(table.extra.get(action, ()), program.others.get(slot, ()), strict=False):
+        for at, one in zip(table.extra_results.get(action, ()), program.others.get(slot, ()), strict=False):
             send(action, at, one, made)
     _updates(program, flat, tasks, waiting)
     return flat

@@ -14,11 +14,11 @@ from simulator.program.task import Send, Task
 from simulator.program.timetable import Timetable
 
 EveryStageOps = Sequence[StageOps | Sequence[StageOps]]
-"""What every virtual stage lowers to; where sequences are cut, one for each slice."""
+"""The ops that every virtual stage is lowered to; where sequences are sliced, those of each slice."""
 
 
 def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
-    """The ops of a stage, or of its first slice: all slices pass the same units and weights."""
+    """Returns the ops of a stage, or of its first slice: all slices run the same units with the same weights."""
     return stage if isinstance(stage, StageOps) else stage[0]
 
 
@@ -26,9 +26,11 @@ def one_of(stage: StageOps | Sequence[StageOps]) -> StageOps:
 class Program:
     """A step: tasks and messages by slot, the update of every device, and where devices meet in its collectives.
 
-    sends: messages with the action's own result number; others: further messages of a slot (see `Timetable.extra`).
+    sends: by slot, the message that carries the result; others: the further messages where several stages need the
+    result (see `Timetable.extra_results`).
     received: bytes that a slot receives from other devices.
-    meetings: (device, place) of the collectives of updates that begin together; the op in front of each is its mark.
+    meetings: (device, place) of the ops of one collective of the updates, which begin together; the op before each is
+    a mark: it does no work and says that the device is ready.
     overlap_sends: a device goes on while it sends; otherwise its next action waits.
     host: time of the host to launch one op [s].
     """
@@ -57,7 +59,7 @@ class Program:
         return found + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
 
     def turns(self) -> Iterator[tuple[Task, int]]:
-        """Every task of all devices, with the number of times that it runs."""
+        """Yields every task of all devices with the number of times that it runs."""
         yield from zip(self.tasks, self.timetable.turns, strict=True)
         yield from ((task, 1) for task in self.updates)
 
@@ -67,7 +69,7 @@ class Program:
         return self.sums_of(np.array(self.timetable.turns))
 
     def sums_of(self, turns: np.ndarray) -> np.ndarray:
-        """The same where slots run so often."""
+        """Returns `SUMS` over the ops of every device, like `sums`, where each slot runs as often as `turns` says."""
         distinct = list(dict.fromkeys((*self.tasks, *self.updates)))
         index = {task: i for i, task in enumerate(distinct)}
         times = np.zeros((self.devices, len(distinct)))

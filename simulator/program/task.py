@@ -28,7 +28,7 @@ Flow = tuple[float, str]
 class Task:
     """All ops of one action: side ops ahead, the parts one after another, side ops behind.
 
-    comes, goes: bytes of the input and of the result, each with its memory category.
+    inputs, results: bytes of the input and of the result, each with its memory category.
     marks: for every part, the places of each parameter's first use or, backward, of its complete gradient.
     numbers: for every part, the number of the first parameter of its first copy.
     forward: copies run in the order of parameter numbers.
@@ -39,8 +39,8 @@ class Task:
     parts: tuple[PricedBlock, ...]
     ahead: list[PricedSideOps]
     behind: list[PricedSideOps]
-    comes: tuple[Flow, ...] = ()
-    goes: tuple[Flow, ...] = ()
+    inputs: tuple[Flow, ...] = ()
+    results: tuple[Flow, ...] = ()
     marks: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     forward: bool = True
@@ -49,9 +49,9 @@ class Task:
     def memory(self) -> Profile:
         """The memory profile: the input is allocated at the begin; the result is freed, or passed on, at the end."""
         parts = [(part.block.memory, part.count) for part in self.parts]
-        comes = [(Profile.step(nbytes, category), 1) for nbytes, category in self.comes]
-        goes = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.goes]
-        return Profile.in_series([*comes, *parts, *goes])
+        inputs = [(Profile.step(nbytes, category), 1) for nbytes, category in self.inputs]
+        results = [(Profile.step(-nbytes, category), 1) for nbytes, category in self.results]
+        return Profile.in_series([*inputs, *parts, *results])
 
     @property
     def ports(self) -> int:
@@ -130,6 +130,6 @@ def make_task(
     first, last = stage_ops.unit_runs[0], stage_ops.unit_runs[-1]
     ends = first.nbytes if first.residual_in else 0, last.nbytes if last.residual_out else 0
     category = "activations" if forward else "workspace"
-    comes, goes = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
-    task.comes, task.goes = ((comes, category),) if comes else (), ((goes, category),) if goes else ()
+    inputs, results = {"F": ends, "W": (0, 0), "R": (0, 0)}.get(kind, ends[::-1])
+    task.inputs, task.results = ((inputs, category),) if inputs else (), ((results, category),) if results else ()
     return task

@@ -1,8 +1,9 @@
 """The timetable of a schedule: the checked orders of all devices, with the dependencies between their actions.
 
-Arrays run over actions, device by device. Actions that run the same task have the same *slot*: stage, kind, slice, and
-whether they are the first or last of that kind on the stage. Of two overlapped passes the forward pass leads and the
-backward pass, the next action, follows: both are played together, in the place of the leader.
+Arrays have an entry for each action, device by device. Actions that run the same task have the same *slot*: stage,
+kind, slice, and whether they are the first or last of that kind on the stage (not a unit of time, which
+`simulator.scheduling` calls a slot). Of two overlapped passes the forward pass leads and the backward pass, the next
+action, follows: both are played together, in the place of the leader.
 """
 
 from __future__ import annotations
@@ -76,12 +77,15 @@ class Timetable:
 
     starts: by device, the number of its first action; last, the number of actions.
     slot: by action, its index into `slots`.
-    need: by action, the result of another stage that it needs, or -1; also: further ones. A result has the number of
-    the action that makes it.
-    extra: if several stages need a result, each further one gets a result number of its own, after those of actions.
+    need: by action, the result of another stage that it needs, or -1. A result has the number of the action that makes
+    it.
     sequence: all actions, each after those that it needs.
-    before, after: by stage, the stages whose output it receives, and those that receive its output.
-    every: micro-batches per update in schedules without a flush; otherwise 0.
+    stage_device: by stage, the device that runs it.
+    predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
+    further_needs: by action, the results that it needs besides `need`.
+    extra_results: by action, the numbers of the copies of its result for the second and later stages that need it; they
+    come after the numbers of actions.
+    update_interval: micro-batches per update in schedules without a flush; otherwise 0.
     """
 
     shape: PipelineShape
@@ -92,11 +96,11 @@ class Timetable:
     need: list[int]
     sequence: list[int]
     stage_device: list[int]
-    before: list[tuple[int, ...]]
-    after: list[tuple[int, ...]]
-    also: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    extra: dict[int, range] = field(default_factory=dict)
-    every: int = 0
+    predecessors: list[tuple[int, ...]]
+    successors: list[tuple[int, ...]]
+    further_needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    extra_results: dict[int, range] = field(default_factory=dict)
+    update_interval: int = 0
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -120,7 +124,7 @@ class Timetable:
     @cached_property
     def rounds(self) -> Rounds | None:
         """The steady state, if one is found."""
-        plain = not (self.also or self.extra or any(slot.follows for slot in self.slots))
+        plain = not (self.further_needs or self.extra_results or any(slot.follows for slot in self.slots))
         return _rounds(self) if plain else None
 
     @cached_property
@@ -132,7 +136,7 @@ class Timetable:
     @property
     def results(self) -> int:
         """The number of results."""
-        return len(self.slot) + sum(map(len, self.extra.values()))
+        return len(self.slot) + sum(map(len, self.extra_results.values()))
 
     def device(self, stage: int) -> int:
         return self.stage_device[stage]
@@ -143,11 +147,11 @@ class Timetable:
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages whose results a slot needs."""
-        return _by_kind(slot, self.before, self.after)
+        return _by_kind(slot, self.predecessors, self.successors)
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages that need the result of a slot."""
-        return _by_kind(slot, self.after, self.before)
+        return _by_kind(slot, self.successors, self.predecessors)
 
     def elsewhere(self, stage: int, other: int) -> bool:
         """Whether two stages are on different devices."""
@@ -164,13 +168,13 @@ def timetable(
     schedule: Schedule,
     shape: PipelineShape,
     durations: PassDurations | None = None,
-    every: int = 0,
+    update_interval: int = 0,
     orders: Sequence[Sequence[ScheduleItem]] | None = None,
 ) -> Timetable:
     """Makes the timetable of `schedule`.
 
     durations: of passes, for schedules that ask for them.
-    every: micro-batches per update in schedules without a flush; otherwise 0.
+    update_interval: micro-batches per update in schedules without a flush; otherwise 0.
     orders: orders that devices followed at run time, in place of those of the schedule.
 
     Raises PlanError for a shape that the schedule does not support, and ScheduleError, which prints the orders, if an
@@ -178,21 +182,26 @@ def timetable(
     """
     schedule.check(shape)
     stated = schedule.orders(shape, durations) if orders is None else orders
-    return _TimetableMaker(schedule, shape, [list(order) for order in stated], every).build()
+    return _TimetableMaker(schedule, shape, [list(order) for order in stated], update_interval).build()
 
 
 class _TimetableMaker:
-    """Checks orders and finds dependencies. `where` has an action's number at [stage, kind, micro-batch x slice]."""
+    """Checks orders and finds dependencies.
 
-    def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
-        self.schedule, self.shape, self.stated, self.every = schedule, shape, stated, every
-        self.orders = orders = [insert_updates(order, every) for order in stated] if every else stated
+    action_at: numbers of actions [stage, kind, micro-batch x slice]; -1: the orders lack the action.
+    """
+
+    def __init__(
+        self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], interval: int
+    ) -> None:
+        self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
+        self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
-        self.before = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
-        self.after: list[tuple[int, ...]] = [()] * shape.stages
-        for stage, others in enumerate(self.before):
+        self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
+        self.successors: list[tuple[int, ...]] = [()] * shape.stages
+        for stage, others in enumerate(self.predecessors):
             for other in others:
-                self.after[other] = (*self.after[other], stage)
+                self.successors[other] = (*self.successors[other], stage)
         flat = [actions_of(order) for order in orders]
         self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
         self.count = self.starts[-1]
@@ -212,15 +221,16 @@ class _TimetableMaker:
             ok &= (np.array(self.devices)[self.stage] == self.owner) | np.isin(self.kind, (KEEP, GIVE_BACK))
         if not ok.all():
             raise self._incomplete()
-        self.where = np.full((shape.stages, len(ACTION_KINDS), shape.m * shape.slices), -1)
-        self.where[self.stage, self.kind, self.unit] = np.arange(self.count)
-        there = self.where >= 0
+        self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * shape.slices), -1)
+        self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
+        present = self.action_at >= 0
         passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
         for stage, some in enumerate(ranges):
             passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
-        whole = (there[:, F] == passing) & ((there[:, BW] ^ there[:, B]) == passing) & (there[:, W] == there[:, B])
-        updates = shape.p * shape.m // every if every else 0
-        if not whole.all() or there.sum() != self.count or there[:, O].sum() != updates:
+        whole = (present[:, F] == passing) & ((present[:, BW] ^ present[:, B]) == passing)
+        whole &= present[:, W] == present[:, B]
+        updates = shape.p * shape.m // interval if interval else 0
+        if not whole.all() or present.sum() != self.count or present[:, O].sum() != updates:
             raise self._incomplete()
         self._check_moves()
         self.leads = self._leads()
@@ -236,110 +246,115 @@ class _TimetableMaker:
         return found[:-1]
 
     def build(self) -> Timetable:
-        need, also, extra, sources = self._needs()
-        self._need_moves(need, also, sources)
+        need, further_needs, extra_results, sources = self._needs()
+        self._need_moves(need, further_needs, sources)
         slots, slot = self._slots()
         sequence = self._sequence(sources)
         return Timetable(
-            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.before, self.after,
-            also, extra, self.every,
+            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.predecessors,
+            self.successors, further_needs, extra_results, self.update_interval,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
 
     @cached_property
-    def _back(self) -> np.ndarray:
-        """The action that makes the gradient of a stage's input [stage, micro-batch x slice]."""
-        return np.where(self.where[:, BW] >= 0, self.where[:, BW], self.where[:, B])
+    def _gradient_action(self) -> np.ndarray:
+        """Numbers of the actions that compute the gradient of a stage's input [stage, micro-batch x slice]."""
+        return np.where(self.action_at[:, BW] >= 0, self.action_at[:, BW], self.action_at[:, B])
 
     @cached_property
-    def _first(self) -> list[int]:
+    def _first_needs(self) -> list[int]:
         """By action, the (first) action on another stage that must precede it; -1: none."""
         need = np.full(self.count, -1)
         gradient = (self.kind == BW) | (self.kind == B)
         for mask, tables, made in (
-            (self.kind == F, self.before, self.where[:, F]),
-            (gradient, self.after, self._back),
+            (self.kind == F, self.predecessors, self.action_at[:, F]),
+            (gradient, self.successors, self._gradient_action),
         ):
             first = np.array([others[0] if others else -1 for others in tables])[self.stage]
             need = np.where(mask & (first >= 0), made[first, self.unit], need)
         return need.tolist()
 
     def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
-        """Returns `need`, `also`, `extra` of the timetable, and by action the further actions that must precede it."""
-        need, also, extra = list(self._first), dict[int, tuple[int, ...]](), dict[int, range]()
+        """Returns `need`, `further_needs` and `extra_results` of the timetable, and by action the further actions that
+        must precede it."""
+        need, further_needs, extra_results = list(self._first_needs), dict[int, tuple[int, ...]](), dict[int, range]()
         more: dict[int, tuple[int, ...]] = {}
-        if all(len(others) <= 1 for others in (*self.before, *self.after)):
-            return need, also, extra, more
+        if all(len(others) <= 1 for others in (*self.predecessors, *self.successors)):
+            return need, further_needs, extra_results, more
         total = self.count
-        ways = {F: (self.before, self.after, self.where[:, F])}
-        ways |= dict.fromkeys((BW, B), (self.after, self.before, self._back))
-        every = enumerate(zip(self.kind.tolist(), self.stage.tolist(), strict=True))
-        passes = [(i, kind, stage) for i, (kind, stage) in every if kind in ways]
+        ways = {F: (self.predecessors, self.successors, self.action_at[:, F])}
+        ways |= dict.fromkeys((BW, B), (self.successors, self.predecessors, self._gradient_action))
+        kinds_and_stages = enumerate(zip(self.kind.tolist(), self.stage.tolist(), strict=True))
+        passes = [(i, kind, stage) for i, (kind, stage) in kinds_and_stages if kind in ways]
         for i, kind, stage in passes:
             if (others := len(ways[kind][1][stage])) > 1:
-                extra[i] = range(total, total + others - 1)
+                extra_results[i] = range(total, total + others - 1)
                 total += others - 1
         for i, kind, stage in passes:
             takes, gives, made = ways[kind]
             found = []
             for other in takes[stage]:
                 at, turn = int(made[other, self.unit[i]]), gives[other].index(stage)
-                found.append(extra[at][turn - 1] if turn else at)
+                found.append(extra_results[at][turn - 1] if turn else at)
                 more[i] = (*more.get(i, ()), at)
             if found:
-                need[i], also[i] = found[0], tuple(found[1:])
-        return need, {i: others for i, others in also.items() if others}, extra, more
+                need[i], further_needs[i] = found[0], tuple(found[1:])
+        return need, {i: others for i, others in further_needs.items() if others}, extra_results, more
 
     def _check_moves(self) -> None:
         """Checks that every activation transfer has all four actions, with KEEP and GIVE_BACK on one other device."""
-        there = self.where[:, [EVICT, KEEP, GIVE_BACK, LOAD]]
-        some, whole = (there >= 0).any(axis=1), (there >= 0).all(axis=1)
-        kept, given = self.owner[there[:, 1]], self.owner[there[:, 2]]
+        transfers = self.action_at[:, [EVICT, KEEP, GIVE_BACK, LOAD]]
+        some, whole = (transfers >= 0).any(axis=1), (transfers >= 0).all(axis=1)
+        kept, given = self.owner[transfers[:, 1]], self.owner[transfers[:, 2]]
         wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
         if len(wrong):
             stage, unit = wrong[0].tolist()
             moves = [Action(stage, kind, *divmod(unit, self.shape.slices)) for kind in ACTIVATION_TRANSFERS]
-            rule = f"of a move all four actions stand in the orders, {moves[1]} and {moves[2]} on another device"
+            rule = f"an activation transfer needs all of {', '.join(map(str, moves))}"
+            rule += f", with {moves[1]} and {moves[2]} on another device"
             raise ScheduleError(self.schedule.use, rule, f"Order:\n{format_orders(self.orders, {})}")
 
-    def _need_moves(self, need: list[int], also: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
+    def _need_moves(
+        self, need: list[int], further: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]
+    ) -> None:
         """Adds the dependencies of activation transfers: EVICT needs KEEP, GIVE_BACK needs EVICT and LOAD, and the
         backward pass needs GIVE_BACK."""
         for evict in np.flatnonzero(self.kind == EVICT).tolist():
             stage, unit = self.stage[evict], self.unit[evict]
-            keep, give, load = self.where[stage, [KEEP, GIVE_BACK, LOAD], unit].tolist()
-            back = int(self._back[stage, unit])
+            keep, give, load = self.action_at[stage, [KEEP, GIVE_BACK, LOAD], unit].tolist()
+            back = int(self._gradient_action[stage, unit])
             need[evict], more[evict] = keep, (keep,)
-            need[give], also[give], more[give] = evict, (load,), (evict, load)
+            need[give], further[give], more[give] = evict, (load,), (evict, load)
             more[back] = (*more.get(back, (need[back],)), give)
             if need[back] < 0:
                 need[back] = give
             else:
-                also[back] = (*also.get(back, ()), give)
+                further[back] = (*further.get(back, ()), give)
 
-    def _own(self) -> np.ndarray:
-        """By action, the last action on its own stage that must precede it; -1: none."""
-        there, kind, stage, unit, count = self.where, self.kind, self.stage, self.unit, self.shape.slices
-        forward, again = there[stage, F, unit], there[stage, R, unit]
-        known = [-1, there[stage, B, unit], forward, there[stage, EVICT, unit]]
+    def _needs_on_own_stage(self) -> np.ndarray:
+        """Returns for each action the last action on its own stage that must precede it; -1: none."""
+        action_at, kind, stage, unit, count = self.action_at, self.kind, self.stage, self.unit, self.shape.slices
+        forward, again = action_at[stage, F, unit], action_at[stage, R, unit]
+        known = [-1, action_at[stage, B, unit], forward, action_at[stage, EVICT, unit]]
         kinds = [(kind == F) | (kind == KEEP), kind == W, kind == R, kind == LOAD]
         own = np.select(kinds, known, np.maximum(forward, again))
         if count > 1:
             # Keys and values come from the slice before, their gradients from the slice after.
-            previous = np.where(self.slice > 0, there[stage, F, unit - 1], -1)
-            behind = np.where(self.slice < count - 1, self._back[stage, (unit + 1) % self._back.shape[1]], -1)
+            previous = np.where(self.slice > 0, action_at[stage, F, unit - 1], -1)
+            made = self._gradient_action
+            behind = np.where(self.slice < count - 1, made[stage, (unit + 1) % made.shape[1]], -1)
             own = np.maximum(own, np.select([kind == F, (kind == BW) | (kind == B)], [previous, behind], -1))
         return own
 
     def _sequence(self, more: dict[int, tuple[int, ...]]) -> list[int]:
         """Sorts the actions so that each follows those that it needs. Raises ScheduleError for a deadlock."""
-        need = self._first
-        waits = self._own().tolist()
+        need = self._first_needs
+        waits = self._needs_on_own_stage().tolist()
         for lead in np.flatnonzero(self.leads).tolist():
             # The leader of a pair also waits for what its follower needs.
-            also = more.get(lead + 1, (need[lead + 1],))
-            more[lead] = (*more.get(lead, ()), *also, waits[lead + 1])
+            of_follower = more.get(lead + 1, (need[lead + 1],))
+            more[lead] = (*more.get(lead, ()), *of_follower, waits[lead + 1])
         done = bytearray(self.count + 1)
         done[-1] = 1  # number -1: no dependency
         sequence: list[int] = []
@@ -362,7 +377,7 @@ class _TimetableMaker:
             stuck = {d: self._turn(d, at[d]) for d in range(self.shape.p) if at[d] < ends[d]}
             raise ScheduleError(
                 self.schedule.use,
-                "the order stands still: the marked actions wait for each other",
+                "the order deadlocks: the marked actions wait for each other",
                 f"Order:\n{format_orders(self.orders, stuck)}",
             )
         return sequence
@@ -379,7 +394,7 @@ class _TimetableMaker:
         # Gradients of weights are complete after the last pass of either kind that makes them.
         merged = np.where(kind == W, BW, kind)
         turn = self.stage * len(ACTION_KINDS) + merged
-        if self.every:
+        if self.update_interval:
             done = np.cumsum(kind == O) - (kind == O)
             done -= np.repeat(done[self.starts[:-1]], np.diff(self.starts))
             turn += done * self.shape.stages * len(ACTION_KINDS)
@@ -390,7 +405,7 @@ class _TimetableMaker:
         code = (((self.stage * len(ACTION_KINDS) + kind) * self.shape.slices + self.slice) * 2 + first) * 2 + last
         follows = np.concatenate([[False], self.leads[:-1]]) if self.count else self.leads
         partner = np.where(self.leads, np.roll(code, -1) + 1, 0)
-        keeper = np.where(kind >= EVICT, self.owner[self.where[self.stage, KEEP, self.unit]], -1)
+        keeper = np.where(kind >= EVICT, self.owner[self.action_at[self.stage, KEEP, self.unit]], -1)
         # One number that differs between slots.
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
@@ -421,7 +436,8 @@ class _TimetableMaker:
                 break
         return ScheduleError(
             f"{schedule.use} on device {device}",
-            f"every action of its stages runs exactly once there; {wrong[0]} occurs {counts[wrong[0]]} times",
+            "each action of a stage must be listed exactly once, on the device of the stage;"
+            f" {wrong[0]} is listed {counts[wrong[0]]} times",
             f"Order:\n{format_orders(self.stated, {device: len(order)})}",
         )
 
@@ -453,8 +469,8 @@ def _rounds(table: Timetable) -> Rounds | None:
     bounds = table.starts
     per_microbatch = (bounds[1] - bounds[0]) // shape.m
     lengths = [per_microbatch * step for step in (1, shape.p, shape.p * shape.v)]
-    if table.every:
-        lengths.insert(0, (bounds[1] - bounds[0]) * table.every // shape.m)
+    if table.update_interval:
+        lengths.insert(0, (bounds[1] - bounds[0]) * table.update_interval // shape.m)
     for length in dict.fromkeys(lengths):
         if length * 3 > bounds[1] - bounds[0]:
             continue
@@ -472,7 +488,7 @@ def _rounds(table: Timetable) -> Rounds | None:
         # No dependency leads backwards over the border behind all that an action depends on.
         reached = table.starts[:-1]
         for at in range(spans[0][0], spans[0][0] + length):
-            _reach(table, at, reached)
+            _extend_to(table, at, reached)
             if all(begin >= start for begin, (start, _) in zip(reached, spans, strict=True)):
                 count = min((stop - begin) // length for begin, (_, stop) in zip(reached, spans, strict=True))
                 if count < 2:
@@ -485,8 +501,8 @@ def _rounds(table: Timetable) -> Rounds | None:
     return None
 
 
-def _reach(table: Timetable, action: int, reached: list[int]) -> None:
-    """Extends `reached` (by device, one past its last action) to `action` and all that it depends on."""
+def _extend_to(table: Timetable, action: int, reached: list[int]) -> None:
+    """Extends `reached` (by device, the end of a prefix of its actions) to `action` and all that it depends on."""
     left = [action]
     while left:
         at = left.pop()

@@ -123,7 +123,7 @@ def _whole_cluster(metrics: Metrics) -> str:
 
 
 def _causal(metrics: Metrics) -> str:
-    return f"palm (attention in full); {metrics.mfu['causal']:.1%} causal (half of attention)"
+    return f"full attention, as in PaLM; {metrics.mfu['causal']:.1%} causal attention"
 
 
 def _run(metrics: Metrics) -> str:
@@ -273,7 +273,7 @@ _TABLE = (
         compute=lambda metrics: metrics.capacity / GIB,
         unit="GiB",
         better="neither",
-        label="memory that a GPU has",
+        label="memory capacity of a GPU",
         sentence="memory of a GPU; of the smallest, where stages have several kinds",
         path="memory.capacity_gib",
         form="{:,.1f}",
@@ -316,7 +316,7 @@ _TABLE = (
         compute=lambda metrics: metrics.days,
         unit="days",
         better="lower",
-        label="days of the run",
+        label="training days",
         sentence="`run.tokens` / tokens of a step x `step_time_s`, without interruptions",
         path="run.days",
         form="{:,.3g}",
@@ -328,7 +328,7 @@ _TABLE = (
         compute=lambda metrics: metrics.gpu_hours,
         unit="GPU-hours",
         better="lower",
-        label="GPU-hours of the run",
+        label="total GPU-hours",
         sentence="`days` x 24 x GPUs",
         path="run.gpu_hours",
         needs="run",
@@ -338,7 +338,7 @@ _TABLE = (
         compute=lambda metrics: metrics.cost,
         unit="",
         better="lower",
-        label="cost of the run",
+        label="training cost",
         sentence="`gpu_hours` x `run.price_per_gpu_hour`",
         path="run.cost",
         form="{:,.3g}",

@@ -47,7 +47,7 @@ class Forecast:
     def window(self) -> Window | None:
         """The part of a run that repeats, of a schedule without a flush; None with a flush."""
         table = self.program.timetable
-        return window(table, self.step.done, self.plan.shape.m) if table.every else None
+        return window(table, self.step.done, self.plan.shape.m) if table.update_interval else None
 
     @property
     def seconds(self) -> float:

@@ -64,7 +64,7 @@ class ZeroInfinity(ShardedScheme):
         if not isinstance(module, Update) or not self.offloads("optimizer"):
             return fragment
         back = 0 if self.offloads("parameters") else BYTES[self.framework.weights]
-        return update_on_host(module, fragment, back, self.options.optimizer, there=True)
+        return update_on_host(module, fragment, back, self.options.optimizer, gradients_on_host=True)
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

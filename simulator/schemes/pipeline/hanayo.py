@@ -53,7 +53,8 @@ class Hanayo(Schedule):
     def check(self, shape: PipelineShape) -> None:
         given = self.options.chunks if "chunks" in self.options.model_fields_set else shape.v
         if shape.v % 2 or given != shape.v:
-            raise PlanError("plan.chunks", f"{self.use} has two chunks a device and wave", "Set waves alone", given)
+            rule = f"{self.use} runs two chunks per device and wave"
+            raise PlanError("plan.chunks", rule, "Set waves, and leave chunks out", given)
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
         def priority(action: Action) -> tuple[bool, int, int]:

@@ -181,7 +181,7 @@ def test_a_job_without_a_file_is_refused() -> None:
 def test_an_order_that_deadlocks_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
-    with pytest.raises(ScheduleError, match="stands still") as refused:
+    with pytest.raises(ScheduleError, match="deadlocks") as refused:
         export_csv(str(path), None, None, None)
     assert "0F0 >0BW0< 0F1 0BW1" in str(refused.value) and ">1F1<" in str(refused.value)
 

@@ -282,7 +282,7 @@ def test_arrows_join_sends_and_what_waits_for_them(name: str, folder: Path) -> N
         assert reader["ts"] >= end(send)
         stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", begin["name"]).groups()  # type: ignore[union-attr]
         table = report(name).play.program.timetable
-        takers, kinds = (table.after, "F") if kind == "F" else (table.before, "BW?")
+        takers, kinds = (table.successors, "F") if kind == "F" else (table.predecessors, "BW?")
         stages = "|".join(map(str, takers[int(stage)]))
         # A pair is named after both of its passes.
         assert re.search(rf"\b({stages}){kinds}{microbatch}\b", reader["args"]["action"])

@@ -165,11 +165,11 @@ class GivenOrders(Lent):
 @pytest.mark.parametrize(
     ("taken", "put", "words"),
     [
-        ("0G0", None, "of a move all four actions"),
-        ("0E0", None, "of a move all four actions"),
-        (None, (0, 2, Action(0, "K", 0)), "occurs 2 times"),
+        ("0G0", None, "an activation transfer needs all of"),
+        ("0E0", None, "an activation transfer needs all of"),
+        (None, (0, 2, Action(0, "K", 0)), "is listed 2 times"),
         (None, (1, 0, Action(7, "K", 0)), "7K0"),
-        (None, (0, 0, Action(0, "E", 0)), "occurs 2 times"),
+        (None, (0, 0, Action(0, "E", 0)), "is listed 2 times"),
     ],
     ids=["never given back", "never evicted", "kept twice", "no such stage", "evicted twice"],
 )
@@ -189,7 +189,7 @@ def test_a_load_after_its_backward_pass_deadlocks() -> None:
     load = Action(0, "L", 1)
     rows[0].remove(load)
     schedule.rows = [[*rows[0], load], rows[1]]
-    with pytest.raises(ScheduleError, match="stands still") as refused:
+    with pytest.raises(ScheduleError, match="deadlocks") as refused:
         timetable(schedule, shape)
     assert ">0BW1<" in str(refused.value)
 

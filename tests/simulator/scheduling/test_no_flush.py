@@ -93,7 +93,7 @@ def test_first_and_last_passes_count_from_update_to_update(use: str, shape: Pipe
         return
     schedule = shipped(use)
     every = schedule.microbatches_per_update(shape)
-    found = timetable(schedule, PipelineShape(shape.p, shape.m * batches), every=every)
+    found = timetable(schedule, PipelineShape(shape.p, shape.m * batches), update_interval=every)
     for device, order in enumerate(found.orders):
         updates = [found.actions[i] for i in found.updates[device]]
         assert updates == [Action(device, "O", k) for k in range(every - 1, shape.m * batches, every)]
@@ -391,7 +391,7 @@ def test_only_the_first_step_has_a_warmup(use: str, pp: int, m: int) -> None:
     # The first steps are those of the run: when the last device has run the updates of that many batches.
     table, window = report.play.program.timetable, report.play.window
     assert window is not None
-    per_step, ends = m // table.every, window.moments.max(axis=0)
+    per_step, ends = m // table.update_interval, window.moments.max(axis=0)
     overhead = report.job.framework.step_overhead_s
     for batches in range(1, len(ends) // per_step + 1):
         total = sum(report.first_steps(batches)) - batches * overhead

@@ -86,8 +86,8 @@ def test_every_stage_holds_one_more_than_its_successors(branches: int, d: int, t
     for stage, order in enumerate(found.orders):
         forward, backward = ([Action(stage, kind, i) for i in range(m)] for kind in ("F", "BW"))
         assert order == one_forward_one_backward(forward, backward, k[stage] - 1)
-    assert sum(not others for others in found.before) == branches
-    assert [len(others) for others in found.after].count(0) == 1
+    assert sum(not others for others in found.predecessors) == branches
+    assert [len(others) for others in found.successors].count(0) == 1
     assert k[0] == d + trunk
 
 
@@ -99,7 +99,7 @@ def test_with_one_branch_it_is_1f1b(p: int, m: int, trunk: int) -> None:
     if trunk < p:
         found, wanted = timetable(graphpipe(branches=1, trunk=trunk), shape), timetable(stage_ops, shape)
         assert (found.orders, found.need, found.sequence) == (wanted.orders, wanted.need, wanted.sequence)
-        assert not found.also and not found.extra
+        assert not found.further_needs and not found.extra_results
 
 
 @pytest.mark.parametrize("p", range(1, 9))
@@ -122,11 +122,11 @@ def test_a_join_takes_an_input_of_every_branch_and_sends_each_a_gradient() -> No
     named = {i: name for name, i in number.items()}
     for k in (0, 1):
         join, back = number[f"2F{k}"], number[f"2BW{k}"]
-        assert [named[i] for i in (found.need[join], *found.also[join])] == [f"0F{k}", f"1F{k}"]
-        (second,) = found.extra[back]
+        assert [named[i] for i in (found.need[join], *found.further_needs[join])] == [f"0F{k}", f"1F{k}"]
+        (second,) = found.extra_results[back]
         assert [found.need[number[f"{tower}BW{k}"]] for tower in (0, 1)] == [back, second]
     assert found.results == len(found.actions) + 2
-    assert len(found.also) == len(found.extra) == 2
+    assert len(found.further_needs) == len(found.extra_results) == 2
     assert found.rounds is None
 
 

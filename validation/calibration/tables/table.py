@@ -187,5 +187,5 @@ def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:
     best = max(known, key=lambda own: len(own & columns) / len(own))
     listed = ", ".join(sorted(best - columns))
     if len(best & columns) > len(best) / 2:
-        return f"Nearest is the one of {', '.join(sorted(best))}: add {listed}"
-    return "Known are: " + "; or ".join(", ".join(sorted(own)) for own in known)
+        return f"The closest format has the columns {', '.join(sorted(best))}: add {listed}"
+    return "Formats, by their columns: " + "; or ".join(", ".join(sorted(own)) for own in known)
