@@ -1,7 +1,8 @@
 """JSON Schemas (draft 2020-12) of the files that meshcast reads, made from the pydantic models that read them.
 
-They serve editors and programs that write jobs. They do not express relations between fields (which degrees fit which
-cluster), and they are stricter than meshcast, which also accepts quoted numbers and ``yes`` for true.
+``meshcast schema`` prints them, for editors and for programs that write jobs. They do not express relations between
+fields (which degrees fit which cluster), and they are stricter than meshcast, which also accepts quoted numbers and
+``yes`` for true.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ FILES: dict[str, tuple[type[BaseModel], str]] = {
         "Measured samples and the forecasts made before; times in seconds, memory in bytes.",
     ),
 }
-"""Files that are no part of a job: model and description of each."""
+"""Files that are no part of a job: by kind, model and description."""
 
 
 class Generator(GenerateJsonSchema):
@@ -68,7 +69,7 @@ class Generator(GenerateJsonSchema):
 
 
 def schema(kind: str) -> Schema:
-    """Schema of one of `KINDS`: a job or a part of it, a sweep, a published run, a measurement file.
+    """Returns the schema of one of `KINDS`: a job or a part of it, a sweep, a published run, a measurement file.
 
     Raises PlanError for another `kind`.
     """
@@ -85,7 +86,7 @@ def schema(kind: str) -> Schema:
 
 
 def definitions() -> Schema:
-    """Definitions of all parts of a job by class name, and of the keys ``job``, ``model``, ``cluster`` and so on."""
+    """Makes the definitions of all parts of a job by class name, and of the keys ``job``, ``model`` and so on."""
     _, made = models_json_schema([(one, "validation") for one in (*JOB, *CLUSTERS)], schema_generator=Generator)
     defs: Schema = made["$defs"]
     for model in JOB:
@@ -100,7 +101,7 @@ def definitions() -> Schema:
 
 
 def _sweep(defs: Schema) -> Schema:
-    """A sweep; its job need not have a model or cluster, since both may vary."""
+    """Makes the schema of a sweep; its job need not have a model or cluster, since both may vary."""
     made: Schema = defs.pop("SweepFile")
     made["properties"]["job"] |= {"anyOf": [_word("the path of a job file", ["job.yaml"]), _free(defs["job"])]}
     number = {
@@ -117,7 +118,7 @@ def _sweep(defs: Schema) -> Schema:
 
 
 def _model(defs: Schema) -> Schema:
-    """A model: a name, fields, or a name with changes; null stands for a field's default."""
+    """Makes the schema of a model: a name, fields, or a name with changes; null stands for a field's default."""
     words: Schema = {"source": {"type": "string", "description": "Public source of the fields."}}
     words |= {key: {"enum": [None, False, 0, "", [], {}]} for key in UNDESCRIBED}
     for shape in SHAPES:
@@ -135,7 +136,7 @@ def _model(defs: Schema) -> Schema:
 
 
 def _cluster(defs: Schema) -> Schema:
-    """A cluster: a name, or one of the forms of `CLUSTERS`."""
+    """Makes the schema of a cluster: a name, or one of the forms of `CLUSTERS`."""
     for key in ("groups", "assumed"):  # meshcast fills them in
         del defs["Cluster"]["properties"][key]
     known = [*clusters(), *(f"{node}:1" for node in nodes())]
@@ -144,7 +145,7 @@ def _cluster(defs: Schema) -> Schema:
 
 
 def _framework(defs: Schema) -> Schema:
-    """A framework: a name, or a name with changed fields."""
+    """Makes the schema of a framework: a name, or a name with changed fields."""
     for part in FRAMEWORK_PARTS:
         defs[part.__name__] = _free(defs[part.__name__])
     names = {"type": "string", "enum": list(framework_names())}
@@ -153,7 +154,7 @@ def _framework(defs: Schema) -> Schema:
 
 
 def _plan(defs: Schema) -> Schema:
-    """A plan in short or long form; in the long one each scheme has its own options."""
+    """Makes the schema of a plan in short or long form; in the long form each scheme has its own options."""
     entry = defs.pop("SchemeEntry")["properties"]
     schemes = []
     for use in scheme_names():
@@ -176,7 +177,7 @@ def _plan(defs: Schema) -> Schema:
 
 
 def _free(made: Schema) -> Schema:
-    """The schema without required keys."""
+    """Returns the schema without required keys."""
     return {key: value for key, value in made.items() if key != "required"}
 
 
@@ -189,7 +190,7 @@ def _word(what: str, examples: Iterable[str]) -> Schema:
 
 
 def _select_definitions(made: Schema, defs: Mapping[str, Schema]) -> Schema:
-    """The definitions that `made` refers to, directly or through others."""
+    """Selects the definitions that `made` refers to, directly or through others."""
     found, asked = set[str](), [made]
     while asked:
         for name in _names(asked.pop()) - found:
@@ -199,7 +200,7 @@ def _select_definitions(made: Schema, defs: Mapping[str, Schema]) -> Schema:
 
 
 def _names(made: Any) -> set[str]:
-    """Names of the definitions that a schema refers to directly."""
+    """Returns the names of the definitions that a schema refers to directly."""
     if isinstance(made, dict):
         own = {made["$ref"].rpartition("/")[2]} if isinstance(made.get("$ref"), str) else set()
         return own.union(*map(_names, made.values()))
@@ -207,7 +208,7 @@ def _names(made: Any) -> set[str]:
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Docstring below each field of a `model`, by the field's name in files."""
+    """Reads the docstring below each field of a `model`, by the field's name in files."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(body, ast.ClassDef)
     found = {}

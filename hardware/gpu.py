@@ -1,4 +1,4 @@
-"""A GPU, by its datasheet."""
+"""The GPU of the catalog: memory, caches, peak rates, power and links by its datasheet."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ class GPU(Strict):
     """One accelerator.
 
     Attributes:
-        architecture: generation, as the maker calls it (``hopper``).
+        architecture: generation, in the words of the vendor (``hopper``).
         memory: device memory [bytes] that programs, the framework's reserve and the driver share.
-        memory_bandwidth: of device memory [bytes/s], nominal.
-        l2: last-level cache [bytes].
+        memory_bandwidth: nominal bandwidth of device memory [bytes/s].
+        l2: size of the last-level cache [bytes].
         multiprocessors: streaming multiprocessors or compute units.
-        clock: from which `peak` follows, else the highest that devices report [Hz]; None if unknown.
+        clock: clock for which the datasheet computes `peak`; if it states none, the highest that devices report
+            [Hz]; None if unknown.
         peak: dense FLOP/s by number format, without structured sparsity; formats that are not listed are not supported.
         power: board power limit [W].
         scale_up: catalog name of its scale-up link; None without one.
         host: its link to the host, over which it also reaches GPUs that no scale-up link joins.
-        usual_node: catalog name of the node that it is mostly sold in, to fill in what a user does not state.
+        usual_node: catalog name of the node that it is mostly sold in, for clusters that do not state their node.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""The place of a group in a cluster: the domains, nodes and levels of the fabric that it touches.
+"""How far a communication group extends in a cluster: over how many scale-up domains, nodes and levels of the network.
 
-Ranks are dense: rank r is a GPU of scale-up domain r // domain, of node r // gpus_per_node, and so on upwards. A
-scale-up domain that spans nodes (GB200 NVL72) counts as one node here: its GPUs reach each other without the network.
+Cost models of collectives depend on a group only through this `Reach`. Ranks fill the cluster in order: rank r is in
+scale-up domain r // domain, in node r // gpus_per_node, and so on upwards. A scale-up domain that spans nodes (GB200
+NVL72) counts as one node here: its GPUs reach each other without the network.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from hardware.cluster import Cluster
 
 
 class Parts(NamedTuple):
-    """Parts of the cluster (domains, nodes) that a group touches, and its members in the part that holds the fewest."""
+    """Number of domains or nodes that have members of a group, and the least number of members in one of them."""
 
     number: int
     fewest: int
 
 
 class Crossing(NamedTuple):
-    """A level of the fabric that a group crosses, and its members in the block below that holds the fewest."""
+    """A level of the network that a group crosses, and the least number of its members in a block below that level."""
 
     oversubscription: float
     fewest: int
@@ -30,14 +31,14 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True)
 class Reach:
-    """Where a group sits in the cluster.
+    """How far a group extends in the cluster.
 
     Attributes:
         members: GPUs in the group.
-        domains: scale-up domains that it touches; with one it never leaves the scale-up links.
-        nodes: nodes that it touches; with one it needs no network.
+        domains: scale-up domains of its members; if it is one, all traffic is on scale-up links.
+        nodes: nodes of its members; if it is one, the group needs no network.
         links: share of its scale-up links that a member can use within the group: 1 with a switch.
-        levels: of the fabric that it crosses, from the lowest.
+        levels: levels of the network that it crosses, from the lowest.
         rails: oversubscription of the level above `levels` that traffic between GPUs at different places of their nodes
             has to cross, where ports at the same place share a switch (rails) and no scale-up switch forwards it.
     """
@@ -51,7 +52,7 @@ class Reach:
 
 
 def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
-    """The `Reach` of the group of these global `ranks`."""
+    """Returns the `Reach` of the group of these global `ranks`."""
     if not len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
     node = cluster.node
@@ -66,13 +67,13 @@ def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
 
 
 def _parts(ranks: Sequence[int], size: int) -> Parts:
-    """The blocks of `size` ranks that a group touches."""
+    """Counts the blocks of `size` consecutive ranks that have members of a group."""
     held = Counter([rank // size for rank in ranks])
     return Parts(len(held), min(held.values()))
 
 
 def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
-    """Without a switch: the share of a member's links that end at other members; least of all members."""
+    """Returns, without a switch, the least share of a member's links that end at other members."""
     domain, places = cluster.domain, dict[int, list[int]]()
     for rank in ranks:
         places.setdefault(rank // domain, []).append(rank % domain)
@@ -92,7 +93,7 @@ def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:
 
 
 def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
-    """See `Reach.rails`. Behind a scale-up switch NCCL forwards data to the GPU on the right rail (PXN)."""
+    """Returns `Reach.rails`; 1 where NCCL forwards data over a scale-up switch to the GPU on the right rail (PXN)."""
     node, levels = cluster.node, cluster.fabric.joins
     if not crossed or crossed == len(levels) or node.nics is None or not node.nics.rail_optimised.value:
         return 1.0

@@ -1,4 +1,4 @@
-"""Forecasts against published measurements: a dot for every run along the diagonal, and below it their ratios.
+"""Plot of forecasts against published measurements: a dot for every run about a diagonal, and below it their ratios.
 
 Both axes are logarithmic, so equal distances from the diagonal are equal relative errors; the bands are 10 and 20 %.
 Every source has its own colour and marker; whiskers are 90 % intervals.
@@ -34,7 +34,7 @@ FARTHEST = 4.0
 
 @dataclass(frozen=True)
 class Dot:
-    """Measured value and forecast of one run [s or GiB]; low, high: interval, or twice the forecast."""
+    """Measured value and forecast of one run [s or GiB]. low, high: 90 % interval; both the forecast if it has none."""
 
     source: str
     measured: float
@@ -48,7 +48,7 @@ class Dot:
 
 
 def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
-    """Step times of the runs with a measured one [s]."""
+    """Returns the step times of the runs with a measured one [s]."""
     found = []
     for row in rows:
         if row["error"] is not None:
@@ -58,7 +58,7 @@ def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
 
 
 def memory_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
-    """Peak memory of the runs with a measured one [GiB]."""
+    """Returns the peak memory of the runs with a measured one [GiB]."""
     found = []
     for row in rows:
         if row["memory_error"] is not None:
@@ -82,7 +82,7 @@ def draw_memories(rows: Sequence[dict[str, Any]], path: str | Path) -> None:
 
 
 def compare_dots(dots: Sequence[Dot], what: str, unit: str, of: int) -> Figure:
-    """The plot. of: number of all runs."""
+    """Returns the plot. of: number of all runs."""
     sheet = Sheet(7.2)
     title = f"{what} of published runs, forecast against measured"
     if not dots:
@@ -115,7 +115,7 @@ def compare_dots(dots: Sequence[Dot], what: str, unit: str, of: int) -> Figure:
 
 
 def _source_looks(dots: Sequence[Dot]) -> dict[str, dict[str, Any]]:
-    """Colour and marker of every source, that with most runs first."""
+    """Chooses colour and marker of every source; the source with most runs comes first."""
     names = sorted({dot.source for dot in dots}, key=lambda name: (-sum(dot.source == name for dot in dots), name))
     return {
         name: {"color": HUES[i % len(HUES)], "marker": SHAPES[(i + i // len(HUES)) % len(SHAPES)]}

@@ -1,4 +1,4 @@
-"""Timeline of a step (Gantt chart): a row for every pipeline device, with its communication below its computation.
+"""Plot of the timeline of a step (Gantt chart): a row for every pipeline device, communication below computation.
 
 A bar reaches from the start of the first kernel of an action to the end of its last one, and has the number of the
 micro-batch; white is idle. Two overlapped passes share a bar, the forward pass on top. A step of many actions is drawn
@@ -39,7 +39,7 @@ RECOMPUTE = style.YELLOW
 LANES = {"tp": "tensor", "cp": "context", "ep": "expert", "dp": "data", "pp": "pipeline", "copy": "copies"}
 
 ROWS = 32
-"""Maximum number of devices that are drawn; of more, evenly spaced ones."""
+"""Maximum number of devices that are drawn; if there are more, evenly spaced ones are."""
 
 COLUMNS = 7
 """Maximum number of entries in a line of the legend."""
@@ -57,7 +57,7 @@ READABLE = 2.1 * DIGIT
 """Width of a bar that has room for two digits [in]."""
 
 WHOLE = 0.0, 1.0
-"""Lower and upper end of an action that has a bar of its own, in shares of its height."""
+"""Lower and upper end of an action that fills its bar, in shares of the height of a bar."""
 
 BINS = 1600
 """Columns of a lane of communication: ops are much shorter than print resolves."""
@@ -98,7 +98,7 @@ def draw(report: Report, path: str | Path) -> None:
 
 
 def timeline(report: Report) -> Figure:
-    """The plot."""
+    """Returns the plot."""
     program, shape = report.play.program, report.play.plan.shape
     count = min(program.devices, ROWS)
     chosen = sorted({round(i * (program.devices - 1) / max(1, count - 1)) for i in range(count)})
@@ -149,7 +149,7 @@ def timeline(report: Report) -> Figure:
 
 
 def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
-    """The panels: the whole step, and its warm-up and cool-down if numbers in its bars would not be readable."""
+    """Chooses the panels: the whole step; also warm-up and cool-down if numbers in its bars would not be readable."""
     count = len(rows)
     tall = min(0.44, max(0.2, 2.8 / count))
     inches = style.PAGE - LEFT - RIGHT
@@ -187,7 +187,7 @@ def choose_panels(rows: Sequence[Row], span: float, stages: int) -> list[Panel]:
 
 
 def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) -> Row:
-    """Actions, recomputation and communication of one device."""
+    """Returns actions, recomputation and communication of one device."""
     flat, table = report.play.step.flat, report.play.program.timetable
     spans: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
     first, last, kinds, stages, microbatches, parts = [], [], [], [], [], []
@@ -219,7 +219,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
         microbatch = table.actions[action].microbatch
         add_bars(given.kind, given.stage, microbatch, start, pieces, (0.0, 0.5) if given.partner else WHOLE)
         if given.partner:
-            # The second pass of a pair has its ops in the action before.
+            # The first action of a pair has the ops of both passes.
             other = table.actions[action + 1]
             add_bars(other.kind, other.stage, other.microbatch, start, pieces, (0.5, 1.0))
         again += [(start + a, start + b) for a, b in spans[slot][1]]
@@ -249,7 +249,7 @@ def device_row(report: Report, device: int, begin: np.ndarray, end: np.ndarray) 
 
 
 def busy_share(intervals: Sequence[tuple[np.ndarray, np.ndarray]], edges: np.ndarray) -> np.ndarray:
-    """Busy share of every column of time.
+    """Computes the busy share of every column of time.
 
     intervals: starts and ends of every stream, ordered and without overlap [s]. edges: of the columns [s].
     """
@@ -382,7 +382,7 @@ def mark_panel(axes: Any, panel: Panel, whole: Panel) -> None:
 
 
 def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> list[tuple[str, list[style.RGB]]]:
-    """Labels and colours of everything that the rows contain."""
+    """Returns labels and colours of the kinds of actions and communication in the rows."""
     present = {kind for row in rows for kind in row.kind}
     entries = []
     for kind, (words, colour) in KINDS.items():
@@ -396,11 +396,11 @@ def legend_entries(rows: Sequence[Row], lanes: Sequence[str], chunks: int) -> li
 
 
 def legend_columns(entries: Sequence[tuple[str, list[style.RGB]]], chunks: int) -> int:
-    """Number of entries in a line of the legend that fits the page."""
+    """Returns how many entries of the legend fit a line of the page."""
     beside = ((2.4 if chunks > 1 else 1.4) + 0.5 + 1.1) * style.SMALL / 72
 
     def wide(columns: int) -> float:
-        """Width of a legend whose entries fill its columns from top to bottom [in]."""
+        """Computes the width of a legend with so many columns [in]; entries fill them from top to bottom."""
         words = np.array_split([len(words) for words, _ in entries], columns)
         return sum(float(column.max()) * LETTER + beside for column in words if len(column))
 

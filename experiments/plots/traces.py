@@ -1,7 +1,7 @@
-"""Traced step against simulated step: a pair of bars for every class of kernels, and both timelines by stream.
+"""Plot of a traced step against its simulation: a pair of bars for every class of kernels, both timelines by stream.
 
-Both sides have the same scale. Colours are those of `LOOKS`: blue for GEMMs and attention, orange for memory-bound
-kernels, grey for the optimizer and the rest; communication has the colour of its axis.
+Both timelines have the same scale. Colours (`LOOKS`): blue for GEMMs and attention, orange for memory-bound
+kernels, grey for the optimizer and the rest; communication has the colour of its mesh axis.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def draw(comparison: Comparison, path: str | Path) -> None:
 
 
 def class_colour(stream: str, kind: str) -> style.RGB:
-    """Colour of a class of kernels on a stream."""
+    """Returns the colour of a class of kernels on a stream."""
     if stream == COMPUTE:
         return LOOKS.get(kind, LOOKS["other"])
     return style.rgb(style.AXES[SHORT[stream]]) if stream in SHORT else style.lighten(style.INK, 0.25)
 
 
 def traces(comparison: Comparison) -> Figure:
-    """The plot."""
+    """Returns the plot."""
     lines, sides = comparison.lines, (comparison.real, comparison.simulated)
     lanes = [stream for stream in STREAMS if any(line.stream == stream for line in lines)]
     spans = [side.span for side in sides]
@@ -105,7 +105,7 @@ def traces(comparison: Comparison) -> Figure:
 
 
 def _describe_sides(comparison: Comparison) -> list[str]:
-    """Kernels, exposed communication and idle time of both sides, a line each."""
+    """Writes a line for each side: number of kernels, exposed communication and idle time."""
     parts = []
     for name, side in zip(SIDES, (comparison.real, comparison.simulated), strict=True):
         account = side.account
@@ -119,7 +119,7 @@ KernelPair = tuple[str, str, tuple[float, float], tuple[int, int]]
 
 
 def _rows(comparison: Comparison) -> list[KernelPair]:
-    """A pair for every class of every stream, for exposed communication and for idle time."""
+    """Lists a pair for every class of every stream, for exposed communication and for idle time."""
     rows: list[KernelPair] = [
         (line.stream, line.kind, (line.real, line.simulated), (line.real_calls, line.simulated_calls))
         for line in comparison.lines
@@ -179,7 +179,7 @@ def _draw_lanes(axes: Any, side: Timeline, lanes: Sequence[str], span: float, sc
 
 
 def mix_colours(slices: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
-    """Mean colour of the kernels in every column of time, on white [columns, 3]. edges: of the columns [s]."""
+    """Computes the mean colour of every column of time, white if idle [columns, 3]. edges: of the columns [s]."""
     total, mixed = np.zeros(len(edges) - 1), np.zeros((len(edges) - 1, 3))
     for stream, kind in sorted({(one.stream, one.kind) for one in slices}):
         own = [(one.begin, one.begin + one.seconds) for one in slices if (one.stream, one.kind) == (stream, kind)]
@@ -191,7 +191,7 @@ def mix_colours(slices: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
 
 
 def _busy_before(spans: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """Total length of intervals before every moment [s]; the intervals may overlap."""
+    """Computes the total length of the intervals before every moment [s]; intervals may overlap."""
     found = np.zeros(len(moments))
     for column, sign in ((0, 1.0), (1, -1.0)):
         ordered = np.sort(spans[:, column])

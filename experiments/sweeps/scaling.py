@@ -1,4 +1,4 @@
-"""Scaling curves: one job on increasing numbers of GPUs, of which one mesh axis grows.
+"""Scaling curves: forecasts of one job on several numbers of GPUs, by which one axis of its mesh is scaled.
 
 Strong scaling keeps the global batch size, weak scaling the batch size per GPU; the rest of the job is unchanged.
 """
@@ -24,7 +24,7 @@ from simulator.report.report import Report
 Kind = Literal["weak", "strong"]
 
 MATRIX = "matrix work"
-"""Bottleneck of a step of which other parts take less than a tenth."""
+"""Bottleneck of a step in which all but GEMMs and attention take less than a tenth of the time."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Curve:
         return [point for point in self.points if point.report is not None]
 
     def efficiency(self, point: Point) -> float:
-        """Throughput of a GPU relative to that of a GPU at the smallest point with a forecast."""
+        """Computes the throughput per GPU relative to that at the smallest number of GPUs with a forecast."""
         first = self.known[0]
         return point.tokens_per_s / point.gpus / (first.tokens_per_s / first.gpus)
 
     @property
     def changes(self) -> list[tuple[Point, Point]]:
-        """Neighbouring points with different bottlenecks."""
+        """Pairs of neighbouring points with different bottlenecks."""
         pairs = zip(self.known, self.known[1:], strict=False)
         return [(one, other) for one, other in pairs if one.bottleneck != other.bottleneck]
 
@@ -113,12 +113,12 @@ def _points(job: Job, gpus: Sequence[int], kind: Kind, axis: str, base: Path, sh
 
 
 def scale_job(job: Job, gpus: int, kind: Kind, axis: str) -> dict[str, Any]:
-    """The job on `gpus` GPUs as a mapping in long form. Raises PlanError if a degree would not be an integer."""
+    """Returns the job on `gpus` GPUs as a mapping in long form. Raises PlanError if a degree would be no integer."""
     scaled, factor = job.to_dict(), Fraction(gpus, job.cluster.gpus)
     plan = scaled["plan"]
     plan["mesh"] = {**plan["mesh"], axis: _whole(f"plan.mesh.{axis}", plan["mesh"][axis] * factor, gpus)}
     for view in plan.get("views", {}).values():
-        outer = next(iter(view))  # the axis of expert replicas
+        outer = next(iter(view))  # the axis of replicas of experts
         view[outer] = _whole(f"plan.views.{outer}", view[outer] * factor, gpus)
     if kind == "weak":
         scaled["batch"]["global"] = _whole("batch.global", scaled["batch"]["global"] * factor, gpus)
@@ -134,7 +134,7 @@ def _whole(where: str, value: Fraction, gpus: int) -> int:
 
 
 def resize_cluster(cluster: Cluster, gpus: int) -> Cluster:
-    """The cluster with another number of GPUs, in nodes of the same kind."""
+    """Returns the cluster with another number of GPUs, in nodes of the same kind."""
     nodes = math.ceil(gpus / cluster.gpus_per_node)
     return Cluster(
         name=f"{cluster.node.name}:{nodes}",
@@ -157,12 +157,12 @@ def _data_axis(job: Job) -> str:
 
 
 def shorten(bottleneck: str) -> str:
-    """Short name of a bottleneck."""
+    """Returns a short name of a bottleneck."""
     return bottleneck.removeprefix("exposed ").removeprefix("the ").removesuffix(" communication")
 
 
 def curve_rows(found: Curve) -> list[dict[str, Any]]:
-    """Rows of the curve for ``scale --json``."""
+    """Returns the rows of the curve for ``scale --json``."""
     rows = []
     for point in found.points:
         row: dict[str, Any] = {"gpus": point.gpus, "error": point.error.to_dict() if point.error else None}

@@ -1,4 +1,5 @@
-"""``meshcast plot``: rows of a finished sweep, the two fields of its heatmap, and one cell of it."""
+"""Selects what ``meshcast plot`` shows of a finished sweep: its rows, the two fields of the heatmap, and the cell that
+``--why`` asks about."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def varied_fields(rows: list[Row]) -> list[str]:
-    """Fields that the sweep varied."""
+    """Returns the fields that the sweep varied."""
     names = list(rows[0])
     return names[1 : names.index("status")]
 
 
 def choose_axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str]:
-    """Fields across and down; one that is not given is the first that takes several values."""
+    """Returns the fields of the heatmap across and down; for one that is None, the first that takes several values."""
     several = [name for name in varied_fields(rows) if len({repr(row[name]) for row in rows}) > 1]
     left = [name for name in several if name not in (x, y)]
     x = x or (left.pop(0) if left else None)
@@ -45,7 +46,7 @@ def choose_axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str
 
 
 def parse_cell(words: str, rows: list[Row], x: str, y: str) -> tuple[Any, Any]:
-    """Values of `x` and `y` that ``4,8`` names. Raises PlanError if the sweep has no such values."""
+    """Parses a cell like ``4,8`` as values of `x` and `y`. Raises PlanError if the sweep has no such values."""
     parts = [part.strip() for part in words.split(",")]
     if len(parts) != 2:
         raise PlanError("--why", f"it names a value of {x} and one of {y}", "Write it like --why 4,8", words)

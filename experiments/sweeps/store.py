@@ -1,7 +1,9 @@
-"""Storage of a sweep's rows: a file for every chunk in a folder of parts, which are joined into one Parquet file.
+"""Stores the rows of a sweep: a file for every chunk of points in a folder of parts, which are joined into one Parquet
+file at the end.
 
-A part is complete or absent after any crash: it is written under another name, flushed to disk and renamed. A resumed
-sweep skips the chunks that are stored, and its joined file has the same bytes.
+After a crash a part is complete or absent: it is written under another name, flushed to disk and renamed. A resumed
+sweep skips the chunks that are stored, if the `fingerprint` of its inputs is the same; its joined file has the same
+bytes. A lock keeps a second process from writing the same parts.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Row = dict[str, Any]
 
 
 def fingerprint(sweep: Sweep, chunk: int) -> str:
-    """Hash of everything that the rows depend on: points, job, files that the job names, version of meshcast."""
+    """Hashes everything that the rows depend on: points, job, files that the job names, version of meshcast."""
     inputs = [product_version(), chunk, sweep.job, sweep.axes, [constraint.text for constraint in sweep.where]]
     found = hashlib.sha256(json.dumps(inputs).encode())
     for word in sorted(set(_strings_in([sweep.job, sweep.axes]))):
@@ -62,7 +64,7 @@ def _strings_in(data: Any) -> Iterator[str]:
 
 
 class Store:
-    """Rows of one sweep on disk. Raises PlanError if they cannot be written, and says how many points are stored."""
+    """The rows of one sweep on disk. Raises PlanError, with the number of stored points, if they cannot be written."""
 
     def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False) -> None:
         self.out, self.sweep, self.chunk = out, sweep, chunk
@@ -106,7 +108,7 @@ class Store:
         self.kept = {n for n in range(self.chunks) if self._part(n).exists()}
 
     def _fingerprint_of_out(self) -> str | None:
-        """Fingerprint in the joined file, None if there is no such file; refuses a file that no sweep has written."""
+        """Reads the fingerprint in the joined file; None if there is no file. Refuses a file that is no sweep's."""
         if not self.out.exists():
             return None
         import pyarrow as pa
@@ -121,7 +123,7 @@ class Store:
         return str(json.loads(stated)["fingerprint"])
 
     def _lock(self) -> None:
-        """Refuses a second process on the same parts; the system releases the lock however a process ends."""
+        """Locks the parts, or raises PlanError if another process has; the system frees it when a process ends."""
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -178,7 +180,7 @@ class Store:
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[IO[bytes]]:
-        """A temporary file that replaces `path` once it is complete and on disk."""
+        """Opens a temporary file that replaces `path` once it is complete and on disk."""
         beside = self.parts / "_writing"
         with beside.open("wb") as file:
             yield file
@@ -205,7 +207,7 @@ class Store:
             raise PlanError("--out", rule, remedy) from None
 
     def _clear(self) -> None:
-        """Removes the parts, the fingerprint first: without it a folder counts as empty."""
+        """Removes the parts; the fingerprint first, since a folder without it counts as empty."""
         if not self.parts.is_dir():
             return
         names = sorted(os.listdir(self.parts), key=lambda name: name != "_sweep.json")
@@ -236,7 +238,7 @@ class Store:
     # ------------------------------------------------------------------------------------ reading
 
     def summary(self) -> dict[str, Any]:
-        """Counts by status, the best plans that fit, and the reasons of invalid points, read from the joined file."""
+        """Reads from the joined file: counts by status, the best plans that fit, the reasons of invalid points."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -269,7 +271,7 @@ class Store:
 
 
 def parts_folder(out: Path) -> Path:
-    """Folder of the stored chunks of an unfinished sweep."""
+    """Returns the folder of the stored chunks of an unfinished sweep."""
     return out.with_name(out.name + ".parts")
 
 
@@ -287,7 +289,7 @@ def _count_values(column: Any) -> dict[str, int]:
 
 
 def _column_type(values: Iterator[Any]) -> type:
-    """Narrowest type that holds all values: bool, int, float or str."""
+    """Returns the narrowest type that holds all values: bool, int, float or str."""
     kinds = {type(value) for value in values if value is not None}
     for kind, admits in ((bool, {bool}), (int, {int}), (float, {int, float})):
         if kinds and kinds <= admits:
@@ -296,5 +298,5 @@ def _column_type(values: Iterator[Any]) -> type:
 
 
 def _to_cell(value: Any, text: bool) -> Any:
-    """A value for its column; in a column of text, a value that is not text is written as JSON."""
+    """Converts a value for its column; in a column of text, a value that is not text is written as JSON."""
     return value if not text or value is None or isinstance(value, str) else json.dumps(value)

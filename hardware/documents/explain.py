@@ -1,4 +1,5 @@
-"""Validates data as pydantic models, and turns pydantic's errors into one error in plain words."""
+"""Validates data as pydantic models; raises the most telling of pydantic's errors as a `MeshcastError`, with place,
+rule and remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Strict(BaseModel):
 def validate_data(
     model: type[Model], data: Any, where: str, error: type[MeshcastError] = CatalogError, text: str = ""
 ) -> Model:
-    """`data` as a `model`. Raises one `error` for all mistakes in it (see `explain`)."""
+    """Validates `data` as a `model`. Raises `error` for the most telling mistake (see `explain`)."""
     try:
         return model.model_validate(data)
     except ValidationError as e:
@@ -39,7 +40,7 @@ def explain(
     text: str = "",
     model: type[BaseModel] | None = None,
 ) -> MeshcastError:
-    """The most telling mistake in `e` as one `error`.
+    """Returns the most telling mistake in `e` as an `error`.
 
     Args:
         where: the file that `text` comes from, or without `text` the path of the field that was validated, or a file
@@ -76,7 +77,7 @@ _FORMS = ("str", "int", "constrained-int", "float", "bool")
 
 
 def _is_form(one: Any) -> bool:
-    """Whether an error belongs to one of several forms that a field may have."""
+    """Whether an error is about one of several types that a field may have."""
     return any(_names_form(part) for part in one["loc"][1:]) and one["type"] != "extra_forbidden"
 
 
@@ -85,7 +86,7 @@ def _names_form(part: int | str) -> bool:
 
 
 def _place(one: Any) -> Place:
-    """The place of an error, without the names of forms."""
+    """Returns the place of an error, without the names of types that pydantic adds."""
     loc = one["loc"]
     unknown = one["type"] == "extra_forbidden"
     return tuple(part for i, part in enumerate(loc) if not _names_form(part) or (unknown and i == len(loc) - 1))
@@ -116,7 +117,7 @@ _SAME = {
 
 
 def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
-    """Rule and remedy of one pydantic error."""
+    """Returns rule and remedy of one pydantic error."""
     kind, context = one["type"], one.get("ctx", {})
     if kind == "string_type" and one["loc"][-1:] == ("[key]",):
         kind = "invalid_key"
@@ -140,7 +141,7 @@ def _tell(one: Any, place: Place, keys: list[str]) -> tuple[str, str]:
 
 
 def valid_keys(model: type[BaseModel] | None, place: Place) -> list[str]:
-    """The keys that the mapping at `place` of a `model` may have; [] if unknown."""
+    """Returns the keys that the mapping at `place` of a `model` may have; [] if unknown."""
     found: Any = model
     for part in place:
         fields = _fields(found)
@@ -153,7 +154,7 @@ def valid_keys(model: type[BaseModel] | None, place: Place) -> list[str]:
 
 
 def _fields(annotation: Any) -> dict[int | str, Any]:
-    """Key and type of each field of the (first) model in `annotation`."""
+    """Returns key and type of each field of the (first) model in `annotation`."""
     annotation = _plain(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
@@ -161,7 +162,7 @@ def _fields(annotation: Any) -> dict[int | str, Any]:
 
 
 def _plain(annotation: Any) -> Any:
-    """`annotation` without Annotated, and without the alternatives of a union that are no models."""
+    """Returns `annotation` without Annotated; of a union, the first alternative that is a model, else the first."""
     if typing.get_origin(annotation) is Annotated:
         plain, *more = typing.get_args(annotation)
         return next((one.written for one in more if hasattr(one, "written")), _plain(plain))

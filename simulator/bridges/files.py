@@ -1,4 +1,4 @@
-"""Reads text and JSON files, compressed or not. A file that cannot be read ends in one PlanError."""
+"""Reads text and JSON files, plain or gzipped. A file that cannot be read raises a PlanError."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GZIP = b"\x1f\x8b"
 """First bytes of a gzip file, whatever its name."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-"""Escape sequences of terminals (colours)."""
+"""Escape sequences of terminals, such as colours."""
 
 AHEAD = re.compile(r"^(?:\[\d+,\d+\]<std(?:out|err)>:\s?|\[(?:rank|default)\d+\]:\s?|\d+:\s)+")
 """Prefixes of lines by launchers: mpirun's --tag-output, torchrun's --role, srun's --label."""
@@ -24,9 +24,9 @@ Plain = TypeVar("Plain")
 
 
 def text(path: Path, remedy: str) -> str:
-    """The text of a file, decompressed if it is compressed.
+    """Reads the text of a file, decompressed if it is gzipped.
 
-    remedy: advice for the error.
+    remedy: advice of the error message.
     Raises PlanError for a file that cannot be read, or holds no text.
     """
     try:
@@ -43,13 +43,13 @@ def text(path: Path, remedy: str) -> str:
 
 
 def lines(path: Path, remedy: str) -> list[tuple[str, str]]:
-    """The place of every line (``file:line``), and the line without colours and without prefixes of launchers."""
+    """Reads the lines of a file, each with its place (``file:line``), without colours and prefixes of launchers."""
     rows = text(path, remedy).split("\n")
     return [(f"{path}:{i}", AHEAD.sub("", COLOUR.sub("", row)).rstrip("\r")) for i, row in enumerate(rows, 1)]
 
 
 def json_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises PlanError, with the line, if it holds none."""
+    """Reads the JSON object in a file. Raises PlanError, with the line, if it holds none."""
     try:
         found = json.loads(text(path, remedy))
     except json.JSONDecodeError as error:
@@ -62,7 +62,7 @@ def json_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def member(data: dict[str, Any], key: str, kind: type[Plain], where: str, remedy: str) -> Plain:
-    """``data[key]``. Raises PlanError if it is not of the type `kind`."""
+    """Returns ``data[key]``. Raises PlanError if it is not of the type `kind`."""
     found = data.get(key)
     if not isinstance(found, kind) or isinstance(found, bool):
         rule = f"it is {_kind(found)} where {_WORDS.get(kind, kind.__name__)} is expected"

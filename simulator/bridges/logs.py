@@ -1,4 +1,4 @@
-"""Reads logs of Megatron-LM and torchtitan: the line that each prints for an iteration.
+"""Reads training logs of Megatron-LM and torchtitan: the line that they print for an iteration.
 
 Megatron-LM (``training_log`` of d98e8a64dd, and its forks)::
 
@@ -8,8 +8,8 @@ torchtitan (``torchtitan/components/metrics.py`` of b5bcd76c6)::
 
     step: 10  loss:  4.32018  grad_norm:  1.1230  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
 
-Lines of torchtitan have tokens/s of one GPU and no time, which follows from `Iteration.tokens_per_s`, the tokens of a
-step and the number of GPUs. Both figures are means since the previous line.
+A line of torchtitan states no time but the throughput of one GPU (`Iteration.tokens_per_s`), from which the time of a
+step follows with its tokens and the number of GPUs. Time and throughput are means since the previous line.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Iteration:
 
     Attributes:
         number: counted from 1.
-        where: place of the line, for errors.
-        seconds: of one iteration [s].
-        tokens_per_s: tokens/s of one GPU.
-        samples: global batch size.
-        loss: of the iteration.
-        tflops: TFLOP/s of one GPU, by the framework's own count.
-        mfu: model FLOPs utilisation, likewise.
+        where: file and number of the line, for errors.
+        seconds: duration of one iteration [s].
+        tokens_per_s: throughput of one GPU [tokens/s].
+        samples: global batch size [sequences].
+        loss: loss of the iteration.
+        tflops: TFLOP/s of one GPU, by the framework's own count of FLOPs.
+        mfu: model FLOPs utilisation [fraction], by the same count.
         reserved: peak memory that the allocator reserved [bytes].
     """
 
@@ -55,12 +55,12 @@ class Iteration:
 
 
 def megatron(path: Path) -> list[Iteration]:
-    """The iterations in a log of Megatron-LM. Raises PlanError if it has no such lines, or incomplete ones."""
+    """Reads the iterations in a log of Megatron-LM. Raises PlanError if it has none, or incomplete lines."""
     return _read(path, _megatron, "iteration N/M | elapsed time per iteration (ms): ...")
 
 
 def torchtitan(path: Path) -> list[Iteration]:
-    """The iterations in a log of torchtitan; of ranks that log the same step, that of the slowest."""
+    """Reads the iterations in a log of torchtitan; where several ranks log a step, that of the slowest."""
     return _read(path, _torchtitan, "step: N  loss: ...  tps: ...")
 
 
@@ -130,7 +130,7 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
 
 
 def _number(word: str) -> float | None:
-    """A number with or without commas; None if it is not finite, as losses may be."""
+    """Parses a number with or without commas; None if it is not finite, as losses may be."""
     try:
         found = float(word.replace(",", ""))
     except ValueError:

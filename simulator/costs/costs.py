@@ -1,7 +1,7 @@
-"""The only place that knows seconds: every piece of work gets an `Estimate`.
+"""Prices work: how long a kernel, collective or message takes, with its sigma and latency (`Estimate`).
 
-`Costs` prices work on one cluster. `IdealCosts` has one rate for FLOPs and one for bytes, so that closed forms hold
-exactly.
+Only this room turns work into seconds. `Costs` prices work on one cluster. `IdealCosts` has one rate for FLOPs and one
+for bytes, so that closed forms hold exactly.
 
     kernels/      GEMM, attention, memory-bound kernels
     collectives/  collectives and messages over links
@@ -50,7 +50,7 @@ RATES = {
     "memory_bound": "time of memory-bound kernels against the calibrated one (less fused than the work says)",
     "communication": "rate of all links against the calibrated one",
 }
-"""Factors that a framework may set for its kernels: 1 by default; none lets work exceed the hardware's peaks."""
+"""Factors that a framework may set for its kernels, 1 by default; none makes work faster than the hardware's peak."""
 
 
 TRAINING_LIBRARIES = {
@@ -63,11 +63,11 @@ TRAINING_LIBRARIES = {
     ("grouped", "hopper"): "cutlass",
     ("grouped", "blackwell"): "transformer-engine",
 }
-"""Libraries whose kernels training programs run, by section and architecture, as far as tables have them; where none is
-named, the mean of all libraries. Most tables are of serving programs."""
+"""Libraries whose kernels training programs run, by section of the cost model and GPU architecture, where tables of
+measurements have them; otherwise the mean of all libraries is used, most of which serve inference."""
 
 DISPATCH_LIBRARY = "deepep"
-"""Library whose kernels exchange the tokens of experts."""
+"""Library whose kernels dispatch and combine the tokens of experts."""
 
 
 class Costs:
@@ -78,7 +78,7 @@ class Costs:
         rates: factors of the framework, by the names of `RATES`.
         links: the tiers of the cluster with their cost models.
         assumed: what the calibration had to borrow from other hardware, one sentence each.
-        assumed_experts: the same of the GEMMs of experts, where the model has some.
+        assumed_experts: what it had to borrow for the GEMMs of experts.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Costs:
         kernels: dict[Work, Estimate] | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        """Costs on `cluster`.
+        """Makes the prices on `cluster`.
 
-        alone: kernels as measured one by one, without what a long training step takes off their rate.
+        alone: price kernels as measured one by one, not at the lower sustained rate of a long training step.
         kernels: prices of kernels on this cluster at these rates by this calibration; new ones are added.
         calibration: by default the one that ships with meshcast.
         """
@@ -130,7 +130,7 @@ class Costs:
         }
 
     def estimate(self, work: Work) -> Estimate:
-        """How long `work` takes."""
+        """Returns how long `work` takes."""
         # Communication takes another time on another mesh.
         prices = self._communication if isinstance(work, Communication) else self._kernels
         known = prices.get(work)
@@ -139,9 +139,10 @@ class Costs:
         return known
 
     def use(self, work: Work) -> Use:
-        """What `work` occupies besides its stream when it runs alone.
+        """Returns the shares of links and multiprocessors that `work` occupies when nothing runs beside it.
 
-        GEMMs and attention need all multiprocessors. Other kernels wait for memory, which a part of them keeps busy.
+        GEMMs and attention need all multiprocessors. Other kernels are limited by memory bandwidth, which some of the
+        multiprocessors saturate.
         """
         known = self._uses.get(work)
         if known is None:
@@ -152,19 +153,19 @@ class Costs:
 
     @property
     def assumed_exchanges(self) -> tuple[str, ...]:
-        """What the calibration had to borrow for exchanges of tokens."""
+        """What the calibration had to borrow for the dispatch and combine of tokens."""
         known, gpu = self.calibration, self.cluster.gpu
         found = (known.kernel_model(gpu, section, DISPATCH_LIBRARY) for section in ("dispatch", "combine"))
         return tuple(text for one in found for text in one.assumed)
 
     def assumed_hosts(self, works: Iterable[Work | None]) -> tuple[str, ...]:
-        """What had to be assumed of hosts and disks for those of these works that use them."""
+        """Returns what had to be assumed of hosts and disks, if any of `works` uses them."""
         found = [work for work in works if isinstance(work, Host)]
         disks = any(work.to == "nvme" if isinstance(work, HostCopy) else work.loaded for work in found)
         return (*(self._host.assumed if found else ()), *(self._host.assumed_disks if disks else ()))
 
     def _assumed_kernels(self, *sections: str) -> tuple[str, ...]:
-        """What the calibration had to borrow for these sections."""
+        """Returns what the calibration had to borrow for these sections."""
         gpu = self.cluster.gpu
         found = (self.calibration.kernel_model(gpu, section_on(section, gpu)) for section in sections)
         return tuple(text for one in found for text in one.assumed)
@@ -176,7 +177,7 @@ class Costs:
         return host.HostShare.of(self.cluster, self.rates["communication"])
 
     def _kernel_price(self, factor: float) -> Callable[[Any], Estimate]:
-        """A function that prices kernels. factor: of their rate (memory-bound ones: of their traffic)."""
+        """Returns a function that prices kernels. factor: on their rate (of memory-bound kernels: on their traffic)."""
         gpu = self.cluster.gpu
 
         def price(work: Any) -> Estimate:
@@ -199,7 +200,7 @@ class Costs:
         return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._pair_reaches(work))
 
     def _exchanges(self, work: Exchange) -> Iterator[tuple[dispatch.Dispatch, GPU, Tier, Tier, Any]]:
-        """An exchange in each of the groups that may be the slowest, with the arguments that price it there."""
+        """Yields the arguments that price an exchange in each of the groups that may be the slowest."""
         cluster, speed = self.cluster, self.rates["communication"]
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
         model = self.calibration.kernel_model(cluster.gpu, work.operation, DISPATCH_LIBRARY).model
@@ -234,14 +235,14 @@ class Costs:
     # --------------------------------------------------------------------------------- places of ranks
 
     def _group_reaches(self, work: Collective | Exchange) -> tuple[Reach, ...]:
-        """Where the groups of a collective sit that may be the slowest."""
+        """Returns the reaches of the groups of a collective that may be the slowest."""
         group = work.axes, work.members if isinstance(work, Collective) else None
         if group not in self._reaches:
             self._reaches[group] = self._slowest_reaches(work.axes, self.mesh.ranks(*group))
         return self._reaches[group]
 
     def _pair_reaches(self, work: Transfer) -> tuple[Reach, ...]:
-        """The same of the pairs of a message; () if source and target are one rank."""
+        """Returns those of the pairs of a message that may be the slowest; () if source and target are one rank."""
         if work.source == work.target:
             return ()
         pair = work.axis, work.source, work.target
@@ -252,7 +253,7 @@ class Costs:
         return self._reaches[pair]
 
     def _shift_reaches(self, work: Collective) -> tuple[Reach, ...]:
-        """The same of the pairs that send to each other in a shift; () if each rank keeps its data."""
+        """Returns the reaches of the pairs in a shift that may be the slowest; () if each rank keeps its data."""
         ranks = self.mesh.ranks(work.axes, work.members)
         by = work.by % len(ranks)
         key = "shift", work.axes, work.members, by
@@ -263,20 +264,23 @@ class Costs:
         return self._reaches[key]
 
     def _slowest_reaches(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
-        """Reaches of the groups along `axes` like that of `ranks` that touch most nodes: the slowest are among them."""
+        """Returns the reaches of those groups along `axes`, shifted copies of `ranks`, that are in most nodes.
+
+        One of them is the slowest.
+        """
         offsets = self._group_offsets(axes)
         found = dict.fromkeys(reach(self.cluster, [offset + rank for rank in ranks]) for offset in offsets)
         far = [(one.nodes.number, -one.nodes.fewest) for one in found]
         return tuple(one for one, its in zip(found, far, strict=True) if its == max(far))
 
     def _group_offsets(self, axes: tuple[str, ...]) -> list[int]:
-        """First ranks of the groups along `axes`, one for each distinct place in the cluster."""
+        """Returns first ranks of groups along `axes`, one for each distinct position in the nodes of the cluster."""
         if axes not in self._offsets:
             pattern, first = self.cluster.pattern, {0: 0}
             for axis in self.mesh.axes:
                 if axis not in axes:
                     stride = self.mesh.stride(axis)
-                    # Further along the axis the same places come again.
+                    # Further along the axis the positions repeat.
                     steps = min(self.mesh.size(axis), pattern // math.gcd(stride, pattern))
                     ranks = [rank + i * stride for i in range(steps) for rank in first.values()]
                     first = {rank % pattern: rank for rank in reversed(ranks)}
@@ -285,12 +289,12 @@ class Costs:
 
 
 def _slowest(prices: Iterable[Estimate]) -> Estimate:
-    """Of messages sent at the same time, the one that arrives last."""
+    """Returns the price of the message that arrives last of those sent at the same time."""
     return max(prices, key=lambda one: one.seconds + one.latency, default=NOTHING)
 
 
 def _check_rates(rates: Mapping[str, float]) -> dict[str, float]:
-    """The rates as floats. Raises PlanError for an unknown name or a value out of range."""
+    """Returns the rates as floats. Raises PlanError for an unknown name or a value out of range."""
     for name, value in rates.items():
         if name not in RATES:
             raise PlanError(f"framework.set.rates.{name}", "no such rate", nearest(name, RATES), value)
@@ -314,7 +318,7 @@ class IdealCosts:
         self.flops, self.communication = flops, communication
 
     def estimate(self, work: Work) -> Estimate:
-        """How long `work` takes, for certain."""
+        """Returns how long `work` takes, with a sigma of 0."""
         work = slowest_rank(work)
         moved = getattr(work, "nbytes", 0) * (2 if getattr(work, "operation", "") == "all_reduce" else 1)
         seconds = work.flops / self.flops + (moved / self.communication if self.communication else 0.0)

@@ -1,20 +1,20 @@
 """Plays a program on SimPy with contention for links and streaming multiprocessors (SMs).
 
-Every op has a rate: 1 alone, less where it shares something.
+Every op has a rate: 1 if it shares no link and no SM with others, less if it does.
 
-- Communication waits for its latency; then its bytes move at the max-min fair share of the device's links
+- Communication waits for its latency; then its bytes are sent at the max-min fair share of the device's links
   (`simulator.engine.fair_share`), in both directions. A message uses the outgoing links of its sender and the incoming
   ones of its receiver. A device stands for all ranks of a stage: each rank has links of its own, and the groups of one
   stage communicate at the same time.
-- From launch to end, communication keeps SMs from kernels. A kernel that needs all SMs (GEMM, attention) then takes
+- From launch to end, communication occupies SMs. A kernel that needs all SMs (GEMM, attention) then takes
 
-      seconds (1 + c),   c = kept / (all - kept)
+      seconds (1 + c),   c = occupied / (all - occupied)
 
-  and a memory-bound kernel its seconds.
+  and a memory-bound kernel as long as without communication.
 
-When an op begins or ends, only ops that share something with it, directly or through others, get new rates. Rates are
-at most 1, so no step is shorter than without contention; faster links may make one longer, where an earlier op gets in
-the way of another.
+When an op begins or ends, only ops that share a link or SMs with it, directly or through others, get new rates. Rates
+are at most 1, so no step is shorter than without contention. Faster links may make a step longer: an op that begins
+earlier may slow an op on the critical path.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Place = tuple[int, str, str]
 """A device, a tier of its links, and the direction."""
 
 Known = tuple[Use, dict[Place, float]]
-"""What an op occupies, and its share of each link."""
+"""What an op occupies, and its share of each link that it uses."""
 
 LEAST = 0.01
-"""Of the multiprocessors, what kernels keep however many communicate: one of a hundred or so."""
+"""Minimum share of the multiprocessors that communication leaves to kernels: about one of a hundred."""
 
 
 def play(flat: FlatProgram, uses: Sequence[Uses]) -> OpTimes:
-    """The times of all ops. uses: what an op occupies beside its stream, for every device.
+    """Computes the times of all ops. uses: by device, a function that says what the work of an op occupies.
 
     Raises ScheduleError for a deadlock.
     """
@@ -50,8 +50,11 @@ def play(flat: FlatProgram, uses: Sequence[Uses]) -> OpTimes:
 
 
 class Running:
-    """An op that may be slowed: `left` seconds of work at rate 1, counted at the time `since`, and the timer of its
-    end.
+    """An op that may be slowed.
+
+    left: work that remained at the time `since` [s at rate 1].
+    rate: its rate since then.
+    timer: event at which it ends if its rate does not change.
     """
 
     __slots__ = ("device", "done", "left", "links", "number", "op", "rate", "since", "timer")
@@ -66,11 +69,11 @@ class Running:
 
 
 class Traffic:
-    """All ops that run at one moment, by their numbers.
+    """The ops that run now, by number.
 
-    flows: moving bytes at every place.
-    kernels: on every device, those that need SMs.
-    kept: on every device, the share of the SMs that communication keeps from kernels.
+    flows: by link and direction, the communication on it.
+    kernels: by device, the kernels that need all SMs.
+    kept: by device, the share of the SMs that each communication occupies.
     """
 
     def __init__(self, env: simpy.Environment, flat: FlatProgram, uses: Sequence[Uses]) -> None:
@@ -83,7 +86,7 @@ class Traffic:
         self._shares: dict[tuple[tuple[Op, int], ...], list[float]] = {}
 
     def run(self, number: int) -> simpy.Event:
-        """Starts an op: the event happens at its end."""
+        """Starts an op; returns the event of its end."""
         device, seconds = self.flat.device[number], self.flat.seconds[number]
         use, links = self._use(number, device)
         if not links and not use.multiprocessors:
@@ -117,7 +120,7 @@ class Traffic:
     # ------------------------------------------------------------------------------------------ links
 
     def _move(self, one: Running) -> None:
-        """The latency is over: bytes move."""
+        """Begins to send the bytes of an op, whose latency is over."""
         if not one.left:
             self._end(one)
             return
@@ -126,7 +129,7 @@ class Traffic:
         self._share([one])
 
     def _share(self, flows: Iterable[Running]) -> None:
-        """Gives these flows their fair rates, and all that share links with them directly or through others."""
+        """Sets the fair rates of these flows and of all that share links with them, directly or through others."""
         seen = set[int]()
         for first in flows:
             if first.number in seen:
@@ -153,7 +156,7 @@ class Traffic:
     # -------------------------------------------------------------------------------- multiprocessors
 
     def _given(self, device: int) -> float:
-        """The share of the SMs that communication leaves to kernels."""
+        """Returns the share of the SMs that communication leaves to kernels."""
         return max(LEAST, 1.0 - sum(self.kept[device].values()))
 
     def _pace_kernels(self, device: int) -> None:
@@ -173,7 +176,7 @@ class Traffic:
         timer.callbacks.append(lambda _: self._end(one) if one.timer is timer else None)
 
     def _end(self, one: Running) -> None:
-        """Ends an op: others may go faster."""
+        """Ends an op and raises the rates of those that shared links or SMs with it."""
         one.done.succeed()
         self.kernels[one.device].pop(one.number, None)
         near: dict[int, Running] = {}

@@ -1,13 +1,14 @@
-"""Blocks and tasks as (max,+) matrices: from the times at which streams become free and input arrives to the same
-behind.
+"""Blocks and tasks as (max,+) matrices, which map the state of a device before them to its state after them.
 
-Without contention an op begins at the latest of several times, each a time at which something became free plus a fixed
-sum: a row of a matrix over (max, +). The matrix of a block comes from one longest-path pass with a row in place of
-every number; consecutive blocks are products, equal ones powers. So a task is one small matrix, however many layers it
-has, and stays exact where its streams overlap with those of its neighbours.
+A state is a vector of times [s]. Its coordinates: for every stream, compute first, when it becomes free; if launches
+take time, when the host has launched all so far; for each of up to two overlapped passes, when its input arrives (after
+the task: when its result exists).
 
-Coordinates: every stream, compute first; the host, if launches take time; the input (as a result: the output), for each
-of two overlapped passes.
+Without contention an op begins at the latest of several times, each a coordinate of the state plus a fixed sum of
+durations: a row of a matrix over (max, +). One longest-path pass over the ops of a block, with such a row in place of
+each time, gives the matrix of the block. The matrix of consecutive blocks is the product of theirs, that of equal
+blocks a power. So a task is one small matrix, however many layers it has, and is exact although its streams overlap
+with those of the tasks before and after it.
 
 Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters 2 and 3.
 """
@@ -32,31 +33,34 @@ NEVER = -np.inf
 """The zero of (max,+): no path."""
 
 ALIKE = 1e-14
-"""Times that differ by no more than this part of themselves are one time, rounded differently."""
+"""Relative difference below which two times are equal up to rounding."""
 
 T = TypeVar("T")
 
 Marks = tuple[tuple[int, ...], ...]
-"""Places in a block, several sets of them."""
+"""For each parameter of a block, the places of the ops that first use it or complete its gradient."""
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The (max,+) product: [..., i, k] of [..., i, j] and [..., j, k]."""
+    """Computes the (max,+) product [..., i, k] of [..., i, j] and [..., j, k]."""
     return np.maximum.reduce(a[..., None] + b[..., None, :, :], axis=-2)
 
 
 def ahead(late: np.ndarray, usual: np.ndarray) -> float:
-    """How far one coordinate must be ahead of another so that its paths are never the longer ones."""
+    """Returns how much earlier than `usual` the coordinate of `late` must be so that its paths are never the longest.
+
+    late, usual: the columns of two coordinates in a matrix.
+    """
     real = late > NEVER
     return float(np.max(late[real] - usual[real], initial=NEVER))
 
 
 @dataclass(frozen=True)
 class BlockMatrices:
-    """The matrices of a block at its prices, in columns of coordinates.
+    """The matrices of a block at its prices, with a column for each coordinate of the state before the block.
 
-    begin: a row for the begin of every op.
-    out: a row for every coordinate behind the block.
+    begin: a row for each op: when it begins.
+    out: a row for each coordinate of the state after the block.
     """
 
     begin: np.ndarray
@@ -64,18 +68,20 @@ class BlockMatrices:
 
     @cached_property
     def _alone(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Coordinates that depend on themselves alone (the host, an idle stream); those of them that others depend on;
-        how much they move; and the matrix of the others."""
+        """Masks of the coordinates that depend on themselves alone (the host, an idle stream) and of those among them
+        that others depend on; the shift of the former by one copy [s]; and the matrix of the other coordinates."""
         finite = self.out > NEVER
         own = (finite.sum(axis=1) == 1) & finite.diagonal()
         rates = np.where(own, self.out.diagonal(), 0.0)
         return own, own & (finite.sum(axis=0) > 1), rates, self.out[~own][:, ~own]
 
     def orbit(self, state: np.ndarray, count: int) -> Orbit:
-        """The states of so many copies from `state` (coordinates x columns) on.
+        """Computes the states before and after each of `count` copies, the first of which finds `state`.
 
-        Once all that moves in a column has moved by one amount, every further copy moves it by the same. A coordinate
-        that depends on itself alone may move less, as long as nothing waits for it.
+        state: [coordinates, columns], each column a state of its own.
+
+        As soon as a copy shifts all coordinates of a column by one amount, every further copy shifts them by the same
+        amount. A coordinate that depends on itself alone may shift by less, as long as no op waits for it.
         """
         found = [state]
         own, active, rates, inner = self._alone
@@ -84,7 +90,7 @@ class BlockMatrices:
             if not 2 < len(found) <= count:
                 continue
             with np.errstate(invalid="ignore"):
-                moved = (now - found[-2])[~own]  # not a number where nothing ever comes
+                moved = (now - found[-2])[~own]  # NaN where both states are NEVER
             top, low = np.fmax.reduce(moved), np.fmin.reduce(moved)
             shift = np.where(np.isnan(top), 0.0, top)
             if not (shift < np.inf).all() or (top - low > ALIKE * np.maximum.reduce(now, axis=None)).any():
@@ -100,9 +106,10 @@ class BlockMatrices:
 
 @dataclass(frozen=True)
 class Orbit:
-    """The states before and behind `count` copies of a block.
+    """The states before the first and after each of `count` copies of a block.
 
-    states: the first ones [states, coordinates, columns]; each later one is `moves` after the one before.
+    states: the first ones [states, coordinates, columns]; each later one is the one before shifted by `moves`.
+    moves: shift of a state by one copy [coordinates, columns].
     """
 
     states: np.ndarray
@@ -111,11 +118,11 @@ class Orbit:
 
     @property
     def repeats(self) -> int:
-        """Copies whose state is that of the last known one, shifted."""
+        """Number of copies after the last of `states`, whose states are that one, shifted."""
         return self.count + 1 - len(self.states)
 
     def of(self, count: int) -> Orbit:
-        """The orbit of another number of copies: any, or fewer where nothing repeats."""
+        """Returns the orbit of another number of copies: any if states repeat, otherwise at most `self.count`."""
         return Orbit(self.states[: count + 1], self.moves, count)
 
     @property
@@ -132,11 +139,13 @@ class Orbit:
 
 
 class Walked(NamedTuple):
-    """Begins of the ops of a part, or of side ops.
+    """When the ops of one part of a task, or one list of its side ops, begin (see `Coordinates.walk`).
 
-    begin: [copies, ops, columns], for side ops [ops, columns].
-    states: before the copies [copies, coordinates, columns].
-    repeats, shift: the last copy stands for `repeats` further ones, each `shift` [columns] later than the one before.
+    item: the part, or the side ops.
+    begin: times [s], for a part [copies, ops, columns], for side ops [ops, columns].
+    states: for a part, the states before its copies [copies, coordinates, columns].
+    repeats, shift: further copies that are not listed; each runs like the last one listed, but `shift` [columns] later
+        than the copy before.
     """
 
     item: PricedBlock | PricedSideOps
@@ -156,9 +165,9 @@ class Coordinates:
         beside = {side.stream for task in tasks for side in (*task.ahead, *task.behind)}
         self.streams = [COMPUTE, *sorted((inside | beside) - {COMPUTE})]
         self.inside = [i for i, stream in enumerate(self.streams) if stream in inside and i]
-        """The streams, other than the computation's, that the blocks use."""
+        """Coordinates of the streams, other than the compute stream, that blocks use."""
         self.beside = [i for i, stream in enumerate(self.streams) if stream not in inside and i]
-        """Those that only ops beside the blocks use."""
+        """Coordinates of the streams that only side ops use."""
         self._own: dict[tuple[BlockPrices, int, str], np.ndarray] = {}
         self.at = {stream: i for i, stream in enumerate(self.streams)}
         self.launch = program.host
@@ -169,14 +178,14 @@ class Coordinates:
         self.key = tuple(self.streams), self.launch, self.size
 
     def _once(self, part: PricedBlock, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """A large result, made once for all copies of a part in this program."""
+        """Returns a large result for all copies of a part, computed once for this program."""
         key = part.prices, part.count, what
         if key not in self._own:
             self._own[key] = make()
         return self._own[key]
 
     def _cached_result(self, part: PricedBlock, what: Hashable, make: Callable[[], T]) -> T:
-        """A result for a block at its prices, made once and kept with the prices."""
+        """Returns a result for a block at its prices, computed once and kept with the prices."""
         results = part.prices.results
         key = (self.key, what)
         if key not in results:
@@ -184,16 +193,16 @@ class Coordinates:
         return results[key]  # type: ignore[return-value]
 
     def table(self, part: PricedBlock) -> BlockMatrices:
-        """The matrices of one copy of a part."""
+        """Returns the matrices of one copy of a part."""
         return self._cached_result(part, "table", lambda: self._sweep(part, ()))
 
     def _hold_columns(self, part: PricedBlock, marks: Marks) -> BlockMatrices:
-        """The same with a column for each of `marks`: a time before which the ops at its places must not begin."""
+        """Makes matrices of one copy with a column for each of `marks`: a time before which its ops cannot begin."""
         table = self._cached_result(part, marks, lambda: self._sweep(part, marks))
         return BlockMatrices(table.begin[:, self.size :], table.out[:, self.size :])
 
     def _powers(self, part: PricedBlock) -> Orbit:
-        """The matrices of no copy, of one, and so on to all."""
+        """Computes the matrices of no copy, of one copy, and so on to all copies."""
         key = self.key, "powers"
         known = part.prices.results.get(key)
         if not isinstance(known, Orbit) or (known.count < part.count and not known.repeats):
@@ -203,7 +212,7 @@ class Coordinates:
         return known.of(part.count)
 
     def _orbit(self, part: PricedBlock, state: np.ndarray) -> Orbit:
-        """The orbit of `state` over all copies of a part."""
+        """Computes the orbit of `state` over all copies of a part."""
         powers = self._powers(part)
         moves = powers.moves[:, (state > NEVER).any(axis=1)]
         if not powers.repeats or (moves == moves[:, :1]).all():
@@ -212,11 +221,11 @@ class Coordinates:
         return self.table(part).orbit(state, part.count)
 
     def power(self, part: PricedBlock) -> np.ndarray:
-        """The matrix of all copies of a part."""
+        """Returns the matrix of all copies of a part."""
         return self._cached_result(part, ("power", part.count), lambda: self._powers(part).last)
 
     def _ready(self, part: PricedBlock, marks: Marks) -> np.ndarray:
-        """Ends of the ops at the places of each of `marks` [copies, marks, coordinates]."""
+        """Returns when the ops at the places of each of `marks` have ended [copies, marks, coordinates]."""
 
         def rows() -> np.ndarray:
             rows = np.full((len(marks), self.size), NEVER)
@@ -232,9 +241,9 @@ class Coordinates:
         return self._once(part, "ready", rows)
 
     def _push(self, part: PricedBlock, marks: Marks) -> np.ndarray:
-        """The effect of holding back the ops at the places of `marks` in each copy on the state behind the last copy.
+        """Returns how delaying the ops at the places of `marks` in each copy delays the state after the last copy.
 
-        Returns [copies, coordinates, marks].
+        Its shape is [copies, coordinates, marks].
         """
         return self._once(
             part, "pushed", lambda: product(self._powers(part).before[::-1], self._hold_columns(part, marks).out)
@@ -278,7 +287,7 @@ class Coordinates:
         return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
 
     def issue(self, part: PricedBlock) -> float:
-        """Time of the host to launch one copy of a part [s]."""
+        """Returns the time in which the host launches one copy of a part [s]."""
         return 0.0 if self.host is None else float(self.table(part).out[self.host, self.host])
 
     def host_matters(self, part: PricedBlock, state: np.ndarray, host: float) -> bool:
@@ -289,7 +298,7 @@ class Coordinates:
         return bool((begin[:, self.host] + host > np.maximum.reduce(begin + state, axis=1)).any())
 
     def matrix(self, task: Task) -> np.ndarray:
-        """The matrix of a whole task."""
+        """Computes the matrix of a whole task."""
         state = np.full((self.size, self.size), NEVER)
         np.fill_diagonal(state, 0.0)
         if not (task.ahead or task.behind):
@@ -311,7 +320,8 @@ class Coordinates:
         return state
 
     def _releases(self, task: Task, free: np.ndarray) -> dict[int, np.ndarray]:
-        """By stream, the time until which every parameter is held back [numbers, columns], if it is free at `free`."""
+        """Returns by stream when its side ops make each parameter available [parameters, columns], if it is free at
+        `free`."""
         total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
         found: dict[int, np.ndarray] = {}
         at: dict[int, np.ndarray] = {}
@@ -325,7 +335,7 @@ class Coordinates:
         return found
 
     def _of_copies(self, task: Task, part: int, values: np.ndarray) -> np.ndarray:
-        """Values by parameter number as [copy, parameter of the copy, ...], copies as they run."""
+        """Reshapes values by parameter number to [copies, parameters of a copy, ...], in the order of execution."""
         start, count, width = task.numbers[part], task.parts[part].count, len(task.marks[part])
         own = values[start : start + count * width].reshape(count, width, *values.shape[1:])
         return own if task.forward else own[::-1]
@@ -333,7 +343,10 @@ class Coordinates:
     def _behind(
         self, task: Task, state: np.ndarray, ready: list[tuple[int, np.ndarray]]
     ) -> list[tuple[int, PricedSideOps, np.ndarray]]:
-        """Streams, the ops behind the parts on them, and their ends [ops, columns]: each waits for its parameters."""
+        """Returns the side ops after the parts, each list with its stream and the ends of its ops [ops, columns].
+
+        An op waits for the gradients of its parameters. ready: by part, when these are complete.
+        """
         total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
         complete = np.full((total, state.shape[1]), NEVER)
         for part, times in ready:
@@ -355,7 +368,7 @@ class Coordinates:
         return found
 
     def walk(self, task: Task, state: np.ndarray) -> Iterator[Walked]:
-        """Plays a task from `state` (coordinates x columns, each column a setting of its own)."""
+        """Plays a task from `state` [coordinates, columns], each column a state of its own."""
         free = {self.at[side.stream]: state[self.at[side.stream]] for side in task.ahead}
         for side in task.ahead:
             stream = self.at[side.stream]

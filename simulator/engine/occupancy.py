@@ -1,4 +1,9 @@
-"""When something ran on a device, by axis: the source of the breakdown and of the plots."""
+"""Intervals in which a device computes, communicates along each mesh axis (tp, cp, ep, dp, pp), copies or waits for the
+host; the breakdown and the plots are made from them.
+
+The intervals of an axis may include those of what precedes it in the breakdown (computation, earlier axes of
+`EXPOSED`): its exposed time is what it adds to the union of those before it.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,20 @@ from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Task
 
 INSTANT = 1e-12
-"""Gaps that are no more than rounding [s]."""
+"""Gap between intervals that is taken for rounding [s]."""
 
 MOST_KEPT = 200
-"""States for which is kept what a copy of a part covers."""
+"""Maximum number of states of a part for which the intervals of one copy are kept."""
 
 Spans = list[tuple[np.ndarray, np.ndarray]]
-"""Begins and ends of intervals, in any order."""
+"""Pairs of arrays: begins and ends of intervals [s], in any order."""
 
 Occupied = Mapping[str, Spans]
-"""When something ran on a device, by axis; computation under `COMPUTE`. With an axis may stand what is covered before
-it as well."""
+"""Busy intervals of a device by axis; `COMPUTE`: computation, `HOST`: waits for the host."""
 
 
 def measure(spans: Spans) -> float:
-    """The length of the union of intervals."""
+    """Computes the length of the union of intervals [s]."""
     begin, end = (np.concatenate([span[i].ravel() for span in spans]) for i in (0, 1))
     order = np.argsort(begin)
     begin, reached = begin[order], np.maximum.accumulate(end[order])
@@ -43,7 +47,7 @@ def measure(spans: Spans) -> float:
 
 
 def op_occupancy(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Spans]:
-    """When each axis ran on `device`, from the times of all ops."""
+    """Returns the busy intervals of `device` from the times of all ops."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for (owner, _), queue in flat.queues.items():
         if owner == device and queue:
@@ -59,7 +63,7 @@ def op_occupancy(flat: FlatProgram, times: OpTimes, device: int) -> dict[str, Sp
 
 
 def task_occupancy(program: Program, coordinates: Coordinates, play: Play, device: int) -> dict[str, Spans]:
-    """The same from the states before every action, without computing the times of all ops.
+    """Returns the busy intervals of `device` from the state before every action, without the times of all ops.
 
     Actions of one task that find the same state, up to a shift, run alike: each such situation is computed once, and
     its intervals are merged before they are repeated.
@@ -68,12 +72,12 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[int]]] = {}
     for action in range(table.starts[device], table.starts[device + 1]):
         task = program.tasks[table.slot[action]]
-        # What comes behind the parts does not change when they run.
+        # Side ops after the parts do not change when the parts run.
         key = task.parts, task if task.ahead else None
         groups.setdefault(key, (task, []))[1].append(action)
         if task.behind:
             given = states(coordinates, task, play, [action])
-            # What comes behind may wait for what arrived, and for the host, where the parts do not.
+            # Side ops after the parts may wait for the input and for the host even where the parts do not.
             given[coordinates.port] = play.arrival[action]
             if action in play.full:
                 given[coordinates.ports, 0] = play.full[action][coordinates.ports]
@@ -85,7 +89,7 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
     levels = [axis for axis in EXPOSED if axis in present]
     if not levels or EXPOSED.index(levels[0]) > EXPOSED.index("dp"):
-        # What runs beside the parts (from there on) comes with nothing that is covered before it.
+        # The intervals of side ops (dp and later axes) do not include those of earlier axes.
         levels = [COMPUTE, *levels]
     for task, actions in groups.values():
         _situations(replace(task, behind=[]), coordinates, play, actions, levels, found)
@@ -125,7 +129,7 @@ def _situations(
     for kind, column in enumerate(chosen.tolist()):
         left = np.flatnonzero(which == kind)
         while len(left):
-            # Where the host that is least ahead does not matter, none does.
+            # If even the latest host time delays no op, no host time does.
             latest = host[left].max()
             covers, matters = _covers(task, coordinates, given[:, column], float(latest), levels)
             similar = host[left] >= (latest - INSTANT if matters else NEVER)
@@ -136,16 +140,19 @@ def _situations(
 
 
 Covers = list[tuple[str, np.ndarray, np.ndarray]]
-"""Axes, and begins and ends of intervals that are covered up to them."""
+"""Axis, begins and ends [s]: intervals of the axis and of those before it in the breakdown."""
 
 
 def _covers(
     task: Task, coordinates: Coordinates, state: np.ndarray, host: float, levels: list[str]
 ) -> tuple[Covers, bool]:
-    """The intervals of a task that finds `state`, its host at `host`; and whether the host matters."""
+    """Computes the intervals of a task from the state before it, and whether any op waits for the host.
+
+    host: when the host begins to launch the task [s].
+    """
     covers: Covers = []
     if task.ahead:
-        # Ops ahead hold back others, each copy in its own way.
+        # Side ops ahead delay each copy differently, so that no copy repeats another.
         if coordinates.host is not None:
             state = state.copy()
             state[coordinates.host] = host
@@ -180,10 +187,11 @@ def _covers(
 
 
 class Copy(NamedTuple):
-    """One copy of a part that finds some state, in time since the compute stream is free.
+    """Intervals of one copy of a part; times are from when the compute stream becomes free [s].
 
-    after: the state behind it.
-    steady: how much later that is, where it is the same state.
+    covers: the intervals.
+    after: the state after the copy.
+    steady: the shift, if `after` is the state before, shifted; otherwise None.
     """
 
     covers: Covers
@@ -192,7 +200,7 @@ class Copy(NamedTuple):
 
 
 def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels: list[str]) -> Copy:
-    """Computed once for equal states, up to rounding, and kept with the prices of the part."""
+    """Computes the intervals of one copy, once for states that are equal up to rounding; keeps them with the prices."""
     state = np.round(state - state[0], 13)
     copies = part.prices.results.setdefault("copies", {})
     assert isinstance(copies, dict)
@@ -213,7 +221,7 @@ def _copy(part: PricedBlock, coordinates: Coordinates, state: np.ndarray, levels
 
 
 def _repeat_intervals(begin: np.ndarray, end: np.ndarray, times: int, later: float) -> tuple[np.ndarray, np.ndarray]:
-    """Intervals repeated `times` times, each `later` than the time before."""
+    """Repeats intervals `times` times, each time shifted by `later` [s]."""
     if times == 1:
         return begin, end
     if len(begin) == 1 and end[0] - begin[0] >= later - INSTANT:
@@ -223,7 +231,7 @@ def _repeat_intervals(begin: np.ndarray, end: np.ndarray, times: int, later: flo
 
 
 def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The intervals of a part, up to each of `levels`, and its waits for the host."""
+    """Yields by axis of `levels` the intervals of a part on it and the axes before it, and the waits for the host."""
     part, begin = walked.item, walked.begin[..., 0]
     assert isinstance(part, PricedBlock)
     end = begin + part.lasting
@@ -232,7 +240,7 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
         rows = rows + part.block.by_axis.get(axis, [])
         if axis in levels and rows:
             joined = _merge_intervals(begin[:, rows].T, end[:, rows].T)
-            # The last copy stands for those that follow it.
+            # The last copy listed stands for `repeats` further ones.
             steps = np.arange(1, walked.repeats + 1) * walked.shift
             both = (np.concatenate([times, times[:, -1:] + steps], axis=1).reshape(-1, 1) for times in joined)
             starts, ends = _merge_intervals(*both)
@@ -244,7 +252,7 @@ def _cover(walked: Walked, coordinates: Coordinates, levels: list[str]) -> Itera
 def _host_waits(
     walked: Walked, coordinates: Coordinates, end: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """From when ops that begin at their launch could have begun without the host."""
+    """Yields for each op that begins at its launch the interval from when it could have begun without the host."""
     part, begin, states = walked.item, walked.begin[..., 0], walked.states[..., 0]
     assert isinstance(part, PricedBlock) and coordinates.host is not None
     block, launched = part.block, np.cumsum([op.work is not None for op in part.block.ops])
@@ -260,27 +268,27 @@ def _host_waits(
             last = states[copies, coordinates.at[op.stream]] if place is None else end[copies, place]
             arrival = [states[copies, coordinates.port + at] for at, port in enumerate(block.ports) if i in port.entry]
             could = np.maximum.reduce([last, *waits, *arrival])
-            # What is not known is covered by what runs before.
+            # Where that time is unknown, the interval is empty.
             could = np.where(could > NEVER, could, begin[copies, i])
             yield HOST, could, begin[copies, i]
         before[op.stream] = i
 
 
 def _distinct(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One column of each kind; and for every column its kind."""
+    """Returns the index of one column of each distinct state, and for every column the number of its state."""
     if states.shape[1] == 1:
         return np.zeros(1, int), np.zeros(1, int)
     varied = [row for row in states[1:] if (row > NEVER).any() and np.ptp(row) > INSTANT]
     if not varied:
         return np.zeros(1, int), np.zeros(states.shape[1], int)
-    # One row varies nearly always: when the input came.
+    # Nearly always only one row varies: the arrival of the input.
     keys = np.round(varied[0] if len(varied) == 1 else np.array(varied), 12)
     _, chosen, which = np.unique(keys, axis=-1, return_index=True, return_inverse=True)
     return chosen, which
 
 
 def _merge_intervals(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The union of intervals in each column; columns with fewer intervals repeat their last one."""
+    """Merges overlapping intervals of each column; columns with fewer intervals are filled with empty ones."""
     order = np.argsort(begin, axis=0)
     columns = np.arange(begin.shape[1])
     begin, reached = begin[order, columns], end[order, columns]

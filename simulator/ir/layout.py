@@ -1,16 +1,16 @@
 """Layouts of tensors on the mesh, and the collectives that turn one layout into another.
 
-A layout says for each mesh axis how a tensor lies on the ranks of that axis: sharded along one of its dims, a partial
-sum, or replicated (the axis is not listed). A scheme says which dim its axis shards at an operator. From that follow
-the layouts of all tensors of the operator:
+A layout says for each mesh axis what the ranks along that axis hold of a tensor: shards along one of its dims, partial
+sums, or replicas (then the layout does not list the axis). A scheme says which dim its axis shards at an operator. From
+that follow the layouts of all tensors of the operator:
 
-* an input that has the sharded dim is required sharded along it, an input that lacks the dim is required replicated;
-* an output that has the dim is sharded along it, an output that lacks it is a partial sum;
-* an axis may shard one dim of some tensors and another dim of the others (``b|h``: samples where the tensor has them,
-  else `h`);
-* for gradients the two rules change places: the gradient of an output is required sharded or replicated, the gradient
-  of an input is sharded or a partial sum. A weight that has the dim is sharded; the gradient of a weight that lacks it
-  is a partial sum.
+* the operator needs an input sharded along that dim if the input has it, and replicated otherwise;
+* it produces an output sharded along that dim if the output has it, and as partial sums otherwise;
+* an axis may shard one dim of some tensors and another dim of the others (``b|h``: `b` of tensors that have it, else
+  `h`);
+* backward, the operator needs the gradient of an output as it needs an input, and produces the gradient of an input as
+  it produces an output. A weight that has the dim is sharded, and so is its gradient; the gradient of a weight that
+  lacks it is a partial sum.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Dim:
     copies: bool = False
 
     def local(self, parts: int) -> int | Fraction:
-        """Elements on each of `parts` ranks."""
+        """Returns the number of elements on each of `parts` ranks."""
         units = self.size // self.unit
         return (math.ceil(units / parts) if self.copies else units // parts) * self.unit
 
     def ranks_per_part(self, parts: int) -> int:
-        """Number of neighbouring ranks, of `parts` ranks in all, that hold the same shard."""
+        """Returns how many neighbouring ranks, of `parts` ranks in all, hold the same shard."""
         return max(1, parts // (self.size // self.unit)) if self.copies else 1
 
     def is_divisible_by(self, parts: int) -> bool:
@@ -81,11 +81,11 @@ class Tensor:
         return dim in self.dims
 
     def first_dim(self, dims: str) -> str | None:
-        """The first of one or several dims (``b|h``) that the tensor has; None: it has none of them."""
+        """Returns the first of one or several dims (``b|h``) that the tensor has; None: it has none of them."""
         return next((dim for dim in dims.split("|") if dim in self.dims), None)
 
     def rename_dims(self, **renamed: str) -> Tensor:
-        """The same tensor with other names for some dims."""
+        """Returns the same tensor with other names for some dims."""
         dims = {renamed.get(name, name): dim for name, dim in self.dims.items()}
         return replace(self, dims=dims, renamed=renamed)
 
@@ -95,11 +95,11 @@ class Tensor:
         return replace(self, dtype=self.gradient_dtype) if self.gradient_dtype else self
 
     def layout_of_producer(self, layout: Layout) -> Layout:
-        """The layout that the producer gives the tensor, in the dim names of this consumer."""
+        """Renames the dims of `layout`, in which the producer makes the tensor, to those of this consumer."""
         return {axis: self.renamed.get(dim, dim) for axis, dim in layout.items()}
 
     def local_dims(self, layout: Layout, mesh: Mesh) -> dict[str, int | Fraction]:
-        """Local size of every dim."""
+        """Returns the local size of every dim."""
         found = {}
         for name, dim in self.dims.items():
             parts = 1
@@ -110,16 +110,16 @@ class Tensor:
         return found
 
     def local(self, layout: Layout, mesh: Mesh) -> int:
-        """Local number of elements."""
+        """Returns the local number of elements."""
         return int(math.prod(self.local_dims(layout, mesh).values()))
 
     def nbytes(self, layout: Layout, mesh: Mesh) -> int:
-        """Local bytes."""
+        """Returns the local size in bytes."""
         return int(self.local(layout, mesh) * BYTES[self.dtype])
 
 
 def required_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-    """Layout in which an operator needs an input, a weight or the gradient of an output.
+    """Returns the layout in which an operator needs an input, a weight or the gradient of an output.
 
     divide: which dim each axis shards at the operator.
     """
@@ -127,7 +127,7 @@ def required_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
 
 
 def output_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
-    """Layout in which an operator produces an output, or the gradient of an input or weight.
+    """Returns the layout in which an operator produces an output, or the gradient of an input or weight.
 
     divide: which dim each axis shards at the operator.
     """
@@ -135,7 +135,7 @@ def output_layout(tensor: Tensor, divide: Mapping[str, str]) -> Layout:
 
 
 def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Mesh) -> list[Collective]:
-    """The collectives that turn the layout `source` into `target`, in the order of their execution.
+    """Returns the collectives that turn the layout `source` into `target`, in the order of their execution.
 
     Reductions come first, then all-to-alls, then all-gathers, each over inner axes first: this order moves the fewest
     bytes. Sharding a replicated tensor is a local slice without communication; along a dim that no axis shards yet it
@@ -151,7 +151,7 @@ def collectives_between(tensor: Tensor, source: Layout, target: Layout, mesh: Me
         if axis in target:
             now[axis] = target[axis]
         if operation == "all_to_all":
-            # Heads that several ranks hold are sent to each of these ranks.
+            # A head of keys or values that several ranks share is sent to each of them.
             work = replace(work, nbytes=max(work.nbytes, tensor.nbytes(now, mesh)))
         if steps and steps[-1].operation == operation and mesh.of_one_axis(joined := (axis, *steps[-1].axes)):
             # The largest buffer of a rank: the result of an all-gather, the input of a reduction.

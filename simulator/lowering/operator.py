@@ -1,4 +1,5 @@
-"""Lowers one operator: kernels at local sizes, parameters, and the memory that forward and backward pass use."""
+"""Lowers one operator to a fragment: its kernels at the sizes of one rank's shards, forward and backward, its
+parameters, and its tensors in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from simulator.lowering.sharded_weights import gather_weights
 
 
 def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True) -> Fragment:
-    """The kernels of one operator at local sizes, forward and backward, with the memory that they use.
+    """Returns the fragment of one operator at local sizes.
 
     fused_gradients: GEMMs add weight gradients to the accumulated ones; otherwise a separate kernel does.
     """
@@ -39,7 +40,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     ready = (weights or inputs or [Op(f"w{operator.name}", after=grads, phase="W")])[-1]
     params = []
     for weight in operator.weights:
-        # Over a dim that the outputs lack the weight's gradient is no sum: all see the whole gradient of these.
+        # Where an axis shards a dim that no output has, every rank has whole output gradients: nothing is to be summed.
         summed = (axis for axis, dims in divide.items() if any(t.first_dim(dims) for t in operator.outs))
         rested = scope.at_rest(operator, weight)
         partial = tuple(axis for axis in summed if axis not in rested)
@@ -49,7 +50,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
         view = operator.view if operator.view in scope.mesh.views else ""
         copies, trained = _copies(weight, at), not operator.frozen
         params.append(Param(weight.name, size, total, partial, ready, end, tied, copies, view, trained))
-    # A tied output layer beside its embedding has no table of its own.
+    # A tied output layer on the device of the embedding has no table of its own.
     borrows = getattr(operator, "tied", False) and scope.embeds
     frag.params = [] if borrows else params
     frag.shared_weights = [param.name for param in params] if borrows else []
@@ -65,7 +66,8 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
 
 
 def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:
-    """Axes along which neighbouring ranks hold the same shard (fewer key-value heads than ranks), and their number."""
+    """Returns the axes along which neighbouring ranks hold the same shard (with fewer key-value heads than ranks), and
+    the number of these ranks; None if each shard is on one rank."""
     layout = at.layout(weight)
     for name, dim in weight.dims.items():
         axes = [axis for axis in at.mesh.inner_first(layout)[::-1] if layout[axis] == name]
@@ -99,7 +101,7 @@ def _tensor_uses(
             ends = (inputs[0], inputs[-1]) if nbytes else ()
             key, made = f"d:{operator.name}.{what}", what == "left"
             yield from (TensorUse(key, nbytes, op, made, "activations") for op in ends)
-    # What both gradients read goes after the weight gradient; what only one reads goes with it.
+    # A tensor that both gradients read is freed after the weight gradient, otherwise after the one that reads it.
     for t in operator.saved_tensors if operator.frozen else (*operator.saved_tensors, *operator.saved_for_weights):
         op = (weights or inputs)[-1] if t in operator.saved_for_weights else (inputs or weights)[-1]
         yield scope.tensor_use(t, at.layout(t) if t in operator.ins else operator.output_layout(t, at.divide), op)

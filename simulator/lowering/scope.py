@@ -1,6 +1,7 @@
-"""What is known of the unit that is being lowered: which axes divide an operator, who makes a tensor, who reads it.
+"""The scope of lowering: facts about the unit that is being lowered, which the other modules of this room look up.
 
-Schemes, resharding and sharded weights ask the scope; nothing here lowers anything.
+They are: the dim of each operator that each mesh axis shards, the operator that produces a tensor, the operators that
+read it, the memory keys of tensors, and the stream of each op.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TOKENS = ("b", "s")
 
 
 class Scope:
-    """Divisions, producers and readers of one unit under the `schemes` of a plan (outermost first).
+    """Sharded dims, producers and readers of one unit under the `schemes` of a plan (outermost first).
 
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
     incoming_gradient: the memory key of the gradient that enters the unit.
@@ -43,11 +44,11 @@ class Scope:
     # --------------------------------------------------------------------------------------------- layouts
 
     def division(self, operator: Operator) -> dict[str, str]:
-        """The dim of `operator` that each axis divides, over all schemes; axes of size one divide nothing.
+        """Returns the dim of `operator` that each axis shards, over all schemes; axes of size one shard nothing.
 
-        Schemes of a view decide last within it. Along axes of a view that no scheme owns, ranks hold copies of the
-        weights; along axes that shard weights at rest only, they compute with gathered copies: there tokens are
-        divided.
+        At operators in a view, its own schemes override the others. Along two kinds of axes of a view tokens are
+        sharded, since ranks hold whole weights: axes that no scheme uses, and axes along which a scheme shards weights
+        only between their uses and gathers them for each.
         """
         if operator not in self._divisions:
             divide: dict[str, str] = {}
@@ -70,18 +71,18 @@ class Scope:
         return self._divisions[operator]
 
     def at_rest(self, operator: Operator, weight: Tensor) -> Layout:
-        """The layout in which a weight is stored between the passes of `operator`."""
+        """Returns the layout in which a weight is stored between the passes of `operator`."""
         used = required_layout(weight, self.division(operator))
         stored = self._rest_divisions[operator].items()
         return {axis: dim for axis, dim in stored if weight.has(dim) and axis not in used} | dict(used)
 
     def produced_layout(self, tensor: Tensor) -> Layout:
-        """The layout in which a tensor leaves its producer, in the dims of this reader."""
+        """Returns the layout in which the producer of a tensor makes it, in the dim names of `tensor`."""
         made, operator = self.producer[tensor.name]
         return tensor.layout_of_producer(operator.output_layout(made, self.division(operator)))
 
     def transfer_view(self, tensor: Tensor, *readers: Operator) -> str:
-        """The mesh view in which a tensor is resharded: that of its producer, else of one of its readers."""
+        """Returns the mesh view in which a tensor is resharded: that of its producer, else of one of its readers."""
         maker = self.producer.get(tensor.name)
         operators = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
         return next((operator.view for operator in operators if operator.view), "")
@@ -94,7 +95,7 @@ class Scope:
     # ------------------------------------------------------------------------------------------------- ops
 
     def op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
-        """An op on the stream of its work. view: the one in which a collective takes place, or to which it leads."""
+        """Makes an op on the stream of its work. view: mesh view of a collective, which determines its stream."""
         stream = COMPUTE
         if isinstance(work, Collective):
             inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
@@ -102,7 +103,7 @@ class Scope:
         return Op(name, stream, work, list(after), phase)
 
     def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
-        """Ops of one operator, each waiting for the one before: they may lie on different streams."""
+        """Makes the ops of one operator, each waiting for the one before, since they may be on different streams."""
         ops: list[Op] = []
         for work in works:
             ops.append(self.op(name, work, [*after, *ops[-1:]], phase, view))
@@ -111,14 +112,14 @@ class Scope:
     # ---------------------------------------------------------------------------------------------- memory
 
     def key(self, tensor: Tensor, layout: Layout) -> str:
-        """The memory key of a tensor in one layout, in its producer's dims; partial sums are reduced in place."""
+        """Makes the memory key of a tensor in one layout, in its producer's dims; partial sums are reduced in place."""
         tensor = self._renamed_from.get(tensor.name, tensor)
         back = {new: old for old, new in tensor.renamed.items()}
         shards = (f"{a}:{back.get(d, d)}" for a, d in sorted(layout.items()) if d != PARTIAL and self.mesh.size(a) > 1)
         return f"{tensor.name}@{','.join(shards)}"
 
     def tensor_use(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> TensorUse:
-        """The use of a tensor in one layout by `op`. prefix: ``d:`` for its gradient."""
+        """Makes the use of a tensor in one layout by `op`. prefix: ``d:`` for its gradient."""
         whole = {axis: dim for axis, dim in layout.items() if dim != PARTIAL}
         if prefix:
             while tensor.name in self._same_gradient:
@@ -130,10 +131,11 @@ class Scope:
     # ------------------------------------------------------------------------------------------------ units
 
     def enter(self, unit: Unit) -> tuple[tuple[str | None, str | None], int]:
-        """Notes producers and readers of a unit; returns the memory keys of its ends, and the bytes of its output."""
+        """Records producers and readers of a unit; returns the memory keys of its input and output and the bytes of the
+        output."""
         for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
             notes.clear()
-        # Token ids, and what frozen operators alone have made of them.
+        # Token ids, and tensors computed from them by frozen operators only.
         self._without_gradient = {unit.residual_in.name} if unit.residual_in and LOWEST in unit.marks else set()
         walk(unit, self._note)
         ends: list[str | None] = []
@@ -150,7 +152,7 @@ class Scope:
 
     def _note(self, operator: Operator) -> None:
         if isinstance(operator, Residual):
-            # Only what is read nowhere else: a gradient that is summed is a new tensor.
+            # An input with other readers is left out: its gradient is a sum, and so a new tensor.
             once = operator.ins if len(operator.ins) == 1 else operator.ins[1:]
             self._same_gradient |= {t.name: operator.outs[0] for t in operator.pass_through if t in once}
         if isinstance(operator, Sum):
@@ -167,10 +169,10 @@ class Scope:
             self._without_gradient |= {tensor.name for tensor in operator.outs}
 
     def inputs_with_gradient(self, operator: Operator) -> list[Tensor]:
-        """The inputs that depend on trained weights."""
+        """Returns the inputs that depend on trained weights."""
         return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._without_gradient]
 
 
 def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
-    """All axes over which `state` (parameters, gradients, optimizer) of a parameter is sharded between its uses."""
+    """Returns the axes over which `state` (parameters, gradients, optimizer) of a parameter is sharded between uses."""
     return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))

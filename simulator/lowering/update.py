@@ -1,4 +1,5 @@
-"""The optimizer update at the end of a step: remaining gradient sums, gradient clipping, Adam."""
+"""Lowers the optimizer update at the end of a step: all-reduces of gradients that no data scheme has reduced, gradient
+clipping, Adam, and zeroing of the gradients."""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
             ops.append(Op("grad-norm", "compute", Collective("all_reduce", 4, everyone), ops[-1:], "U"))
     behind = ops[-1:] if module.clipped else ops
     step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
-    # Zeroing the gradient buffer touches every gradient that rests here.
+    # Zeroing writes every gradient that this rank stores.
     zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
     return Fragment(forward=[*ops, step, zero], exit={"parameters": step})
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
-    """One parameter for all of equal size and reduction axes, with the number of elements of all."""
+    """Groups parameters of equal size and reduction axes; returns one of each group and the elements of all."""
     found: dict[Hashable, tuple[Param, int]] = {}
     for param, count in params:
         key = param.partial, param.view, param.trained, param.size

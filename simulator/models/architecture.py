@@ -1,7 +1,7 @@
-"""The architecture of a model: from its shape to the modules of the pipeline stages.
+"""Builds the modules of pipeline stages from the shape of a model: embedding, layers, output layer and loss.
 
-Modules describe one micro-batch of all replicas: the dim ``b`` counts the samples of all data-parallel ranks, and the
-data axes shard it. Equal layers are one unit with a count.
+Modules have global sizes, for one micro-batch of all replicas: the dim ``b`` counts the samples of all data-parallel
+ranks, and data schemes shard it. Equal layers in a row are one unit with a count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ UP = ("mla_up_proj",)
 Megatron-Core recomputes them as one module; its norms are fused into the linear layers after them."""
 
 Kind = tuple[bool, bool]
-"""Kind of a layer: whether it has experts, and whether its attention has a sliding window."""
+"""Kind of a layer: whether it has experts, whether its attention has a sliding window."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Architecture:
     adapters: Adapters | None = None
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
-        """The stage of these layers, with the embedding if it is the first and the loss if it is the last.
+        """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
 
         Every tower starts with an embedding; the trunk of a model with towers starts with their concatenation.
         """
@@ -106,17 +106,17 @@ class Architecture:
         return Stage("stage", tuple(mark_lowest(units) if self.adapters else units))
 
     def layer_units(self, layers: range) -> list[Unit]:
-        """The units of layers of one tower, or of the trunk."""
+        """Returns the units of layers of one tower, or of the trunk."""
         return [replace(self.layer(kind), count=count) for kind, count in self.runs_of_kinds(layers)]
 
     def slice(self, begin: int, end: int) -> Architecture:
-        """The architecture for a slice of every sequence, from token `begin` up to token `end`."""
+        """Returns the architecture for a slice of every sequence, from token `begin` up to token `end`."""
         if (begin, end) == (0, self.seq):
             return self
         return replace(self, seq=end - begin, tokens_before=begin, tokens_after=self.seq - end)
 
     def runs_of_kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
-        """Runs of layers of one kind, each with its number of layers."""
+        """Groups consecutive layers of one kind; returns each kind with its number of layers."""
         if self.model.moe is None and self.model.window is None:
             return (((False, False), len(layers)),) if layers else ()
         return tuple((kind, len(list(row))) for kind, row in groupby(map(self.model.kind, layers)))
@@ -143,7 +143,7 @@ class Architecture:
         return {"b": Dim(self.samples * self.replicas), "s": Dim(self.seq)}
 
     def _act(self, name: str, **dims: Dim) -> Tensor:
-        """An activation [b, s, ...]; [b, s, h] when no other dim is given."""
+        """Makes an activation [b, s, ...]; [b, s, h] when no other dim is given."""
         return Tensor(name, {**self._tokens, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
 
     def _weight(self, name: str, **dims: Dim) -> Tensor:
@@ -158,12 +158,12 @@ class Architecture:
         return self._weight("embedding", v=Dim(self.vocab), h=self._h)
 
     def _norm(self, name: str) -> tuple[Tensor, ...]:
-        """The weights of a norm over h."""
+        """Makes the weights of a norm over h."""
         bias = (self._weight(f"{name}.bias", h=self._h),) if self.model.norm != "rmsnorm" else ()
         return (self._weight(f"{name}.weight", h=self._h), *bias)
 
     def _layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
-        """One of the two norms of a layer."""
+        """Makes one of the two norms of a layer."""
         return Norm(name, (x,), (y,), self._norm(name), modules=("layernorm", "norm"))
 
     # ------------------------------------------------------------------------------------------- units
@@ -177,14 +177,14 @@ class Architecture:
         output: Tensor | None,
         variant: Hashable = None,
     ) -> Unit:
-        """A unit whose output is brought into the layout of the residual stream.
+        """Makes a unit whose output is resharded to the layout of the residual stream.
 
         kind: class of the unit.
         name: its name.
         children: its modules.
-        has_input: whether the residual stream enters it.
+        has_input: whether it reads the residual stream.
         output: the tensor that leaves it; None: none.
-        variant: tells units of one name apart.
+        variant: key that differs between units of one name.
         """
         y = self._act("y")
         if output is not None:
@@ -198,7 +198,7 @@ class Architecture:
 
     @cached_property
     def embedding(self) -> Unit:
-        """From token ids to the residual stream."""
+        """The unit from token ids to the residual stream."""
         model = self.model
         ids = Tensor("ids", self._tokens, "int64")
         x = self._act("embedded")
@@ -218,12 +218,12 @@ class Architecture:
 
     @cached_property
     def tower_join(self) -> Unit:
-        """Concatenates the outputs of all towers, parts of a sequence, to one residual stream."""
+        """The unit that concatenates the outputs of all towers, parts of a sequence, to one residual stream."""
         joined = self._act("joined")
         return self._unit(Unit, "join", [Concat("join", (self.residual,), (joined,))], True, joined)
 
     def layer(self, kind: Kind) -> Layer:
-        """One transformer layer."""
+        """Returns a transformer layer of this kind."""
         if kind not in self._layers:
             end = self._act("end")
             unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
@@ -236,7 +236,7 @@ class Architecture:
         return {}
 
     def _layer(self, kind: Kind, x: Tensor, end: Tensor) -> list[Module]:
-        """The modules of a layer from its input `x` to its output `end`."""
+        """Builds the modules of a layer from its input `x` to its output `end`."""
         model, (experts, slides) = self.model, kind
         drop = model.dropout > 0
         normed, again = self._act("norm1"), self._act("norm2")
@@ -288,7 +288,7 @@ class Architecture:
         return self._core(modules, q, k, v, y, slides, d, d)
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, slides: bool) -> SelfAttention:
-        """Multi-head latent attention: queries, keys and values are projected from latents (arXiv 2405.04434, 2.1)."""
+        """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
         heads, qk = self.model.heads, mla.qk_nope + mla.qk_rope
         width, value = Dim(heads * qk, unit=qk), Dim(heads * mla.v, unit=mla.v)
         q, v = self._act("q", a=width), self._act("v", a=value)
@@ -297,7 +297,7 @@ class Architecture:
         x, modules = self._cast(x)
 
         def project_down(name: str, rank: int, *more: Tensor) -> Tensor:
-            """The normed latent of width `rank`, projected from x; the same linear layer projects `more`."""
+            """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
             latent, normed = self._act(name, r=Dim(rank)), self._act(f"{name}.norm", r=Dim(rank))
             weights = [self._weight(f"w{t.name}", h=self._h, r=t.dims["r"]) for t in (latent, *more)]
             modules.extend(self._linear(f"{name}.down", x, (latent, *more), *weights))
@@ -322,7 +322,7 @@ class Architecture:
     def _core(
         self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, y: Tensor, slides: bool, qk: int, value: int
     ) -> SelfAttention:
-        """The attention core and the output layer of attention."""
+        """Adds the attention core and the output projection to the modules of attention."""
         model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self._act("o", a=width)
@@ -336,12 +336,12 @@ class Architecture:
     def _linear(
         self, name: str, x: Tensor, ys: tuple[Tensor, ...], *weights: Tensor, modules: tuple[str, ...] = ()
     ) -> list[Module]:
-        """A linear layer, after the cast of its input where the input is not cast yet."""
+        """Makes a linear layer, after the cast of its input where the input is not cast yet."""
         x, casts = self._cast(x)
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules)]
 
     def _cast(self, x: Tensor, kind: type[Cast] = Cast) -> tuple[Tensor, list[Module]]:
-        """x in the number format of the GEMMs, and the cast."""
+        """Returns x in the number format of the GEMMs, and the cast."""
         if not self.quantised or x.dtype == (dtype := QUANTISED[self.quantised].dtype):
             return x, []
         small = replace(x, name=f"{x.name}.{dtype}", dtype=dtype, gradient_dtype=x.dtype)
@@ -350,7 +350,7 @@ class Architecture:
     # --------------------------------------------------------------------------------- MLP and experts
 
     def _dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
-        """The MLP of a layer without experts, and its output."""
+        """Builds the MLP of a layer without experts; returns also its output."""
         moe, y = self.model.moe, self._act("down")
         ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
         return self._mlp("mlp", x, y, Dim(ffn)), (y,)
@@ -373,7 +373,7 @@ class Architecture:
         )
 
     def _moe(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
-        """Routed and shared experts, and their outputs."""
+        """Builds router, routed and shared experts; returns also their outputs."""
         moe = self.model.moe
         assert moe is not None
         r, y = Dim(moe.experts), self._act("down")
@@ -394,10 +394,10 @@ class Architecture:
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
 
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
-        """Token dispatch, routed experts and combine.
+        """Builds token dispatch, routed experts and combine.
 
-        A token takes top_k places, times the capacity factor if there is one: places lie along the positions of a
-        sequence and are sharded evenly over the experts.
+        A token takes top_k slots of experts, times the capacity factor if there is one. The slots of a sequence are
+        counted along its dim ``s`` and sharded evenly over the experts.
         """
         model, f = self.model, Dim(moe.expert_ffn)
         places = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
@@ -436,7 +436,7 @@ class Architecture:
 
     @cached_property
     def output_unit(self) -> Unit:
-        """From the residual stream to the loss, and to the losses of multi-token prediction."""
+        """The unit from the residual stream to the loss, and to the losses of multi-token prediction."""
         modules, x = self._predict(self.residual, owns=True), self.residual
         for i in range(self.model.mtp):
             further = [add_prefix(module, f"mtp{i}.", {x.name}) for module in self._predict_further(x, owns=i == 0)]
@@ -445,7 +445,7 @@ class Architecture:
         return self._unit(Unit, "ending", modules, True, None)
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
-        """Final norm, output layer and loss. owns: whether norm and output layer are held here, or only read."""
+        """Builds final norm, output layer and loss. owns: they have their own weights, instead of reading others."""
         normed, logits = self._act("norm.out"), self._act("logits", v=Dim(self.vocab))
         loss = Tensor("loss", self._tokens, "fp32")
         scales = self._norm("final_norm") if owns else ()
@@ -458,9 +458,9 @@ class Architecture:
         ]
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
-        """A layer of multi-token prediction and its loss, after the residual stream `x` (arXiv 2412.19437, 2.2).
+        """Builds a layer of multi-token prediction and its loss from the residual stream `x` (arXiv 2412.19437, 2.2).
 
-        owns: whether it holds a copy of the embedding, which its stage otherwise lacks.
+        owns: whether it has a copy of the embedding table, which its stage otherwise lacks.
         """
         ids, embedded = Tensor("ids", self._tokens, "int64"), self._act("embedded")
         both, joined, end = self._act("both", c=Dim(2 * self.model.hidden)), self._act("joined"), self._act("end")
@@ -479,7 +479,7 @@ class Architecture:
 
 
 def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:
-    """A copy of `module` with a prefix to all names, except those of tensors from outside."""
+    """Copies `module` with a prefix to all names, except those of tensors from outside."""
     name = prefix + module.name
     if isinstance(module, CompositeModule):
         return replace(module, name=name, children=tuple(add_prefix(one, prefix, outside) for one in module.children))

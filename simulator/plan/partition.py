@@ -1,4 +1,5 @@
-"""Partition of the layers of a model over the virtual pipeline stages."""
+"""Partitions the layers of a model over virtual pipeline stages: evenly, by a list, or so that the largest cost of a
+stage is minimal (`balance`)."""
 
 from __future__ import annotations
 
@@ -36,13 +37,14 @@ AskLayerCosts = Callable[[], Sequence[LayerCosts]]
 def layers_of_graph(
     partition: Partition, model: Model, before: Sequence[tuple[int, ...]], use: str, costs: AskLayerCosts
 ) -> list[int]:
-    """Layers of every virtual stage of a stage graph: a chain of stages, or a chain per tower that the trunk joins.
+    """Returns the number of layers of every virtual stage. The stages are a chain, or a chain per tower, joined by the
+    trunk.
 
     partition: the partition of the job.
     model: the shape of the model.
-    before: for every stage the stages whose output it reads.
-    use: the schedule, for error messages.
-    costs: asks for the layer costs.
+    before: for every stage the stages whose output it receives.
+    use: name of the schedule, for error messages.
+    costs: returns the layer costs.
     Raises PlanError if towers do not match the graph, or the layers do not fit the stages.
     """
     begins = [stage for stage, others in enumerate(before) if others != (stage - 1,)]
@@ -77,10 +79,10 @@ def layers_of_graph(
 
 
 def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskLayerCosts = tuple) -> list[int]:
-    """Transformer layers of every virtual stage of a chain, first to last.
+    """Returns the number of transformer layers of every virtual stage of a chain, first to last.
 
     ``even``: equal numbers. ``ends-as-layers``: embedding and output layer count as one layer each. ``by-cost``: the
-    largest cost of a stage is minimal. A list gives the layers.
+    largest cost of a stage is minimal. A list states the numbers.
 
     Raises PlanError if the layers do not fit the stages.
     """
@@ -123,11 +125,12 @@ def layers_of_stages(partition: Partition, layers: int, stages: int, costs: AskL
 
 
 def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
-    """Layers of every stage with the least largest cost of a stage, and then the least sum of squared costs.
+    """Returns the number of layers of every stage that minimises the largest cost of a stage, then the sum of squared
+    costs.
 
     The first and the last stage may have no layer, because they have the embedding and the output layer.
 
-    layer_costs: layer costs on every stage; GPUs may differ from stage to stage.
+    layer_costs: by stage, the layer costs on its device.
     """
     stages, layers = len(layer_costs), len(layer_costs[0].layers)
     costs = []
@@ -144,9 +147,10 @@ def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
 
 
 def _best(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, list[int]]:
-    """The least cost of a partition by dynamic programming, and its layers by stage.
+    """Finds the partition of least total cost by dynamic programming; returns that cost and the layers by stage.
 
-    combine: combines the costs of two stages (sum or maximum).
+    costs: by stage, the cost of the layers from one (row) up to another (column).
+    combine: how costs of stages make up the total (sum or maximum).
     """
     reached, starts = costs[0][0], []
     for cost in costs[1:]:

@@ -1,4 +1,4 @@
-"""Blocks: the ops of one pass through one unit with their dependencies, and the same at their prices.
+"""Blocks: the ops of one pass through one unit with their dependencies, and their prices.
 
 Two passes that a schedule overlaps (DualPipe) are interleaved into one block.
 """
@@ -17,28 +17,29 @@ from simulator.program.categories import KINDS, axis_of, kind_of
 from simulator.program.memory_profile import CATEGORIES, Event, Profile, block_events, memory_events
 
 Price = Callable[[Work], tuple[float, float, float]]
-"""Seconds that an op occupies its stream, the sigma of that, the further latency until others see its result."""
+"""Seconds that an op occupies its stream, their relative standard deviation (sigma), and the further seconds of latency
+until other ops see its result."""
 
 Prices = Price | Sequence[Price]
-"""One for all devices of the pipeline, or one for each."""
+"""One price function for all devices of the pipeline, or one for each."""
 
 SUMS = ("seconds", "weighted", "lasting", "flops")
-"""What is summed over ops: seconds; seconds x sigma; seconds and latency; FLOPs."""
+"""Quantities that are summed over ops: seconds; seconds x sigma; seconds + latency; FLOPs."""
 
 INPUT = -1
-"""The place of what comes in."""
+"""In lists of places: the input of the pass, which no op of the block makes."""
 
 FREE = (0.0, 0.0, 0.0)
-"""The price of a mark."""
+"""The price of an op without work: it joins dependencies and takes no time."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """How a pass is connected to others.
+    """Where the input of a pass enters a block and its result leaves it.
 
-    entry: places of the ops that wait for the input of the pass.
-    exit: places of the ops after which the result exists.
-    through: the result also waits for the input itself, beyond what `exit` says.
+    entry: places of the ops that wait for the input.
+    exit: places of the ops that must end before the result exists.
+    through: the result also waits for the input itself.
     """
 
     entry: tuple[int, ...] = ()
@@ -60,9 +61,9 @@ class Block:
     ports: tuple[Port, ...]
     events: list[Event]
     source: Op | None = None
-    """The mark of what comes in."""
+    """The op without work that stands for the input of the pass; None where a pass has none."""
     prices: dict[Hashable, BlockPrices] = field(default_factory=dict, repr=False)
-    """All prices at which the block was played, by the prices."""
+    """By seconds, sigmas and latencies of the ops: the shared object of these prices."""
     _marks: dict[bool, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -97,16 +98,16 @@ class Block:
         return dict(found)
 
     def marks(self, params: Sequence[Param], forward: bool) -> tuple[tuple[int, ...], ...]:
-        """For each parameter the places of its first use or, backward, those that complete its gradient."""
+        """Returns by parameter the places of its first use or, backward, of the ops that complete its gradient."""
         if forward not in self._marks:
             self._marks[forward] = tuple(self.behind(param.used if forward else param.ready) for param in params)
         return self._marks[forward]
 
     def behind(self, op: Op) -> tuple[int, ...]:
-        """The places that an op or a mark depends on: its own for an op of this pass, `INPUT` for the input of the
-        pass.
+        """Returns the places that must end before `op` has ended: its own place if it is an op of this pass, for an op
+        without work the places of all that it waits for, with `INPUT` for the input of the pass.
 
-        An op of another pass has none.
+        An op of another pass has no place.
         """
         if op not in self._place:
             found = {place for other in op.after for place in self.behind(other)} if op.work is None else set()
@@ -143,7 +144,7 @@ class BlockPrices:
 
     @cached_property
     def lasting(self) -> np.ndarray:
-        """From the begin of every op until others see its result [s]."""
+        """Time from the begin of each op until other ops see its result [s]."""
         return np.array(self.seconds) + np.array(self.latency)
 
 
@@ -180,7 +181,7 @@ class PricedBlock:
 
 
 def price_block(block: Block, count: int, price: Price) -> PricedBlock:
-    """`count` copies of a block at the prices of `price`; marks are free."""
+    """Prices `count` copies of a block; ops without work are free."""
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
     seconds, sigma, latency = zip(*prices, strict=True) if prices else ((), (), ())
     key = seconds, sigma, latency
@@ -206,7 +207,7 @@ class CompiledBlocks:
         self._events.clear()
 
     def block(self, unit_run: UnitRun, kind: str, again: bool) -> Block:
-        """One pass of a unit. again: recompute has passes of its own (R), so backward passes are without it."""
+        """Returns the block of one pass of a unit. again: recomputation has passes of its own (R)."""
         key = (unit_run.fragment, kind, again)
         if key not in self._blocks:
             self._blocks[key] = self._compile(unit_run, kind, again)
@@ -236,15 +237,16 @@ class CompiledBlocks:
 
 
 def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[list[tuple[int, ...]], Port]:
-    """Dependencies as places: for each op the places that it waits for, and the port of the pass.
+    """Returns for each op the places that it waits for, and the port of the pass.
 
-    Marks are replaced by what they wait for. entry, result: the marks of the input and of the result of the pass.
+    An op without work is replaced by the ops that it waits for. entry, result: the ops without work that stand for the
+    input and for the result of the pass.
     """
     place = {op: i for i, op in enumerate(ops)}
     found: dict[Op, tuple[set[int], bool]] = {}
 
     def sources(op: Op) -> tuple[set[int], bool]:
-        """Places that stand behind all that `op` waits for, and whether what comes in does too."""
+        """Returns the places of the ops that `op` waits for, and whether it waits for the input."""
         if op not in found:
             places, outside = set[int](), False
             for other in op.after:
@@ -261,45 +263,45 @@ def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None)
 
     waits = [sources(op) for op in ops]
     after = [tuple(sorted(places)) for places, _ in waits]
-    came = tuple(i for i, (_, outside) in enumerate(waits) if outside)
+    entries = tuple(i for i, (_, outside) in enumerate(waits) if outside)
     if result is None:
-        return after, Port(came, (), False)
+        return after, Port(entries, (), False)
     places, outside = sources(Op("result", after=[result]))
-    return after, Port(came, tuple(sorted(places)), outside)
+    return after, Port(entries, tuple(sorted(places)), outside)
 
 
 Where = dict[int, tuple[int, ...]]
-"""Where the places of a block are in a longer one."""
+"""By place in a block, its places in a longer block that contains the block."""
 
 
 def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Where]]]:
-    """All copies of all parts as one copy of one part; each copy takes the result of the one before.
+    """Joins all copies of all parts into one copy of one part; each copy takes the result of the one before.
 
-    Also, for every part and copy, where its places are in the longer block.
+    Returns also, for every part and copy, where its places are in the joint block.
     """
     issued: list[tuple[PricedBlock, int]] = []
     after: list[tuple[int, ...]] = []
     entry, events = list[int](), list[Event]()
-    coming, through, where = tuple[int, ...](), True, list[list[Where]]()
+    result, through, where = tuple[int, ...](), True, list[list[Where]]()
     for part in parts:
         (port,) = part.block.ports
         where.append([])
         for _ in range(part.count):
             start = len(issued)
-            where[-1].append({INPUT: (*coming, *((INPUT,) if through else ()))})
+            where[-1].append({INPUT: (*result, *((INPUT,) if through else ()))})
             for place, others in enumerate(part.block.after):
                 own = tuple(start + other for other in others)
                 if place in port.entry:
-                    own += coming
+                    own += result
                     entry += [start + place] if through else []
                 issued.append((part, place))
                 after.append(tuple(sorted(set(own))))
                 where[-1][-1][place] = (start + place,)
-            coming = (*(coming if port.through else ()), *(start + place for place in port.exit))
+            result = (*(result if port.through else ()), *(start + place for place in port.exit))
             through &= port.through
             events += [(start + place, *event) for place, *event in part.block.events]  # type: ignore[misc]
     ops = [part.block.ops[place] for part, place in issued]
-    block = Block(ops, after, (Port(tuple(entry), coming, through),), events)
+    block = Block(ops, after, (Port(tuple(entry), result, through),), events)
     seconds, sigma, latency = (
         tuple(getattr(part, name)[place] for part, place in issued) for name in ("seconds", "sigma", "latency")
     )
@@ -307,9 +309,10 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
 
 
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
-    """Two passes as one block, one copy of each: of the two next ops the one that can begin earlier is issued first.
+    """Merges two passes, one copy of each, into one block: of their next ops the one that can begin earlier is issued
+    first.
 
-    Also, for each of them, where its places are in the joint block.
+    Returns also, for each pass, where its places are in the joint block.
     """
     issued: list[tuple[int, int]] = []
     free = dict[str, float]()
@@ -339,7 +342,7 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
 
 
 def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
-    """The earliest begin of an op; infinity behind the last one."""
+    """Returns the earliest begin of the op at `place`; infinity after the last op."""
     if place == len(part.block.ops):
         return np.inf
     ready = (seen[j] for j in part.block.after[place])
@@ -347,7 +350,7 @@ def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int
 
 
 def _place_block(block: Block, where: dict[int, int]) -> Block:
-    """Ports and events of a block whose ops are at other places."""
+    """Returns a block with the ports and events of `block`, whose ops have moved to other places."""
 
     def places(some: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(where[i] for i in some)

@@ -1,6 +1,6 @@
-"""A program op by op: one entry for every op of every action, each behind all that it waits for.
+"""A program op by op: lists with an entry for every op of every action; the ops that an op waits for precede it.
 
-SimPy and the longest path play it, and traces show it.
+The SimPy engine and the longest-path engine play it; traces and timeline plots show it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from simulator.program.side_stream import PricedSideOps
 from simulator.program.task import Send, Task
 
 MAX_OPS = 20_000_000
-"""Most ops that are held one by one: some 10 GiB, a minute or two."""
+"""Maximum number of ops of a flat program: some 10 GiB of memory, a minute or two."""
 
 
 @dataclass
 class FlatProgram:
-    """Flat lists over op instances.
+    """Lists with an entry for each op instance: one execution of an op.
 
     seconds, latency: see `BlockPrices`.
     issue: time of the host to launch the op [s].
     after: instances that each one waits for.
     queues: instances by device and stream, in issue order.
-    first, behind: the first instance of every action of the timetable, and the one behind its last.
+    first, behind: by action of the timetable, its first instance, and one past its last.
     updates: the instances of every device's update.
     sent: (instance, sender, receiver) of every message.
     """
@@ -59,11 +59,12 @@ class FlatProgram:
 
 @dataclass
 class FlatTask:
-    """A task's ops in issue order: (op, seconds, latency, issue, after), `after` as places.
+    """A task's ops in issue order: (op, seconds, latency, issue, after). A place is an index into `ops`.
 
-    outside: for each port the ops that wait for its input.
-    result: for each port the places after which its result exists.
-    through: for each port whether the result waits for the input besides.
+    ops: `after` are the places that an op waits for.
+    outside: for each port the places of the ops that wait for its input.
+    result: for each port the places of the ops that must end before its result exists.
+    through: for each port whether its result also waits for its input.
     """
 
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]]
@@ -73,7 +74,7 @@ class FlatTask:
 
 
 def flatten_task(task: Task, host: float) -> FlatTask:
-    """All copies of all parts one after another. Side ops are launched by hooks and take no time of the host."""
+    """Flattens all copies of all parts of a task, and its side ops, which hooks launch without time of the host."""
     ops: list[tuple[Op, float, float, float, tuple[int, ...]]] = []
     outside: list[list[int]] = [[] for _ in range(task.ports)]
     held: dict[int, list[int]] = defaultdict(list)
@@ -125,13 +126,13 @@ def flatten_task(task: Task, host: float) -> FlatTask:
 
 
 def _owners(side: PricedSideOps) -> list[int]:
-    """For each parameter of some side ops, the op that it belongs to."""
+    """Returns for each parameter of side ops the index of the op that it belongs to."""
     lengths = np.diff([*side.starts, len(side.params)])
     return np.repeat(np.arange(len(lengths)), lengths).tolist()
 
 
 def flatten(program: Program) -> FlatProgram:
-    """The whole step, op by op.
+    """Flattens a whole step.
 
     Raises PlanError for a step of more than `MAX_OPS` ops.
     """
@@ -179,7 +180,7 @@ def flatten(program: Program) -> FlatProgram:
         if table.slots[slot].follows:
             made = second_result.pop(action)
         else:
-            # Where nothing is computed, who comes next waits too.
+            # An action without computation passes the wait for its sends on to the next action.
             waiting[device] = () if any(op.stream == COMPUTE for op, *_ in task.ops) else waiting[device]
             both = [
                 (*(port if through else ()), *(start + j for j in places))
@@ -194,7 +195,7 @@ def flatten(program: Program) -> FlatProgram:
 
 
 def flatten_updates(program: Program) -> FlatProgram:
-    """The updates alone."""
+    """Flattens the updates alone."""
     flat = FlatProgram()
     tasks = {task: flatten_task(task, program.host) for task in program.updates}
     _updates(program, flat, tasks, [()] * program.devices)
@@ -202,8 +203,8 @@ def flatten_updates(program: Program) -> FlatProgram:
 
 
 def _updates(program: Program, flat: FlatProgram, tasks: dict[Task, FlatTask], waiting: list[tuple[int, ...]]) -> None:
-    """The updates: each begins when its device is done; collectives over the pipeline axis wait for all of their
-    devices.
+    """Adds the updates to `flat`: each begins when its device has finished all actions, and a collective over the
+    pipeline axis when all of its devices have reached it.
     """
     members = {at: [(d, i - 1) for d, i in meeting] for meeting in program.meetings for at in meeting}
     tails = [

@@ -1,4 +1,5 @@
-"""Side ops at their prices: communication beside the parts of a task, such as gradient reduce-scatters."""
+"""Side ops with their prices: gradient reductions, weight gathers and copies that run on streams of their own while a
+task computes."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from simulator.ir.ops import Op
 
 @dataclass(eq=False)
 class PricedSideOps:
-    """Priced ops on a stream of their own, one after another; see `simulator.ir.ops.SideOps`.
+    """Priced ops of one stream, which run one after another; see `simulator.ir.ops.SideOps`.
 
-    params, starts: numbers of the parameters that each op belongs to, and where those of each op start.
-    after: earlier side ops, and for each op here the place of the op there that it waits for; -1: none.
+    params: numbers of the parameters of each op, concatenated.
+    starts: index in `params` of the first parameter of each op.
+    after: side ops that are issued earlier, and for each op the index of the one of them that it waits for; -1: none.
     """
 
     ops: list[Op]
@@ -32,10 +34,10 @@ class PricedSideOps:
 
     @property
     def lasting(self) -> np.ndarray:
-        """From the begin of every op until others see its result [s]."""
+        """Time from the begin of each op until other ops see its result [s]."""
         return self.seconds + self.latency
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """End of each op if none waits, from the begin of the first [s]."""
+        """Time from the begin of the first op to the end of each op if none waits [s]."""
         return np.cumsum(self.seconds)

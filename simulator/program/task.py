@@ -21,19 +21,24 @@ from simulator.program.memory_profile import Profile
 from simulator.program.side_stream import PricedSideOps
 
 Flow = tuple[float, str]
-"""Bytes, and their category."""
+"""Bytes and memory category of a buffer that enters or leaves a task."""
 
 
 @dataclass(eq=False)
 class Task:
-    """All ops of one action: side ops ahead, the parts one after another, side ops behind.
+    """All ops of one action.
 
-    inputs, results: bytes of the input and of the result, each with its memory category.
-    marks: for every part, the places of each parameter's first use or, backward, of its complete gradient.
+    parts: priced blocks that run one after another, such as embedding, layers and loss.
+    ahead: side ops that the first use of parameters waits for, such as weight all-gathers.
+    behind: side ops that wait for gradients, such as gradient reduce-scatters.
+    inputs, results: buffers of the inputs and of the results: bytes and memory category.
+    marks: for every part and parameter of a copy, the places of its first use or, backward, of the ops that complete
+        its gradient.
     numbers: for every part, the number of the first parameter of its first copy.
-    forward: copies run in the order of parameter numbers.
+    forward: copies run in ascending order of parameter numbers; otherwise in descending order.
 
-    Overlapped passes make one task with two ports; the action that follows has a task without parts.
+    Two overlapped passes are one task, whose block has a port for each pass; the second of the two actions then has a
+    task without parts.
     """
 
     parts: tuple[PricedBlock, ...]
@@ -55,11 +60,11 @@ class Task:
 
     @property
     def ports(self) -> int:
-        """Passes that are overlapped in this task."""
+        """Number of passes that are overlapped in this task."""
         return max((len(part.block.ports) for part in self.parts), default=1)
 
     def copy_of(self, part: int, copy: int) -> int:
-        """The number of the first parameter of a copy, copies counted as they run."""
+        """Returns the number of the first parameter of a copy; copies are counted in the order of execution."""
         place = copy if self.forward else self.parts[part].count - 1 - copy
         return self.numbers[part] + place * len(self.marks[part])
 
@@ -75,7 +80,7 @@ class Task:
         return found
 
     def count_ops(self) -> Iterator[tuple[Op, int]]:
-        """Every op, with how often it runs in one action."""
+        """Yields every op with the number of times that it runs in one action."""
         for part in self.parts:
             yield from ((op, part.count) for op in part.block.ops)
         for side in (*self.ahead, *self.behind):
@@ -101,10 +106,10 @@ def make_task(
     known: dict[tuple[Fragment, str], PricedBlock] | None = None,
     blocks: CompiledBlocks | None = None,
 ) -> Task:
-    """A task without side ops.
+    """Makes the task of one pass of a stage, without side ops.
 
     kind: F, BW, B, W or R.
-    again: recompute has actions of its own (R).
+    again: recomputation has actions of its own (R).
     known: priced blocks that were made before at these prices.
     blocks: blocks that were compiled before.
     """

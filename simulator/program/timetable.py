@@ -1,9 +1,9 @@
 """The timetable of a schedule: the checked orders of all devices, with the dependencies between their actions.
 
 Arrays have an entry for each action, device by device. Actions that run the same task have the same *slot*: stage,
-kind, slice, and whether they are the first or last of that kind on the stage (not a unit of time, which
-`simulator.scheduling` calls a slot). Of two overlapped passes the forward pass leads and the backward pass, the next
-action, follows: both are played together, in the place of the leader.
+kind, slice, and whether they are the first or last of that kind on the stage (`scheduling` calls a unit of time a
+slot). Of two overlapped passes the forward pass leads and the backward pass, the next action, follows: both are played
+together, in the place of the leader.
 """
 
 from __future__ import annotations
@@ -77,14 +77,12 @@ class Timetable:
 
     starts: by device, the number of its first action; last, the number of actions.
     slot: by action, its index into `slots`.
-    need: by action, the result of another stage that it needs, or -1. A result has the number of the action that makes
-    it.
+    need: by action, the result of another stage that it needs, or -1. A result has the number of its action.
     sequence: all actions, each after those that it needs.
     stage_device: by stage, the device that runs it.
     predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
     further_needs: by action, the results that it needs besides `need`.
-    extra_results: by action, the numbers of the copies of its result for the second and later stages that need it; they
-    come after the numbers of actions.
+    extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
     update_interval: micro-batches per update in schedules without a flush; otherwise 0.
     """
 
@@ -186,16 +184,11 @@ def timetable(
 
 
 class _TimetableMaker:
-    """Checks orders and finds dependencies.
+    """Checks orders and finds dependencies. action_at: the numbers of actions [stage, kind, micro-batch x slice]."""
 
-    action_at: numbers of actions [stage, kind, micro-batch x slice]; -1: the orders lack the action.
-    """
-
-    def __init__(
-        self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], interval: int
-    ) -> None:
-        self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
-        self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
+    def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
+        self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, every
+        self.orders = orders = [insert_updates(order, every) for order in stated] if every else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
         self.successors: list[tuple[int, ...]] = [()] * shape.stages
@@ -223,14 +216,13 @@ class _TimetableMaker:
             raise self._incomplete()
         self.action_at = np.full((shape.stages, len(ACTION_KINDS), shape.m * shape.slices), -1)
         self.action_at[self.stage, self.kind, self.unit] = np.arange(self.count)
-        present = self.action_at >= 0
+        has = self.action_at >= 0
         passing = np.zeros((shape.stages, shape.m * shape.slices), bool)
         for stage, some in enumerate(ranges):
             passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
-        whole = (present[:, F] == passing) & ((present[:, BW] ^ present[:, B]) == passing)
-        whole &= present[:, W] == present[:, B]
-        updates = shape.p * shape.m // interval if interval else 0
-        if not whole.all() or present.sum() != self.count or present[:, O].sum() != updates:
+        whole = (has[:, F] == passing) & ((has[:, BW] ^ has[:, B]) == passing) & (has[:, W] == has[:, B])
+        updates = shape.p * shape.m // every if every else 0
+        if not whole.all() or has.sum() != self.count or has[:, O].sum() != updates:
             raise self._incomplete()
         self._check_moves()
         self.leads = self._leads()
@@ -276,8 +268,7 @@ class _TimetableMaker:
         return need.tolist()
 
     def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
-        """Returns `need`, `further_needs` and `extra_results` of the timetable, and by action the further actions that
-        must precede it."""
+        """Returns `need`, `further_needs`, `extra_results`, and by action the further actions that must precede it."""
         need, further_needs, extra_results = list(self._first_needs), dict[int, tuple[int, ...]](), dict[int, range]()
         more: dict[int, tuple[int, ...]] = {}
         if all(len(others) <= 1 for others in (*self.predecessors, *self.successors)):
@@ -310,14 +301,11 @@ class _TimetableMaker:
         wrong = np.argwhere(some & ~(whole & (kept == given) & (kept != np.array(self.devices)[:, None])))
         if len(wrong):
             stage, unit = wrong[0].tolist()
-            moves = [Action(stage, kind, *divmod(unit, self.shape.slices)) for kind in ACTIVATION_TRANSFERS]
-            rule = f"an activation transfer needs all of {', '.join(map(str, moves))}"
-            rule += f", with {moves[1]} and {moves[2]} on another device"
+            moves = [str(Action(stage, kind, *divmod(unit, self.shape.slices))) for kind in ACTIVATION_TRANSFERS]
+            rule = f"an activation transfer needs all of {', '.join(moves)}, the second and third on another device"
             raise ScheduleError(self.schedule.use, rule, f"Order:\n{format_orders(self.orders, {})}")
 
-    def _need_moves(
-        self, need: list[int], further: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]
-    ) -> None:
+    def _need_moves(self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
         """Adds the dependencies of activation transfers: EVICT needs KEEP, GIVE_BACK needs EVICT and LOAD, and the
         backward pass needs GIVE_BACK."""
         for evict in np.flatnonzero(self.kind == EVICT).tolist():
@@ -325,12 +313,12 @@ class _TimetableMaker:
             keep, give, load = self.action_at[stage, [KEEP, GIVE_BACK, LOAD], unit].tolist()
             back = int(self._gradient_action[stage, unit])
             need[evict], more[evict] = keep, (keep,)
-            need[give], further[give], more[give] = evict, (load,), (evict, load)
+            need[give], rest[give], more[give] = evict, (load,), (evict, load)
             more[back] = (*more.get(back, (need[back],)), give)
             if need[back] < 0:
                 need[back] = give
             else:
-                further[back] = (*further.get(back, ()), give)
+                rest[back] = (*rest.get(back, ()), give)
 
     def _needs_on_own_stage(self) -> np.ndarray:
         """Returns for each action the last action on its own stage that must precede it; -1: none."""
@@ -436,8 +424,7 @@ class _TimetableMaker:
                 break
         return ScheduleError(
             f"{schedule.use} on device {device}",
-            "each action of a stage must be listed exactly once, on the device of the stage;"
-            f" {wrong[0]} is listed {counts[wrong[0]]} times",
+            f"an order lists each action of its stages exactly once; {wrong[0]} is listed {counts[wrong[0]]} times",
             f"Order:\n{format_orders(self.stated, {device: len(order)})}",
         )
 

@@ -1,7 +1,7 @@
-"""The page of all schemes: idea, paper, options, what is modelled, and the closed forms that are tested.
+"""Writes docs/schemes.md, the page of all schemes: idea, paper, options, what is modelled, and the closed forms.
 
-``python -m simulator.report.scheme_page docs/schemes.md`` writes it (``make docs-schemes``). It is made from the files
-of the schemes alone: their docstrings, options with the sentences below them, and `ClosedForm` calls.
+It is made from the files of the schemes alone: their docstrings, options with the sentences below them, and
+`ClosedForm` calls. ``make docs-schemes`` runs ``python -m simulator.report.scheme_page docs/schemes.md``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,27 @@ HEAD = """# Schemes
 Made by `make docs-schemes` from the files in `simulator/schemes/`; do not edit it. A plan names a scheme as
 `family/name`, says which axes of the mesh it is `over`, and gives its options as further keys of the same entry
 ([the job file](job.md)). The *closed forms* of a scheme are formulas of its paper that its lowered program must
-reproduce exactly under ideal costs; `tests/contract` checks them in many settings. Formulas use the symbols of the
-paper, which the text above them defines.
+reproduce exactly under ideal costs; `tests/contract` checks them in many settings. Symbols, where the text of a scheme
+defines no others:
+
+| symbol | meaning |
+| --- | --- |
+| b | sequences of a micro-batch, per replica |
+| s | tokens of a sequence |
+| h | hidden size |
+| f | width of the MLP |
+| a | attention heads |
+| m | micro-batches of a step, per replica |
+| p | pipeline devices; in the other families the ranks over which a scheme shards (t: of a tensor scheme) |
+| n, N | ranks of a data scheme |
+| v | chunks (virtual stages) of a pipeline device |
+| i | number of a pipeline device, from 0 |
+| t_f | forward pass of a micro-batch through all layers of a device [s] |
+| t_b, t_w | its gradients of inputs, its gradients of weights [s] |
+| t_B | its whole backward pass [s]: t_b + t_w; `t_total` is t_f + t_B |
+| F, B, W | in drawings of orders: forward pass, backward pass (split: gradients of inputs), gradients of weights |
+
+In formulas `setting` and `shape` are the sizes and times at which a form is evaluated.
 """
 
 TITLES = {
@@ -39,7 +58,7 @@ TITLES = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     names = scheme_names()
     parts = [HEAD, "| scheme | paper | idea |\n| --- | --- | --- |"]
     parts[-1] += "".join(
@@ -52,28 +71,28 @@ def page() -> str:
 
 
 def anchor(use: str) -> str:
-    """The address of a scheme on the page, as GitHub makes it of a heading."""
+    """Returns the anchor of a scheme's heading, as GitHub makes it."""
     return use.replace("/", "")
 
 
 def idea(use: str) -> str:
-    """First sentence of a scheme's docstring."""
+    """Returns the first sentence of a scheme's docstring."""
     first = " ".join(docstring(use).partition("\n\n")[0].split())
     return first.partition(". ")[0].rstrip(".")
 
 
 def docstring(use: str) -> str:
-    """Docstring of a scheme's file."""
+    """Returns the docstring of a scheme's file."""
     return ast.get_docstring(tree(use)) or ""
 
 
 def tree(use: str) -> ast.Module:
-    """Syntax tree of a scheme's file."""
+    """Parses a scheme's file."""
     return ast.parse(Path(inspect.getfile(find_scheme(use))).read_text("utf-8"))
 
 
 def closed_forms(use: str) -> Iterator[tuple[str, str, str]]:
-    """Quantity, reference and formula of every `ClosedForm` in a scheme's file; one for several cases is repeated."""
+    """Yields quantity, reference and formula of every `ClosedForm` in a scheme's file."""
     inline = _InlineNames(tree(use))
     for node in ast.walk(inline.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ClosedForm":
@@ -113,7 +132,7 @@ def _scheme(use: str) -> str:
 
 
 def _body(text: str) -> str:
-    """Paragraphs of a docstring in Markdown; an indented one is a drawing and becomes a block of text."""
+    """Writes the paragraphs of a docstring in Markdown; an indented one is a drawing and becomes a block of text."""
     made = []
     for paragraph in text.strip("\n").split("\n\n"):
         if paragraph.strip():
@@ -123,14 +142,14 @@ def _body(text: str) -> str:
 
 
 def _options(kind: type[Scheme]) -> Iterator[str]:
-    """A table row for every option of a scheme."""
+    """Yields a table row for every option of a scheme."""
     sentences = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
     for name, field in kind.Options.model_fields.items():
         yield f"| `{name}` | {_default(field)} | {_cell(sentences.get(name, ''))} |"
 
 
 def _sentences(base: type) -> Iterator[tuple[str, str]]:
-    """Fields of a class, each with the sentence below it."""
+    """Yields the fields of a class, each with the docstring below it."""
     if base.__module__.partition(".")[0] != "simulator":
         return
     file = ast.parse(Path(inspect.getfile(base)).read_text("utf-8"))

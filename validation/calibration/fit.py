@@ -1,7 +1,8 @@
 """Fits a cost model to measurements: robust least squares of log(forecast / measured).
 
-Positive coefficients move on a log scale, the others on a linear one, all within their bounds. Those of a library are
-fitted for each library among the measurements, together with those of the GPU or link.
+Coefficients stay within their bounds; those whose lower bound is positive are fitted on a log scale. A coefficient
+belongs to the GPU or link, with one value for all measurements, or to the library of the kernels (cuBLAS, NCCL, ...),
+with one value for each library; all are fitted together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Measured(Protocol):
     """Measurements of one library.
 
     Attributes:
-        library: whose kernels they are.
+        library: library of the measured kernels.
         seconds: measured times, an array [s].
     """
 
@@ -33,7 +34,7 @@ class Measured(Protocol):
 
 
 ROUNDS = 3
-"""Most fits, each with the coefficients that have come to matter."""
+"""Maximum number of fits; each frees the coefficients that have had an effect since the one before."""
 
 Name = tuple[str, str | None]
 """A coefficient and the library that it belongs to; None for the GPU or the link."""
@@ -58,7 +59,7 @@ class Fit:
     library_errors: dict[str, dict[str, float]]
 
     def make_model(self, model: type, library: str) -> Any:
-        """The cost model of one library, with sigmas of 0."""
+        """Makes the cost model of one library, with sigmas of 0."""
         return model(**self.values, **self.libraries[library], sigma=0.0, sigma_short=0.0)
 
 
@@ -70,10 +71,12 @@ def fit(
     most: int = 4000,
     loss: float = LOSS,
 ) -> Fit:
-    """The coefficients of the cost model `model` that fit `samples` best.
+    """Fits the coefficients of the cost model `model` to `samples`.
 
-    predict: seconds of a sample by a cost model. held: coefficients that stay as they are. most: evaluations. loss: see
-    `LOSS`.
+    predict: computes the seconds of a sample with a cost model.
+    held: coefficients with fixed values.
+    most: maximum number of evaluations.
+    loss: see `LOSS`.
     """
     from scipy.optimize import least_squares
 
@@ -96,7 +99,7 @@ def fit(
         return np.concatenate([np.log(predict(s, models[s.library]) / s.seconds) for s in samples])
 
     def solve(best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
-        """The solver's result from `best` on, and the coefficients by it."""
+        """Fits the coefficients `free`, starting at `best`; returns the result of scipy and all coefficients."""
         scales = [_scale(known[name].low) for name, _ in free]
 
         def at(x: np.ndarray) -> dict[Name, float]:
@@ -156,7 +159,7 @@ def _has_effect(
 
 
 def _scale(low: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """The scale of a coefficient, there and back: logarithmic if it is always positive."""
+    """Returns the functions to and from the scale of a coefficient: logarithmic if its lower bound is positive."""
     if low > 0:
         return np.log, np.exp
     return (lambda v: v), (lambda v: v)

@@ -1,8 +1,9 @@
-"""Weight gradients computed later than input gradients: the actions B and W of zero-bubble schedules.
+"""Defers weight gradients of the reference trainer: the actions B and W of zero-bubble schedules, run in torch.
 
-In B the backward pass of a linear or embedding computes its input gradient and keeps its input and output gradient for
-W; all other saved activations are freed (arXiv 2401.10241, section 2). torch's own ``stage_backward_input`` would hold
-the whole graph until W and compute the gradients of norms twice.
+In B the backward functions of linears and embeddings (`validation.reference.functions`) compute the input gradient and
+append the computation of the weight gradient to a queue, which keeps the input and the output gradient. W runs the
+queue. All other saved activations are freed in B (arXiv 2401.10241, section 2). torch's own ``stage_backward_input``
+would hold the whole graph until W and compute the gradients of norms twice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ComputeGradient = Callable[[], Tensor]
 
 
 class DeferredWeightGradients:
-    """The weight gradients of a set of parameters that backward passes have deferred."""
+    """Queue of the deferred weight gradients of a set of parameters."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         self.active = False
@@ -32,7 +33,7 @@ class DeferredWeightGradients:
 
     @contextmanager
     def defer(self, active: bool = True) -> Iterator[None]:
-        """Backward passes inside the block defer weight gradients, if `active`."""
+        """Defers the weight gradients of backward passes inside the block, if `active`."""
         self.active = active
         try:
             yield
@@ -43,13 +44,13 @@ class DeferredWeightGradients:
         self._pending.append((param, compute))
 
     def take_work(self) -> Callable[[], None]:
-        """The gradients deferred since the last call, as one function that computes them and frees what they need."""
+        """Empties the queue and returns a function that computes its gradients and frees the tensors that they need."""
         pending, self._pending = self._pending, deque()
         return partial(_add_gradients, pending)
 
 
 def deferral_of(param: Tensor) -> DeferredWeightGradients | None:
-    """Collector of a parameter's deferred gradient; None while gradients are not deferred."""
+    """Returns the queue for a parameter's gradient; None while gradients are not deferred."""
     deferred = getattr(param, "deferred", None)
     return deferred if deferred is not None and deferred.active else None
 

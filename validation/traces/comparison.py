@@ -1,8 +1,8 @@
-"""A traced step compared with the simulated step of the same job, by stream and class of kernel.
+"""Compares a traced step with the simulated step of the same job: seconds and calls by stream and class of kernel.
 
 The measured side is one rank's trace of torch's profiler (`simulator.bridges.kineto`): on a GPU its kernels, copies and
 memsets, on a CPU the exclusive time of operators. The simulated side is the device that stands for this rank.
-A measured collective lasts from its launch, so it includes the wait for the other ranks; a simulated one does not.
+The seconds of a measured collective include its wait for the other ranks; those of a simulated one do not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClassRow:
 class Comparison:
     """A measured and a simulated timeline of the same step.
 
-    on: the GPU that was traced, or ``CPU``.
+    on: name of the GPU that was traced, or ``CPU``.
     device: pipeline device of the simulation that stands for the traced rank.
     """
 
@@ -64,7 +64,7 @@ class Comparison:
         return [ClassRow(*k, *self.real.sums.get(k, nothing), *self.simulated.sums.get(k, nothing)) for k in ordered]
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer of ``--json``; times in seconds."""
+        """Returns the answer of ``--json``; times in seconds."""
         sides = {"real": self.real, "simulated": self.simulated}
         return {
             "title": self.title,
@@ -123,7 +123,7 @@ def compare_step(trace: Trace, report: Report, rank: int | None = None, step: in
 
 
 def find_step(trace: Trace, step: int | None) -> tuple[Event | None, list[str]]:
-    """The event that marks the requested step (None if the trace marks no steps), and notes for the reader."""
+    """Finds the event that marks the requested step (None if the trace marks no steps), and notes for the reader."""
     marks = trace.steps()
     if not marks:
         if step is not None:
@@ -138,11 +138,11 @@ def find_step(trace: Trace, step: int | None) -> tuple[Event | None, list[str]]:
 
 
 def attribute_communication(real: Timeline, forecast: Timeline) -> tuple[Timeline, Timeline, list[str]]:
-    """Both timelines with a stream for every collective, and the operations whose family stays ambiguous.
+    """Returns both timelines with a stream for every collective, and the operations that several streams use.
 
-    A trace without process groups does not tell which scheme a collective serves. If only one stream of the forecast
+    A trace without process groups does not tell which scheme issued a collective. If only one stream of the forecast
     uses this operation, the collective goes there; otherwise the operation is `UNATTRIBUTED` on both sides. If the
-    trace tells it for some collectives of an operation, only the others are `UNATTRIBUTED`.
+    trace names the scheme of some collectives of an operation, only the others are `UNATTRIBUTED`.
     """
     homes: dict[str, set[str]] = defaultdict(set)
     for one in forecast.slices:

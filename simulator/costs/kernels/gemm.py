@@ -1,4 +1,4 @@
-"""GEMM: tiles in waves, split k, operands from L2 or memory, and the power limit.
+"""Cost model of GEMMs: tiles in waves, split k, operands from L2 or memory, and the power limit.
 
     seconds = launch + (compute^s + moved^s)^(1/s)                                               s: `overlap_sharpness`
     compute = busy + (1 / power_limited_rate - 1) max(0, busy - power_limit_delay)
@@ -6,20 +6,20 @@
     step    = max(2 (tm tn + tile_overhead) / rate of a multiprocessor, operands of a step / rate at which one reads)
     moved   = (activation + weight) read from L2 or memory + result written
 
-- The output is cut into tiles of tm x tn, one on a multiprocessor at a time; the FLOPs of a tile that hangs over the
-  edge are paid as well. Tiles run in waves, and a last wave that is partly filled costs up to a whole one (NVIDIA,
-  "Matrix Multiplication Background User's Guide", tile and wave quantisation). `wave_rounding` is the share of it that
-  is paid: kernels with many tile shapes lose less.
-- Filling and draining a tile's pipeline costs as much as `pipeline_depth` more of k, and a step of its loop as much as
-  `tile_overhead` more elements of the tile: small tiles run at a lower rate, also because their operands come through
-  the L2 more often.
-- With fewer tiles than multiprocessors, k is split among several of them, which add up their partial sums in turn
+- The output [m, n] is cut into tiles of tm x tn, one on a multiprocessor at a time; a tile that reaches over the edge
+  takes as long as a whole one. Tiles run in waves, one tile per multiprocessor, and a partly filled last wave takes as
+  long as a whole one (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation). The model
+  counts a share `wave_rounding` of that loss: libraries with many tile shapes lose less.
+- A step is the work of a tile for one element of k. Filling and draining a tile's pipeline takes as long as
+  `pipeline_depth` further steps, and every step as long as with `tile_overhead` further elements in the tile: small
+  tiles run at a lower rate, also because their operands are read from the L2 more often.
+- With fewer tiles than multiprocessors, k is split among several of them, which add up their partial sums in turn,
+  `peer` seconds each
   (Osama et al., "Stream-K", PPoPP 2023, arXiv 2301.03598: time = a + b + c iterations per block + d peers). The best
   split balances the loop against the peers: split^2 = k step / peer.
-- Large GEMMs reach the power limit: what lasts longer than `power_limit_delay` runs at `power_limited_rate` of the rate
-  before.
-- Operands that are in the L2 are read at its speed. What was used before this kernel is still there as long as all that
-  passes in between fits: `reuse_distance` GEMMs like this one.
+- Large GEMMs reach the power limit: after `power_limit_delay` they run at `power_limited_rate` of the rate before.
+- Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
+  `reuse_distance` GEMMs of this size, fits in it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from simulator.costs.kernels.roofline import combine, count_waves, lower_bound, 
 from simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
-"""Output tiles (rows, columns); `peak_share` is that of the first. Blackwell's pairs of multiprocessors take two."""
+"""Output tiles (rows, columns); `peak_share` is reached with the first. On Blackwell two multiprocessors share two."""
 LARGEST_TILE = TILES[0][0] * TILES[0][1]
 
 READ_RATE = 5.0
-"""Rate at which one multiprocessor can read, in its shares of the memory bandwidth: a few of them can use all of it.
+"""Rate at which one multiprocessor reads at most, in multiples of its share of the memory bandwidth.
 Set by hand: a fitted value moves the 90th percentile of the error by 0.2 points at most."""
 PARTIAL_SUM = 8
-"""Bytes written and read for one element of a partial sum."""
+"""Bytes written and read per element of a partial sum."""
 WEIGHT_REUSE = 6.0
-"""Least number of GEMMs of the same size between two uses of a weight: benchmarks rotate weights through the L2, six
+"""Minimum number of GEMMs of the same size between two uses of a weight: benchmarks rotate weights through the L2, six
 sets of them in the tables (ai-dynamo/aiconfigurator @095f58a51c4c). 3, 12 and 40 fit no better."""
 EVICTION_SHARPNESS = 6
-"""How sharply operands leave the L2 when all that passes outgrows it: almost at once, as in a cyclic access. Set by
-hand; 2 and 3 fit worse."""
+"""Exponent of the share of operands still in the L2, as the traffic since their last use exceeds its size: almost none,
+as in cyclic accesses. Set by hand; 2 and 3 fit worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Fp8GemmCostModel(GemmCostModel):
 
 
 def seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch.
+    """Computes the time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch.
 
     speed: rate of the multiprocessors against the calibrated one.
     """
@@ -117,7 +117,7 @@ def seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> t
 
 
 def price(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> Estimate:
-    """The estimate of one GEMM."""
+    """Estimates the time of one GEMM."""
     if not work.flops:
         return NOTHING
     taken, launch = seconds(work, gpu, model, speed)
@@ -126,7 +126,7 @@ def price(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0) -> Est
 
 
 def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
-    """Seconds of the tensor cores, with the best tile and split."""
+    """Computes the seconds of the tensor cores, with the best tile and split."""
     m, n, k, batch = work.m, work.n, work.k, work.batch
     arrays = any(isinstance(one, np.ndarray) for one in (m, n, k, batch))
     low: Any = np.minimum if arrays else min
@@ -154,7 +154,7 @@ def _busy(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> Any:
 
 
 def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Any:
-    """Seconds of the traffic to and from memory and L2."""
+    """Computes the seconds of the traffic to and from memory and L2."""
     size, out = BYTES[work.dtype], BYTES[work.out_dtype] * (2 if work.accumulate else 1)
     activation, weight = work.batch * work.m * work.k * size, work.batch * work.n * work.k * size
     result = work.batch * work.m * work.n * out

@@ -1,14 +1,15 @@
 """PyTorch DDP: every rank holds the whole model, and gradients are all-reduced in buckets during the backward pass.
 
-Every rank processes its own samples. Gradients are all-reduced once a step, in buckets that start as soon as the last
-micro-batch's backward pass has filled them: 2 (N-1)/N g bytes sent per rank, g the bytes of the gradients, whatever the
-number of micro-batches. States are not sharded: 18 bytes per parameter with bf16 weights, fp32 gradients and Adam.
+Each of N ranks processes its own samples. Gradients are all-reduced once a step, in buckets, each as soon as the last
+micro-batch's backward pass has computed its gradients: a rank sends 2 (N-1)/N g bytes, g the bytes of the gradients,
+whatever the number of micro-batches. States are not sharded: 18 bytes per parameter with bf16 weights, fp32 gradients
+and Adam.
 
-    backward   layer 4 | layer 3 | layer 2 | layer 1 |
-                         reduce 4  reduce 3  reduce 2  reduce 1
+    backward     layer 4 | layer 3 | layer 2 | layer 1 |
+    all-reduce             layer 4 | layer 3 | layer 2 | layer 1 |
 
-Of b equal buckets that take tb seconds of the backward pass and tr seconds of all-reduce, max(tr, b tr - (b-1) tb) is
-exposed: at least the last bucket.
+With k equal buckets, each with x seconds of the backward pass and y seconds of all-reduce, max(y, k y - (k-1) x)
+seconds of communication are exposed: at least the last bucket.
 
 References: Li et al. 2020, arXiv 2006.15704, section 3.
 """

@@ -1,17 +1,17 @@
-"""ZeRO-Offload and vDNN: optimizer states or activations lie in host memory and are copied during computation.
+"""ZeRO-Offload and vDNN: optimizer states or activations are kept in host memory and copied while the GPU computes.
 
-Activations: what a layer saves for its backward pass is copied to the host while the next layer computes, and back
-while the next layer's backward pass runs. So the GPU holds the activations of two layers, not of all. The layer before
-the loss is needed again at once and stays. A layer passes its output on only when the activations of the layer before
-have left.
+Activations: the tensors that a layer saves for its backward pass are copied to the host while the next layer computes,
+and back to the GPU while the next layer's backward pass runs. So the GPU holds the saved activations of two layers, not
+of all. Those of the layer before the loss stay, since its backward pass follows at once. The output of a layer reaches
+the next one only after the activations of the layer before have been copied out.
 
-    compute      F1    F2    F3    ...  B3    B2    B1           S bytes of a layer over the link to the host:
-    memory-out         out1  out2                                2 S per layer and micro-batch, hidden while
-    memory-in                           in2   in1                S / link is less than the layer's pass
+    compute      F1    F2    F3    ...  B3    B2    B1           2 S bytes per layer and micro-batch, S the saved
+    memory-out         out1  out2                                activations of a layer; hidden while S / (bytes/s of
+    memory-in                           in2   in1                the link to the host) is less than the layer's pass
 
-Optimizer: master weights and moments lie on the host, whose processors update them: gradients are copied there at the
-end of the step, updated weights come back. The GPU keeps 2 + 4 of 18 bytes per parameter (bf16 weights, fp32
-gradients); per parameter and step 4 bytes leave and 2 come back.
+Optimizer: master weights and moments are kept in host memory, and CPUs update them: gradients are copied to the host at
+the end of the step, updated weights back to the GPU. The GPU keeps 2 + 4 of 18 bytes per parameter (bf16 weights, fp32
+gradients); per parameter and step 4 bytes are copied out and 2 bytes in.
 
 References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2, for the optimizer; Rhu et al. 2016
 (vDNN), arXiv 1602.08124, section 3, for activations.
@@ -58,7 +58,7 @@ class Offload(MemoryScheme):
 
     @property
     def updates_weights(self) -> bool:  # type: ignore[override]
-        """False where the host updates weights of its own: the GPU then only computes with its copy."""
+        """Whether the GPU updates its weights; if not, CPUs update those of the host, and the GPU receives a copy."""
         return not self.offloads("optimizer")
 
     def check_job(self, job: Any) -> None:
@@ -66,11 +66,11 @@ class Offload(MemoryScheme):
         if "optimizer" in self.options.what:
             for use in uses:
                 if find_scheme(use).offloads is not Scheme.offloads:
-                    rule = f"{use} offloads states of the optimizer already"
+                    rule = f"{use} offloads optimizer states already"
                     raise PlanError("plan.schemes", rule, "Offload activations only", self.use)
         again = [use for use in uses if "recompute scheme" in find_scheme(use).required_roles]
         if again and "activations" in self.options.what:
-            rule = f"activations come back in the backward pass, and {again[0]} recomputes before it"
+            rule = f"activations are copied back during the backward pass, and {again[0]} recomputes before it"
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
 
     def offloads(self, state: str) -> bool:

@@ -8,7 +8,8 @@ Without a pipeline (p = 1) it is gradient accumulation.
     device 1   .. F0 F1 .. B0 F2 B1 F3 .. B2 .. .. B3
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3
 
-bubble (p-1)(t_f + t_B) [s], min(m, p - i) micro-batches in flight on device i.
+Of p devices and m micro-batches: bubble (p-1)(t_f + t_B) [s] (t_f, t_B: forward and whole backward pass of a
+micro-batch on a device), min(m, p - i) micro-batches in flight on device i.
 
 References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al. 2021 (DAPPLE), arXiv 2007.01045.
 """

@@ -1,14 +1,15 @@
 """Interleaved 1F1B (Megatron-LM): each device holds v chunks of the model, so the bubble is v times smaller.
 
-Chunk c of device i is stage c p + i. Micro-batches go through in groups of p: all of a group through chunk 0, then
-through chunk 1, and so on; backward the same with the chunks in reverse order. Warm-up and cool-down are in chunks;
-there are v times as many messages, and the first device holds up to p (1 + (p-1)/(p v)) micro-batches.
+Of p devices, chunk c of device i is stage c p + i. The m micro-batches run in groups of p: a device runs chunk 0 for
+all of a group, then chunk 1, and so on; backward the same with the chunks in reverse order. Passes in warm-up and
+cool-down are those of one chunk. There are v times as many messages, and the first device holds up to
+p (1 + (p-1)/(p v)) micro-batches.
 
     p = 2, v = 2, m = 4 (upper case: chunk 0, lower case: chunk 1)
     device 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 b2 b3 B2 B3
 
-bubble (p-1)(t_f + t_B)/v [s]; min(m v, 2 (p-1-i) + (v-1) p + 1) chunks in flight on device i. Needs v >= 2 and m a
-multiple of p.
+Bubble (p-1)(t_f + t_B)/v [s] (t_f, t_B: forward and whole backward pass of a micro-batch through all chunks of a
+device); min(m v, 2 (p-1-i) + (v-1) p + 1) chunks in flight on device i. Needs v >= 2 and m a multiple of p.
 
 References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 """

@@ -1,16 +1,17 @@
 """PipeDream-2BW: 1F1B without a flush; m micro-batches make one update, so two versions of the weights are enough.
 
-The gradients of the m micro-batches of a batch are accumulated, and a device updates its weights after the last of
-them. By then micro-batches of the next batch are in flight: a batch uses the weights of the update before the last,
-W(t+1) = W(t) - lr g(W(t-1)), and a device holds these and the newest.
+A device accumulates the gradients of the m micro-batches of a batch and updates its weights after the last of them. By
+then micro-batches of the next batch are in flight with older weights. So every batch t uses the weights of the update
+before the last, W(t+1) = W(t) - lr g(W(t-1)) with g the gradient, and a device holds these and the newest.
 
     m = 3
     device 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 F5 ...     updates after B2, B5, ...
     device 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 ...
     device 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 ...
 
-time between two updates m max over devices of (t_f + t_B) [s], without hops; p - i micro-batches in flight on device i,
-two versions of the weights. Needs m >= p: fewer would have more than two versions in flight.
+Time between two updates: m times the maximum of t_f + t_B over the devices [s], messages neglected (t_f, t_B: forward
+and whole backward pass of a micro-batch on a device). Device i holds p - i micro-batches in flight, of p devices, and
+two versions of the weights. Needs m >= p: with fewer micro-batches more than two versions would be in use.
 
 References: Narayanan et al. 2021, arXiv 2006.09503, section 3.1.
 """

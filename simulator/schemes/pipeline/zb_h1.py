@@ -1,15 +1,17 @@
 """Zero Bubble (ZB-H1): 1F1B with split backward passes; weight gradients fill two thirds of the bubble.
 
 A backward pass is split: B computes gradients of inputs, for which the previous stage waits, W gradients of weights,
-for which no stage waits. Device i delays i W's, so every device holds p micro-batches, as 1F1B's first device.
+for which no stage waits. Device i runs each W after i further B's, so every device holds p micro-batches, as 1F1B's
+first device does.
 
     p = 3, m = 4
     device 0   F0 F1 F2 .. .. B0 W0 F3 B1 W1 B2 W2 B3 W3
     device 1   .. F0 F1 .. B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
     device 2   .. .. F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
-bubble (p-1)(t_f + t_b - t_w) [s] for t_w <= t_f, t_b and m >= p; on device i min(m, p - i) micro-batches are held until
-B, min(m, p) until W.
+Of p devices and m micro-batches: bubble (p-1)(t_f + t_b - t_w) [s] for t_w <= t_f, t_b and m >= p (t_f, t_b, t_w: F, B
+and W of a micro-batch on a device). Device i holds the activations of min(m, p - i) micro-batches for B and the inputs
+and output gradients of linears of min(m, p) for W.
 
 References: Qi et al. 2024, arXiv 2401.10241, section 2.
 """

@@ -1,7 +1,7 @@
-"""The fixed set of kernels that a device is calibrated with.
+"""The fixed set of kernels that are measured to calibrate a device (``meshcast calibrate``).
 
-Sizes lie between those of models, so that no model's own kernels are fitted: GEMMs around odd multiples of 64,
-sequences that no preset has. Memory-bound kernels are those of the reference trainer.
+Sizes lie between those of models, so that no kernel of a model itself is fitted: GEMMs with odd multiples of 64,
+sequence lengths that no preset has. Memory-bound kernels are those of the reference trainer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Run = Callable[[], Any]
 
 
 class KernelCase(NamedTuple):
-    """A kernel: its work, and a function that makes its operands and returns a function that runs it."""
+    """A kernel: its work, and a function that allocates the operands and returns a function that runs the kernel."""
 
     work: Work
     make: Callable[[], Run]
@@ -67,7 +67,7 @@ SIZES = {
 
 
 def make_cases(device: Device, dtype: str) -> Iterator[KernelCase]:
-    """All kernels of the set in `dtype`."""
+    """Yields all kernels of the set in `dtype`."""
     sizes = SIZES[device.kind]
     of = _KernelMaker(device, dtype)
     for m, (n, k) in product(sizes.rows, sizes.weights):
@@ -89,7 +89,7 @@ class _KernelMaker:
         return measured_pass.requires_grad_(grad)
 
     def gemms(self, m: int, n: int, k: int) -> Iterator[KernelCase]:
-        """The forward GEMM and the gradients of input and weight."""
+        """Yields the forward GEMM of a linear and the GEMMs of its input and weight gradients."""
 
         def forward() -> Run:
             x, weight = self._new(m, k), self._new(n, k)
@@ -108,7 +108,7 @@ class _KernelMaker:
         yield KernelCase(Gemm(n, k, m, 1, self.dtype, "nt", out_dtype=self.dtype), of_weight)
 
     def attention(self, b: int, s: int, heads: int, keys: int, width: int) -> Iterator[KernelCase]:
-        """Causal attention forward and backward."""
+        """Yields causal attention, forward and backward."""
 
         def inputs(grad: bool) -> list[torch.Tensor]:
             return [self._new(b, s, n, width).transpose(1, 2).requires_grad_(grad) for n in (heads, keys, keys)]
@@ -123,7 +123,7 @@ class _KernelMaker:
         yield KernelCase(back, lambda: _backward(functions.attention, inputs(True)))
 
     def streams(self, rows: int, columns: int) -> Iterator[KernelCase]:
-        """Norms, activations, rope, additions, gathers and the optimizer."""
+        """Yields memory-bound kernels: norms, activations, rope, additions, gathers and the optimizer."""
         size = rows * columns * BYTES[self.dtype]
 
         def of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[bool], Callable[[], Run]]:
@@ -163,7 +163,7 @@ class _KernelMaker:
         yield self._adam(rows, columns)
 
     def _rope(self, rows: int, columns: int) -> Iterator[KernelCase]:
-        """Rotary embeddings of queries and keys, beside values of the same width."""
+        """Yields rotary embeddings of queries and keys, which are split from a tensor that also has the values."""
         heads = columns // 64
         table = functions.rope_table(rows, 64, 1e4, self.device.torch)
         size = 2 * rows * heads * 64 * BYTES[self.dtype]
@@ -190,7 +190,7 @@ class _KernelMaker:
         return make
 
     def _adam(self, rows: int, columns: int) -> KernelCase:
-        """A fused Adam step on fp32 weights: reads gradient, weight and two moments, writes all but the gradient."""
+        """Makes a fused Adam step on fp32 weights: reads gradient, weight, two moments; writes all but the gradient."""
         size = rows * columns
 
         def make() -> Run:
@@ -202,7 +202,7 @@ class _KernelMaker:
         return KernelCase(Memory("adam", 16 * size, 12 * size), make)
 
     def loss(self, tokens: int, columns: int) -> Iterator[KernelCase]:
-        """Cross-entropy forward; its backward pass overwrites what it kept, and is a stream."""
+        """Yields cross-entropy forward; its backward pass, which overwrites the logits, is not in the set."""
 
         def make() -> Run:
             targets, group = torch.randint(0, columns, (1, tokens), device=self.device.torch), TensorGroup()

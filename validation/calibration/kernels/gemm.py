@@ -1,7 +1,9 @@
-"""Reads tables of dense GEMMs: of inference (m tokens by a weight of n x k) and of training, by layout.
+"""Reads tables of measured dense GEMMs into samples for calibration, in two formats.
 
-Times of inference in 8 bits include the kernels that quantise the activation: they are parts of a row. Sources that
-measured the GEMM alone are listed in `ALONE`.
+Tables of inference have m tokens times a weight of n x k; tables of training have also the transposition (``layout``
+tn, nn, nt: forward, gradient of inputs, gradient of weights), accumulation and the output format. A measured time of an
+8-bit GEMM of inference includes the kernels that quantise the activation, so a sample prices them with the GEMM, unless
+its source measured the GEMM alone (`ALONE`).
 """
 
 from __future__ import annotations
@@ -32,23 +34,23 @@ LIBRARIES = (
     (r"cuBLAS", "cublas"),
     (r"ThunderKittens", "thunderkittens"),
 )
-"""Libraries, by patterns of sources."""
+"""Library of the kernels by regular expression of a row's `source`."""
 ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens"
-"""Sources of 8-bit GEMMs whose activation was quantised before."""
+"""Sources (a regular expression) whose times of 8-bit GEMMs do not include quantisation."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
-"""Least m, n and k of the class "large"."""
+"""Minimum m, n and k of the class "large"."""
 
 
 @dataclass(frozen=True)
 class _Same:
-    """What the rows of a sample have in common.
+    """The fields in which the rows of a sample agree.
 
     Attributes:
         gpu, dtype: as the table names them.
-        library: whose kernels they are.
-        alone: whether the activation was quantised before.
-        how: layout, accumulate and out_dtype of GEMMs of training.
+        library: library of the kernels.
+        alone: whether the times do not include quantisation of the activation.
+        how: layout, accumulate and out_dtype of GEMMs of training; None for inference.
     """
 
     gpu: str
@@ -59,7 +61,7 @@ class _Same:
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and by row the reason why no cost model can price it."""
     table = table.reset_index(drop=True)
     layouts = set(table.columns) >= LAYOUTS
     sizes = ("batch", "m", "n", "k") if layouts else ("m", "n", "k")
@@ -100,13 +102,13 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample
 
 
 def library(source: str, dtype: str) -> str:
-    """The library that a source measured in a number format of the tables, "" if it is unknown."""
+    """Returns the library that a source measured in a number format of the tables, "" if it is unknown."""
     name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
     return name and name + ("-" + KINDS[dtype] if KINDS.get(dtype, "").startswith("fp8") else "")
 
 
 def _quantise(elements: Any, name: str) -> list[Work]:
-    """The kernels that quantise an activation from 16 to 8 bits.
+    """Returns the kernels that quantise an activation from 16 to 8 bits.
 
     One scale for the whole tensor needs its maximum first, in a kernel of its own; with one scale for each token
     (sgl-kernel's per-token quantisation) one kernel reads every token twice, for the maximum and for the cast.
@@ -121,7 +123,7 @@ def _format(dtype: Any) -> str:
 
 
 def _odd(row: dict[Any, Any], sizes: tuple[str, ...], layouts: bool) -> str:
-    """The reason why a row cannot be priced, "" if it can."""
+    """Returns the reason why a row cannot be priced, "" if it can."""
     if row["gpu"] not in GPUS:
         return f"the GPU {row['gpu']} is not known"
     if row["dtype"] not in DTYPES:

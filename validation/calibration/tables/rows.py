@@ -1,4 +1,4 @@
-"""Measured rows beside their forecasts."""
+"""Samples of measured rows with their forecasts: errors, and forecasts by coefficients of other hardware."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 Z90, Z50 = 1.645, 0.6745
-"""Standard deviations to each side that hold 90 and 50 of 100 values."""
+"""Half-widths of the intervals that hold 90 % and 50 % of a normal distribution [standard deviations]."""
 
 
 class Rows(Protocol):
@@ -16,10 +16,10 @@ class Rows(Protocol):
     Attributes:
         gpu: its name in the catalog.
         operation: section of the cost model that prices it.
-        library: whose kernels they are.
-        kind: by which errors are grouped.
-        classes: named sets of rows.
-        index: rows of the table, from 0.
+        library: library of the kernels.
+        kind: kind of operation, by which errors are grouped.
+        classes: named sets of rows, as masks.
+        index: numbers of the rows in their table, from 0.
         seconds: measured [s].
     """
 
@@ -38,7 +38,7 @@ class Rows(Protocol):
     @property
     def seconds(self) -> np.ndarray: ...
     def shape(self, at: int) -> str:
-        """The sizes of one of its rows, in words."""
+        """Describes the sizes of one of its rows."""
 
 
 class Priced(NamedTuple):
@@ -56,18 +56,19 @@ class Priced(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A sample beside its forecasts.
+    """A sample with its forecasts.
 
     Attributes:
-        sample: the rows, a `Rows`.
+        sample: the measured rows, a `Rows`.
         priced: their forecasts.
-        borrowed: seconds with the coefficients of other hardware, NaN where there are none.
-        least: time that no hardware can beat [s].
+        borrowed_seconds: forecasts with the coefficients of the nearest other hardware [s], as if this one were not
+            calibrated; NaN where there are none.
+        least: lower bound from the peak rates of the hardware [s].
     """
 
     sample: Any
     priced: Priced
-    borrowed: np.ndarray
+    borrowed_seconds: np.ndarray
     least: np.ndarray
 
     @property
@@ -76,6 +77,6 @@ class Held(NamedTuple):
         return self.priced.seconds / self.sample.seconds - 1
 
     @property
-    def far(self) -> np.ndarray:
+    def log_ratio(self) -> np.ndarray:
         """log(measured / forecast)."""
         return np.log(self.sample.seconds / self.priced.seconds)

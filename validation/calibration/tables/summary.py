@@ -75,7 +75,7 @@ def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
     rows = [
         (
             one.errors[mask],
-            (np.abs(one.far) / np.maximum(one.priced.sigma, 1e-12))[mask],
+            (np.abs(one.log_ratio) / np.maximum(one.priced.sigma, 1e-12))[mask],
             _error_of_borrowed_rates(one)[mask],
         )
         for one, mask in zip(held, masks, strict=True)
@@ -95,17 +95,17 @@ def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
 
 
 def _error_of_borrowed_rates(one: Held) -> np.ndarray:
-    return np.abs(one.borrowed / one.sample.seconds - 1)
+    return np.abs(one.borrowed_seconds / one.sample.seconds - 1)
 
 
 def worst(held: Sequence[Held], count: int = 12) -> list[dict[str, Any]]:
     """The rows with the largest errors, one for each GPU, operation and kind."""
     found = []
     for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
-        one = max(own, key=lambda each: float(np.max(np.abs(each.far))))
-        at = int(np.argmax(np.abs(one.far)))
+        one = max(own, key=lambda each: float(np.max(np.abs(each.log_ratio))))
+        at = int(np.argmax(np.abs(one.log_ratio)))
         given = {"gpu": gpu, "operation": operation, "kind": kind, "library": one.sample.library or "unnamed"}
         given |= {"shape": one.sample.shape(at), "measured_us": float(one.sample.seconds[at] * 1e6)}
         given |= {"predicted_us": float(one.priced.seconds[at] * 1e6), "error": float(one.errors[at])}
-        found.append((abs(float(one.far[at])), given))
+        found.append((abs(float(one.log_ratio[at])), given))
     return [given for _, given in sorted(found, key=lambda each: -each[0])[:count]]

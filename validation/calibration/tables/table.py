@@ -80,7 +80,7 @@ class Table:
 
     def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
         """Returns for each row, in file order, its forecast, 90 % interval, measured time and error (forecast
-        / measured - 1), or the reason why it has none. held: the samples beside their forecasts.
+        / measured - 1), or the reason why it has none. held: the samples with their forecasts.
         """
         measured = _times(self.frame)
         rows: list[dict[str, Any]] = [

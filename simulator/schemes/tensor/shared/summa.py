@@ -1,10 +1,11 @@
-"""SUMMA: products of matrices that lie in blocks on a square of ranks, in one step per row of ranks.
+"""SUMMA: products of matrices on a q x q grid of ranks, each of which holds one block of every matrix, in q steps.
 
-On q x q ranks an activation is sharded along the rows of ranks by samples and along the columns by width; a weight [K,
-N] by K along the rows and by N along the columns. C = A B takes q steps: in step l the l-th block of A is broadcast
-along each row and the l-th block of B along each column, and every rank adds the product of the received blocks.
-Gradients keep these layouts: A' = C' B^T broadcasts blocks of B and reduces products along rows to the l-th rank; B' =
-A^T C' broadcasts blocks of A and reduces products along columns. A tied output layer reads its table as B^T.
+Each row of ranks holds some of the samples of an activation, each column a part of its width; of a weight [K, N] each
+row holds a part of K, each column a part of N. C = A B takes q steps: in step l the l-th block of A is broadcast along
+each row and the l-th block of B along each column, and every rank adds the product of the received blocks to its block
+of C. Gradients have the layouts of their tensors: for A' = C' B^T blocks of B are broadcast and products reduced along
+rows to the l-th rank; for B' = A^T C' blocks of A are broadcast and products reduced along columns. A tied output layer
+multiplies by the transposed embedding table, B^T.
 
 The blocks of the next step are broadcast during the GEMM of the current one, into the second of two buffers per
 operand. A rank accumulates its own block of a weight gradient after the last step.
@@ -92,7 +93,7 @@ class Summa(TensorGrid):
         return fragment
 
     def _operands(self, module: Operator, work: Gemm, phase: str) -> tuple[list[OperandBlock], OperandBlock | None]:
-        """The blocks that a GEMM broadcasts, and the block of its result that is reduced, if one is."""
+        """Returns the blocks that a GEMM broadcasts, and the block of its result that is reduced, if one is."""
         row, col = self.axis("row"), self.axis("col")
         given = BYTES[work.dtype] * work.batch
         made = BYTES[module.outs[0].dtype] * work.batch
@@ -107,7 +108,7 @@ class Summa(TensorGrid):
         return [weight], OperandBlock("rows", col, round(result * made))
 
     def _table_block(self, module: Operator) -> OperandBlock:
-        """A rank's block of the embedding table."""
+        """Returns a rank's block of the embedding table."""
         (table,) = module.weights or module.shared_weights
         return OperandBlock(
             "weight", self.axis("row"), table.nbytes(required_layout(table, self.layouts(module).divide), self.mesh)
@@ -116,7 +117,7 @@ class Summa(TensorGrid):
     def _multiply_in_steps(
         self, op: Op, dtype: str, broadcast: Sequence[OperandBlock], reduced: OperandBlock | None
     ) -> list[Op]:
-        """The ops of one product: in each step broadcasts, a GEMM, and a reduction where `reduced` is given.
+        """Makes the ops of one product: in each step broadcasts, a GEMM, and a reduction where `reduced` is given.
 
         dtype: format of partial results that are reduced.
         """
@@ -151,7 +152,7 @@ class Summa(TensorGrid):
         return ops
 
     def _step_works(self, work: Work | None, dtype: str, reduced: OperandBlock | None) -> list[Work]:
-        """The GEMM of each step: it accumulates in place, or writes a partial result to be reduced."""
+        """Returns the GEMM of each step, which accumulates in place or writes a partial result to be reduced."""
         q = self.mesh.size(self.axis("row"))
         if isinstance(work, Gemm):
             alone = replace(work, accumulate=False, out_dtype=dtype)
@@ -163,7 +164,7 @@ class Summa(TensorGrid):
 
 
 def _accumulate(op: Op, after: Op, block: OperandBlock, dtype: str) -> list[Op]:
-    """The kernel that adds a rank's block of a weight gradient to the accumulated one, unless the GEMM itself does."""
+    """Makes the kernel that accumulates a rank's block of a weight gradient, unless the GEMM itself does so."""
     if isinstance(op.work, Gemm) and not op.work.accumulate:
         return []
     kept = block.nbytes // BYTES[dtype] * BYTES[op.work.out_dtype if isinstance(op.work, Gemm) else "fp32"]

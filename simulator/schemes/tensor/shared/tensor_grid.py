@@ -1,8 +1,7 @@
-"""Tensor parallelism on a grid of ranks: what the schemes share that shard every product along several axes.
+"""Tensor parallelism on a grid of ranks: base of the 2D, 2.5D and 3D schemes, which shard GEMMs along several axes.
 
-The ranks form a square or a cube; each of its axes shards the samples, the contracted dim or the produced dim of a
-product. Since samples are sharded too, the samples of a micro-batch must be a multiple of the ranks along the axes that
-shard them.
+The ranks form squares or a cube; each axis shards the samples, the contracted dim or the produced dim of a GEMM. Since
+samples are sharded too, the samples of a micro-batch must be a multiple of the ranks along the axes that shard them.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ router logits, adapters. Where an operator has several, the first is the one who
 
 
 class TensorGrid(TensorScheme):
-    """Base of the schemes on grids."""
+    """Base of tensor schemes on a grid of mesh axes. A named axis may have several parts in the mesh (`Mesh.parts`)."""
 
     names: ClassVar[tuple[str, ...]]
-    """Its axes, in the order of `over`."""
+    """Names of the axes, in the order of `over`."""
     square: ClassVar[tuple[str, ...]]
-    """The axes that must have the same size."""
+    """Names of the axes that must have the same number of ranks."""
 
     def axis(self, name: str) -> tuple[str, ...]:
-        """The parts of one of its axes."""
+        """Returns the parts of the axis `name`."""
         return next(
             (self.mesh.parts(axis) for own, axis in zip(self.names, self.axes, strict=False) if own == name), ()
         )
 
     def along(self, **dims: str) -> Mapping[str, str]:
-        """A rule for the parts of the mesh. dims: the dim that each named axis divides."""
+        """Returns the dim that each part of the mesh shards. dims: by axis name, the dim that it shards."""
         return {part: dim for name, dim in dims.items() for part in self.axis(name)}
 
     def follows_view(self, operator: Operator) -> bool:
-        """Whether the operator lies in a view of the mesh, whose own schemes divide it."""
+        """Whether the operator is in a view of the mesh (of experts), whose own schemes shard it."""
         return operator.view in self.mesh.views
 
     def check_job(self, job: Any) -> None:
@@ -55,17 +54,16 @@ class TensorGrid(TensorScheme):
 
 
 def contracted_and_produced(linear: Linear) -> tuple[str, str]:
-    """The dim that a linear contracts, and the dim that it produces."""
+    """Returns the dim that a linear contracts, and the dim that it produces."""
     given, made = linear.ins[0], linear.outs[0]
     contracted = next(dim for dim in given.dims if not made.has(dim))
     return contracted, next(dim for dim in made.dims if not given.has(dim))
 
 
 def width_dims(operator: Operator) -> str:
-    """The dims along which an operator other than a linear can be sharded, besides tokens; empty if it needs them
-    whole.
+    """Returns the dims besides tokens along which an operator other than a linear can be sharded; "" if there are none.
 
-    A concatenation is wider than its inputs: the shards of each input lie side by side on every rank.
+    A concatenation is sharded by the shards of its inputs, which every rank concatenates.
     """
     if isinstance(operator, TopK):
         return ""

@@ -1,9 +1,10 @@
-"""Overlap of the collectives of tensor parallelism with the GEMMs that read or produce their rows.
+"""Overlap of the collectives of tensor parallelism with the GEMMs before or after them: base of Async-TP and FLUX.
 
-Where ranks shard the rows of a GEMM, an all-gather precedes it (``all-gather, GEMM``), or a reduce-scatter follows it
-(``GEMM, reduce-scatter``). A part of such a GEMM needs only a part of the rows, so one part can move while another is
-computed. `find_gemm_collectives` finds these pairs in a lowered unit, forward, backward and in recomputed passes;
-`shift_shards` and `sum_shards` replace a collective whose shards go directly from rank to rank.
+If ranks shard the rows of activations, an all-gather of rows precedes a GEMM, or a reduce-scatter of rows follows it. A
+part of such a GEMM reads or produces only a part of the rows, so some rows can be sent while others are computed.
+`find_gemm_collectives` finds these pairs in a lowered unit: forward, backward and in recomputed passes. A scheme
+replaces each pair; `shift_shards` and `sum_shards` are the ops in place of a collective if every rank sends its shards
+directly to the others.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from simulator.lowering.rewrite import Rewrite, split_work, working_predecessors
 
 @dataclass(frozen=True)
 class OverlapSetting:
-    """A GEMM [rows, inner] x [inner, columns] in bf16, of which each rank has a part, and its collective.
+    """A setting of closed forms: a GEMM [rows, inner] x [inner, columns] in bf16 over p ranks, and its collective.
 
     p: ranks.
-    flop_per_s: of one rank; memory traffic costs nothing.
-    bytes_per_s: at which one rank sends.
+    flop_per_s: rate of one rank [FLOP/s]; memory traffic takes no time.
+    bytes_per_s: rate at which one rank sends.
     regather: the framework all-gathers inputs again in the backward pass.
     residual_elements: b s h of a layer on the same ranks (see `sent`).
     """
@@ -68,10 +69,10 @@ class OverlapSetting:
 
 
 class TensorOverlap(TensorScheme, ABC):
-    """Base of the schemes that accompany a tensor scheme with sharded activations and replace its pairs of collective
-    and GEMM.
+    """Base of the schemes that are used beside a tensor scheme with sharded activations and replace its pairs of
+    collective and GEMM.
 
-    A scheme says what replaces them: `replace_gather`, `replace_scatter`.
+    A subclass defines the replacement: `replace_gather`, `replace_scatter`.
     """
 
     role = "overlap of tensor parallelism"
@@ -101,7 +102,7 @@ class GemmCollective:
 
     collective: the op of the all-gather or reduce-scatter.
     products: the GEMMs, one for a reduce-scatter.
-    ranks: of the collective's group.
+    ranks: number of ranks in the collective.
     """
 
     collective: Op
@@ -124,17 +125,17 @@ class GemmCollective:
         return self.work.nbytes // self.ranks
 
     def rows(self, product: Op) -> list[Work]:
-        """The GEMM split by the ranks that own its rows."""
+        """Splits a GEMM by the ranks that own its rows."""
         assert isinstance(product.work, Gemm)
         return split_work(product.work, self.ranks)
 
 
 def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[GemmCollective]:
-    """The pairs of collective and GEMM on the streams of a family of schemes.
+    """Finds the pairs of collective and GEMM on the streams of a family of schemes.
 
-    A GEMM belongs to one pair at most: the one with more bytes. Collectives whose rows do not divide by the ranks make
-    no pair, nor do weight gradients, which sum over the rows and overlap with other collectives as they are, nor
-    all-gathers of weights.
+    A GEMM is in one pair at most: that with the largest collective. Not paired are collectives whose rows the ranks do
+    not divide, all-gathers of weights, and GEMMs of weight gradients, which sum over all rows and overlap with other
+    collectives as they are.
     """
     found: list[GemmCollective] = []
     tensors: dict[Op, set[str]] = defaultdict(set)
@@ -161,9 +162,9 @@ def find_gemm_collectives(fragment: Fragment, family: str, mesh: Mesh) -> list[G
 
 
 def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]]) -> list[Op]:
-    """One shift per other rank in place of a collective: every rank sends a shard to the rank 1, 2, ... places further.
+    """Makes a shift per other rank in place of a collective: every rank sends a shard to the rank 1, 2, ... further.
 
-    after: what each shift waits for.
+    after: by shift, the ops that it waits for.
     """
     op, work = pair.collective, replace(pair.work, operation="shift", nbytes=pair.shard)
     turns = enumerate(after, 1)
@@ -171,7 +172,7 @@ def shift_shards(pair: GemmCollective, after: Sequence[Iterable[Op]]) -> list[Op
 
 
 def sum_shards(pair: GemmCollective, after: Iterable[Op]) -> Op:
-    """The kernel that adds up the shards received from all ranks, in place of a reduce-scatter."""
+    """Makes the kernel that adds up the shards received from all ranks, in place of a reduce-scatter."""
     add = Memory("add", pair.ranks * pair.shard, pair.shard)
     return replace(pair.collective, name=f"add {pair.collective.name}", stream=COMPUTE, work=add, after=[*after])
 
@@ -182,13 +183,13 @@ def _row_count(op: Op) -> float:
 
 
 def _row_gemm(op: Op, phase: str) -> Gemm | None:
-    """The work of an op if it is a GEMM over rows in this phase: forward, or a gradient of inputs."""
+    """Returns the work of an op if it is a GEMM in `phase` that is no weight gradient."""
     work = op.work
     return work if isinstance(work, Gemm) and work.layout != "nt" and op.phase == phase else None
 
 
 def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[Op]:
-    """The first GEMM that reads the rows of an all-gather, and those right after it that wait for nothing else.
+    """Returns the first GEMM that reads the rows of an all-gather, and those right after it that wait for nothing else.
 
     own: the ops that use a tensor of the all-gather.
     """
@@ -207,7 +208,7 @@ def _reading_gemms(gather: Op, own: Sequence[Op], issued: Sequence[Op]) -> list[
 
 
 def _producing_gemm(scatter: Op, own: Sequence[Op]) -> list[Op]:
-    """The GEMM whose rows a reduce-scatter sums, if it alone produces them.
+    """Returns the GEMM whose rows a reduce-scatter sums, if it alone produces them.
 
     A reduce-scatter in issue order also waits for the weight gradients issued before it.
     """
