@@ -89,7 +89,7 @@ class Task:
 
 @dataclass(eq=False)
 class Send:
-    """A message that carries the result of a slot to another device."""
+    """A priced message that carries the result of a slot's actions to another device."""
 
     work: Transfer
     stream: str

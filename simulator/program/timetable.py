@@ -186,9 +186,11 @@ def timetable(
 class _TimetableMaker:
     """Checks orders and finds dependencies. action_at: the numbers of actions [stage, kind, micro-batch x slice]."""
 
-    def __init__(self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], every: int) -> None:
-        self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, every
-        self.orders = orders = [insert_updates(order, every) for order in stated] if every else stated
+    def __init__(
+        self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], interval: int
+    ) -> None:
+        self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
+        self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
         self.successors: list[tuple[int, ...]] = [()] * shape.stages
@@ -221,7 +223,7 @@ class _TimetableMaker:
         for stage, some in enumerate(ranges):
             passing[stage, some.start * shape.slices : some.stop * shape.slices] = True
         whole = (has[:, F] == passing) & ((has[:, BW] ^ has[:, B]) == passing) & (has[:, W] == has[:, B])
-        updates = shape.p * shape.m // every if every else 0
+        updates = shape.p * shape.m // interval if interval else 0
         if not whole.all() or has.sum() != self.count or has[:, O].sum() != updates:
             raise self._incomplete()
         self._check_moves()
@@ -330,8 +332,7 @@ class _TimetableMaker:
         if count > 1:
             # Keys and values come from the slice before, their gradients from the slice after.
             previous = np.where(self.slice > 0, action_at[stage, F, unit - 1], -1)
-            made = self._gradient_action
-            behind = np.where(self.slice < count - 1, made[stage, (unit + 1) % made.shape[1]], -1)
+            behind = np.where(self.slice < count - 1, self._gradient_action[stage, (unit + 1) % action_at.shape[2]], -1)
             own = np.maximum(own, np.select([kind == F, (kind == BW) | (kind == B)], [previous, behind], -1))
         return own
 
