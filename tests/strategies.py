@@ -112,8 +112,15 @@ def shapes(draw: st.DrawFn, v: st.SearchStrategy[int] = ONE, most_p: int = 8, mo
 
 PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
-EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and use != "pipeline/from-file")
-"""All schedules but the one that a file states."""
+
+
+def complete(use: str) -> bool:
+    """Whether a scheme has no required option, such as the file of an order."""
+    return not any(option.is_required() for option in find_scheme(use).Options.model_fields.values())
+
+
+EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and complete(use))
+"""All schedules without required options."""
 FREE = tuple(use for use in EVERY if not find_scheme(use).required_roles)
 """Those that need no other scheme."""
 WHOLE = tuple(use for use in FREE if "slices" not in find_scheme(use).Options.model_fields)
@@ -155,15 +162,16 @@ def views_of(sizes: Sequence[int]) -> list[dict[str, int]]:
     ]
 
 
-CHAINS = {"pipeline/graphpipe": {"branches": 1}}
-"""Options with which a schedule of graphs has a chain of stages."""
+def chain_options(pipeline: str) -> dict[str, Any]:
+    """Options with which a schedule has a chain of stages: one branch, where it has branches."""
+    return {"branches": 1} if "branches" in find_scheme(pipeline).Options.model_fields else {}
 
 
 def accepted(pipeline: str, pp: int, chunks: int, most: int) -> list[int]:
     """The numbers of micro-batches, up to `most`, for which a schedule exists."""
     kind = find_scheme(pipeline)
     assert issubclass(kind, Schedule)
-    schedule, found = kind(("pp",), kind.Options(chunks=chunks, **CHAINS.get(pipeline, {}))), []
+    schedule, found = kind(("pp",), kind.Options(chunks=chunks, **chain_options(pipeline))), []
     for m in range(1, most + 1):
         with suppress(PlanError):
             schedule.check(PipelineShape(pp, m, schedule.chunks_per_device(), len(schedule.slices)))
@@ -177,7 +185,7 @@ def overlaps_passes(pipeline: str) -> bool:
     assert issubclass(kind, Schedule)
     for pp, chunks in product((2, 4), (1, 2)):
         for m in () if kind.needs_durations else accepted(pipeline, pp, chunks, 8)[-1:]:
-            schedule = kind(("pp",), kind.Options(chunks=chunks, **CHAINS.get(pipeline, {})))
+            schedule = kind(("pp",), kind.Options(chunks=chunks, **chain_options(pipeline)))
             shape = PipelineShape(pp, m, schedule.chunks_per_device(), len(schedule.slices))
             return any(isinstance(item, OverlappedPasses) for order in schedule.orders(shape) for item in order)
     return False
@@ -215,7 +223,7 @@ def jobs(
     chunks = draw(st.sampled_from([n for n in (1, 2, 3) if accepted(pipeline, 2, n, 12)]))
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if accepted(pipeline, n, chunks, 12)]))
     stages = pp * chunks
-    options = dict(CHAINS.get(pipeline, {}))
+    options = chain_options(pipeline)
     if "slices" in find_scheme(pipeline).Options.model_fields:
         options["slices"] = draw(st.integers(1, 3))
     # Without a view experts are copies, of which tensor ranks hold parts.
@@ -271,9 +279,7 @@ def jobs_of_all(draw: st.DrawFn, *args: Any, recompute: bool = True, **more: Any
     job = draw(jobs(*args, recompute=recompute, **more))
     for family in ("tensor", "sequence", "expert", "data", *(["memory"] if recompute else [])):
         known = [use for use in scheme_names() if use.startswith(f"{family}/")]
-        options = {use: find_scheme(use).Options.model_fields.values() for use in known}
-        told = [use for use in known if not any(option.is_required() for option in options[use])]
-        other = with_scheme(job, draw(st.sampled_from(told)))
+        other = with_scheme(job, draw(st.sampled_from([use for use in known if complete(use)])))
         with suppress(PlanError):
             resolve_plan(load_job(other))
             job = other

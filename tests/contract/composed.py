@@ -12,13 +12,9 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.ir.scheme import FAMILIES
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract import of_pipeline
-from tests.strategies import CHAINS
+from tests.strategies import chain_options, complete
 
-SCHEMES = [
-    use
-    for use in scheme_names()
-    if not any(one.is_required() for one in find_scheme(use).Options.model_fields.values())
-]
+SCHEMES = [use for use in scheme_names() if complete(use)]
 """All schemes without required options. Those with some (a file) are tested where that file is."""
 
 Options = dict[str, Any]
@@ -49,7 +45,7 @@ def chunks_for(use: str) -> int:
     kind = find_scheme(use)
     if (
         issubclass(kind, Schedule)
-        and use not in CHAINS
+        and not chain_options(use)
         and not of_pipeline.exists(kind, PipelineShape(2, 4, kind.directions))
     ):
         return 2
@@ -70,7 +66,7 @@ def entries_with(use: str, size: int = 2, memory: bool = True) -> tuple[list[dic
             uses = [uses[0], DEFAULTS[name]]
         for one in uses if memory or name != "memory" else []:
             axes = axes_for(one, AXES[name]) if name in AXES else ()
-            more = {"chunks": chunks_for(one), **CHAINS.get(one, {})} if name == "pipeline" else {}
+            more = {"chunks": chunks_for(one), **chain_options(one)} if name == "pipeline" else {}
             entries.append({"use": one, **({"over": list(axes)} if axes else {}), **more})
     for name, axis in AXES.items():
         if name != "expert":

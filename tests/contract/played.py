@@ -17,7 +17,9 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.resident_memory import resident_bytes
 from simulator.forecast.simulate import build_program, play_forecast
 from simulator.forecast.stages import device_params
+from simulator.ir.layout import Dim, Tensor
 from simulator.ir.moe_operators import EXPERTS
+from simulator.ir.operators import Linear
 from simulator.ir.ops import Attention, Gemm, Memory, Op, Param, StageOps, Transfer, Work, slowest_rank
 from simulator.job.load import load_job
 from simulator.models.flops import forward_matmul_flops
@@ -51,6 +53,16 @@ class Ideal:
                 return work.bytes / self.memory, 0.0, 0.0
         return work.nbytes / self.links, 0.0, self.latency if isinstance(work, Transfer) else 0.0
 
+
+TOKENS = {"b": Dim(4), "s": Dim(4)}
+ROUTER = Linear(
+    "router",
+    (Tensor("x", {**TOKENS, "h": Dim(4)}),),
+    (Tensor("logits", {**TOKENS, "r": Dim(4)}),),
+    (Tensor("w", {"h": Dim(4), "r": Dim(4)}),),
+)
+"""A linear that has neither heads nor feed-forward columns nor vocabulary: a tensor scheme shards its tokens or width,
+or every rank computes all of it."""
 
 PAID = Ideal()
 """Communication takes its time."""
@@ -150,7 +162,8 @@ class Played:
             each = Fraction(job.batch.micro * self.plan.replicas * seq, groups * model.moe.experts)
             each *= model.moe.top_k * Fraction(model.moe.capacity or 1)
             parts["experts"] *= ceil(each) / each
-        if any(scheme.use == "tensor/megatron" for scheme in self.plan.stage_schemes):
+        tensor = [scheme for scheme in self.plan.stage_schemes if scheme.family == "tensor" and scheme.axes]
+        if any(scheme.layouts(ROUTER) is None for scheme in tensor):
             again = mesh.size("tp") - 1
             latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
             narrow = 2 * tokens * model.hidden * latents * (model.tower_layers + model.layers + model.mtp)

@@ -151,13 +151,13 @@ def test_with_attention_the_first_slices_are_longest(grows: float, fixed: float,
 
 
 @st.composite
-def sliced_jobs(draw: st.DrawFn, **how: Any) -> dict[str, Any]:
+def sliced_jobs(draw: st.DrawFn, schedules: Sequence[str] = SLICED, **how: Any) -> dict[str, Any]:
     """Jobs with sequences in equal or unequal slices."""
     job = draw(jobs(("pipeline/gpipe",), **how))
     weights = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     equal = draw(st.booleans())
     count = len(weights) if equal else sum(weights)
-    entry = {"use": draw(st.sampled_from(SLICED)), "over": "pp", "slices": len(weights) if equal else weights}
+    entry = {"use": draw(st.sampled_from(schedules)), "over": "pp", "slices": len(weights) if equal else weights}
     schemes = [entry, *job["plan"]["schemes"][1:]]
     batch = {**job["batch"], "sequence": job["model"].seq * count}
     return {**job, "batch": batch, "plan": {**job["plan"], "schemes": schemes}}
@@ -218,14 +218,17 @@ def uncut(job: dict[str, Any]) -> dict[str, Any]:
     return {**job, "plan": {**job["plan"], "schemes": schemes}}
 
 
+WHOLE_SEQUENCES = {"pipeline/seq1f1b": "pipeline/1f1b", "pipeline/terapipe": "pipeline/gpipe"}
+"""Schedules of slices, and the schedule of whole sequences that each is with one slice."""
+
+
 @examples(30)
-@given(job=sliced_jobs())
+@given(job=sliced_jobs(tuple(WHOLE_SEQUENCES)))
 def test_one_slice_is_the_whole_sequence(job: dict[str, Any]) -> None:
     schemes = [{**job["plan"]["schemes"][0], "slices": 1}, *job["plan"]["schemes"][1:]]
     one = play_job({**job, "plan": {**job["plan"], "schemes": schemes}}, engine="sweep")
-    use = "pipeline/1f1b" if schemes[0]["use"] == "pipeline/seq1f1b" else "pipeline/gpipe"
     whole = uncut(job)
-    whole["plan"]["schemes"][0] = {"use": use, "over": "pp"}
+    whole["plan"]["schemes"][0] = {"use": WHOLE_SEQUENCES[schemes[0]["use"]], "over": "pp"}
     same = play_job(whole, engine="sweep")
     assert one.times.span == same.times.span and one.peaks == same.peaks
 
