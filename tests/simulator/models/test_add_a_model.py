@@ -1,4 +1,4 @@
-"""docs/add-a-model.md: its diffs are the files, its job is the preset, and what it names exists."""
+"""docs/add-a-model.md: its job is the preset, and what it names exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from simulator.models.huggingface import SUPPORTED
-from simulator.models.load import from_config, load_model, presets
+from simulator.models.load import from_config, load_model
 from tests.simulator.models.test_huggingface import MIXTRAL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,20 +17,6 @@ PAGE = (ROOT / "docs" / "add-a-model.md").read_text("utf-8")
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
-def added(diff: str) -> tuple[Path, str]:
-    """The file that a diff names and the lines that it adds."""
-    head, _, body = diff.removeprefix("--- /dev/null\n").partition("\n")
-    assert all(line.startswith("+") for line in body.splitlines())
-    return ROOT / head.removeprefix("+++ "), "".join(f"{line[1:]}\n" for line in body.splitlines())
-
-
-def test_the_diffs_are_the_files() -> None:
-    preset, test = map(added, blocks("diff"))
-    assert preset[0].read_text("utf-8") == preset[1]
-    assert preset[0].stem in presets()
-    assert test[1] in test[0].read_text("utf-8")
 
 
 def test_all_ways_give_the_same_model() -> None:
