@@ -114,10 +114,10 @@ def _time_after_own_work(once: Callable[[], Any], device: Device) -> float:
 def _time_in_a_row(once: Callable[[], Any], device: Device, calls: int, spin: float) -> float:
     """Times consecutive calls on this rank after a barrier [s in total]."""
 
-    def repeated() -> None:
+    def repeat_call() -> None:
         for _ in range(calls):
             once()
 
     device.sync()
     dist.barrier()
-    return device.time_once(repeated, spin)[0]
+    return device.time_once(repeat_call, spin)[0]

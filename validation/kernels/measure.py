@@ -293,7 +293,7 @@ def _measure_optimizer(how: Setup, bench: Bench) -> list[float]:
 
 def _measure_copy(how: Setup, nbytes: int, back: bool, bench: Bench) -> list[float]:
     """Times copies between the memory of the GPU and pinned memory of the host [s]."""
-    host = how.device.pinned(torch.empty(nbytes, dtype=torch.int8))
+    host = how.device.pin_memory(torch.empty(nbytes, dtype=torch.int8))
     there = torch.empty(nbytes, dtype=torch.int8, device=how.device.torch)
     return how.seconds(lambda: there.copy_(host, True) if back else host.copy_(there, True))
 

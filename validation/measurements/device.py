@@ -125,8 +125,8 @@ class Device:
         if self.cuda:
             self.cuda.synchronize()
 
-    def pinned(self, tensor: Any) -> Any:
-        """A tensor of the host in pinned memory, which a GPU copies without the host."""
+    def pin_memory(self, tensor: Any) -> Any:
+        """Copies a tensor of the host to pinned memory, from which a GPU copies without the host."""
         return self.cuda.pin(tensor) if self.cuda else tensor
 
     # --------------------------------------------------------------------------------------------- time
