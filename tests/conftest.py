@@ -1,4 +1,4 @@
-"""What every test shares: reproducible property tests, marked tests that skip, and the measured tables."""
+"""Fixtures and settings of all tests: reproducible property tests, marked tests that skip, and the measured tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ settings.load_profile("meshcast")
 
 
 def pytest_collection_finish() -> None:
-    """Takes what was imported and collected out of the garbage collector's rounds, which are many in a long run."""
+    """Freezes imported and collected objects, so that the many rounds of garbage collection in a long run skip them."""
     gc.collect()
     gc.freeze()
 
@@ -72,6 +72,6 @@ class Tables:
 
 @pytest.fixture(scope="session")
 def tables() -> Tables:
-    """All measured tables where `shared` lies beside the checkout, else the sample that the repository carries."""
+    """All measured tables if `shared` lies next to the checkout, else the sample in the repository."""
     folder = (ROOT / "../shared/data").resolve()
     return Tables(folder, True) if folder.is_dir() else Tables(ROOT / "tests" / "data", False)

@@ -1,4 +1,4 @@
-"""What Hypothesis draws: models, settings and whole jobs, small enough to be lowered and played in milliseconds."""
+"""Hypothesis strategies: models, settings and whole jobs, small enough to be lowered and played in milliseconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ PRICES = st.builds(
 
 @st.composite
 def models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None) -> Model:
-    """A small decoder whose heads, widths, vocabulary and sequence divide by `tensor`, of what all GPTs have."""
+    """A small decoder whose heads, widths, vocabulary and sequence divide by `tensor`, with features that all GPTs
+    share.
+    """
     return Model(**draw(shapes_of_models(tensor, layers)))
 
 
@@ -74,8 +76,9 @@ def shapes_of_models(draw: st.DrawFn, tensor: int = 1, layers: int | None = None
 
 @st.composite
 def modern_models(draw: st.DrawFn, tensor: int, layers: int, cut: int, experts: int | None, each: int) -> Model:
-    """The same with any of what newer models have. experts: ranks that they are spread over; None: the model has none.
-    each: ranks that divide every one of them."""
+    """The same with any features of newer models. experts: ranks that they are spread over; None: the model has none.
+    each: a number of ranks by which every expert divides.
+    """
     fields = draw(shapes_of_models(tensor, layers, cut))
     if draw(st.booleans()):
         fields |= {"parallel_residual": draw(st.booleans()), "embedding_norm": draw(st.booleans())}
@@ -275,7 +278,7 @@ AXIS = {"data": "dp", "sequence": "cp", "tensor": "tp"}
 
 @st.composite
 def jobs_of_all(draw: st.DrawFn, *args: Any, recompute: bool = True, **more: Any) -> dict[str, Any]:
-    """The same with any scheme of any family in the place of those drawn, as long as it does not refuse the job."""
+    """The same with any scheme of any family in place of the drawn one, as long as it does not refuse the job."""
     job = draw(jobs(*args, recompute=recompute, **more))
     for family in ("tensor", "sequence", "expert", "data", *(["memory"] if recompute else [])):
         known = [use for use in scheme_names() if use.startswith(f"{family}/")]
@@ -287,8 +290,9 @@ def jobs_of_all(draw: st.DrawFn, *args: Any, recompute: bool = True, **more: Any
 
 
 def with_scheme(job: dict[str, Any], use: str) -> dict[str, Any]:
-    """The job with `use` in the place of the scheme of its family; beside it, where it claims no axis of one that has
-    some. Where it needs several axes, that of the family is cut into so many."""
+    """The job with `use` in place of the scheme of its family; a scheme without axes is added to it instead. Where it
+    needs several axes, the axis of the family is split.
+    """
     family, kind, plan = use.partition("/")[0], find_scheme(use), job["plan"]
     schemes, mesh = [dict(entry) for entry in plan["schemes"]], dict(plan["mesh"])
     mine = [entry for entry in schemes if entry["use"].startswith(f"{family}/")]
@@ -320,6 +324,6 @@ def grid(ranks: int, axes: int) -> list[int]:
 
 
 def changed(job: dict[str, Any], **set_: Any) -> dict[str, Any]:
-    """The same job with further habits of the framework set."""
+    """The same job with further settings of the framework."""
     framework = job["framework"]
     return {**job, "framework": {**framework, "set": {**framework["set"], **set_}}}

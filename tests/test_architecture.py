@@ -252,7 +252,7 @@ def test_packages_hold_rooms_only() -> None:
         assert {path.name for path in (ROOT / package).glob("*.py")} == names
 
 
-def test_every_room_says_what_it_holds() -> None:
+def test_every_room_has_a_docstring() -> None:
     folders = {path.parent for path in modules()} - {ROOT / "simulator" / "schemes"}
     mute = []
     for folder in sorted(folders):
@@ -267,7 +267,7 @@ def test_every_room_says_what_it_holds() -> None:
 
 
 def project_files() -> Iterator[Path]:
-    """Every file of the project, without what git ignores: environments, caches, build outputs."""
+    """Every file of the project except those that git ignores: environments, caches, build outputs."""
     ignored = {"__pycache__", "build", "dist", "out"}
     for folder, below, names in os.walk(ROOT):
         below[:] = [
@@ -309,7 +309,7 @@ def compared(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_shared_code_asks_for_the_name_of_no_scheme() -> None:
-    """A scheme states what it needs; the short form of a plan and what speaks others' words alone know its name."""
+    """A scheme states its own needs; only the short form of a plan and readers of other formats know its name."""
     names = {
         f"{path.parent.name}/{path.stem.replace('_', '-')}" for path in (ROOT / "simulator/schemes").glob("*/*.py")
     }

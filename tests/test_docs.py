@@ -1,4 +1,4 @@
-"""The pages of the file formats: every field is on its page, and what they show can be read."""
+"""The pages of the file formats: every field is on its page, and their examples can be read."""
 
 import json
 import re
@@ -77,16 +77,16 @@ def test_every_kind_of_config_is_on_the_page_of_the_model() -> None:
 
 
 def test_every_field_of_the_answer_is_on_the_pages_of_job_and_figures() -> None:
-    told = simulate({"model": "gpt2", "cluster": "dgx-h100:1", "plan": {"pp": 2}}).to_dict()
+    forecast = simulate({"model": "gpt2", "cluster": "dgx-h100:1", "plan": {"pp": 2}}).to_dict()
 
     def keys(answer: Any) -> set[str]:
         if isinstance(answer, list):
             return set().union(*map(keys, answer))
         return set(answer).union(*map(keys, answer.values())) if isinstance(answer, dict) else set()
 
-    del told["job"]  # in the words of the page itself
+    del forecast["job"]  # in the words of the page itself
     spans = re.findall(r"`([^`\n]+)`", page("job") + page("figures"))
-    assert keys(told) - {word for span in spans for word in re.findall(r"\w+", span)} == set()
+    assert keys(forecast) - {word for span in spans for word in re.findall(r"\w+", span)} == set()
 
 
 def test_the_short_and_the_long_plan_are_the_same() -> None:
@@ -104,9 +104,9 @@ def test_the_model_is_its_preset() -> None:
 
 
 def test_the_published_run_is_forecast_without_assumptions() -> None:
-    told = answer(rows.PublishedRun.model_validate_json(json.dumps(block("published-runs", "json"))))
-    assert (told["status"], told["assumed"]) == ("predicted", [])
-    assert {key for key in told if f"`{key}`" not in page("published-runs")} == set()
+    forecast = answer(rows.PublishedRun.model_validate_json(json.dumps(block("published-runs", "json"))))
+    assert (forecast["status"], forecast["assumed"]) == ("predicted", [])
+    assert {key for key in forecast if f"`{key}`" not in page("published-runs")} == set()
 
 
 def test_the_profiles_are_the_frameworks() -> None:
@@ -144,5 +144,5 @@ def test_the_commands_of_the_page_of_calibrations_are_there() -> None:
     commands = re.findall(r"^meshcast (\w+) .*$", page("calibration"), re.MULTILINE)
     assert {"validate", "calibrate", "predict"} <= set(commands)
     for line in re.findall(r"^meshcast .*$", page("calibration"), re.MULTILINE):
-        told = CliRunner().invoke(app, [line.split()[1], "--help"], env={"COLUMNS": "200"}).output
-        assert all(option in told for option in re.findall(r"--[a-z-]+", line)), line
+        output = CliRunner().invoke(app, [line.split()[1], "--help"], env={"COLUMNS": "200"}).output
+        assert all(option in output for option in re.findall(r"--[a-z-]+", line)), line

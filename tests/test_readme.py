@@ -1,4 +1,4 @@
-"""What the README prints is what the program prints."""
+"""The output in the README is the output of the program."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_job_is_the_example() -> None:
     assert (ROOT / EXAMPLE).read_text("utf-8") in blocks("yaml")
 
 
-def test_the_page_is_what_the_command_prints(monkeypatch) -> None:
+def test_the_page_is_the_output_of_the_command(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(app, ["predict", EXAMPLE])
     assert result.exit_code == 0

@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, code: str, keyword: str, *files: str) -> str:
-    """Runs Python code in the copy, and then the tests of some files that have a keyword; returns what they print."""
+    """Runs Python code in the copy, and then the tests of some files that have a keyword; returns their output."""
     words = ["-q", "-p", "no:cacheprovider", "-k", keyword, *files]
     code = f"{code}\nimport sys, pytest\nsys.exit(pytest.main({words!r}))"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}

@@ -1,4 +1,4 @@
-"""The sample in tests/data: few rows, each with its source, word for word those of the full tables."""
+"""The sample in tests/data: few rows, each with its source, word for word from the full tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_published_run_has_a_source() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_are_those_of_the_full_table(name: str, tables: Any) -> None:
+def test_rows_are_rows_of_the_full_table(name: str, tables: Any) -> None:
     (file,) = tables.files(name.removesuffix(".csv"))
     with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as full:
         rows = set(full)

@@ -16,19 +16,19 @@ JOB = {
 
 def test_a_job_is_forecast() -> None:
     report = simulate(JOB)
-    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert told["status"] == "fits" and report.fits
-    assert 0 < told["interval_90_s"][0] < told["step_time_s"] < told["interval_90_s"][1] < 1
-    parts = told["breakdown_s"]
+    answer = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert answer["status"] == "fits" and report.fits
+    assert 0 < answer["interval_90_s"][0] < answer["step_time_s"] < answer["interval_90_s"][1] < 1
+    parts = answer["breakdown_s"]
     exposed, compute = parts.pop("exposed"), parts.pop("compute")
     total = sum(parts.values()) + sum(exposed.values()) + sum(compute.values())
-    assert abs(total - told["step_time_s"]) < 1e-9
-    assert [entry["use"] for entry in told["job"]["plan"]["schemes"]] == [
+    assert abs(total - answer["step_time_s"]) < 1e-9
+    assert [entry["use"] for entry in answer["job"]["plan"]["schemes"]] == [
         "pipeline/1f1b",
         "data/zero-1",
         "tensor/megatron-sp",
     ]
-    assert len(told["memory"]["stages"]) == 2
+    assert len(answer["memory"]["stages"]) == 2
 
 
 def test_a_schedule_is_played() -> None:

@@ -20,12 +20,12 @@ def blocks(page: str) -> Iterator[tuple[str, str, str]]:
 
 
 def words(text: str) -> str:
-    """What stays where figures move: words, without numbers, bars and line breaks."""
+    """Text that stays when figures move: words, without numbers, bars and line breaks."""
     return " ".join(re.findall(r"[A-Za-z][A-Za-z./-]*", text))
 
 
 def run(line: str) -> str:
-    """What one command prints; it ends with the exit code that its comment says."""
+    """The output of one command, whose exit code is that of its comment."""
     command, _, comment = line.partition("#")
     wanted = re.search(r"exit code (\d)", comment)
     result = CliRunner().invoke(app, shlex.split(command)[1:])
@@ -55,7 +55,7 @@ def test_every_command_and_every_excerpt(tmp_path, monkeypatch, capsys) -> None:
     assert made <= {path.name for path in tmp_path.rglob("*")}
 
 
-def test_the_pages_name_what_exists() -> None:
+def test_paths_named_by_the_pages_exist() -> None:
     for page in DOCS.glob("*.md"):
         text = page.read_text("utf-8")
         for target in re.findall(r"\]\((?!http)([^)]+)\)", text):

@@ -1,4 +1,4 @@
-"""Plans with one scheme of every family: a chosen one, and the defaults of the others beside it."""
+"""Plans with one scheme of every family: a chosen one, and the defaults of the other families."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def chunks_for(use: str) -> int:
 def entries_with(use: str, size: int = 2, memory: bool = True) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The schemes of a plan with `use` in its family, all of its axes of `size`, and the mesh.
 
-    Schemes that claim no axis of a family that has some stand beside the family's default.
+    A scheme without axes, in a family that has some, is added to the default of the family.
     """
     family = use.partition("/")[0]
     entries: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Data flow of a unit run: reads wait for writes, messages and gradients are used, no message is empty.
 
-A scheme states three things besides the work of its ops: the stream of each op, the ops that it waits for (`Op.after`)
-and the memory that it writes and reads (`TensorUse`). The simulator plays the first two and sums up the third, so a
+Apart from the work of its ops a scheme states three things: the stream of each op, its predecessors (`Op.after`) and
+the memory that it writes and reads (`TensorUse`). The simulator plays the first two and sums up the third, so a
 kernel that starts before its data has arrived looks fast instead of failing. `run_problems` compares the three. Of
 every scheme it demands:
 
@@ -193,14 +193,13 @@ class Flow:
                 yield f"nobody waits for {op}"
 
     def _consumes(self, op: Op) -> bool:
-        """Whether an op does more with what has arrived than pass it on. A mark that is issued on a stream tells the
-        next unit of it."""
+        """Whether an op uses arrived data, beyond passing it on. A mark on a stream passes it to the next unit."""
         if op.work is None:
             return op in self.results or op in self.place
         return op in self.results or not isinstance(op.work, Communication | HostCopy)
 
     def unread_buffers(self) -> Iterator[str]:
-        """Memory that a message brings and no kernel reads, or that a kernel writes and nobody reads."""
+        """Buffers that a message fills and no kernel reads, or that a kernel writes and no op reads."""
         outgoing = {self.run.keys[1], f"d:{self.run.keys[0]}", *self.run.freed_later}
         readers: dict[str, list[Op]] = defaultdict(list)
         written: dict[Op, list[str]] = defaultdict(list)

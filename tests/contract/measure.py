@@ -34,20 +34,20 @@ _REMEMBERED: list[Any] = []
 
 
 def remembered(lower: Callable[P, T]) -> Callable[P, T]:
-    """Keeps what several closed forms of one setting ask for, until `forget`."""
+    """Caches a function of a setting for the closed forms that share it, until `forget`."""
     known = lru_cache(lower)
     _REMEMBERED.append(known)
     return known
 
 
 def forget() -> None:
-    """Ends what is remembered of a setting."""
+    """Clears the cache of a setting."""
     for one in _REMEMBERED:
         one.cache_clear()
 
 
 def make(use: str, mesh: Mesh, over: Sequence[str] = (), **options: object) -> Scheme:
-    """A scheme on a mesh, with the habits of megatron-core."""
+    """A scheme on a mesh, in the framework megatron-core."""
     kind = find_scheme(use)
     return kind(tuple(over), kind.Options(**options), mesh, load_framework("megatron-core"))
 
@@ -61,7 +61,7 @@ def lowered_stage(
     regather: bool = False,
     **blocks: Any,
 ) -> StageOps:
-    """A stage of `layers` layers, with embedding and loss as `ends` says, one sample a data-parallel rank."""
+    """A stage of `layers` layers, with embedding and loss if `ends`, one sample per data-parallel rank."""
     replicas = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
     built = Architecture(model, 1, model.seq, model.vocab, replicas, **blocks)
     return Lowering(mesh, schemes, regather).run(built.stage(range(layers), *ends))
@@ -82,8 +82,8 @@ def backward_ops(stage_ops: StageOps) -> list[Op]:
     ]
 
 
-def ops_beside(sides: Iterable[SideOps | PricedSideOps]) -> list[Op]:
-    """The ops that schemes put beside the links, in issue order."""
+def side_ops_of(sides: Iterable[SideOps | PricedSideOps]) -> list[Op]:
+    """The side ops of schemes, in issue order."""
     return [op for side in sides for op in side.ops]
 
 
@@ -95,7 +95,7 @@ def params_of(stage_ops: StageOps) -> list[Param]:
 
 
 def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
-    """Ops by what they do and when, and by the places of what they wait for."""
+    """Ops by work and phase, and the positions of their predecessors."""
     ops = list(ops)
     place = {op: i for i, op in enumerate(ops)}
 
@@ -106,7 +106,7 @@ def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
 
 
 def op_fields(op: Op) -> tuple[Any, ...]:
-    """What an op does, and when."""
+    """Work and phase of an op."""
     return op.name, op.stream, op.work, op.phase, op.when
 
 
@@ -128,7 +128,7 @@ def catalog_model(stage_ops: StageOps) -> tuple[Any, ...]:
         return ends, listed(fragment.forward), listed(fragment.backward), params, tensor_uses
 
     return [of_link(unit_run) for unit_run in stage_ops.unit_runs], listed(
-        ops_beside((*stage_ops.ahead, *stage_ops.behind))
+        side_ops_of((*stage_ops.ahead, *stage_ops.behind))
     )
 
 
@@ -145,7 +145,7 @@ def waits_for(op: Op) -> set[Op]:
 
 
 def shares_sent(operation: str, n: int) -> float:
-    """What one of `n` ranks sends, in buffers; of a tree the messages on its longest way."""
+    """Buffers that one of `n` ranks sends; for a tree the messages along its longest path."""
     if operation in ("broadcast", "reduce"):
         return ceil(log2(n))
     return 1 if operation == "shift" else SENT[operation] * (n - 1) / n
@@ -163,9 +163,8 @@ def sent(ops: Iterable[Op], mesh: Mesh) -> float:
 
 
 def saved(unit_run: UnitRun) -> float:
-    """Bytes of one copy that wait for the backward pass at the end of the forward pass.
-
-    What comes in was counted where it was made, so what goes out counts here.
+    """Bytes of one copy that wait for the backward pass at the end of the forward pass. An input was counted where it
+    was made, so the output counts here.
     """
     fragment = unit_run.fragment
     events = memory_events(fragment.tensor_uses, fragment.forward, fragment.backward, unit_run)

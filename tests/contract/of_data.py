@@ -27,7 +27,7 @@ from simulator.program.flatten import flatten
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from tests.contract.measure import backward_ops, forward_ops, ops_beside, params_of, sent
+from tests.contract.measure import backward_ops, forward_ops, params_of, sent, side_ops_of
 
 MODEL = Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)
 """A small GPT with an output layer of its own."""
@@ -81,10 +81,10 @@ class DataRanks(DataSetting):
 
 
 def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
-    """The collectives of a data scheme in a step: of every micro-batch, and those that happen once."""
+    """The collectives of a data scheme in a step: of every micro-batch, and once per step."""
     stage_ops, plan, (update,) = setting.lower_stages(use)
     ops = (forward_ops(stage_ops) + backward_ops(stage_ops)) * setting.batches
-    ops += ops_beside((*stage_ops.ahead, *stage_ops.behind)) + update.forward
+    ops += side_ops_of((*stage_ops.ahead, *stage_ops.behind)) + update.forward
     return [op for op in ops if isinstance(op.work, Collective) and op.stream.partition("-")[0] == "data"], plan
 
 

@@ -67,8 +67,8 @@ def scatter_seconds(setting: GemmPair, use: str) -> float:
 def sent_per_layer(setting: GemmPair, use: str) -> float:
     """Bytes that a rank sends in a layer of Megatron sequence parallelism with the overlap scheme."""
     layer = setting.layer
-    beside = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
-    return of_tensor.sent_per_layer(beside, "tensor/megatron-sp")
+    with_overlap = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
+    return of_tensor.sent_per_layer(with_overlap, "tensor/megatron-sp")
 
 
 def settings(kind: type[Scheme]) -> Iterator[GemmPair]:

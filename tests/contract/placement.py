@@ -228,7 +228,7 @@ class AttentionSteps:
 
     @property
     def ops(self) -> Mapping[str, Sequence[Op]]:
-        """The kernels of the forward and of the backward pass; what runs again is left out."""
+        """The kernels of the forward and of the backward pass, without recomputation."""
         issued = {"F": self.fragment.forward, "B": self.fragment.backward}
         return {
             phase: [op for op in ops if isinstance(op.work, Attention) and op.phase == phase]
@@ -305,7 +305,7 @@ class AttentionSteps:
 
 
 def bytes_added(ops: Iterable[Op], mesh: Mesh) -> Mapping[str, float]:
-    """Bytes that a rank adds to others in kernels and reductions, by phase; without what runs again."""
+    """Bytes that a rank adds to others in kernels and reductions, by phase, without recomputation."""
     found: dict[str, float] = defaultdict(float)
     for op in ops:
         if isinstance(op.work, Memory) and op.work.what == "add":

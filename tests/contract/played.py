@@ -98,10 +98,10 @@ class Played:
     def by_a_clock(self) -> bool:
         """Whether ops are formed by when gradients come, so that faster links make other ops."""
         stages_ops = (one_of(stage) for stage in self.stages)
-        return any(beside.formed for stage_ops in stages_ops for beside in (*stage_ops.ahead, *stage_ops.behind))
+        return any(side_ops.formed for stage_ops in stages_ops for side_ops in (*stage_ops.ahead, *stage_ops.behind))
 
     def stage_ops(self, stage: int, part: int = 0) -> StageOps:
-        """What a stage lowers to: for whole sequences, or for a slice of them."""
+        """The ops of a stage: of whole sequences, or of a slice of them."""
         found = self.stages[stage]
         return found if isinstance(found, StageOps) else found[part]
 
@@ -183,7 +183,7 @@ class Played:
     def changes(self, device: int) -> Iterator[tuple[int, float, str]]:
         """Memory taken and given back, in the order in which a device issues its ops: action, bytes, category.
 
-        Op by op and copy by copy, from the touches of the fragments.
+        Op by op and copy by copy, from the tensor uses of the fragments.
         """
         actions, table = self.actions(device), self.program.timetable
         for action in actions:
@@ -234,7 +234,7 @@ class Played:
         return max(accumulate(changes), default=0.0)
 
     def kept(self, device: int, category: str = "activations") -> float:
-        """The most bytes of one category between two actions: what waits for backward passes."""
+        """The most bytes of one category between two actions: tensors that wait for backward passes."""
         by_action: dict[int, float] = defaultdict(float)
         for action, nbytes, kind in self.changes(device):
             by_action[action] += nbytes if kind == category else 0.0
@@ -264,8 +264,9 @@ def stated(played: Played) -> list[list[ScheduleItem]]:
 
 
 def copies_of(param: Param, plan: Plan) -> int:
-    """Ranks of a stage that hold the same part of a weight: those that see other tokens, and of what no tensor rank
-    divides all of these."""
+    """Ranks of a stage that hold the same part of a weight: ranks with other tokens, and tensor ranks that do not shard
+    it.
+    """
     return plan.mesh.size(param.partial) * equal_copies(param, plan)
 
 
@@ -280,8 +281,9 @@ def equal_copies(param: Param, plan: Plan) -> int:
 
 
 def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
-    """The axes whose ranks hold the same part of a weight and see other tokens: those of data and sequence; of experts
-    all that do not hold another part."""
+    """The axes whose ranks hold the same part of a weight and see other tokens: data and sequence axes; for experts all
+    axes that do not shard them.
+    """
     parts = [part for part in plan.mesh.parts(plan.mesh.named_axes) if plan.mesh.size(part) > 1]
     if param.view:
         (expert,) = plan.family("expert")

@@ -102,8 +102,8 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: tuple[str, di
     assert once == pytest.approx(plan.schedule.directions * plan.job.model.parameters)
 
 
-def test_states_rest_cut_as_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
-    """bf16 weights, fp32 gradients, fp32 weights and two moments; sharded weights are those that are updated."""
+def test_resting_states_are_sharded_as_declared(composed: tuple[str, dict[str, Any], Played]) -> None:
+    """bf16 weights, fp32 gradients, fp32 main weights and two moments; sharded weights are the main weights."""
     _, _, played = composed
     (scheme,) = played.plan.family("data")
     for device in range(2):
@@ -124,7 +124,7 @@ INSIDE = [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "m
 @pytest.mark.parametrize("regather", [True, False])
 @pytest.mark.parametrize("use", INSIDE)
 def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: bool) -> None:
-    """Whatever a scheme does inside a layer, its result is forgotten with the rest."""
+    """Whatever a scheme does inside a layer, its result is discarded with the rest."""
     job = job_with(use, overlap=True)
     job["framework"]["set"]["regather"] = regather
     schemes = [entry for entry in job["plan"]["schemes"] if not entry["use"].startswith("memory/")]

@@ -1,4 +1,4 @@
-"""What no plan changes: FLOPs, parameters, bytes between stages and of gradients, over all ranks."""
+"""Conserved quantities of any plan: FLOPs, parameters, bytes between stages and of gradients, over all ranks."""
 
 from __future__ import annotations
 
@@ -165,9 +165,10 @@ PLAIN = tuple(
 @examples(50)
 @given(job=jobs(EVERY, datas=PLAIN), elements=st.sampled_from([1.0, 100.0, 3000.0, 1e12]))
 def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> None:
-    """Every gradient byte of a rank is in exactly one bucket of one reduction among those that hold the same weights
-    and see other tokens: once a step, with sharded gradients once a micro-batch. Shards of weights that rest whole come
-    together once a step."""
+    """Every gradient byte of a rank is in exactly one bucket of one reduction over the ranks that hold the same weights
+    and see other tokens: once a step, with sharded gradients once a micro-batch. Shards of weights that are stored
+    whole are all-gathered once a step.
+    """
     played = play_job(changed(job, bucket={"elements": elements, "elements_per_rank": 0.0}))
     plan = played.plan
     (data,) = plan.family("data")

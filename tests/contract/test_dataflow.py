@@ -16,7 +16,7 @@ from tests.contract.measure import make
 
 
 def schemes_on(use: str, mesh: Mesh, options: Options) -> list[Scheme]:
-    """A scheme over all axes of the mesh; one without axes beside a tensor scheme that shards activations."""
+    """A scheme over all axes of the mesh; one without axes joins a tensor scheme that shards activations."""
     if find_scheme(use).most_axes == 0:
         return [make(use, mesh, (), **options), make("tensor/megatron-sp", mesh, tuple(mesh.axes))]
     return [make(use, mesh, tuple(mesh.axes), **options)]

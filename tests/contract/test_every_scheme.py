@@ -1,4 +1,4 @@
-"""What every scheme owes, asked of every file that there is: a new file is tested the day it is added."""
+"""The contract of a scheme, checked for every file: a new file is tested the day it is added."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.contract.measure import (
     forward_ops,
     make,
     op_fields,
-    ops_beside,
+    side_ops_of,
 )
 from tests.contract.played import FREE, Ideal, play_job, stated
 from tests.strategies import EVERY, SECONDS, examples, jobs_of_all
@@ -66,7 +66,7 @@ def test_one_scheme_a_file_with_the_right_name(use: str) -> None:
 
 
 @every_scheme
-def test_it_says_where_it_was_published(use: str) -> None:
+def test_it_names_its_publication(use: str) -> None:
     paper = find_scheme(use).paper
     assert isinstance(paper, Paper)
     assert paper.ref.startswith(("arXiv:", "doi:", "https://"))
@@ -79,7 +79,7 @@ def test_it_says_where_it_was_published(use: str) -> None:
 @every_scheme
 def test_its_docstring_explains_it(use: str) -> None:
     text = source(use).split('"""')[1]
-    assert len(text.split("\n\n")[0]) < 130, "the first line says the idea in one sentence"
+    assert len(text.split("\n\n")[0]) < 130, "the first line states the idea in one sentence"
     assert "References:" in text
     assert find_scheme(use).paper.ref.removeprefix("arXiv:").removeprefix("doi:") in text
     assert "print(" not in source(use) and "logging" not in source(use)
@@ -91,7 +91,7 @@ def test_it_is_one_short_file(use: str) -> None:
 
 
 @every_scheme
-def test_options_refuse_what_they_do_not_know(use: str) -> None:
+def test_unknown_options_are_refused(use: str) -> None:
     kind = find_scheme(use)
     with pytest.raises(PlanError, match="no such key"):
         validate_data(kind.Options, {"no_such_option": 1}, "plan.schemes[0]", PlanError)
@@ -205,7 +205,7 @@ def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
 
 @pytest.mark.parametrize("use", [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "memory")])
 def test_all_degrees_one_is_the_plan_without_schemes(use: str) -> None:
-    """With the defaults of all other families beside it."""
+    """With the default schemes of all other families."""
     model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "moe": MIXED}
     job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 4}}
     bare = play_job({**job, "plan": {"mesh": {"pp": 1}, "schemes": []}})
@@ -252,7 +252,7 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
     wanted: Counter[Op] = Counter()
     for number, action in enumerate(table.actions):
         task = played.task(number)
-        wanted.update(ops_beside((*task.ahead, *task.behind)))
+        wanted.update(side_ops_of((*task.ahead, *task.behind)))
         if action.kind == "F":
             stage_ops = played.stage_ops(action.stage, action.slice)
             wanted.update((*forward_ops(stage_ops), *backward_ops(stage_ops)))
@@ -275,7 +275,7 @@ def test_every_action_happens_once(job: dict[str, Any]) -> None:
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e6, 1e8]), latency=st.sampled_from([0.0, 1e-4])),
 )
 def test_faster_links_never_slow_a_step(job: dict[str, Any], price: Ideal) -> None:
-    """By the same orders: what depends on how long passes last is left as it was."""
+    """With fixed orders: schedules that depend on durations keep their order."""
     played = play_job(job, price)
     assume(not played.by_a_clock)
     slow, orders = played.times.span, stated(played)
@@ -289,17 +289,18 @@ def test_faster_links_never_slow_a_step(job: dict[str, Any], price: Ideal) -> No
 @examples(50)
 @given(job=jobs_of_all(EVERY))
 def test_with_free_communication_a_step_is_its_computing(job: dict[str, Any]) -> None:
-    """No device takes longer than it computes and waits in the pipeline; one device alone never waits, unless something
-    takes time beside its kernels: copies of what is fused, or a clock."""
+    """No device takes longer than its kernels and its waits in the pipeline; a single device never waits, unless other
+    ops take time: copies of fused kernels, or a clock.
+    """
     played = play_job(job, FREE)
-    flat, busy, beside = played.flat, [0.0] * played.plan.shape.p, 0.0
+    flat, busy, other_seconds = played.flat, [0.0] * played.plan.shape.p, 0.0
     for number, op in played.instances():
         if op.stream == COMPUTE:
             busy[flat.device[number]] += flat.seconds[number]
         else:
-            beside += flat.seconds[number] + flat.latency[number]
+            other_seconds += flat.seconds[number] + flat.latency[number]
     assert played.times.span >= max(busy) * (1 - 1e-12)
-    if len(busy) == 1 and not beside:
+    if len(busy) == 1 and not other_seconds:
         assert played.times.span == pytest.approx(busy[0])
 
 

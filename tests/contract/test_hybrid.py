@@ -1,4 +1,4 @@
-"""What holds of several kinds of parallelism at once: limits of one kind, and bytes that divide or do not."""
+"""Several kinds of parallelism at once: limits of one kind, and bytes that are sharded or not."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def sent_by(one: Played, family: str, device: int = 0) -> float:
 
 
 def divided(one: Played) -> tuple[float, float]:
-    """Elements of a rank's weights that tensor ranks divide, and of those that each has whole."""
+    """Elements of the weights of a rank that tensor ranks shard, and of those that each rank holds whole."""
     held = [param for device in range(one.plan.shape.p) for param in one.held(device)]
     cut = sum(param.size for param in held if param.size < param.total)
     return cut, sum(param.size for param in held) - cut
 
 
 @given(tp=st.sampled_from([1, 2, 4, 8]), dp=st.integers(2, 8), m=st.integers(1, 4))
-def test_sharded_weights_of_divided_layers_move_as_many_bytes_fewer(tp: int, dp: int, m: int) -> None:
+def test_sharded_weights_of_tensor_parallel_layers_move_fewer_bytes(tp: int, dp: int, m: int) -> None:
     """3 (dp-1)/dp M/tp of a rank and micro-batch, where M counts bf16 weights twice and fp32 gradients once; norms are
     whole on every tensor rank."""
     one = played(dp=dp, tp=tp, m=m)
@@ -77,7 +77,7 @@ def test_tensor_traffic_of_a_micro_batch_is_that_of_its_tokens(tp: int, dp: int,
 
 
 @pytest.mark.parametrize("data", sorted(SHARDED))
-def test_twice_as_many_ranks_for_one_batch_halve_work_but_not_bytes(data: str) -> None:
+def test_doubling_ranks_at_one_batch_halves_work_but_not_bytes(data: str) -> None:
     """Why sharded weights stop scaling at a fixed batch: bytes of a rank and micro-batch stay, and there is one
     micro-batch at least."""
     few, many = (played(dp=dp, data=data, m=1) for dp in (4, 8))

@@ -151,7 +151,7 @@ def mutated(module: ModuleType, mistake: Mistake) -> dict[str, Any]:
 
 
 def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
-    """Violations in a ring over four ranks, with each order of positions. names: those of a mutant."""
+    """Violations in a ring over four ranks, with each order of positions. names: of a mutant."""
     kind: Any = find_scheme(RING)
 
     class Ring(kind):  # type: ignore[misc]
@@ -172,7 +172,7 @@ def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
 
 
 def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
-    """Violations in an overlap beside tensor parallelism of four ranks. names: those of a mutant."""
+    """Violations in an overlap scheme with tensor parallelism of four ranks. names: of a mutant."""
     kind: Any = find_scheme(OVERLAP)
     if names is not None:
         name, kind = kind.name, names[kind.__name__]
@@ -180,8 +180,8 @@ def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
     mesh = Mesh({"cp": 2, "tp": 4})
 
     def schemes() -> Sequence[Scheme]:
-        beside = make("tensor/megatron-sp", mesh, ("tp",)), make("sequence/all-gather", mesh, ("cp",))
-        return [kind((), kind.Options(), mesh), *beside]
+        others = make("tensor/megatron-sp", mesh, ("tp",)), make("sequence/all-gather", mesh, ("cp",))
+        return [kind((), kind.Options(), mesh), *others]
 
     return layer_problems(mesh, schemes)
 

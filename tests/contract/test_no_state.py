@@ -57,7 +57,7 @@ def test_lowering_assigns_nothing_to_a_scheme(use: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("use", [use for use in SCHEMES if use.startswith(("expert/", "memory/", "data/"))])
-def test_interleaved_lowerings_with_one_scheme_do_not_touch_each_other(use: str) -> None:
+def test_interleaved_lowerings_with_one_scheme_are_independent(use: str) -> None:
     mesh, scheme = several(use)
     alone = lowered(scheme, mesh, range(2)), lowered(scheme, mesh, range(2, 4))
     found: list[StageOps] = []

@@ -1,4 +1,4 @@
-"""``meshcast schema``: valid schemas, which accept all that meshcast reads and refuse what it refuses."""
+"""``meshcast schema``: valid schemas, which accept and refuse the same files as meshcast."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = {kind: Draft202012Validator(schema(kind)) for kind in KINDS}
 
 
-def mistakes(kind: str, told: Any) -> list[str]:
-    return [f"{error.json_path}: {error.message}" for error in CHECKS[kind].iter_errors(told)]
+def mistakes(kind: str, document: Any) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in CHECKS[kind].iter_errors(document)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,7 +48,7 @@ def test_an_unknown_kind_points_to_the_nearest() -> None:
         schema("clusters")
 
 
-def test_it_names_what_there_is() -> None:
+def test_it_names_all_presets_schemes_and_catalog_entries() -> None:
     made = schema("job")
     assert made["properties"].keys() == JobFile.model_fields.keys()
     parts = made["$defs"]
@@ -63,17 +63,17 @@ def test_it_names_what_there_is() -> None:
 
 @pytest.mark.parametrize("text", [SHORT, LONG, *(path.read_text("utf-8") for path in ROOT.glob("examples/*.yaml"))])
 def test_the_examples_are_accepted(text: str) -> None:
-    told = read_yaml(text).data
-    assert mistakes("sweep" if "vary" in told else "job", told) == []
+    fields = read_yaml(text).data
+    assert mistakes("sweep" if "vary" in fields else "job", fields) == []
 
 
 def test_the_golden_jobs_are_accepted() -> None:
     for name in names():
-        told = stored(name).job
-        assert isinstance(told, str) or mistakes("job", told) == [], name  # text: an example's path
+        job = stored(name).job
+        assert isinstance(job, str) or mistakes("job", job) == [], name  # text: an example's path
 
 
-def test_what_ships_is_accepted() -> None:
+def test_shipped_files_are_accepted() -> None:
     for path in (ROOT / "simulator" / "models" / "presets").glob("*.yaml"):
         assert mistakes("model", read_yaml(path).data) == [], path
     for path in (ROOT / "hardware" / "catalog" / "clusters").glob("*.yaml"):
@@ -85,14 +85,14 @@ def test_what_ships_is_accepted() -> None:
 
 @settings(max_examples=30)
 @given(jobs())
-def test_any_job_is_accepted(told: dict[str, Any]) -> None:
-    told = json.loads(json.dumps(told | {"model": told["model"].model_dump()}))
-    assert mistakes("job", told) == []
-    assert mistakes("job", load_job(told).to_dict()) == []
+def test_any_job_is_accepted(job: dict[str, Any]) -> None:
+    job = json.loads(json.dumps(job | {"model": job["model"].model_dump()}))
+    assert mistakes("job", job) == []
+    assert mistakes("job", load_job(job).to_dict()) == []
 
 
 @pytest.mark.parametrize(
-    ("told", "fine"),
+    ("document", "fine"),
     [
         (
             {"job": "job.yaml", "vary": {"plan.tp": {"divisors": "gpus"}, "model": ["gpt2"]}, "where": ["gpus > 8"]},
@@ -106,8 +106,8 @@ def test_any_job_is_accepted(told: dict[str, Any]) -> None:
         ({"vary": {"plan.tp": [1]}}, False),
     ],
 )
-def test_a_sweep(told: Any, fine: bool) -> None:
-    assert (mistakes("sweep", told) == []) is fine
+def test_a_sweep(document: Any, fine: bool) -> None:
+    assert (mistakes("sweep", document) == []) is fine
 
 
 FINE: dict[str, list[Any]] = {
@@ -126,11 +126,11 @@ FINE: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "told"), [(kind, told) for kind, some in FINE.items() for told in some])
-def test_every_form_is_accepted(kind: str, told: Any) -> None:
-    job: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100:1", kind: told}
+@pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, some in FINE.items() for value in some])
+def test_every_form_is_accepted(kind: str, value: Any) -> None:
+    job: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100:1", kind: value}
     load_job(job)
-    assert mistakes(kind, told) == [] and mistakes("job", job) == []
+    assert mistakes(kind, value) == [] and mistakes("job", job) == []
 
 
 WRONG: dict[str, list[Any]] = {
@@ -143,18 +143,18 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "told"), [(kind, told) for kind, some in WRONG.items() for told in some])
-def test_what_is_refused_is_refused_by_both(kind: str, told: Any) -> None:
-    job = {"model": "gpt2", "cluster": "dgx-h100:1", kind: told}
+@pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, some in WRONG.items() for value in some])
+def test_invalid_values_are_refused_by_schema_and_loader(kind: str, value: Any) -> None:
+    job = {"model": "gpt2", "cluster": "dgx-h100:1", kind: value}
     with pytest.raises(MeshcastError):
         resolve_plan(load_job(job))
-    assert mistakes("job", job) and (kind not in KINDS or mistakes(kind, told))
+    assert mistakes("job", job) and (kind not in KINDS or mistakes(kind, value))
 
 
 def test_it_describes_clusters_in_full() -> None:
     """Parts of a cluster that are written out where a name of the catalog may stand."""
-    told = {"node": {"gpu": "h100-sxm", "gpus": {"value": 8, "kind": "peak", "source": "a"}}, "nodes": 1, "gpus": 1}
-    load_cluster(told)
-    assert mistakes("cluster", told) == []
-    told["node"] = {"gpu": "h100-sxm", "gpus": 8}
-    assert mistakes("cluster", told)
+    cluster = {"node": {"gpu": "h100-sxm", "gpus": {"value": 8, "kind": "peak", "source": "a"}}, "nodes": 1, "gpus": 1}
+    load_cluster(cluster)
+    assert mistakes("cluster", cluster) == []
+    cluster["node"] = {"gpu": "h100-sxm", "gpus": 8}
+    assert mistakes("cluster", cluster)

@@ -28,7 +28,7 @@ ROOT = HERE.parents[1]
 COMMAND = "make golden"
 
 RTOL = 1e-9
-"""Figures that are farther apart than this have changed."""
+"""Relative difference from which on a figure has changed."""
 
 NOISE = 1e-12
 """Of the step: parts of it that differ by less are the rounding of sums over all ops."""
@@ -38,7 +38,7 @@ FIGURES = 13
 
 
 class Change(NamedTuple):
-    """A field that is not what it was; None where it was not, or is not any more."""
+    """A field whose value has changed; None where it is missing."""
 
     job: str
     field: str
@@ -72,15 +72,15 @@ def file_of(name: str) -> Path:
 
 
 def stored(name: str) -> Golden:
-    """What the file of a job says."""
-    told = read_yaml(file_of(name)).data
-    job = told["job"]
+    """The content of a job's file."""
+    fields = read_yaml(file_of(name)).data
+    job = fields["job"]
     job = str(ROOT / job) if isinstance(job, str) else job
-    return Golden(job, told.get("keep") == "all", told.get("forecast"))
+    return Golden(job, fields.get("keep") == "all", fields.get("forecast"))
 
 
 def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is kept of some jobs, as it comes out now."""
+    """The stored part of the forecasts of some jobs, as of now."""
     shared = SharedWork()
     for name in names:
         golden = stored(name)
@@ -92,7 +92,7 @@ def forecasts(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def summary(report: Report, whole: bool) -> dict[str, Any]:
-    """What is kept of a forecast, in the units of its JSON answer."""
+    """The stored part of a forecast, in the units of its JSON answer."""
     answer = report.to_dict()
     if whole:
         kept = whole_answer(answer)
@@ -173,7 +173,7 @@ def fields(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def alike(old: Any, new: Any, noise: float) -> bool:
-    """Whether a field is what it was; `noise`: a difference that is none."""
+    """Whether a field is unchanged; `noise`: the largest difference that is rounding."""
     if isinstance(old, int | float | None) and isinstance(new, int | float | None):
         if (old is None or new is None) and not noise:
             return old is new

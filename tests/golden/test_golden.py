@@ -1,4 +1,4 @@
-"""Forecasts are what they were: a change that is meant is looked at and kept by `make golden`."""
+"""Forecasts are unchanged: an intended change is looked at and kept by `make golden`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.golden
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_forecast_is_what_it_was(name: str) -> None:
+def test_a_forecast_is_unchanged(name: str) -> None:
     old = stored(name).forecast
     assert old is not None, f"There is no forecast in {file_of(name).name} yet; `{COMMAND}` writes it."
     ((_, new),) = forecasts([name])
@@ -73,11 +73,11 @@ def test_a_forecast_is_written_behind_its_job(tmp_path: Path, monkeypatch: pytes
         ([], ["tp leaves"], 0.0, False),
     ],
 )
-def test_what_counts_as_a_change(old: Any, new: Any, noise: float, same: bool) -> None:
+def test_differences_that_count_as_a_change(old: Any, new: Any, noise: float, same: bool) -> None:
     assert alike(old, new, noise) == same
 
 
-def test_a_change_is_told_with_its_size() -> None:
+def test_a_change_is_printed_with_its_size() -> None:
     old = {"status": "fits", "step_time_s": 2.0, "breakdown_s": {"bubble": 0.5}, "limits": "a", "hfu": 0.25}
     new = {"status": "fits", "step_time_s": 2.1, "breakdown_s": {"bubble": 0.25}, "limits": "b" * 30, "mfu": 0.5}
     found = changes("job", old, new)

@@ -47,7 +47,7 @@ def test_any_network_at_any_rate(kind: str) -> None:
     assert cluster.scale_out.latency > 0 and 0 < cluster.scale_out.payload <= 1
 
 
-def test_what_is_not_told_is_assumed_and_said() -> None:
+def test_missing_fields_are_assumed_and_listed() -> None:
     cluster = load_cluster({"gpu": "a100-sxm-80", "gpus": 64})
     assert cluster.scale_out.kind == "infiniband-hdr" and cluster.gpus_per_node == 8
     assert [one.partition(":")[0] for one in cluster.assumed] == [
@@ -97,7 +97,7 @@ def test_all_ways_between_gpus_are_named(spec: str, text: str) -> None:
     assert str(load_cluster(spec)) == text
 
 
-def test_what_a_gpu_shares_of_its_nodes_ports() -> None:
+def test_a_gpu_has_its_share_of_the_ports_of_its_node() -> None:
     rates = {
         "p5": 50e9,
         "p4d": 6.25e9,
@@ -362,8 +362,8 @@ def test_load_unknown_name() -> None:
         load("gpus", "../links/nvlink4")
 
 
-def test_a_node_told_in_full() -> None:
-    told = {"value": 4, "kind": "peak", "source": "a test"}
-    node = {"gpu": "h100-sxm", "gpus": told, "scale_up": {"link": "nvlink4"}}
+def test_a_node_given_in_full() -> None:
+    count = {"value": 4, "kind": "peak", "source": "a test"}
+    node = {"gpu": "h100-sxm", "gpus": count, "scale_up": {"link": "nvlink4"}}
     cluster = load_cluster({"node": node, "nodes": 1})
     assert isinstance(cluster, Cluster) and isinstance(cluster.node.gpus, Value) and cluster.gpus == 4

@@ -54,7 +54,7 @@ def test_a_diff_is_the_whole_file() -> None:
         assert [line[1:] for line in diff.splitlines()] == (ROOT / path).read_text("utf-8").splitlines(), path
 
 
-def test_what_a_page_names_exists() -> None:
+def test_paths_and_links_of_the_page_exist() -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", text("add-a-node.md")):
         assert (ROOT / "docs" / link).exists(), link
     for path in re.findall(r"(?:tests|simulator|hardware)/[\w/.-]+", text("add-a-node.md")):
@@ -62,7 +62,7 @@ def test_what_a_page_names_exists() -> None:
 
 
 def test_the_cluster_file_of_the_page_is_one() -> None:
-    (told,) = re.findall(r"```yaml\n(.*?)```", text("add-a-node.md"), re.DOTALL)
-    cluster = load_cluster(read_yaml(told).data)
+    (shown,) = re.findall(r"```yaml\n(.*?)```", text("add-a-node.md"), re.DOTALL)
+    cluster = load_cluster(read_yaml(shown).data)
     assert cluster.gpus == 1024 and [level.oversubscription for level in cluster.fabric.joins] == [1, 2]
     assert cluster.fabric.hop_latency == 0.25e-6

@@ -1,4 +1,4 @@
-"""Reading YAML: what words stand for, and every way of not being YAML as one clear error."""
+"""Reading YAML: values of words, and one clear error for every kind of invalid YAML."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("word", "value"), WORDS)
-def test_what_a_word_stands_for(word: str, value: object) -> None:
+def test_values_of_yaml_words(word: str, value: object) -> None:
     assert repr(read_yaml(word).data) == repr(value)
     assert repr(read_yaml(f"a: {word} # why").data) == repr({"a": value})
 
@@ -55,12 +55,12 @@ def test_what_a_word_stands_for(word: str, value: object) -> None:
         *(("", None), ("- 1\n- é\n", [1, "é"]), ("\ufeffa: 1\r\nb: 2\r\n", {"a": 1, "b": 2}), ("1: a\n", {1: "a"})),
     ],
 )  # fmt: skip
-def test_what_a_document_holds(text: str, data: object) -> None:
+def test_contents_of_documents(text: str, data: object) -> None:
     assert read_yaml(text).data == data
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: 1\nb: 2\na: 3\n", "text:3: the key 'a' is given twice. Keep one of the two"),
         ("a: {b: 1,\n  b: 2}\n", "text:2: the key 'b' is given twice"),
@@ -84,10 +84,10 @@ def test_what_a_document_holds(text: str, data: object) -> None:
         ("? &x {*x : 1}\n: 2\n", "not valid YAML 1.2 (found unconstructable recursive node)"),
     ],
 )  # fmt: skip
-def test_what_is_not_read(text: str, said: str) -> None:
+def test_unreadable_documents_are_refused(text: str, message: str) -> None:
     with pytest.raises(CatalogError) as refused:
         read_yaml(text)
-    assert said in str(refused.value) and len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+    assert message in str(refused.value) and len(str(refused.value)) < 300 and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", '{"a":', "[{? "])
@@ -98,7 +98,7 @@ def test_deep_nesting_is_one_clear_error(opening: str, depth: int) -> None:
     assert line_of(opening * depth, ("a",)) == 1
 
 
-def test_what_is_nested_less_deeply_is_read() -> None:
+def test_nesting_below_the_limit_is_read() -> None:
     data = read_yaml("[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1)).data
     for _ in range(MAX_DEPTH - 1):
         (data,) = data
@@ -114,7 +114,7 @@ def test_mappings_merged_into_each_other_do_not_grow() -> None:
 
 
 def test_without_libyaml_the_same_is_read() -> None:
-    """PyYAML may have been built without libyaml; its own parser is slower and says the same of all that is shipped."""
+    """PyYAML may have been built without libyaml; its own parser is slower and reads all shipped files the same."""
     code = (
         "import sys; from pathlib import Path\n"
         "if 'slow' in sys.argv: sys.modules['yaml._yaml'] = None\n"

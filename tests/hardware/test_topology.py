@@ -107,7 +107,7 @@ def test_the_short_form_is_one_level() -> None:
         ("p5", [0, 9], 1.0),  # no rails at all
     ],
 )
-def test_what_crosses_rails(node: str, ranks: Any, rails: float) -> None:
+def test_traffic_across_rails(node: str, ranks: Any, rails: float) -> None:
     cluster = load_cluster({"node": node, "nodes": 8, "fabric": {"levels": [{"nodes": 4}, {"oversubscription": 2}]}})
     assert reach(cluster, ranks).rails == rails
 

@@ -1,4 +1,4 @@
-"""What the tests of commands share: a small job, and a user whom modes of files bind."""
+"""Shared by the tests of commands: a small job, and an unprivileged user, whom file modes restrict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Root, who may read and write everything, is nobody for a while."""
+    """Runs as an unprivileged user for a while; root may read and write everything."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(NOBODY)

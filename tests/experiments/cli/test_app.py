@@ -42,7 +42,7 @@ def operators(tree: Any) -> float:
 # ------------------------------------------------------------------------------------------- predict
 
 
-def test_the_page_tells_everything_on_one_screen(job: Path) -> None:
+def test_the_page_fits_on_one_screen(job: Path) -> None:
     result = run("predict", job)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -122,7 +122,7 @@ def test_a_malformed_job(tmp_path: Path, text: str) -> None:
         assert len(result.stderr.strip().splitlines()) == 1 and "Traceback" not in result.output
 
 
-def test_strict_tells_what_does_not_fit_by_its_exit_code(job: Path) -> None:
+def test_strict_exits_with_3_if_a_plan_does_not_fit(job: Path) -> None:
     large = ("--set", "plan={tp: 1, pp: 1, zero: 0}", "--set", "batch.micro=4", "--set", "batch.global=64")
     assert run("predict", job, "--strict").exit_code == 0
     assert run("predict", job, *large).exit_code == 0
@@ -200,7 +200,7 @@ def test_validate_without_data_runs_the_examples() -> None:
     assert result.exit_code == 0 and "interleaved-1f1b" in result.stdout
 
 
-def test_what_cannot_be_validated_yet_says_so(tmp_path: Path) -> None:
+def test_an_unsupported_validation_is_refused(tmp_path: Path) -> None:
     result = run("validate", "claims")
     assert result.exit_code == 2 and "not implemented yet" in result.stderr
     assert run("validate", "pipeline", "--data", tmp_path / "absent").exit_code == 2
@@ -231,7 +231,7 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
 
 @pytest.mark.parametrize("example", ["llama3-70b-dgx-h100", "gpt3-175b-dgx-a100"])
 def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
-    """What is heavy and not needed: drawing and tables."""
+    """Libraries for drawing and tables are heavy and not needed."""
     code = (
         "import os, sys\nfrom experiments.cli.app import main\n"
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"

@@ -39,21 +39,21 @@ def test_the_first_job_teaches_every_key_in_a_line() -> None:
     taught = set()
     for line in lines:
         key = re.match(r" *(?:# )?(\w+):", line)
-        if key and (told := line.strip().removeprefix("# ").partition(" # ")[2]):
-            assert len(told) > 8, line
+        if key and (comment := line.strip().removeprefix("# ").partition(" # ")[2]):
+            assert len(comment) > 8, line
             taught.add(key[1])
     keys = {*JobFile.model_fields, *ShortPlan.model_fields, *RunLength.model_fields, "global", *Batch.model_fields}
     assert keys - {"total"} - taught <= {"batch"}
 
 
-def test_what_the_first_job_hides_is_valid_too(tmp_path: Path) -> None:
+def test_commented_out_keys_of_the_first_job_are_valid(tmp_path: Path) -> None:
     text = run("init", "-").stdout
     hidden = [line.strip().removeprefix("# ") for line in text.splitlines() if re.match(r" *# \w+:", line)]
     assert len(hidden) >= 9
     for line in hidden:
-        told = read_yaml(line).data
+        fields = read_yaml(line).data
         job = {"model": "mixtral-8x7b", "cluster": "dgx-h100:2"}
-        job |= told if told.keys() <= JobFile.model_fields.keys() else {"plan": {"tp": 4, "pp": 2, **told}}
+        job |= fields if fields.keys() <= JobFile.model_fields.keys() else {"plan": {"tp": 4, "pp": 2, **fields}}
         (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
         assert run("predict", tmp_path / "job.json").exit_code == 0, line
 
@@ -91,10 +91,10 @@ def test_help_fits_a_screen() -> None:
     assert "schema" in help_ and "init" in help_ and len(help_.splitlines()) <= 50
 
 
-def asked(**told: str) -> str:
-    """What meshcast tells a shell that asks in these words."""
+def asked(**variables: str) -> str:
+    """The completions that meshcast prints for a shell."""
     code = "import sys; sys.argv = ['meshcast']; from experiments.cli.app import main; main()"
-    env = {**os.environ, **told}
+    env = {**os.environ, **variables}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env).stdout
 
 
@@ -106,5 +106,5 @@ def test_the_shells_script_is_printed(shell: str, word: str) -> None:
 
 @pytest.mark.parametrize(("line", "found"), [("meshcast pre", "predict"), ("meshcast predict --str", "--strict")])
 def test_the_shell_completes(line: str, found: str) -> None:
-    told = asked(_MESHCAST_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))
-    assert told.split() == [found]
+    words = asked(_MESHCAST_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))
+    assert words.split() == [found]

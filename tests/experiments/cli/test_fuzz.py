@@ -157,10 +157,10 @@ def texts(draw: st.DrawFn) -> bytes:
     return "\n".join(lines).encode(encoding, "replace")
 
 
-def check_answer(told: Any, base: Path, shared_work: SharedWork) -> None:
+def check_answer(job: Any, base: Path, shared_work: SharedWork) -> None:
     """A forecast whose numbers are numbers, or an error that is one short line."""
     try:
-        report = simulate(load_job(told, base=base), shared_work=shared_work).to_dict()
+        report = simulate(load_job(job, base=base), shared_work=shared_work).to_dict()
     except MeshcastError as error:
         assert error.where and error.rule and error.remedy
         assert "\n" not in str(error) and len(str(error)) < 1200, str(error)
@@ -178,10 +178,10 @@ def fuzz(draws: int) -> None:
 
         @settings(max_examples=draws // 2, suppress_health_check=list(HealthCheck))
         @given(slipped())
-        def mappings(told: Any) -> None:
-            if isinstance(told, dict):
-                check_answer(told, base, shared_work)
-            (answer,) = forecast_lines([json.dumps(told)], "jobs.jsonl", base)
+        def mappings(job: Any) -> None:
+            if isinstance(job, dict):
+                check_answer(job, base, shared_work)
+            (answer,) = forecast_lines([json.dumps(job)], "jobs.jsonl", base)
             assert "error" in answer or answer["step_time_s"] > 0
 
         @settings(max_examples=draws // 2, suppress_health_check=list(HealthCheck))

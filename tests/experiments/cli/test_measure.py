@@ -1,4 +1,4 @@
-"""``meshcast measure``, ``import``, and ``validate`` of what they write: mistakes end in one message."""
+"""``meshcast measure``, ``import``, and ``validate`` of their files: mistakes end in one message."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def measured(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("kernel", "JOB"), "Did you mean 'kernels'"),
         (("kernels", "JOB", "--steps", "3"), "kernels takes no such option"),
@@ -60,13 +60,13 @@ def measured(tmp_path: Path) -> Path:
         (("kernels", "absent.yaml", "--device", "cpu"), "absent.yaml"),
     ],
 )
-def test_mistakes_of_measure(job: Path, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_of_measure(job: Path, words: tuple[str, ...], message: str) -> None:
     pytest.importorskip("torch")
     result = run("measure", *(str(job) if word == "JOB" else word for word in words))
-    assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
+    assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.stderr
 
 
-def test_without_torch_it_says_what_to_install(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_message_names_the_package(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.cli.validate.find_spec", lambda name: None)
     for words in (("measure", "kernels", job), ("calibrate", "--device", "cpu", "--out", job.parent / "mine")):
         result = run(*words)

@@ -1,4 +1,4 @@
-"""Mistakes as people make them, as the command line tells them: one line with place, value and what would work."""
+"""Common mistakes on the command line: one line with place, value and a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIXTRAL = "preset: mixtral-8x7b, moe"
 HOP = "{node: dgx-h100, nodes: 2, fabric: {hop_latency: {value: 1 us, kind: assumed, source: a}}}"
 
 SHORT: list[tuple[str, str, str]] = [
-    # (what stands in the short job, what is written in its place, what the message says of it)
+    # (text of the short job, its replacement, words of the message)
     ("tp: 4", "tp: four", ":4 plan.tp is 'four': must be a whole number"),
     ("tp: 4", "tp: 2.5", ":4 plan.tp is 2.5: must be a whole number"),
     ("tp: 4", "tp: [4]", ":4 plan.tp is [4]: must be a whole number"),
@@ -125,8 +125,8 @@ LONGER: list[tuple[str, str, str]] = [
 ]  # fmt: skip
 
 
-def told(*words: object) -> str:
-    """The one line that meshcast says, having refused."""
+def refusal(*words: object) -> str:
+    """The one line of a refusal."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 2, result.output
     assert result.stdout == "" and "Traceback" not in result.stderr and "validation error" not in result.stderr
@@ -144,7 +144,7 @@ def changed(text: str, old: str, new: str) -> str:
 def test_a_mistake_in_a_short_job(tmp_path: Path, old: str, new: str, words: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(changed(JOB, old, new), "utf-8")
-    line = told("predict", path)
+    line = refusal("predict", path)
     assert words in line and re.match(rf"meshcast: {re.escape(str(path))}:[1-7]\b", line), line
 
 
@@ -152,7 +152,7 @@ def test_a_mistake_in_a_short_job(tmp_path: Path, old: str, new: str, words: str
 def test_a_mistake_in_a_long_job(tmp_path: Path, old: str, new: str, words: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(changed(LONG, old, new), "utf-8")
-    line = told("predict", path)
+    line = refusal("predict", path)
     assert words in line and re.match(rf"meshcast: {re.escape(str(path))}:[4-9]\b", line), line
 
 
@@ -168,7 +168,7 @@ def test_a_mistake_in_a_long_job(tmp_path: Path, old: str, new: str, words: str)
 )
 def test_a_mistake_in_a_change(tmp_path: Path, change: str, words: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB, "utf-8")
-    assert words in told("predict", tmp_path / "job.yaml", "--set", change)
+    assert words in refusal("predict", tmp_path / "job.yaml", "--set", change)
 
 
 # --------------------------------------------------------------------------------------- whole files
@@ -199,29 +199,29 @@ FILES: dict[str, tuple[bytes, str]] = {
 def test_a_file_that_is_no_job(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
-    line = told("predict", path)
+    line = refusal("predict", path)
     assert words in line and str(path) in line
 
 
 def test_files_that_are_not_there_or_too_long(tmp_path: Path) -> None:
-    assert "no such file" in told("predict", tmp_path / "absent.yaml")
-    assert "not a regular file" in told("predict", tmp_path)
+    assert "no such file" in refusal("predict", tmp_path / "absent.yaml")
+    assert "not a regular file" in refusal("predict", tmp_path)
     sparse = tmp_path / "large.yaml"
     with sparse.open("wb") as file:
         file.truncate(100 * 2**20)
-    assert "104,857,600 bytes, a description has at most 10,000,000" in told("predict", sparse)
+    assert "104,857,600 bytes, a description has at most 10,000,000" in refusal("predict", sparse)
     for key, name in (("cluster", CLUSTER), ("model", MODEL)):
         (tmp_path / "job.yaml").write_text(changed(JOB, name, "large.yaml"), "utf-8")
-        assert "large.yaml: 104,857,600 bytes" in told("predict", tmp_path / "job.yaml"), key
+        assert "large.yaml: 104,857,600 bytes" in refusal("predict", tmp_path / "job.yaml"), key
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("tp: 4", "tp: 3"), "utf-8")
-    assert "plan.tp is 3" in told("predict", path), "as long as it may, and by then all that it takes is imported"
+    assert "plan.tp is 3" in refusal("predict", path), "as long as it may, and by then all that it takes is imported"
     path.chmod(0)
     with unprivileged():
-        assert "cannot be read (Permission denied)" in told("predict", path)
+        assert "cannot be read (Permission denied)" in refusal("predict", path)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 def test_a_mistake_in_a_config(tmp_path: Path, content: str | bytes, words: str) -> None:
     (tmp_path / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     (tmp_path / "job.yaml").write_text(changed(JOB, MODEL, "config.json"), "utf-8")
-    line = told("predict", tmp_path / "job.yaml")
+    line = refusal("predict", tmp_path / "job.yaml")
     assert words in line and str(tmp_path / "config.json") in line
 
 

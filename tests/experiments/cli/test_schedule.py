@@ -96,7 +96,7 @@ def test_a_deadlock_is_shown_in_the_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("list", "schedule"), "NAME: the name of a schedule is missing"),
         (("list", "schedule", "1f1b"), "--p: a schedule is for a number of devices"),
@@ -111,13 +111,13 @@ def test_a_deadlock_is_shown_in_the_order(tmp_path: Path) -> None:
         (("export", "schedule", "1f1b", "--p", 2, "--m", 2, "--out", "/nowhere/order.csv"), "--out"),
     ],
 )
-def test_mistakes_end_in_one_message(words: tuple[Any, ...], told: str) -> None:
+def test_mistakes_end_in_one_message(words: tuple[Any, ...], message: str) -> None:
     found = run(*words)
     assert found.exit_code == 2 and found.stdout == ""
-    assert told in found.stderr and found.stderr.count("\n") == 1
+    assert message in found.stderr and found.stderr.count("\n") == 1
 
 
-def test_a_file_says_its_own_shape(tmp_path: Path) -> None:
+def test_a_schedule_file_determines_its_shape(tmp_path: Path) -> None:
     file = tmp_path / "order.csv"
     run("export", "schedule", "gpipe", "--p", 2, "--m", 2, "--out", file)
     assert run("list", "schedule", file, "--p", 2, "--m", 2).exit_code == 0

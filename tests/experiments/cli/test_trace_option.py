@@ -1,4 +1,4 @@
-"""`meshcast predict --trace`: the file is written and named on the page; what cannot be written is told at once."""
+"""`meshcast predict --trace`: the file is written and named on the page; an unwritable path is refused at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_json_stays_json(job: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "absent/a.json", "folder.json"])
 def test_a_trace_that_cannot_be_written(job: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (job.parent / "folder.json").mkdir()
-    # It is told before the work: nothing is forecast.
+    # Refused before the work: nothing is forecast.
     monkeypatch.setattr("simulator.simulate", None)
     result = run("predict", job, "--trace", job.parent / name)
     assert result.exit_code == 2 and result.stdout == ""

@@ -33,12 +33,12 @@ def answer() -> dict[str, Any]:
 
 def test_without_data_the_shipped_tables_are_run(answer: dict[str, Any]) -> None:
     assert [row["id"] for row in answer["rows"]] == [each.id for each in read_shipped()]
-    told = answer["summary"]
-    assert told["predicted"] == told["compared"] == len(read_shipped()) and told["refused"] == 0
+    summary = answer["summary"]
+    assert summary["predicted"] == summary["compared"] == len(read_shipped()) and summary["refused"] == 0
     for key in ("median", "mean", "p90", "bias", "inside_interval", "baseline", "memory", "refusals"):
-        assert told[key] is not None
+        assert summary[key] is not None
     for group in ("by_source", "by_gpu", "by_class", "by_stack"):
-        assert sum(of["rows"] for of in told[group].values()) == len(read_shipped())
+        assert sum(of["rows"] for of in summary[group].values()) == len(read_shipped())
 
 
 def test_the_page_names_every_group_and_the_naive_forecast(answer: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def test_mistakes_end_in_one_message(tmp_path: Path) -> None:
     assert pipeline.exit_code == 2 and "--jobs" in pipeline.stderr
 
 
-def test_an_interrupted_run_prints_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_prints_finished_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     real, seen = module.answer, []
 
     def stop(*words: Any) -> Any:
@@ -132,7 +132,7 @@ def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "alone.svg").read_bytes() == again
 
 
-def test_dots_stand_where_the_answers_say(answer: dict[str, Any]) -> None:
+def test_points_of_the_plot_are_those_of_the_answers(answer: dict[str, Any]) -> None:
     dots = plots.step_time_dots(answer["rows"])
     assert [dot.predicted for dot in dots] == [row["predicted"]["step_time_s"] for row in answer["rows"]]
     assert [dot.measured for dot in dots] == pytest.approx([row["measured"]["step_time_s"] for row in answer["rows"]])
@@ -145,7 +145,7 @@ def test_dots_stand_where_the_answers_say(answer: dict[str, Any]) -> None:
     assert f"{len(dots)} of 30 runs" in stages_to_show and "korthikanti" in stages_to_show
 
 
-def test_many_sources_stay_apart_and_far_ones_stay_on_the_paper() -> None:
+def test_many_sources_have_distinct_markers_inside_the_plot() -> None:
     dots = [plots.Dot(f"source {i}", 10.0**i, 10.0**i * (0.01 if i else 100), 1.0, 1e9) for i in range(17)]
     looks = plots._source_looks(dots)
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == 17
@@ -158,7 +158,7 @@ def test_many_sources_stay_apart_and_far_ones_stay_on_the_paper() -> None:
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= edges.x1 and box.y1 <= edges.y1, text.get_text()
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_a_plot_without_runs_states_the_reason() -> None:
     stages_to_show = " ".join(text.get_text() for text in styled([]).findobj(matplotlib.text.Text))
     assert "None of the 30 runs" in stages_to_show
 

@@ -42,9 +42,9 @@ def answer(kind: str, *files: Path) -> dict:
     return json.loads(result.stdout, parse_constant=never)
 
 
-def sound(told: dict, count: int) -> None:
+def sound(validated: dict, count: int) -> None:
     """One answer for each row, in order, and sums that are right."""
-    rows, summary = told["rows"], told["summary"]
+    rows, summary = validated["rows"], validated["summary"]
     assert [row["line"] for row in rows] == list(range(1, count + 1))
     for row in rows:
         if row["status"] == "predicted":
@@ -55,7 +55,7 @@ def sound(told: dict, count: int) -> None:
     predicted = sum(row["status"] == "predicted" for row in rows)
     assert (summary["rows"], summary["predicted"], summary["refused"]) == (count, predicted, count - predicted)
     assert summary["impossible"] == 0 and sum(summary["refusals"].values()) == count - predicted
-    json.dumps(told, allow_nan=False)
+    json.dumps(validated, allow_nan=False)
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def table(tmp_path):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_format_is_forecast(tmp_path, name):
-    told = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name]))
-    sound(told, len(ROWS[name]))
-    assert told["summary"]["refused"] == 0
+    validated = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name]))
+    sound(validated, len(ROWS[name]))
+    assert validated["summary"]["refused"] == 0
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -87,23 +87,23 @@ def test_order_and_further_columns_do_not_count(tmp_path, name):
 )
 def test_columns_that_a_table_may_lack(tmp_path, name, column):
     kept = [each for each in ROWS[name][0] if each != column]
-    told = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name], kept))
-    sound(told, len(ROWS[name]))
-    assert told["summary"]["refused"] == 0
+    validated = answer(KIND[name], put(tmp_path / "table.csv", ROWS[name], kept))
+    sound(validated, len(ROWS[name]))
+    assert validated["summary"]["refused"] == 0
 
 
 @pytest.mark.parametrize("gpu", ["mi300x", "h20", "a100-sxm-40", "v100", "H100", "gb300", "h100_pcie"])
 @pytest.mark.parametrize("name", ["gemm", "attention", "experts", "calls", "elementwise", "collectives"])
 def test_gpus_that_no_table_has(tmp_path, name, gpu):
-    told, _ = measured.validate_tables(
+    validated, _ = measured.validate_tables(
         KIND[name], [put(tmp_path / "a.csv", [r | {"gpu": gpu} for r in ROWS[name]])], None
     )
-    sound(told, len(ROWS[name]))
+    sound(validated, len(ROWS[name]))
     if gpu in ("mi300x", "h20", "H100"):
-        assert told["summary"]["predicted"] > 0
+        assert validated["summary"]["predicted"] > 0
 
 
-def test_odd_rows_are_refused_with_what_is_wrong_in_them(tmp_path):
+def test_odd_rows_are_refused_with_the_reason(tmp_path):
     good = ROWS["gemm"][0]
     changes = {
         "m": ("many", "1e300", "inf", "1_000", "-4", ""),
@@ -113,10 +113,10 @@ def test_odd_rows_are_refused_with_what_is_wrong_in_them(tmp_path):
     }
     odd = [good | {name: value} for name, values in changes.items() for value in values]
     odd.append(good | {"gpu": "a100", "dtype": "fp8"})
-    told = answer("kernels", put(tmp_path / "odd.csv", [good, *odd, good]))
-    sound(told, len(odd) + 2)
-    assert [row["status"] == "predicted" for row in told["rows"]] == [True, *[False] * len(odd), True]
-    reasons = " / ".join(row["reason"] or "" for row in told["rows"])
+    validated = answer("kernels", put(tmp_path / "odd.csv", [good, *odd, good]))
+    sound(validated, len(odd) + 2)
+    assert [row["status"] == "predicted" for row in validated["rows"]] == [True, *[False] * len(odd), True]
+    reasons = " / ".join(row["reason"] or "" for row in validated["rows"])
     for word in ("m is 'many'", "1e+300", "'inf'", "'1_000'", "m is missing", "'soon'", "abacus", "gpu is missing"):
         assert word in reasons
     assert "other reasons" not in run("validate", "kernels", tmp_path / "odd.csv").output
@@ -142,21 +142,21 @@ def test_odd_rows_are_refused_with_what_is_wrong_in_them(tmp_path):
     ],
 )
 def test_shapes_that_cannot_be(tmp_path, name, change, words):
-    told = answer(KIND[name], put(tmp_path / "a.csv", [ROWS[name][0] | change, ROWS[name][0]]))
-    sound(told, 2)
-    assert words in told["rows"][0]["reason"] and told["rows"][1]["status"] == "predicted"
+    validated = answer(KIND[name], put(tmp_path / "a.csv", [ROWS[name][0] | change, ROWS[name][0]]))
+    sound(validated, 2)
+    assert words in validated["rows"][0]["reason"] and validated["rows"][1]["status"] == "predicted"
 
 
 def test_rows_of_several_formats_in_one_table(tmp_path):
     names = ("gemm", "attention", "training", "experts", "elementwise", "calls", "passes", "grouped")
     rows = [row for some in zip(*(ROWS[name][:2] for name in names), strict=True) for row in some]
     columns = dict.fromkeys(column for row in rows for column in row)
-    told = answer("kernels", put(tmp_path / "mixed.csv", rows, columns))
-    sound(told, len(rows))
-    assert told["summary"]["refused"] == 0
+    validated = answer("kernels", put(tmp_path / "mixed.csv", rows, columns))
+    sound(validated, len(rows))
+    assert validated["summary"]["refused"] == 0
     for name in names:
         alone = answer("kernels", put(tmp_path / "alone.csv", ROWS[name][:2]))["rows"]
-        mixed = [told["rows"][names.index(name) + len(names) * at]["predicted_us"] for at in range(2)]
+        mixed = [validated["rows"][names.index(name) + len(names) * at]["predicted_us"] for at in range(2)]
         assert mixed == pytest.approx([row["predicted_us"] for row in alone], rel=1e-9)
 
 
@@ -168,10 +168,10 @@ def test_how_files_are_written_does_not_count(tmp_path, table):
     (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "packed.csv").write_bytes(gzip.compress(text.encode()))
     files = [table, *sorted(set(tmp_path.iterdir()) - {table})]
-    told = answer("kernels", *files)
-    parts = [[row | {"file": ""} for row in told["rows"] if row["file"] == str(file)] for file in files]
+    validated = answer("kernels", *files)
+    parts = [[row | {"file": ""} for row in validated["rows"] if row["file"] == str(file)] for file in files]
     assert len(files) == 6 and all(part == parts[0] for part in parts)
-    assert [row["file"] for row in told["rows"]] == [str(file) for file in files for _ in ROWS["gemm"]]
+    assert [row["file"] for row in validated["rows"]] == [str(file) for file in files for _ in ROWS["gemm"]]
     assert run("validate", "kernels", "--json", *files).stdout == run("validate", "kernels", "--json", *files).stdout
 
 
@@ -184,8 +184,8 @@ def test_rows_of_too_many_or_too_few_fields_keep_their_place(table):
 
 def test_a_table_without_rows_has_no_answers(table, tmp_path):
     table.write_text(table.read_text().splitlines()[0])
-    told = answer("kernels", table)
-    assert told["rows"] == [] and told["summary"]["rows"] == 0 and told["summary"]["median"] is None
+    validated = answer("kernels", table)
+    assert validated["rows"] == [] and validated["summary"]["rows"] == 0 and validated["summary"]["median"] is None
     result = run("validate", "kernels", table, "--plot", tmp_path / "a.png")
     assert result.exit_code == 0 and "nothing is drawn" in result.output and not (tmp_path / "a.png").exists()
 
@@ -217,7 +217,7 @@ def test_files_that_are_no_tables(tmp_path, content, words, as_json):
 
 
 @pytest.mark.parametrize("cut", [3, 40, -9])
-def test_a_damaged_archive_is_told(tmp_path, table, cut):
+def test_a_damaged_archive_is_reported(tmp_path, table, cut):
     packed = gzip.compress(table.read_bytes())
     path = tmp_path / "cut.csv.gz"
     for content in (packed[:cut], packed[:20] + b"\xff" * 12 + packed[32:]):
@@ -259,8 +259,8 @@ STREAMS = ROWS["streams"]
 
 
 def test_calibrations_are_written_and_used(fitted):
-    file, out, told = fitted
-    assert [one["name"] for one in told["calibrated"]] == ["a100-sxm-80", "h100-sxm"] and told["missing"] == []
+    file, out, fit = fitted
+    assert [one["name"] for one in fit["calibrated"]] == ["a100-sxm-80", "h100-sxm"] and fit["missing"] == []
     assert sorted(path.name for path in out.iterdir()) == ["a100-sxm-80.yaml", "h100-sxm.yaml"]
     own, _ = measured.validate_tables("kernels", [file], out)
     assert own["summary"]["median"] < 0.03 < measured.validate_tables("kernels", [file], None)[0]["summary"]["median"]
@@ -268,15 +268,15 @@ def test_calibrations_are_written_and_used(fitted):
 
 def test_two_libraries_are_fitted_each_without_the_other(tmp_path):
     rows = [row | {"source": source} for source in ("BabelStream", "vidur") for row in STREAMS * 4]
-    told = measured.calibrate_tables("kernels", [put(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
-    libraries = told["calibrated"][0]["libraries"]
+    fit = measured.calibrate_tables("kernels", [put(tmp_path / "a.csv", rows)], tmp_path / "out", (), True)
+    libraries = fit["calibrated"][0]["libraries"]
     assert len(libraries) == 2 and all(one["blind_median"] is not None for one in libraries)
 
 
-def test_what_cannot_be_calibrated(tmp_path, table, fitted):
+def test_unsuitable_tables_are_not_calibrated(tmp_path, table, fitted):
     file = fitted[0]
     (tmp_path / "plain").write_text("")
-    for words, said in (
+    for words, message in (
         ([table, "--out", tmp_path / "out"], "no library has 10 rows"),
         ([file, "--out", tmp_path / "out", "--only", "h100"], "Did you mean 'h100-sxm'"),
         ([file, "--out", tmp_path / "plain"], "it is not a folder"),
@@ -284,7 +284,7 @@ def test_what_cannot_be_calibrated(tmp_path, table, fitted):
         (["--out", tmp_path / "out"], "need tables"),
     ):
         result = run("calibrate", "kernels", *words)
-        assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
+        assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "out").exists()
     assert run("calibrate", "kernels", file, "--out", tmp_path / "one", "--only", "h100-sxm").exit_code == 0
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["h100-sxm.yaml"]
@@ -336,8 +336,8 @@ GOOD = "common: {coefficients: {}}, libraries: {}, unnamed: {bf16: {sigma: 0.1, 
 def test_broken_calibrations(tmp_path, table, text, words):
     (tmp_path / "h100-sxm.yaml").write_text(text)
     result = run("validate", "kernels", table, "--calibration", tmp_path)
-    said = " ".join(result.output.split())
-    assert result.exit_code == 2 and words in said and "h100-sxm.yaml" in said
+    output = " ".join(result.output.split())
+    assert result.exit_code == 2 and words in output and "h100-sxm.yaml" in output
 
 
 def test_folders_of_calibrations(tmp_path, table):
@@ -350,13 +350,13 @@ def test_folders_of_calibrations(tmp_path, table):
 
 
 def test_a_calibration_of_rings_alone_hides_no_other_cost_model(tmp_path):
-    """Links have three cost models: those that no file of the folder holds come from meshcast."""
+    """Links have three cost models: models that no file of the folder has come from meshcast."""
     sigmas = "{any: {sigma: 0.1, sigma_short: 0.1}}"
     for name in ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "pcie"):
         text = f"ring: {{common: {{coefficients: {{}}}}, libraries: {{}}, unnamed: {sigmas}}}"
         (tmp_path / f"{name}.yaml").write_text(text)
-    told, _ = measured.validate_tables("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
-    assert told["summary"]["refused"] == 0
+    validated, _ = measured.validate_tables("collectives", [put(tmp_path / "a.csv", ROWS["collectives"])], tmp_path)
+    assert validated["summary"]["refused"] == 0
 
 
 # ---------------------------------------------------------------------------------------- anything else
@@ -379,8 +379,8 @@ def test_corrupted_tables_are_answered_row_by_row(tmp_path_factory, case):
     name, rows, columns = case
     path = put(tmp_path_factory.getbasetemp() / "corrupted.csv", rows, columns)
     try:
-        told, _ = measured.validate_tables(KIND[name], [path], None)
+        validated, _ = measured.validate_tables(KIND[name], [path], None)
     except MeshcastError as error:  # a file that is no text, or quotes that never end
         assert "cannot be read" in str(error)
         return
-    sound(told, len(rows))
+    sound(validated, len(rows))

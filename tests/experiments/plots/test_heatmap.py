@@ -28,7 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def sweep_row(**changes: Any) -> dict[str, Any]:
     row = {"index": 0, "plan.tp": 1, "plan.pp": 1, "batch.micro": 1, "status": "fits", "reason": None}
     return {
         **row,
@@ -41,9 +41,9 @@ def told(**changes: Any) -> dict[str, Any]:
 
 def test_a_cell_holds_the_best_plan_that_fits() -> None:
     rows = [
-        told(),
-        told(**{"batch.micro": 2, "tokens_per_s_per_gpu": 120.0, "step_time_s": 0.9}),
-        told(**{"batch.micro": 4, "tokens_per_s_per_gpu": 150.0, "step_time_s": 0.7, "status": "does-not-fit"}),
+        sweep_row(),
+        sweep_row(**{"batch.micro": 2, "tokens_per_s_per_gpu": 120.0, "step_time_s": 0.9}),
+        sweep_row(**{"batch.micro": 4, "tokens_per_s_per_gpu": 150.0, "step_time_s": 0.7, "status": "does-not-fit"}),
     ]
     (cell,) = heatmap.group_cells(rows, "plan.tp", "plan.pp", "tokens_per_s_per_gpu").values()
     assert cell.best == rows[1] and cell.note == ""
@@ -51,10 +51,12 @@ def test_a_cell_holds_the_best_plan_that_fits() -> None:
     assert cell.best == rows[1], "less is better"
 
 
-def test_a_blank_cell_says_why() -> None:
-    large = told(**{"plan.tp": 2, "status": "does-not-fit", "peak_device_gib": 90.0})
-    wrong = told(**{"plan.tp": 4, "status": "invalid", "reason": "PlanError plan.tp: no", "tokens_per_s_per_gpu": None})
-    found = heatmap.group_cells([told(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
+def test_a_blank_cell_has_its_reason() -> None:
+    large = sweep_row(**{"plan.tp": 2, "status": "does-not-fit", "peak_device_gib": 90.0})
+    wrong = sweep_row(
+        **{"plan.tp": 4, "status": "invalid", "reason": "PlanError plan.tp: no", "tokens_per_s_per_gpu": None}
+    )
+    found = heatmap.group_cells([sweep_row(), large, wrong, wrong], "plan.tp", "plan.pp", "tokens_per_s_per_gpu")
     assert [found[tp, 1].note for tp in (1, 2, 4)] == ["", "too large", "invalid"]
     assert heatmap.explain_cell(found, 2, 1) == ["needs 90.0 GiB of 80.0"]
     assert heatmap.explain_cell(found, 4, 1) == ["2 x PlanError plan.tp: no"]
@@ -65,9 +67,9 @@ def test_a_blank_cell_says_why() -> None:
 @pytest.mark.parametrize(
     "words", [("plan.zz", "plan.pp", "step_time_s"), ("plan.tp", "x", "step_time_s"), ("plan.tp", "plan.pp", "limits")]
 )
-def test_what_the_sweep_does_not_have_is_told(words: tuple[str, str, str]) -> None:
+def test_a_field_that_the_sweep_lacks_is_refused(words: tuple[str, str, str]) -> None:
     with pytest.raises(PlanError) as caught:
-        heatmap.group_cells([told()], *words)
+        heatmap.group_cells([sweep_row()], *words)
     assert caught.value.where in ("--x", "--y", "--value") and caught.value.remedy
 
 

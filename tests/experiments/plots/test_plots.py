@@ -69,7 +69,7 @@ def test_bars_are_the_peaks_of_the_report(report: Any) -> None:
     assert full.total == pytest.approx(report.peak_device)
 
 
-def test_what_fits_into_the_room_for_tensors_fits(report: Any) -> None:
+def test_peaks_up_to_the_room_for_tensors_fit(report: Any) -> None:
     assert (report.peak_allocated <= memory.tensor_room(report)) == report.fits
 
 
@@ -118,7 +118,7 @@ def test_stairs_lose_only_steps_of_no_height() -> None:
     assert levels.tolist() == [1, 2, 1] and edges.tolist() == [0, 2, 4, 5]
 
 
-def test_what_does_not_fit_is_said_in_red(reports: dict[str, Any]) -> None:
+def test_a_plan_that_does_not_fit_is_marked_red(reports: dict[str, Any]) -> None:
     for name, report in reports.items():
         red = [text.get_text() for text in texts(styled(memory.memory, report)) if text.get_color() == memory.RED]
         assert any("does not fit" in words for words in red) == (not report.fits), name
@@ -140,11 +140,11 @@ def test_parts_add_up_to_the_step(report: Any) -> None:
 
 def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
     answer = report.to_dict()["breakdown_s"]
-    told = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
-    assert set(parts_of_step()) == set(breakdown.LOOKS) == set(told)
+    parts = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
+    assert set(parts_of_step()) == set(breakdown.LOOKS) == set(parts)
 
 
-def test_rows_tell_the_figures_of_the_page(reports: dict[str, Any]) -> None:
+def test_rows_hold_the_figures_of_the_page(reports: dict[str, Any]) -> None:
     report = reports["two stages"]
     words = [text.get_text() for text in texts(styled(breakdown.breakdown, [("", report)]))]
     parts = breakdown.step_parts(report)

@@ -1,4 +1,4 @@
-"""The timeline shows what was played: every action once, its bars in its own time."""
+"""The timeline shows the played program: every action once, with bars from its begin to its end."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
     assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4)] == ["", "a", "b"]
 
 
-def test_shades_can_be_told_apart_and_written_on() -> None:
+def test_shades_are_distinct_and_take_text() -> None:
     from experiments.plots import style
 
     tones = style.shades(style.BLUE, 5)

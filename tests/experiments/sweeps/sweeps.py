@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: small sweeps, and executors of several kinds."""
+"""Shared by the tests of sweeps: small sweeps, and executors of several kinds."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def kept(of: Sweep) -> list[dict[str, Any]]:
     return [point for point in points(of) if all(holds(names.at(point)) for holds in of.where)]
 
 
-def values(told: Any, **job: Any) -> list[Any]:
-    return [point["plan.tp"] for point in points(load_sweep({"job": {**JOB, **job}, "vary": {"plan.tp": told}}))]
+def values(axis: Any, **job: Any) -> list[Any]:
+    return [point["plan.tp"] for point in points(load_sweep({"job": {**JOB, **job}, "vary": {"plan.tp": axis}}))]

@@ -81,11 +81,13 @@ def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
 def test_a_plan_has_one_data_scheme() -> None:
     schemes = [{"use": "data/ddp", "over": "a"}, {"use": "data/fsdp", "over": "b"}]
     plan = {"mesh": {"a": 2, "b": 4}, "schemes": schemes}
-    (told,) = forecast_lines(lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path("."))
-    assert told["error"]["rule"] == "a plan has one data scheme"
+    (answer,) = forecast_lines(
+        lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path(".")
+    )
+    assert answer["error"]["rule"] == "a plan has one data scheme"
 
 
-def test_what_was_answered_before_changes_no_bit() -> None:
+def test_answers_do_not_depend_on_earlier_jobs() -> None:
     """Micro-batches of other plans leave states behind that differ from ours by rounding."""
     plans = [{"tp": tp, "pp": pp, "recompute": kind} for tp in (2, 8) for pp in (2, 4) for kind in ("none", "full")]
     jobs = [
@@ -161,7 +163,7 @@ def test_answers_go_into_a_file_line_by_line(tmp_path: Path) -> None:
     assert all(answer["job"]["batch"]["micro"] == 2 for answer in found[:4])
 
 
-def test_strict_tells_by_the_exit_code_that_a_plan_does_not_fit(tmp_path: Path) -> None:
+def test_strict_exits_with_3_if_a_plan_does_not_fit(tmp_path: Path) -> None:
     given = tmp_path / "jobs.jsonl"
     given.write_text(json.dumps({"model": "llama3-70b", "cluster": "dgx-h100:1", "batch": {"global": 8}}))
     assert run("--jobs", str(given)).exit_code == 0
@@ -169,7 +171,7 @@ def test_strict_tells_by_the_exit_code_that_a_plan_does_not_fit(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--jobs", "none.jsonl"], "no such file"),
         (["--jobs", "none.jsonl", "--out", "jobs.jsonl"], "no such file"),
@@ -183,9 +185,9 @@ def test_strict_tells_by_the_exit_code_that_a_plan_does_not_fit(tmp_path: Path) 
         ([], "--jobs FILE"),
     ],
 )
-def test_words_that_do_not_go_together(tmp_path: Path, monkeypatch: Any, words: list[str], told: str) -> None:
+def test_words_that_do_not_go_together(tmp_path: Path, monkeypatch: Any, words: list[str], message: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.jsonl").write_text(json.dumps(JOBS[0]))
     result = run(*words)
-    assert result.exit_code == 2 and told in result.stderr
+    assert result.exit_code == 2 and message in result.stderr
     assert json.loads((tmp_path / "jobs.jsonl").read_text()) == JOBS[0]

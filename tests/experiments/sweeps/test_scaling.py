@@ -48,17 +48,17 @@ def test_a_point_is_the_forecast_of_the_job_with_that_many_gpus() -> None:
 
 def test_efficiency_is_one_at_the_smallest_and_falls_under_strong_scaling() -> None:
     found = forecast_curve(JOB, (128, 8, 32), "strong")
-    told = [found.efficiency(point) for point in found.points]
+    efficiencies = [found.efficiency(point) for point in found.points]
     assert [point.gpus for point in found.points] == [8, 32, 128]
-    assert told[0] == 1 and told[0] > told[1] > told[2] > 0
+    assert efficiencies[0] == 1 and efficiencies[0] > efficiencies[1] > efficiencies[2] > 0
 
 
 def test_experts_copies_grow_with_the_axis() -> None:
     job = load_job(EXPERTS)
     assert job.plan.views == {"experts": {"edp": 4, "ep": 4, "etp": 1}}
-    told = scale_job(job, 64, "weak", "dp")
-    assert told["plan"]["views"] == {"experts": {"edp": 16, "ep": 4, "etp": 1}}
-    assert told["plan"]["mesh"] == {"pp": 1, "dp": 32, "tp": 2} and told["batch"]["global"] == 256
+    scaled = scale_job(job, 64, "weak", "dp")
+    assert scaled["plan"]["views"] == {"experts": {"edp": 16, "ep": 4, "etp": 1}}
+    assert scaled["plan"]["mesh"] == {"pp": 1, "dp": 32, "tp": 2} and scaled["batch"]["global"] == 256
 
 
 def test_another_axis_may_grow() -> None:
@@ -66,7 +66,7 @@ def test_another_axis_may_grow() -> None:
     assert [point.report.job.plan.mesh["tp"] for point in found.points if point.report] == [2, 4]
 
 
-def test_what_does_not_divide_is_a_point_with_its_error() -> None:
+def test_an_indivisible_size_is_a_point_with_its_error() -> None:
     found = forecast_curve(JOB, (8, 12, 16), "weak")
     assert [row["status"] for row in curve_rows(found)] == ["fits", "fits", "fits"]
     found = forecast_curve(JOB, (1, 16), "weak")
@@ -118,7 +118,7 @@ def test_counts_that_are_none(words: str) -> None:
     assert caught.value.where == "--gpus" and caught.value.remedy
 
 
-def test_what_cannot_be_scaled_is_told() -> None:
+def test_a_job_that_cannot_be_scaled_is_refused() -> None:
     with pytest.raises(PlanError, match="no such axis"):
         forecast_curve(JOB, (8,), "weak", "dq")
     plan = {"mesh": {"tp": 16}, "schemes": [{"use": "tensor/megatron-sp", "over": "tp"}]}
@@ -146,9 +146,9 @@ def test_command(tmp_path: Path) -> None:
     file, plot = tmp_path / "job.json", tmp_path / "curve.png"
     file.write_text(json.dumps(JOB), "utf-8")
     words = ["scale", str(file), "--gpus", "8..32"]
-    told = CliRunner().invoke(app, [*words, "--json", "--plot", str(plot)])
-    assert told.exit_code == 0 and plot.read_bytes().startswith(b"\x89PNG")
-    answer = json.loads(told.stdout)
+    result = CliRunner().invoke(app, [*words, "--json", "--plot", str(plot)])
+    assert result.exit_code == 0 and plot.read_bytes().startswith(b"\x89PNG")
+    answer = json.loads(result.stdout)
     assert (answer["kind"], answer["axis"]) == ("weak", "dp")
     assert [point["gpus"] for point in answer["points"]] == [8, 16, 32]
     assert "Weak scaling" in CliRunner().invoke(app, words).stdout

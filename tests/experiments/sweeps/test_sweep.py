@@ -1,4 +1,4 @@
-"""Sweeps: which points a file makes, what it refuses, and its command."""
+"""Sweeps: the points of a file, refused files, and the command."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_field_is_set_before_those_inside_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("axis", "found"),
     [
         ([4, 1], [4, 1]),
         ({"divisors": 12}, [1, 2, 3, 4, 6, 12]),
@@ -72,8 +72,8 @@ def test_a_field_is_set_before_those_inside_it() -> None:
         ({"range": [2, 2, 1]}, [2]),
     ],
 )
-def test_values(told: Any, found: list[Any]) -> None:
-    assert values(told) == found
+def test_values(axis: Any, found: list[Any]) -> None:
+    assert values(axis) == found
 
 
 def test_whole_ranges_stay_whole() -> None:
@@ -224,7 +224,9 @@ WRONG += [
 
 
 @pytest.mark.parametrize(("text", "where", "words"), WRONG)
-def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, where: str, words: str) -> None:
+def test_invalid_sweeps_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, where: str, words: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("sweep.yaml").write_text(text)
     result = CliRunner().invoke(app, ["sweep", "sweep.yaml", "--out", "out.parquet"])
@@ -261,8 +263,8 @@ def test_the_command_prints_a_page_and_json(tmp_path: Path) -> None:
     assert "tokens/s/GPU" in result.stdout and "must divide the 16 GPUs" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 100
     again = CliRunner().invoke(app, [*words, "--json"])
-    told = json.loads(again.stdout)
-    assert told["status"]["fits"] == 20 and len(told["best"]) == 10 and told["best"][0]["plan.tp"] in (1, 2, 4)
+    answer = json.loads(again.stdout)
+    assert answer["status"]["fits"] == 20 and len(answer["best"]) == 10 and answer["best"][0]["plan.tp"] in (1, 2, 4)
 
 
 def test_the_example_is_read() -> None:
@@ -270,7 +272,7 @@ def test_the_example_is_read() -> None:
     assert of.points == 720 and len(kept(of)) == 432
 
 
-def test_the_page_of_docs_tells_what_is(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_docs_is_up_to_date(reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "sweeps.md").read_text("utf-8")
     example = (ROOT / "examples" / "sweep-llama3-70b.yaml").read_text("utf-8")
     assert re.findall(r"```yaml\n(.*?)```", page, re.S) == [example]

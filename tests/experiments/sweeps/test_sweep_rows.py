@@ -1,4 +1,4 @@
-"""The rows of a sweep: what they hold, and that they are the same however they were made."""
+"""The rows of a sweep: their values, and that they are the same however they were computed."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def test_rows_are_the_answers_of_predict(reference: Path) -> None:
             assert row["reason"] == f"PlanError {refused.value.where}: {refused.value.rule}"
             assert row["step_time_s"] is None and row["limits"] is None
             continue
-        told = simulate(job).to_dict()
-        assert row["step_time_s"] == told["step_time_s"] and row["hfu"] == told["hfu"]
-        assert [row["interval_low_s"], row["interval_high_s"]] == told["interval_90_s"]
-        assert row["peak_device_gib"] == told["memory"]["peak_device_gib"] and row["limits"] == told["limits"]
+        answer = simulate(job).to_dict()
+        assert row["step_time_s"] == answer["step_time_s"] and row["hfu"] == answer["hfu"]
+        assert [row["interval_low_s"], row["interval_high_s"]] == answer["interval_90_s"]
+        assert row["peak_device_gib"] == answer["memory"]["peak_device_gib"] and row["limits"] == answer["limits"]
         assert sum(row[part.name] for part in parts_of_step().values()) == pytest.approx(row["step_time_s"], rel=1e-9)
-        assert row["exposed_dp_s"] == told["breakdown_s"]["exposed"]["dp"] and row["reason"] is None
+        assert row["exposed_dp_s"] == answer["breakdown_s"]["exposed"]["dp"] and row["reason"] is None
 
 
-def test_what_does_not_fit_is_a_row_with_all_its_figures(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_is_a_row_with_all_figures(tmp_path: Path) -> None:
     of = load_sweep({"job": {"model": "llama3-70b", "cluster": "dgx-h100:1"}, "vary": {"plan.tp": [8]}})
-    told = run(of, tmp_path / "out.parquet", Lazy())
+    summary = run(of, tmp_path / "out.parquet", Lazy())
     (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert row["status"] == "does-not-fit" and row["peak_device_gib"] > row["capacity_gib"]
-    assert told["status"] == {"fits": 0, "does-not-fit": 1, "invalid": 0} and told["best"] == []
+    assert summary["status"] == {"fits": 0, "does-not-fit": 1, "invalid": 0} and summary["best"] == []
 
 
 def test_columns_have_the_kind_of_their_values(tmp_path: Path) -> None:
@@ -66,29 +66,32 @@ def test_columns_have_the_kind_of_their_values(tmp_path: Path) -> None:
         },
         list=[{"plan.recompute": "full"}, {"batch.micro": 2}],
     )
-    told = run(of, tmp_path / "out.parquet", Lazy())
+    summary = run(of, tmp_path / "out.parquet", Lazy())
     table = pq.read_table(tmp_path / "out.parquet")
     kinds = [str(table.schema.field(name).type) for name in of.fields]
     assert kinds == ["bool", "double", "int64", "string", "string", "int64"]
     assert set(table["model"].to_pylist()) == {"gpt2-124m", '{"preset": "gpt2-355m"}'}
     assert table["plan.recompute"].to_pylist()[:2] == ["full", None]
     assert table["run.tokens"].to_pylist()[0] == 1.0 and table["days"].to_pylist()[-1] > 0
-    assert told["status"]["fits"] == 16
+    assert summary["status"]["fits"] == 16
     frame = pandas.read_parquet(tmp_path / "out.parquet")
     assert len(frame) == 16 and frame["step_time_s"].min() > 0
 
 
-def test_a_point_that_a_constraint_cannot_tell_is_a_row_with_the_reason(tmp_path: Path) -> None:
+def test_a_point_whose_constraint_fails_is_a_row_with_the_reason(tmp_path: Path) -> None:
     of = sweep(vary={"plan.tp": [2, 1]}, where=["8 % (plan.tp - 1) == 0"])
-    told = run(of, tmp_path / "out.parquet", Lazy())
-    assert told["status"]["invalid"] == 1 and "sweep.where[0]: integer modulo by zero" in told["invalid"][0]["reason"]
+    summary = run(of, tmp_path / "out.parquet", Lazy())
+    assert (
+        summary["status"]["invalid"] == 1
+        and "sweep.where[0]: integer modulo by zero" in summary["invalid"][0]["reason"]
+    )
 
 
 def test_a_model_that_is_unknown_costs_its_points_only(tmp_path: Path) -> None:
     of = sweep(vary={"model": ["no-model", "gpt2-124m"]}, where=["layers == 12"])
-    told = run(of, tmp_path / "out.parquet", Lazy())
-    assert told["status"] == {"fits": 1, "does-not-fit": 0, "invalid": 1}
-    assert told["invalid"][0]["reason"].startswith("ModelError model: no preset")
+    summary = run(of, tmp_path / "out.parquet", Lazy())
+    assert summary["status"] == {"fits": 1, "does-not-fit": 0, "invalid": 1}
+    assert summary["invalid"][0]["reason"].startswith("ModelError model: no preset")
 
 
 def test_a_defect_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,26 +101,26 @@ def test_a_defect_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return simulate(job)
 
     monkeypatch.setattr(sweeps, "simulate", failing)
-    told = run(sweep(vary={"batch.micro": [1, 2, 4]}), tmp_path / "out.parquet", Lazy())
-    assert told["status"]["fits"] == 2
-    assert told["invalid"] == [{"count": 1, "reason": "meshcast failed: ZeroDivisionError: oh"}]
+    summary = run(sweep(vary={"batch.micro": [1, 2, 4]}), tmp_path / "out.parquet", Lazy())
+    assert summary["status"]["fits"] == 2
+    assert summary["invalid"] == [{"count": 1, "reason": "meshcast failed: ZeroDivisionError: oh"}]
 
 
 def test_the_summary(reference: Path, small_chunks: None) -> None:
-    told = run(load_sweep(GRID), reference)
-    assert told["points"] == 32 and told["excluded"] == 8 and told["rows"] == 24
-    assert told["status"] == {"fits": 20, "does-not-fit": 0, "invalid": 4}
+    summary = run(load_sweep(GRID), reference)
+    assert summary["points"] == 32 and summary["excluded"] == 8 and summary["rows"] == 24
+    assert summary["status"] == {"fits": 20, "does-not-fit": 0, "invalid": 4}
     rows = [row for row in pq.read_table(reference).to_pylist() if row["status"] == "fits"]
     rows.sort(key=lambda row: (-row["tokens_per_s_per_gpu"], row["index"]))
-    assert [row["index"] for row in told["best"]] == [row["index"] for row in rows[:10]]
-    assert [one["count"] for one in told["invalid"]] == [4]
-    assert "tp x pp = 3 x 1 = 3 must divide the 16 GPUs" in told["invalid"][0]["reason"]
+    assert [row["index"] for row in summary["best"]] == [row["index"] for row in rows[:10]]
+    assert [one["count"] for one in summary["invalid"]] == [4]
+    assert "tp x pp = 3 x 1 = 3 must divide the 16 GPUs" in summary["invalid"][0]["reason"]
 
 
 def test_reasons_that_differ_in_numbers_only_are_one(tmp_path: Path) -> None:
-    told = run(sweep(vary={"plan.tp": [3, 5, 7, 1]}), tmp_path / "out.parquet", Lazy())
-    assert [one["count"] for one in told["invalid"]] == [3]
-    assert told["invalid"][0]["reason"].startswith("PlanError plan.tp: tp x pp = 3 x 1 = 3")
+    summary = run(sweep(vary={"plan.tp": [3, 5, 7, 1]}), tmp_path / "out.parquet", Lazy())
+    assert [one["count"] for one in summary["invalid"]] == [3]
+    assert summary["invalid"][0]["reason"].startswith("PlanError plan.tp: tp x pp = 3 x 1 = 3")
 
 
 # ----------------------------------------------------------------------------------- the same bytes
@@ -159,7 +162,7 @@ class Stopping:
             yield work(task)
 
 
-def test_what_is_kept_is_not_forecast_again(
+def test_kept_rows_are_not_forecast_again(
     reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "rows.parquet"
@@ -191,8 +194,8 @@ def test_another_sweep_is_refused_and_restart_discards_it(small_chunks: None, tm
         run(load_sweep(GRID), out, Stopping(3))
     with pytest.raises(PlanError, match=r"rows\.parquet\.parts.*another sweep.*--restart"):
         run(other, out, Lazy())
-    told = run(other, out, Lazy(), restart=True)
-    assert told["rows"] == len(pq.read_table(out)) == 16
+    summary = run(other, out, Lazy(), restart=True)
+    assert summary["rows"] == len(pq.read_table(out)) == 16
     with pytest.raises(PlanError, match="another sweep"):
         run(load_sweep(GRID), out, Lazy())
     whole = out.read_bytes()
@@ -204,16 +207,16 @@ def test_another_sweep_is_refused_and_restart_discards_it(small_chunks: None, tm
 
 def test_a_file_that_the_job_names_belongs_to_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "model.yaml").write_text("{preset: gpt2-124m, layers: 2}")
-    told = {"job": {**JOB, "model": "model.yaml"}, "vary": {"batch.micro": [1, 2]}}
-    run(load_sweep(told, tmp_path), tmp_path / "out.parquet", Lazy())
-    assert run(load_sweep(told, tmp_path), tmp_path / "out.parquet")["rows"] == 2
+    sweep_of_file = {"job": {**JOB, "model": "model.yaml"}, "vary": {"batch.micro": [1, 2]}}
+    run(load_sweep(sweep_of_file, tmp_path), tmp_path / "out.parquet", Lazy())
+    assert run(load_sweep(sweep_of_file, tmp_path), tmp_path / "out.parquet")["rows"] == 2
     (tmp_path / "model.yaml").write_text("{preset: gpt2-124m, layers: 4}")
     with pytest.raises(PlanError, match="another sweep"):
-        run(load_sweep(told, tmp_path), tmp_path / "out.parquet", Lazy())
+        run(load_sweep(sweep_of_file, tmp_path), tmp_path / "out.parquet", Lazy())
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_is_no_sweep_is_never_replaced(tmp_path: Path, restart: bool) -> None:
+def test_a_file_that_is_no_sweep_is_never_replaced(tmp_path: Path, restart: bool) -> None:
     for name, content in (("notes.txt", b"mine"), ("own.parquet", b"")):
         out = tmp_path / name
         if content:
@@ -226,7 +229,7 @@ def test_what_is_no_sweep_is_never_replaced(tmp_path: Path, restart: bool) -> No
         assert out.read_bytes() == before
 
 
-def test_what_others_keep_beside_the_parts_stays(tmp_path: Path) -> None:
+def test_foreign_files_in_the_folder_of_parts_stay(tmp_path: Path) -> None:
     parts_folder(tmp_path / "out.parquet").mkdir()
     note = parts_folder(tmp_path / "out.parquet") / "note.txt"
     note.write_text("mine")
@@ -240,8 +243,8 @@ def test_millions_of_points_take_little_memory(tmp_path: Path) -> None:
         where=["run.tokens == 7", "plan.tp == 1"],
     )
     tracemalloc.start()
-    told = run(of, tmp_path / "out.parquet", Lazy())
+    summary = run(of, tmp_path / "out.parquet", Lazy())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert told["points"] == 40_000 and told["rows"] == 2
+    assert summary["points"] == 40_000 and summary["rows"] == 2
     assert peak < 40e6

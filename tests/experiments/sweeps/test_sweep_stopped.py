@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes are stoppe
 
 KILLED = """\
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a shell are told to ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets tests in its background ignore it
 import sys
 from experiments.sweeps import run as sweeps
 sweeps.CHUNK = 4
@@ -44,8 +44,8 @@ SLOW = """\
 import time
 from experiments.sweeps.store import Store
 keep = Store.keep
-def kept(*told):
-    keep(*told)
+def kept(*args):
+    keep(*args)
     time.sleep(0.5)
 Store.keep = kept
 """
@@ -75,15 +75,15 @@ def killed_and_resumed(seed: int, folder: Path) -> bytes:
         at_work.send_signal(signal.SIGKILL)
         at_work.communicate()
     last = process(folder, "--workers", "2")
-    _, told = last.communicate(timeout=300)
-    assert last.returncode == 0, told
+    _, stderr = last.communicate(timeout=300)
+    assert last.returncode == 0, stderr
     assert sorted(path.name for path in folder.iterdir()) == ["rows.parquet", "sweep.json"]
     return (folder / "rows.parquet").read_bytes()
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 25))])
 def test_killed_at_any_moment_it_goes_on(seed: int, reference: Path, tmp_path: Path) -> None:
-    # The name of the sweep's file is in no row: what a file and what a mapping says is the same sweep.
+    # The name of the sweep's file is in no row: a file and a mapping of the same content are the same sweep.
     assert killed_and_resumed(seed, tmp_path) == reference.read_bytes()
 
 
@@ -108,14 +108,14 @@ def _alive(process: str) -> bool:
         return False
 
 
-def test_ctrl_c_says_how_to_go_on(reference: Path, tmp_path: Path) -> None:
+def test_ctrl_c_prints_how_to_resume(reference: Path, tmp_path: Path) -> None:
     at_work = process(tmp_path, "--workers", "2", slow=True)
     wait_for(tmp_path, 2, at_work)
     at_work.send_signal(signal.SIGINT)
-    _, told = at_work.communicate(timeout=300)
+    _, stderr = at_work.communicate(timeout=300)
     assert at_work.returncode == 130
-    assert told.decode().startswith("meshcast: interrupted, ") and "the same command resumes it" in told.decode()
-    assert len(told.splitlines()) == 1 and not (tmp_path / "rows.parquet").exists()
+    assert stderr.decode().startswith("meshcast: interrupted, ") and "the same command resumes it" in stderr.decode()
+    assert len(stderr.splitlines()) == 1 and not (tmp_path / "rows.parquet").exists()
     assert process(tmp_path).wait(timeout=300) == 0
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
 
@@ -124,10 +124,10 @@ def test_two_processes_do_not_write_the_same_file(reference: Path, tmp_path: Pat
     first = process(tmp_path, "--workers", "1")
     wait_for(tmp_path, 1, first)
     second = process(tmp_path, "--workers", "1")
-    _, told = second.communicate(timeout=300)
+    _, stderr = second.communicate(timeout=300)
     assert first.wait(timeout=300) == 0
     # Whichever came late: refused while the other was at work, or answered from what it had made.
-    assert second.returncode in (0, 2) and (second.returncode == 0 or b"another process" in told)
+    assert second.returncode in (0, 2) and (second.returncode == 0 or b"another process" in stderr)
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
 
 
@@ -156,7 +156,7 @@ def test_a_full_disk_ends_in_one_message_and_keeps_the_rows(
     assert out.read_bytes() == reference.read_bytes()
 
 
-def test_a_folder_that_is_read_only_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = load_sweep(GRID)
     run(of, tmp_path / "others.parquet", Lazy())  # writable so far, and by then all that it takes is imported
     tmp_path.chmod(0o500)
@@ -165,7 +165,7 @@ def test_a_folder_that_is_read_only_is_told_before_the_work(tmp_path: Path, monk
         run(of, tmp_path / "rows.parquet", Lazy())
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "forecast_chunk", None)
     for out in (tmp_path / "none" / "rows.parquet", tmp_path):
         with pytest.raises(PlanError, match=r"--out"):
@@ -173,7 +173,7 @@ def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monk
 
 
 class Dying:
-    """What ends the process of whoever unpacks it."""
+    """An object whose unpickling ends the process."""
 
     def __reduce__(self) -> Any:
         return os._exit, (1,)

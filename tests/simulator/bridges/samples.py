@@ -16,8 +16,8 @@ def event(name: str, category: str, begin: float, seconds: float, **more: Any) -
 
 
 def kernel(name: str, begin: float, seconds: float, correlation: int, stream: int = 7, **args: Any) -> dict[str, Any]:
-    told = {"device": 0, "stream": stream, "correlation": correlation, **args}
-    return event(name, "kernel", begin, seconds, pid=0, tid=stream, args=told)
+    fields = {"device": 0, "stream": stream, "correlation": correlation, **args}
+    return event(name, "kernel", begin, seconds, pid=0, tid=stream, args=fields)
 
 
 def launch(begin: float, correlation: int) -> dict[str, Any]:

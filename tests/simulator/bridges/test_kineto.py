@@ -1,4 +1,4 @@
-"""Traces of torch's profiler: events, their nesting, and what a kernel was launched for."""
+"""Traces of torch's profiler: events, their nesting, and the operators that launch kernels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_events_are_read_with_their_times(trace: kineto.Trace) -> None:
     assert begins == sorted(begins)
 
 
-def test_a_kernel_knows_what_it_was_launched_for(trace: kineto.Trace) -> None:
+def test_a_kernel_knows_its_launching_operator(trace: kineto.Trace) -> None:
     product, scaled, unlaunched = trace.of("kernel")
     assert trace.callers(product) == ("aten::addmm", "aten::linear", "ProfilerStep#3")
     assert trace.callers(scaled) == ("aten::mul", "_RMSNorm", "ProfilerStep#3")
@@ -84,8 +84,8 @@ def test_every_moment_belongs_to_the_innermost_operator(trace: kineto.Trace) -> 
     took: dict[str, float] = {}
     for one in trace.self_times():
         took[one.event.name] = took.get(one.event.name, 0.0) + one.end - one.begin
-    told = {"ProfilerStep#3": 290, "aten::linear": 20, "aten::addmm": 40, "_RMSNorm": 40, "aten::mul": 10}
-    assert took == pytest.approx({name: us * 1e-6 for name, us in (told | {"aten::add": 10}).items()}, rel=1e-4)
+    times_us = {"ProfilerStep#3": 290, "aten::linear": 20, "aten::addmm": 40, "_RMSNorm": 40, "aten::mul": 10}
+    assert took == pytest.approx({name: us * 1e-6 for name, us in (times_us | {"aten::add": 10}).items()}, rel=1e-4)
     places = {event.name: (around, parent) for event, around, parent in trace.nest_events()}
     assert places["aten::mul"][0] == ("_RMSNorm", "ProfilerStep#3") and places["aten::add"] == ((), -1)
     names = [event.name for event, _, _ in trace.nest_events()]

@@ -1,4 +1,4 @@
-"""Tables and JSON of nccl-tests, of several versions, as its binaries write them; what is broken ends in one error."""
+"""Tables and JSON of nccl-tests, of several versions, as its binaries write them; a broken file ends in one error."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ dgx:4711:4711 [0] NCCL INFO Launch mode Group/CGMD
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """What -J writes, with -I 1."""
+    """The output of -J with -I 1."""
     each = {"skipped_iterations": 1, "min_us": 26.0, "times_us": [40.0, 26.0, 28.0]}
     row = {
         "size": 1048576,
@@ -165,12 +165,12 @@ def test_groups_that_ran_at_once(put: Any) -> None:
     assert (run.members, run.groups, run.places) == (2, 2, ((0, 0), (1, 0)))
 
 
-def test_a_stopped_run_says_so(put: Any) -> None:
+def test_a_stopped_run_is_reported(put: Any) -> None:
     (run,) = read(put(TABLE.partition("# Out of bounds")[0]))
     assert not run.finished and len(run.sizes) == 3
 
 
-def test_times_of_the_host_are_told_apart(put: Any) -> None:
+def test_times_of_the_host_are_distinguished(put: Any) -> None:
     (run,) = read(put(TABLE.replace("    time ", " cputime ")))
     assert run.clock == "cpu"
 
@@ -184,7 +184,7 @@ def test_json_is_read_whole(put: Any) -> None:
     assert size.times["out-of-place"] == pytest.approx((26e-6, 28e-6))  # the first was skipped
 
 
-def test_what_the_file_does_not_say_can_be_given(put: Any) -> None:
+def test_fields_missing_in_the_file_can_be_given(put: Any) -> None:
     bare = put(ROWS)
     with pytest.raises(PlanError, match="which test it was"):
         read(bare)

@@ -30,7 +30,7 @@ PAIRS = st.builds(
 # ---------------------------------------------------------------------------------------- read and written
 
 
-def test_a_file_says_who_does_what() -> None:
+def test_a_file_assigns_actions_to_ranks() -> None:
     found = parse_csv(GOOD)
     assert [[str(turn) for turn in order] for order in found.orders] == [
         ["0F0", "0F1", "0BW0", "0BW1"],
@@ -41,7 +41,7 @@ def test_a_file_says_who_does_what() -> None:
 
 
 @given(st.lists(st.lists(st.none() | ACTIONS | PAIRS, min_size=2, max_size=12), min_size=1, max_size=6))
-def test_what_is_written_is_read_again(rows: list[list[ScheduleItem | None]]) -> None:
+def test_a_written_file_is_read_again(rows: list[list[ScheduleItem | None]]) -> None:
     if not any(turn for row in rows for turn in row):
         return
     text = write_csv(rows)
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_again(rows: list[list[ScheduleItem | None]]) ->
         ("\r\n,,\r\n", ["has no actions", "_dump_csv"]),
     ],
 )
-def test_what_is_no_action_is_refused_with_its_place(text: str, words: list[str]) -> None:
+def test_an_invalid_action_is_refused_with_its_place(text: str, words: list[str]) -> None:
     with pytest.raises(PlanError) as refused:
         parse_csv(text, "orders.csv")
     assert str(refused.value).startswith("orders.csv")
@@ -142,12 +142,12 @@ def job(path: str, **plan: Any) -> dict[str, Any]:
     }
 
 
-def test_a_job_takes_its_order_from_a_file_beside_it(tmp_path: Path) -> None:
+def test_a_job_takes_its_order_from_a_file_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "1f1b.csv").write_text(export_csv("1f1b", 4, 8, None))
-    told = load_job(job("orders/1f1b.csv"), base=tmp_path)
+    loaded = load_job(job("orders/1f1b.csv"), base=tmp_path)
     plain = job("") | {"plan": {"pp": 4}}
-    found = simulate(told).to_dict()
+    found = simulate(loaded).to_dict()
     assert found["step_time_s"] == simulate(plain).to_dict()["step_time_s"]
     assert found["memory"] == simulate(plain).to_dict()["memory"]
     # The answer's job finds the file from here.
@@ -155,7 +155,7 @@ def test_a_job_takes_its_order_from_a_file_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("changes", "words"),
     [
         ({"batch": 12}, ["micro-batches per replica is 12", "4 ranks with 1 stages each and 8", "= 8 would work"]),
         ({"options": {"chunks": 2}}, ["plan.chunks is 2", "Leave chunks out"]),
@@ -163,19 +163,21 @@ def test_a_job_takes_its_order_from_a_file_beside_it(tmp_path: Path) -> None:
         ({"options": {"path": 3}}, ["path"]),
     ],
 )
-def test_a_file_that_does_not_fit_the_plan_is_refused(told: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_the_plan_is_refused(
+    changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "s.csv").write_text(export_csv("1f1b", 4, 8, None))
     with pytest.raises(PlanError) as refused:
-        simulate(load_job(job("s.csv", **told), base=tmp_path))
+        simulate(load_job(job("s.csv", **changes), base=tmp_path))
     for word in words:
         assert word in str(refused.value)
 
 
 def test_a_job_without_a_file_is_refused() -> None:
-    told = job("")
-    del told["plan"]["schemes"][0]["path"]
+    config = job("")
+    del config["plan"]["schemes"][0]["path"]
     with pytest.raises(PlanError, match="path"):
-        simulate(told)
+        simulate(config)
 
 
 def test_an_order_that_deadlocks_is_shown(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def stages(p: int, v: int, rank: int = 0) -> list[Any]:
 
 
 def of_torch(name: str, p: int, m: int, v: int, file: Path) -> str:
-    """The file that torch writes for a schedule; schedules of one stage a rank only say their order."""
+    """The file that torch writes for a schedule; for schedules of one stage per rank the order alone."""
     import csv
 
     from torch.distributed.pipelining import schedules
@@ -246,7 +248,7 @@ EQUAL = [
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "p", "m", "v"), EQUAL)
-def test_what_we_write_is_what_torch_writes(name: str, p: int, m: int, v: int, tmp_path: Path) -> None:
+def test_written_files_equal_those_of_torch(name: str, p: int, m: int, v: int, tmp_path: Path) -> None:
     """Except for idle steps, which our orders do not have."""
     pytest.importorskip("torch")
     theirs = of_torch(name, p, m, v, tmp_path / "theirs.csv")
@@ -259,7 +261,7 @@ def test_what_we_write_is_what_torch_writes(name: str, p: int, m: int, v: int, t
 @pytest.mark.parametrize(
     ("name", "p", "m", "v"), [("interleaved-1f1b", 2, 4, 2), ("zb-v", 2, 6, 2), ("hanayo", 2, 4, 2)]
 )
-def test_torch_reads_what_we_write(name: str, p: int, m: int, v: int, tmp_path: Path) -> None:
+def test_torch_reads_the_written_file(name: str, p: int, m: int, v: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 

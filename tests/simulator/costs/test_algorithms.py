@@ -1,4 +1,4 @@
-"""Algorithms of collectives by cost models written down here: which one is used when, and what it takes."""
+"""Algorithms of collectives by cost models written down here: which one is used when, and its time."""
 
 import math
 from dataclasses import fields
@@ -78,11 +78,11 @@ def test_many_sizes_at_once_are_priced_like_each_alone(node, nodes, ranks, opera
     links = links_of(node, nodes)
     place, sizes = at(links, ranks), np.round(2 ** np.linspace(0, 36, 400))
     many = Collective(operation, sizes, ("x",))
-    told, launch = collective.seconds(many, place, links)
+    seconds, launch = collective.seconds(many, place, links)
     alone = [collective.price(Collective(operation, int(size), ("x",)), place, links).seconds for size in sizes[::20]]
-    assert told[::20] == pytest.approx(alone)
-    assert (np.diff(told) >= 0).all() and (launch <= told).all()
-    assert (told >= collective.lower_bound(many, place, links) * (1 - 1e-12)).all()
+    assert seconds[::20] == pytest.approx(alone)
+    assert (np.diff(seconds) >= 0).all() and (launch <= seconds).all()
+    assert (seconds >= collective.lower_bound(many, place, links) * (1 - 1e-12)).all()
 
 
 # ------------------------------------------------------------------------------------------- tuner
@@ -108,9 +108,9 @@ def test_ll_ends_where_measured_times_jump(kind, operation, low, high):
 
 
 def test_each_protocol_is_used_up_to_one_of_a_higher_rate():
-    told = max_bytes("nvlink3", 8)
-    assert 0 < told[LL] < told[LL128] < told[SIMPLE] == math.inf
-    assert NVLS not in told
+    limits = max_bytes("nvlink3", 8)
+    assert 0 < limits[LL] < limits[LL128] < limits[SIMPLE] == math.inf
+    assert NVLS not in limits
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_each_protocol_is_used_up_to_one_of_a_higher_rate():
 def test_group_sizes_from_which_nvls_is_used(kind, uses):
     """As tables of stas00/ml-engineering and ai-dynamo/aiconfigurator show."""
     for n, used in uses.items():
-        told = max_bytes(kind, n, nvls=True)
-        assert (told[NVLS] == math.inf and told[SIMPLE] < math.inf) == used, n
+        limits = max_bytes(kind, n, nvls=True)
+        assert (limits[NVLS] == math.inf and limits[SIMPLE] < math.inf) == used, n
 
 
 def test_nvls_is_used_only_where_it_exists_and_is_allowed():
@@ -133,7 +133,7 @@ def test_nvls_is_used_only_where_it_exists_and_is_allowed():
     assert "NVLS" not in names(h100, "all_gather", range(8))
 
 
-def test_sharp_in_the_network_halves_what_goes_through_ports():
+def test_sharp_in_the_network_halves_the_bytes_through_ports():
     tree, sums = (links_of("dgx-h100", 4, sharp=sharp) for sharp in (False, True))
     ratio = seconds(tree, "all_reduce", 16 * GIB, range(32)) / seconds(sums, "all_reduce", 16 * GIB, range(32))
     assert 1.15 < ratio < 1.6, "480 against 370 GB/s, NVIDIA GTC24 s62129"
@@ -152,7 +152,7 @@ def test_multiprocessors_that_a_collective_takes():
 # ---------------------------------------------------------------------------------------- topology
 
 
-def test_what_a_library_adds():
+def test_overhead_of_a_library():
     base, ring = links_of("dgx-a100"), plain(RingCostModel, call_overhead=20e-6)
     other = links_of("dgx-a100", models=TierCostModels(LINK._replace(ring=ring), LINK, TIERS.network))
     for size in (1024, GIB):

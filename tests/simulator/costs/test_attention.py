@@ -55,7 +55,7 @@ def test_halves_of_a_ring_are_worth_their_share():
     assert chunks == pytest.approx(whole, rel=0.12)
 
 
-def test_windows_cost_what_they_cover():
+def test_windows_cost_the_pairs_that_they_cover():
     """Wider ones more, and less than in proportion: whole tiles are computed at both ends."""
     wide, narrow = (time(replace(CAUSAL, q=32768, kv=32768, share=1 / n)) for n in (32, 64))
     assert 1.3 < wide / narrow < 2
@@ -113,7 +113,7 @@ def table(*rows: dict, source: str = "AIC sglang 0.5.14 (fa3)") -> pd.DataFrame:
     return pd.DataFrame([{"source": source} | row for row in rows])
 
 
-def test_reader_tells_libraries_formats_and_classes():
+def test_reader_distinguishes_libraries_formats_and_classes():
     samples, refused = read(table(ROW, ROW | {"dtype": "fp8"}, ROW | {"seq": 64}, ROW | {"causal": 0}))
     assert not refused
     assert {(s.library, s.kind) for s in samples} == {("flash-3-sglang", "bf16"), ("flash-3-sglang-fp8", "fp8")}

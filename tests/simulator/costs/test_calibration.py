@@ -1,4 +1,4 @@
-"""Coefficients: complete, sourced, within their bounds; what no file has is borrowed with a larger sigma."""
+"""Coefficients: complete, sourced, within their bounds; a missing one is borrowed with a larger sigma."""
 
 from dataclasses import dataclass
 from importlib import resources
@@ -68,15 +68,15 @@ def gemms(gpu):
     return SHIPPED.kernel_model(load("gpus", gpu), "gemm")
 
 
-def test_a_gpu_that_nobody_measured_borrows_with_a_larger_sigma():
-    (own, silent), (kin, (said,)) = gemms("h100-sxm"), gemms("h800-sxm")
-    assert not silent and "h800-sxm" in said and "h100-sxm" in said
+def test_an_unmeasured_gpu_borrows_with_a_larger_sigma():
+    (own, silent), (kin, (note,)) = gemms("h100-sxm"), gemms("h800-sxm")
+    assert not silent and "h800-sxm" in note and "h100-sxm" in note
     assert kin.peak_share == own.peak_share and kin.sigma > own.sigma
-    maker, (told, _) = gemms("mi300x")
-    assert maker.sigma > gemms("v100-sxm2-16").model.sigma > own.sigma and "mi300x" in told
+    maker, (note, _) = gemms("mi300x")
+    assert maker.sigma > gemms("v100-sxm2-16").model.sigma > own.sigma and "mi300x" in note
 
 
-def test_what_one_gpu_lacks_comes_from_the_next():
+def test_coefficients_missing_for_one_gpu_come_from_the_next():
     # No layouts of training were measured on this card, but on its kin.
     known = SHIPPED.sections("a100-sxm-80")["gemm"]["common"]["coefficients"]
     assert "nt_rate" not in known
@@ -96,7 +96,7 @@ def test_a_library_is_priced_by_its_own_coefficients_and_nobodys_by_the_middle()
 
 
 @pytest.mark.parametrize(("gpu", "borrowed"), [("b300-sxm", True), ("b200-sxm", False)])
-def test_a_forecast_says_whose_products_of_experts_it_borrows(gpu, borrowed):
+def test_a_forecast_names_the_source_of_borrowed_expert_gemms(gpu, borrowed):
     cluster = {"gpu": gpu, "gpus": 8, "gpus_per_node": 8}
     for model, named in (("mixtral-8x7b", borrowed), ("llama3-8b", False)):
         report = simulate({"model": model, "cluster": cluster, "plan": {"tp": 8}, "batch": {"global": 8}})
@@ -105,8 +105,8 @@ def test_a_forecast_says_whose_products_of_experts_it_borrows(gpu, borrowed):
 
 def test_a_file_can_be_left_out():
     gpu = load("gpus", "h100-sxm")
-    blind, (said,) = SHIPPED.kernel_model(gpu, "gemm", without="h100-sxm")
-    assert "h200-sxm" in said and blind != SHIPPED.kernel_model(gpu, "gemm").model
+    blind, (note,) = SHIPPED.kernel_model(gpu, "gemm", without="h100-sxm")
+    assert "h200-sxm" in note and blind != SHIPPED.kernel_model(gpu, "gemm").model
 
 
 def test_a_folder_of_calibrations_comes_first(tmp_path):
@@ -143,18 +143,18 @@ def test_a_file_reads_back_as_it_was_written(tmp_path):
     ("kind", "lender"), [("nvlink3-a800", "nvlink3"), ("nvlink4-h800", "nvlink4"), ("nvlink4-bridge", "nvlink4")]
 )
 def test_links_borrow_from_their_family(kind, lender):
-    (own, silent), (kin, (said,)) = (SHIPPED.link_models(Tier(one, 450e9, 0.0)) for one in (lender, kind))
+    (own, silent), (kin, (note,)) = (SHIPPED.link_models(Tier(one, 450e9, 0.0)) for one in (lender, kind))
     assert kin.ring.simple_share == own.ring.simple_share and kin.ring.sigma > own.ring.sigma and family(kind) == lender
-    assert not silent and kind in said and lender in said
+    assert not silent and kind in note and lender in note
 
 
 @pytest.mark.parametrize("kind", ["infinity-fabric-3", "something"])
 def test_other_links_borrow_plain_ones(kind):
-    model, (said,) = SHIPPED.link_models(Tier(kind, 31e9, 0.0))
-    assert model.ring.sigma > SHIPPED.link_models(Tier("nvlink3", 300e9, 0.0)).model.ring.sigma and kind in said
+    model, (note,) = SHIPPED.link_models(Tier(kind, 31e9, 0.0))
+    assert model.ring.sigma > SHIPPED.link_models(Tier("nvlink3", 300e9, 0.0)).model.ring.sigma and kind in note
 
 
-def test_what_links_lack_comes_from_the_next():
+def test_coefficients_missing_for_a_link_come_from_the_next():
     assert "p2p" not in SHIPPED.sections("nvlink5") and "p2p" in SHIPPED.sections("nvlink4")
     own, next_ = (SHIPPED.link_models(Tier(kind, 900e9, 0.0)).model for kind in ("nvlink5", "nvlink4"))
     assert own.p2p.share == next_.p2p.share and own.ring.simple_share != next_.ring.simple_share
@@ -178,7 +178,7 @@ def test_a_long_step_takes_something_off():
 # ------------------------------------------------------------------------------------------- what is missing
 
 
-def test_what_no_table_tells_is_stated_once_with_its_reason():
+def test_unmeasured_coefficients_are_stated_once_with_their_reason():
     held = SHIPPED.sections("assumed")
     for section, entries in held.items():
         known = coefficients(KINDS[section])
@@ -190,16 +190,18 @@ def test_what_no_table_tells_is_stated_once_with_its_reason():
 
 def test_a_stated_value_is_named_where_no_gpu_lends_a_measured_one():
     assert not any("nn_rate" in text for text in gemms("h100-sxm").assumed)  # the A100's
-    model, said = gemms("mi300x")
+    model, note = gemms("mi300x")
     assert (model.nn_rate, model.nt_rate) == (0.98, 0.96)
-    assert said[1] == "gemm kernels of mi300x: nn_rate 0.98, nt_rate 0.96 (not measured)"
+    assert note[1] == "gemm kernels of mi300x: nn_rate 0.98, nt_rate 0.96 (not measured)"
 
 
 def test_measured_values_come_before_stated_ones():
     data = SHIPPED.sections("infiniband")["network"]
     entry = {"value": 0.5, "sigma": 0.1, "meaning": "share of the ports' payload rate that an all-to-all reaches"}
-    told = {**data["common"]["coefficients"], "all_to_all_share": entry}
-    mine = SHIPPED.with_file("infiniband", {"network": {**data, "common": {**data["common"], "coefficients": told}}})
+    coefficients = {**data["common"]["coefficients"], "all_to_all_share": entry}
+    mine = SHIPPED.with_file(
+        "infiniband", {"network": {**data, "common": {**data["common"], "coefficients": coefficients}}}
+    )
     tier = Tier("infiniband-ndr", 50e9, 0.0)
     shares = [one.network_model(tier).model.all_to_all_share for one in (SHIPPED, mine)]
     assert shares == [0.78, 0.5]
@@ -209,9 +211,9 @@ def test_a_coefficient_that_a_folders_file_hides_is_the_shipped_one_and_named():
     data = SHIPPED.sections("infiniband")["network"]
     bare = {**data, "common": {**data["common"], "coefficients": {}}}
     tier = Tier("infiniband-ndr", 50e9, 0.0)
-    model, (said, _) = SHIPPED.with_file("infiniband", {"network": bare}).network_model(tier)
+    model, (note, _) = SHIPPED.with_file("infiniband", {"network": bare}).network_model(tier)
     assert model.exposed_fill == SHIPPED.network_model(tier).model.exposed_fill
-    assert said == f"infiniband-ndr: exposed_fill {model.exposed_fill:g} (as shipped: the calibration in use lacks it)"
+    assert note == f"infiniband-ndr: exposed_fill {model.exposed_fill:g} (as shipped: the calibration in use lacks it)"
 
 
 def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
@@ -222,12 +224,12 @@ def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
     monkeypatch.setitem(KERNEL_MODELS, "memory", OfTomorrow)
     with pytest.raises(CatalogError) as refused:
         Calibration().kernel_model(load("gpus", "v100-sxm2-16"), "memory")
-    told = str(refused.value)
+    message = str(refused.value)
     for words in ("memory.tomorrow", "what nobody has measured yet [s]", "a100-sxm-80", "h100-sxm", "--calibration"):
-        assert words in told
+        assert words in message
 
 
-def test_what_nobody_measured_of_a_library_is_neutral():
+def test_unmeasured_coefficients_of_a_library_are_neutral():
     tier = Tier("nvlink4", 450e9, 0.0)
     plain, other = (SHIPPED.link_models(tier, library).model.ring for library in ("", "a program of tomorrow"))
     assert (plain.call_overhead, plain.step_ratio, plain.rate_ratio, plain.host_contention) == (0.0, 1.0, 1.0, 0.0)

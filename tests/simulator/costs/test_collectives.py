@@ -1,4 +1,4 @@
-"""Collectives and messages: bounded by the links, monotone, and near what is known."""
+"""Collectives and messages: bounded by the links, monotone, and near published rates."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ SHIPPED = Calibration.shipped()
 GIB = 2**30
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 LAYOUTS = [(1, 8), (2, 8), (16, 8), (128, 8), (2, 1), (16, 1), (4, 2), (1, 2), (1, 3)]
-"""Nodes that a group touches, and its members in each."""
+"""Nodes with members of a group, and the number of members in each."""
 
 
 def costs_of(node="dgx-h100", nodes=1, per_node=8, rates=None):
@@ -50,7 +50,7 @@ def bus(made, n, nbytes):
 
 
 def least(costs, operation, n, k, nbytes):
-    """No collective of n members in k domains can be faster: what must enter or leave a GPU, and a domain."""
+    """Lower bound of a collective of n members in k domains: bytes that must enter or leave a GPU, and a domain."""
     g = n / k
     inside = {"all_reduce": 1.0, "broadcast": 1.0 if g > 1 else 0.0, "all_to_all": (g - 1) / n}.get(
         operation, (n - 1) / n
@@ -101,7 +101,7 @@ def test_faster_links_are_never_slower(operation, key, nbytes, up, out):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_one_member_has_nothing_to_say(operation):
+def test_one_member_sends_nothing(operation):
     costs = Costs(load_cluster("dgx-h100:1"), Mesh({"tp": 8}))
     assert costs.estimate(Collective(operation, GIB, ("dp",))) == (0, 0, 0)
     assert costs.estimate(Collective(operation, GIB, ("tp",), (3,))) == (0, 0, 0)
@@ -145,7 +145,7 @@ def test_leaving_the_domain_costs():
         assert seconds(group(8, 1), operation, GIB) > seconds(group(1, 8), operation, GIB)
 
 
-def test_a_narrow_fabric_slows_what_crosses_it():
+def test_a_narrow_fabric_slows_crossing_traffic():
     full = load_cluster("dgx-h100:16")
     narrow = full.model_copy(update={"fabric": full.fabric.model_copy(update={"oversubscription": 2.0})})
     mesh, work = Mesh({"ep": 128}), Collective("all_to_all", GIB, ("ep",))

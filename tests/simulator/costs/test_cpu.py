@@ -66,20 +66,20 @@ def test_cost_models_work_on_arrays() -> None:
 def test_experts_are_called_one_by_one() -> None:
     model = SHIPPED.kernel_model(CORE, "cpu-gemm").model
     alone = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32"), CORE, model)
-    apart = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32", groups=((8, 64),)), CORE, model)
-    assert apart[1] == 8 * alone[1] and apart[0] - apart[1] == pytest.approx(alone[0] - alone[1])
+    batched = cpu.gemm_seconds(Gemm(64, 64, 64, 8, "fp32", groups=((8, 64),)), CORE, model)
+    assert batched[1] == 8 * alone[1] and batched[0] - batched[1] == pytest.approx(alone[0] - alone[1])
 
 
 def links(members: int) -> tuple[Links, object]:
-    told = ByGPU(gpu=CORE, gpus=members, gpus_per_node=members, scale_up_domain=1, inter=Inter(kind="none"))
-    cluster = told.cluster()
+    by_gpu = ByGPU(gpu=CORE, gpus=members, gpus_per_node=members, scale_up_domain=1, inter=Inter(kind="none"))
+    cluster = by_gpu.cluster()
     model = SHIPPED.link_models(cluster.host).model
     return Links(cluster, TierCostModels(model, model, None)), reach(cluster, list(range(members)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 @pytest.mark.parametrize("members", [2, 3, 8])
-def test_processes_talk_longer_the_more_they_say(operation: str, members: int) -> None:
+def test_messages_between_processes_take_longer_the_larger_they_are(operation: str, members: int) -> None:
     tiers, group = links(members)
     times = [collective.price(Collective(operation, n, ("x",)), group, tiers).seconds for n in (10**3, 10**6, 10**8)]  # type: ignore[arg-type]
     assert 0 < times[0] < times[1] < times[2]

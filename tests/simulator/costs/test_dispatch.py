@@ -49,7 +49,7 @@ def test_a_token_goes_once_to_each_rank_and_node(experts, ranks, topk, nodes):
     assert work.target_nodes == pytest.approx(reached, rel=0.02)
 
 
-def test_what_goes_over_which_links():
+def test_bytes_over_each_kind_of_link():
     once, often = replace(V3, ranks=32, nodes=4), replace(V3, ranks=32, nodes=4, deduplicated=False)
     assert V3.network_bytes == 0
     assert once.scale_up_bytes == pytest.approx(V3.tokens * V3.token_bytes * once.target_ranks * 7 / 8)
@@ -205,8 +205,8 @@ def test_published_rates_of_other_clusters(tables):
     for operation, dtype, column in (("dispatch", "fp8", 0), ("combine", "bf16", 1)):
         _, found, _ = fitted(tables, "h200-sxm", operation)
         model = found.make_model(DispatchCostModel, "deepep")
-        for ranks, told in figures.items():
+        for ranks, rates in figures.items():
             work = replace(V3, operation=operation, dtype=dtype, ranks=ranks, nodes=ranks // 8, sms=20)
             copies = work.target_ranks if ranks == 8 else work.target_nodes
             rate = work.tokens * work.token_bytes * copies / dispatch.seconds(work, gpu, link, port, model)[0]
-            assert rate == pytest.approx(told[column] * 1e9, rel=0.27), (operation, ranks)
+            assert rate == pytest.approx(rates[column] * 1e9, rel=0.27), (operation, ranks)

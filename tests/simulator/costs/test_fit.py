@@ -1,4 +1,4 @@
-"""Fits find what made the data, whatever else is in it, and never leave their bounds."""
+"""Fits find the coefficients of generated data, whatever noise is in it, and never leave their bounds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(library, share, launch, noise=0.0, seed=1, count=400):
     return Rows(library, size, exact * np.exp(noise * draw.standard_normal(count)))
 
 
-def test_finds_what_made_the_data():
+def test_finds_the_coefficients_of_generated_data():
     rows = [made("slow", 0.4, 3e-4), made("fast", 0.8, 5e-5)]
     found = fit(Line, rows, line, held={"rate": 1e6, "bend": 0.0})
     assert found.libraries["slow"]["share"] == pytest.approx(0.4, rel=1e-3)
@@ -61,8 +61,8 @@ def test_outliers_hardly_move_it():
     assert found.libraries["one"]["launch"] == pytest.approx(1e-4, rel=0.03)
 
 
-def test_stays_within_bounds_and_says_how_sure_it_is():
-    rows = made("one", 0.5, 1e-6, noise=0.02)  # long rows only: nothing tells the launch
+def test_stays_within_bounds_and_states_its_uncertainty():
+    rows = made("one", 0.5, 1e-6, noise=0.02)  # long rows only: they do not determine the launch
     keep = rows.size > 1e4
     found = fit(Line, [Rows("one", rows.size[keep], rows.seconds[keep])], line, held={"rate": 1e6, "bend": 0.0})
     known = coefficients(Line)
@@ -84,25 +84,25 @@ def test_sigmas_hold_nine_of_ten_rows():
     launch = np.full(4000, 1e-6)
     share = launch / seconds
     measured = seconds * np.exp((0.05 + 0.25 * share) * draw.standard_normal(4000))
-    told = find_sigmas(seconds, measured, launch)
-    model = Line(1.0, 0.0, 0.0, 1.0, 0.0, **told)
+    sigmas = find_sigmas(seconds, measured, launch)
+    model = Line(1.0, 0.0, 0.0, 1.0, 0.0, **sigmas)
     far = np.abs(np.log(measured / seconds)) / (1.645 * estimate_sigma(model, seconds, launch))
     for some in (share > 0.3, share < 0.3):
         assert np.mean(far[some] <= 1) == pytest.approx(0.9, abs=0.025)
 
 
-def test_what_is_not_measured_is_left_out():
+def test_unmeasured_coefficients_are_left_out():
     rows = made("one", 0.5, 1e-6, noise=0.02)
     keep = rows.size > 1e5
     found = fit(Line, [Rows("one", rows.size[keep], rows.seconds[keep])], line, held={"rate": 1e6, "bend": 0.0})
-    told = {"sigma": 0.1, "sigma_short": 0.2}
-    data = make_section(Line, found, {"one": told}, {"bf16": told}, {"one": 7}, {"one": "bf16"}, {"one": "a paper"})
+    sigmas = {"sigma": 0.1, "sigma_short": 0.2}
+    data = make_section(Line, found, {"one": sigmas}, {"bf16": sigmas}, {"one": 7}, {"one": "bf16"}, {"one": "a paper"})
     library = data["libraries"]["one"]
     assert (
         set(library["coefficients"]) == {"share", "launch"} and library["rows"] == 7 and library["source"] == "a paper"
     )
     assert library["coefficients"]["share"]["meaning"] == "of the rate"
-    assert data["common"]["coefficients"] == {} and data["unnamed"] == {"bf16": told}
+    assert data["common"]["coefficients"] == {} and data["unnamed"] == {"bf16": sigmas}
     assert "share: {value: " in text("A thing", {"line": data})
 
 

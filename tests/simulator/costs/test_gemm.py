@@ -1,4 +1,4 @@
-"""The cost model of GEMMs: what it must keep to whatever its coefficients are, and the reader of their tables."""
+"""The cost model of GEMMs: properties that hold for all coefficients, and the reader of their tables."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_a_long_k_is_split_where_tiles_are_few():
     assert seconds(long, GPU, MODEL)[0] < 0.2 * seconds(long, GPU, replace(MODEL, split_overhead=1.0))[0]
 
 
-def test_long_products_meet_the_power_limit():
+def test_long_gemms_reach_the_power_limit():
     free = replace(MODEL, power_limited_rate=1.0)
     short, long = Gemm(2048, 2048, 2048), Gemm(32768, 16384, 16384)
     assert seconds(short, GPU, MODEL)[0] == seconds(short, GPU, free)[0]
@@ -119,7 +119,7 @@ def test_a_format_that_the_gpu_lacks_is_refused():
 
 
 def table(**columns):
-    """Rows of a table; what is not given is that of a plain product."""
+    """Rows of a table; columns that are not given are those of a plain GEMM."""
     rows = max((len(v) for v in columns.values() if isinstance(v, list)), default=1)
     plain = {"gpu": "h100", "dtype": "bfloat16", "m": 4096, "n": 2048, "k": 1024, "time_us": 50.0}
     return pd.DataFrame({**plain, "source": "AIC sglang 1", **columns}, index=range(rows))
@@ -178,7 +178,7 @@ def test_layouts_of_training_are_read():
         ("out_dtype", "int3", "int3"),
     ],
 )
-def test_what_cannot_be_priced_is_refused_with_a_reason(column, value, word):
+def test_rows_without_a_price_are_refused_with_a_reason(column, value, word):
     rows = table(batch=1, layout="TN", accumulate=False, out_dtype="bf16")
     samples, refused = reader.read(pd.concat([rows, rows.assign(**{column: value})]))
     assert list(refused) == [1] and word in refused[1]

@@ -256,9 +256,9 @@ def test_grouped_products() -> None:
     works = [sample.parts[0] for sample in samples]
     assert not refused and all(isinstance(work, Gemm) and work.groups for work in works)
     assert {work.flops.item() for work in works} == {2.0 * 40 * 616 * 3072 * 5120}  # type: ignore[attr-defined]
-    told = [(work.layout, work.accumulate, work.out_dtype) for work in works]  # type: ignore[union-attr]
+    kinds = [(work.layout, work.accumulate, work.out_dtype) for work in works]  # type: ignore[union-attr]
     # The same gradient comes with main gradients in fp32, then in bf16.
-    assert told == [("tn", False, "bf16"), ("nn", False, "bf16"), ("nt", True, "fp32"), ("nt", True, "bf16")]
+    assert kinds == [("tn", False, "bf16"), ("nn", False, "bf16"), ("nt", True, "fp32"), ("nt", True, "bf16")]
     assert {sample.library for sample in samples} == {"transformer-engine"} and {s.kind for s in samples} == {"grouped"}
 
 

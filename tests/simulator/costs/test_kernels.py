@@ -1,4 +1,4 @@
-"""Kernels: never faster than the hardware, near what is known, and cheap to price."""
+"""Kernels: never faster than the hardware, near measured times, and cheap to price."""
 
 from dataclasses import replace
 

@@ -73,8 +73,8 @@ def test_messages_between_kinds_are_those_of_the_slower_network() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_all_engines_agree_on_several_kinds(schedule: str) -> None:
-    told = job(mixed("dgx-h100", "dgx-a100"), schedule=schedule)
-    found = {simulate(told, engine=engine).step_time for engine in ("matrices", "sweep", "simpy")}  # type: ignore[arg-type]
+    config = job(mixed("dgx-h100", "dgx-a100"), schedule=schedule)
+    found = {simulate(config, engine=engine).step_time for engine in ("matrices", "sweep", "simpy")}  # type: ignore[arg-type]
     assert max(found) == pytest.approx(min(found), rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The machines of published runs: each can be told by its GPUs, and priced."""
+"""The machines of published runs: each can be given by its GPUs, and priced."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def machines(runs: Path) -> list[dict[str, Any]]:
     return list({json.dumps(one): one for one in found}.values())
 
 
-def test_every_machine_of_the_published_runs_can_be_told_and_priced(tables: Any) -> None:
-    told = machines(tables.published_runs)
-    assert len(told) > (100 if tables.whole else 60) and len({one["gpu"] for one in told}) > 15
-    for one in told:
+def test_every_machine_of_the_published_runs_can_be_given_and_priced(tables: Any) -> None:
+    clusters = machines(tables.published_runs)
+    assert len(clusters) > (100 if tables.whole else 60) and len({one["gpu"] for one in clusters}) > 15
+    for one in clusters:
         cluster = load_cluster(one)
         assert cluster.gpus == one["gpus"] and cluster.gpus_per_node == one["gpus_per_node"], one
         nulls = {"scale_up_domain": one["scale_up_domain"], **{f"inter.{key}": v for key, v in one["inter"].items()}}
@@ -47,7 +47,7 @@ def test_every_machine_of_the_published_runs_can_be_told_and_priced(tables: Any)
 
 
 @pytest.mark.parametrize(
-    ("told", "kinds"),
+    ("given", "kinds"),
     [
         ({"gpu": "l40s", "gpus": 64, "gpus_per_node": 4, "scale_up_domain": 1}, ("none", "pcie4", "roce-200")),
         (
@@ -58,6 +58,6 @@ def test_every_machine_of_the_published_runs_can_be_told_and_priced(tables: Any)
         ({"gpu": "a100-pcie-80", "gpus": 8, "gpus_per_node": 8}, ("none", "pcie4", "none")),
     ],
 )
-def test_some_machines(told: dict[str, Any], kinds: tuple[str, ...]) -> None:
-    cluster = load_cluster(told)
+def test_some_machines(given: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    cluster = load_cluster(given)
     assert (cluster.scale_up.kind, cluster.host.kind, cluster.scale_out.kind) == kinds

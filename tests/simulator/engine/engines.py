@@ -54,15 +54,15 @@ def by_category(peaks: Any) -> list[tuple[float, dict[str, float], float]]:
     return [(peak.total, peak.by, peak.left) for peak in peaks]
 
 
-def simulate_by_engines(told: dict[str, Any]) -> list[Report]:
+def simulate_by_engines(job: dict[str, Any]) -> list[Report]:
     """The job from file to report by every engine, lowered once."""
     shared = SharedWork()
-    return [simulate(told, engine=engine, skip=skip, shared_work=shared) for engine, skip in WAYS]
+    return [simulate(job, engine=engine, skip=skip, shared_work=shared) for engine, skip in WAYS]
 
 
-def check_reports(told: dict[str, Any]) -> None:
+def check_reports(job: dict[str, Any]) -> None:
     """The whole way from job to report, at the catalog's prices, by every engine."""
-    found = simulate_by_engines(told)
+    found = simulate_by_engines(job)
     check_alike([report.play for report in found])
     for report in found[1:]:
         assert report.step_time == pytest.approx(found[0].step_time, rel=1e-9)
@@ -70,19 +70,19 @@ def check_reports(told: dict[str, Any]) -> None:
         assert report.sigma == pytest.approx(found[0].sigma, rel=1e-6)
 
 
-def play_by_engines(told: dict[str, Any], price: Price, ways: Sequence[tuple[Engine, bool]] = WAYS) -> list[Forecast]:
+def play_by_engines(job: dict[str, Any], price: Price, ways: Sequence[tuple[Engine, bool]] = WAYS) -> list[Forecast]:
     """The job at given prices by every engine, lowered once."""
-    plan = resolve_plan(load_job(told), price=price)
+    plan = resolve_plan(load_job(job), price=price)
     stages, program = build_program(plan, price)
     return [play_forecast(plan, stages, program, engine=engine, skip=skip) for engine, skip in ways]
 
 
-def on_catalog(told: dict[str, Any], node: str) -> dict[str, Any]:
+def on_catalog(job: dict[str, Any], node: str) -> dict[str, Any]:
     """The same job with so many times its data-parallel ranks that they fill whole nodes of eight GPUs."""
-    mesh, views = told["plan"]["mesh"], told["plan"]["views"]
+    mesh, views = job["plan"]["mesh"], job["plan"]["views"]
     gpus = math.prod(mesh.values())
     more = math.lcm(gpus, 8) // gpus
-    batch = {**told["batch"], "global": told["batch"]["global"] * more}
+    batch = {**job["batch"], "global": job["batch"]["global"] * more}
     wider = {name: {**view, "edp": view["edp"] * more} for name, view in views.items()}
-    plan = {**told["plan"], "mesh": {**mesh, "dp": mesh["dp"] * more}, "views": wider}
-    return {**told, "cluster": f"{node}:{gpus * more // 8}", "batch": batch, "plan": plan}
+    plan = {**job["plan"], "mesh": {**mesh, "dp": mesh["dp"] * more}, "views": wider}
+    return {**job, "cluster": f"{node}:{gpus * more // 8}", "batch": batch, "plan": plan}

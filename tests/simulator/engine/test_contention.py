@@ -1,4 +1,4 @@
-"""Ops that share links and multiprocessors: cases worked out by hand, and what holds of whole jobs."""
+"""Ops that share links and multiprocessors: cases worked out by hand, and properties of whole jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NETWORK, UP = (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)
 
 
 class Case:
-    """A handful of ops, each with what it occupies."""
+    """A handful of ops, each with the resources that it occupies."""
 
     def __init__(self) -> None:
         self.flat = FlatProgram()
@@ -79,7 +79,7 @@ def test_two_collectives_on_one_port_take_twice_as_long() -> None:
     assert case.ends == pytest.approx([20.0, 20.0])
 
 
-def test_one_that_comes_in_the_middle_slows_the_rest_of_the_first() -> None:
+def test_a_later_flow_slows_the_rest_of_the_first() -> None:
     """From 5 to 15 both at half rate, then the second has 5 left."""
     case = Case()
     case.collective(10.0)
@@ -120,7 +120,7 @@ def test_while_one_waits_for_its_latency_the_other_has_the_link() -> None:
     assert case.ends == pytest.approx([12.0, 10.0])
 
 
-def test_what_uses_other_links_or_another_device_is_not_slowed() -> None:
+def test_ops_on_other_links_or_devices_are_not_slowed() -> None:
     case = Case()
     case.collective(10.0, NETWORK)
     case.collective(10.0, UP)
@@ -128,7 +128,7 @@ def test_what_uses_other_links_or_another_device_is_not_slowed() -> None:
     assert case.ends == [10.0, 10.0, 10.0]
 
 
-def test_messages_share_the_way_out_and_the_way_in_but_pass_those_that_come_the_other_way() -> None:
+def test_messages_share_each_direction_of_a_port_separately() -> None:
     opposite, out, into = Case(), Case(), Case()
     opposite.message(0, 1)
     opposite.message(1, 0)
@@ -192,7 +192,7 @@ def test_kernels_never_stand_still() -> None:
     assert case.ends[0] == pytest.approx(1 / LEAST)
 
 
-def test_a_kernel_that_begins_beside_a_collective_is_slow_from_the_start() -> None:
+def test_a_kernel_that_starts_during_a_collective_is_slow_from_the_start() -> None:
     case = Case()
     first = case.kernel(2.0, ALONE)
     case.collective(10.0, kept=0.5)
@@ -205,7 +205,7 @@ def test_a_kernel_that_begins_beside_a_collective_is_slow_from_the_start() -> No
 MESH = Mesh({"pp": 2, "dp": 4, "tp": 8})
 
 
-def test_what_a_collective_occupies() -> None:
+def test_resources_of_a_collective() -> None:
     """NVLink alone inside a node; between nodes the port, which each of the eight groups of a node has for itself."""
     costs = Costs(load_cluster("dgx-h100:8"), MESH)
     big = 2**30
@@ -240,7 +240,7 @@ def test_small_collectives_are_mostly_latency() -> None:
     assert costs.use(work).moving < 0.1 * costs.estimate(work).seconds
 
 
-def test_what_messages_and_kernels_occupy() -> None:
+def test_resources_of_messages_and_kernels() -> None:
     costs = Costs(load_cluster("dgx-h100:8"), MESH)
     far, near = Transfer(2**24, "pp", 0, 1), Transfer(2**24, "tp", 0, 1)
     assert costs.use(far) == Use(costs.estimate(far).seconds, NETWORK)
@@ -289,23 +289,23 @@ def crowded(work: Work) -> Use:
 PRICE = Ideal(links=1e6, latency=1e-5)
 
 
-def flat_of(told: dict[str, Any], price: Any = PRICE) -> tuple[FlatProgram, int]:
-    plan = resolve_plan(load_job(told), price=price)
+def flat_of(job: dict[str, Any], price: Any = PRICE) -> tuple[FlatProgram, int]:
+    plan = resolve_plan(load_job(job), price=price)
     return flatten(build_program(plan, price)[1]), plan.shape.p
 
 
 @examples(30)
-@given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
-def test_where_nothing_is_shared_the_times_are_those_of_simpy_to_the_last_bit(told: dict[str, Any]) -> None:
-    flat, devices = flat_of(told)
+@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_without_sharing_the_times_equal_those_of_simpy_bit_by_bit(job: dict[str, Any]) -> None:
+    flat, devices = flat_of(job)
     assert shared.play(flat, [lambda work: ALONE] * devices) == simpy_engine.play(flat)
 
 
 @examples(20)
-@given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
-def test_where_none_meets_another_the_times_are_those_of_simpy(told: dict[str, Any]) -> None:
+@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_without_contention_the_times_equal_those_of_simpy(job: dict[str, Any]) -> None:
     """Every stream has a link of its own, which is so wide that all fit."""
-    flat, devices = flat_of(told)
+    flat, devices = flat_of(job)
     narrow = Use(1.0, (0.1, 0.1, 0.1))
     plain, again = simpy_engine.play(flat), shared.play(flat, [lambda work: narrow] * devices)
     assert again.begin == pytest.approx(plain.begin, rel=1e-12)
@@ -313,9 +313,9 @@ def test_where_none_meets_another_the_times_are_those_of_simpy(told: dict[str, A
 
 
 @examples(30)
-@given(told=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
-def test_sharing_makes_no_op_earlier_and_no_op_shorter(told: dict[str, Any]) -> None:
-    flat, devices = flat_of(told)
+@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+def test_sharing_makes_no_op_earlier_and_no_op_shorter(job: dict[str, Any]) -> None:
+    flat, devices = flat_of(job)
     plain, found = simpy_engine.play(flat), shared.play(flat, [crowded] * devices)
     slack = 1e-12 * found.span
     assert all(late >= early - slack for late, early in zip(found.begin, plain.begin, strict=True))
@@ -325,9 +325,9 @@ def test_sharing_makes_no_op_earlier_and_no_op_shorter(told: dict[str, Any]) -> 
 
 
 @examples(30)
-@given(told=jobs(launch=(0.0, 1e-4), passes=40))
-def test_every_op_does_its_work_and_no_link_more_than_it_can(told: dict[str, Any]) -> None:
-    flat, devices = flat_of(told)
+@given(job=jobs(launch=(0.0, 1e-4), passes=40))
+def test_every_op_does_its_work_and_no_link_more_than_it_can(job: dict[str, Any]) -> None:
+    flat, devices = flat_of(job)
     seen: list[Watched] = []
 
     def running(env: simpy.Environment) -> Any:
@@ -396,7 +396,7 @@ def real(plan: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> None:
-    """Not so of every order of ops: what comes sooner may stand in another's way."""
+    """Not true of every order of ops: an earlier op may delay another one."""
     spans = []
     for rate in [1e8 * 2**i for i in range(12)]:
         price = Ideal(flops=1e14, memory=1e12, links=rate)
@@ -416,9 +416,9 @@ def test_whole_jobs_are_never_slower_on_faster_links(plan: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_report_of_what_was_shared_adds_up(plan: dict[str, Any]) -> None:
-    told = real(plan)
-    plain, found = simulate(told, "simpy"), simulate(told, "shared")
+def test_the_report_of_contention_adds_up(plan: dict[str, Any]) -> None:
+    job = real(plan)
+    plain, found = simulate(job, "simpy"), simulate(job, "shared")
     assert found.step_time >= plain.step_time * (1 - 1e-12)
     assert math.fsum(found.breakdown.parts.values()) == pytest.approx(found.play.step.span, rel=1e-9)
     for kind in ("gemm", "attention"):
@@ -427,11 +427,11 @@ def test_a_report_of_what_was_shared_adds_up(plan: dict[str, Any]) -> None:
         assert found.breakdown.parts[kind] == pytest.approx(plain.breakdown.parts[kind], rel=1e-9)
     assert found.play.peaks == plain.play.peaks
     assert set(found.assumed) > set(plain.assumed)
-    assert found.to_dict() == simulate(told, "shared").to_dict()
+    assert found.to_dict() == simulate(job, "shared").to_dict()
 
 
-def test_overlapped_gathers_slow_the_products_beside_them() -> None:
-    """FSDP beside TP: a gather keeps 24 of 132 multiprocessors, and at most three collectives run at once."""
-    told = real(PLANS[2])
-    plain, found = simulate(told, "simpy").breakdown, simulate(told, "shared").breakdown
+def test_overlapped_all_gathers_slow_concurrent_gemms() -> None:
+    """FSDP with TP: an all-gather occupies 24 of 132 multiprocessors, and at most three collectives run at once."""
+    job = real(PLANS[2])
+    plain, found = simulate(job, "simpy").breakdown, simulate(job, "shared").breakdown
     assert plain.parts["gemm"] * 1.005 < found.parts["gemm"] <= plain.parts["gemm"] / (1 - 3 * 24 / 132)

@@ -19,7 +19,7 @@ from simulator.job.load import load_job
 from simulator.program.build import build
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import Action, PipelineShape, Schedule
-from tests.contract.measure import ops_beside
+from tests.contract.measure import side_ops_of
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import (
     LAUNCH,
@@ -36,23 +36,23 @@ DRAWN = jobs(launch=LAUNCH, passes=80)
 
 
 @examples(110)
-@given(told=DRAWN)
-def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
-    check_reports(told)
+@given(job=DRAWN)
+def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
+    check_reports(job)
 
 
 @pytest.mark.parametrize("node", ["dgx-h100", "dgx-a100"])
 @examples(40)
-@given(told=jobs(launch=LAUNCH, passes=80, formats=("bf16",)))
-def test_all_engines_agree_on_clusters_of_the_catalog(node: str, told: dict[str, Any]) -> None:
-    check_reports(on_catalog(told, node))
+@given(job=jobs(launch=LAUNCH, passes=80, formats=("bf16",)))
+def test_all_engines_agree_on_clusters_of_the_catalog(node: str, job: dict[str, Any]) -> None:
+    check_reports(on_catalog(job, node))
 
 
 @examples(90)
-@given(told=jobs(launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
-def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
+@given(job=jobs(launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
+def test_all_engines_agree_whatever_takes_longest(job: dict[str, Any], price: Ideal) -> None:
     """Communication, computation or the host by far the slowest; communication for nothing."""
-    check_alike(play_by_engines(told, price))
+    check_alike(play_by_engines(job, price))
 
 
 class Split(Schedule):
@@ -76,12 +76,12 @@ class Split(Schedule):
 
 @examples(40)
 @given(
-    told=jobs(("pipeline/1f1b",), recompute=False, launch=LAUNCH[:3], passes=80),
+    job=jobs(("pipeline/1f1b",), recompute=False, launch=LAUNCH[:3], passes=80),
     late=st.integers(0, 3),
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-4])),
 )
-def test_all_engines_agree_on_backward_passes_in_two_parts(told: dict[str, Any], late: int, price: Ideal) -> None:
-    plan = resolve_plan(load_job(told), price=price)
+def test_all_engines_agree_on_backward_passes_in_two_parts(job: dict[str, Any], late: int, price: Ideal) -> None:
+    plan = resolve_plan(load_job(job), price=price)
     schedule = Split(plan.schedule.over, None, plan.mesh)
     schedule.late = late
     stages, updates = lower_stages(plan)
@@ -115,8 +115,8 @@ def job(plan: dict[str, Any], gpus: int, batch: int, **framework: Any) -> dict[s
 def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], overlap: bool, launch: float) -> None:
     gpus = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
     framework = {"overlap": {"dp": True, "pp": overlap}, "launch_s": launch}
-    told = job(plan, gpus, 96 * plan.get("dp", 1), **framework)
-    ways = [report.play for report in simulate_by_engines(told)]
+    config = job(plan, gpus, 96 * plan.get("dp", 1), **framework)
+    ways = [report.play for report in simulate_by_engines(config)]
     skipping, plain = ways[2].step, ways[3].step
     assert isinstance(skipping, ByMatrices) and isinstance(plain, ByMatrices)
     actions = len(skipping.program.timetable.actions)
@@ -131,7 +131,7 @@ def test_a_long_pipeline_is_skipped_and_stays_the_same(plan: dict[str, int], ove
 
 
 def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
-    """The host moves less from round to round than the rest, and sends wait for it: rounds that are not alike."""
+    """The host advances less per round than the devices, and sends wait for it: the rounds differ."""
     model = {"layers": 4, "hidden": 8, "heads": 2, "head_dim": 2, "vocab": 2, "seq": 32, "ffn": 2, "gated": True}
     schemes = [
         {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2},
@@ -139,29 +139,29 @@ def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
         {"use": "tensor/megatron-sp", "over": "tp"},
     ]
     framework = {"overlap": {"dp": False, "pp": False}, "regather": True, "attention": "unfused", "launch_s": 1e-3}
-    told = {
+    config = {
         **job({"mesh": {"pp": 2, "tp": 2}, "schemes": schemes}, 4, 28, **framework),
         "model": {**model, "positions": "rope", "dropout": 0.1, "tied": False},
         "batch": {"global": 28, "micro": 2},
     }
-    check_alike(play_by_engines(told, Ideal(links=1e6)))
+    check_alike(play_by_engines(config, Ideal(links=1e6)))
 
 
 # ----------------------------------------------------------------------------------------------- the host
 
 
 def issued(played: Played, device: int) -> int:
-    """Ops that the host of a device issues: kernels, collectives and sends, but not what a hook issues beside them."""
-    beside = {id(op) for chain in played.stages for op in ops_beside((*chain.ahead, *chain.behind))}
-    return sum(op.work is not None and id(op) not in beside for _, op in played.instances(device))
+    """Ops that the host of a device issues: kernels, collectives and sends, but no side ops of hooks."""
+    side_ops = {id(op) for chain in played.stages for op in side_ops_of((*chain.ahead, *chain.behind))}
+    return sum(op.work is not None and id(op) not in side_ops for _, op in played.instances(device))
 
 
 @examples(40)
-@given(told=jobs(launch=(1e-6, 1e-4, 5e-3)))
-def test_a_slow_host_takes_its_time_for_every_op(told: dict[str, Any]) -> None:
-    launch = told["framework"]["set"]["launch_s"]
+@given(job=jobs(launch=(1e-6, 1e-4, 5e-3)))
+def test_a_slow_host_takes_its_time_for_every_op(job: dict[str, Any]) -> None:
+    launch = job["framework"]["set"]["launch_s"]
     for engine in ("simpy", "sweep", "matrices"):
-        run = play_job(told, engine=engine)
+        run = play_job(job, engine=engine)
         counts = [issued(run, device) for device in range(run.plan.shape.p)]
         assert run.step.span >= max(counts) * launch * (1 - 1e-9)
         for device, count in enumerate(counts):
@@ -178,17 +178,17 @@ def test_where_the_host_takes_longest_the_step_is_its_time() -> None:
 
 
 @examples(12)
-@given(told=jobs())
-def test_a_slower_host_never_makes_a_step_shorter(told: dict[str, Any]) -> None:
+@given(job=jobs())
+def test_a_slower_host_never_makes_a_step_shorter(job: dict[str, Any]) -> None:
     launches = (0.0, 1e-12, 1e-9, 1e-7, 1e-6, 1e-5, 1e-3)
-    spans = [simulate(changed(told, launch_s=launch)).step_time for launch in launches]
+    spans = [simulate(changed(job, launch_s=launch)).step_time for launch in launches]
     assert all(one <= other * (1 + 1e-12) for one, other in pairwise(spans))
     assert spans[1] == pytest.approx(spans[0], rel=1e-3), "a host that takes next to no time is as good as none"
 
 
-def test_a_bucket_that_waits_for_what_arrives_alone() -> None:
+def test_a_bucket_that_waits_for_a_message_without_a_kernel() -> None:
     """The gradients of biases behind a residual are complete when the gradient comes in: no kernel makes them."""
-    told = {
+    job = {
         "model": {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 160, "seq": 1024},
         "cluster": {"gpu": "a100-sxm-80", "gpus": 64},
         "framework": {"name": "megatron-core", "set": {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}},
@@ -203,6 +203,6 @@ def test_a_bucket_that_waits_for_what_arrives_alone() -> None:
             "partition": [1, 2, 1, 1, 1, 0],
         },
     }
-    swept, played = simulate(told, engine="sweep"), simulate(told)
+    swept, played = simulate(job, engine="sweep"), simulate(job)
     assert played.breakdown.parts == pytest.approx(swept.breakdown.parts, abs=1e-9 * swept.step_time)
     assert played.breakdown.parts["dp"] > 0

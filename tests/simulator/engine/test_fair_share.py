@@ -20,7 +20,7 @@ def test_alone_every_flow_goes_at_full_rate() -> None:
     assert fair_rates([{"a": 1.0}, {"b": 1.0}, {"c": 0.5}]) == [1.0, 1.0, 1.0]
 
 
-def test_flows_that_fit_beside_each_other_are_not_slowed() -> None:
+def test_flows_that_fit_together_are_not_slowed() -> None:
     assert fair_rates([{"a": 0.5}, {"a": 0.3}, {"a": 0.2}]) == [1.0, 1.0, 1.0]
 
 
@@ -29,12 +29,12 @@ def test_equal_flows_share_a_link_evenly(count: int) -> None:
     assert fair_rates([{"a": 1.0}] * count) == pytest.approx([1 / count] * count)
 
 
-def test_who_asks_for_less_than_an_even_share_gets_it() -> None:
+def test_a_flow_below_its_even_share_gets_all_it_asks_for() -> None:
     """Of 1, 0.2 goes to the third, and 0.4 to each of the others."""
     assert fair_rates([{"a": 1.0}, {"a": 0.5}, {"a": 0.2}]) == pytest.approx([0.4, 0.8, 1.0])
 
 
-def test_what_is_held_back_elsewhere_leaves_room() -> None:
+def test_a_flow_limited_elsewhere_leaves_bandwidth() -> None:
     """The second flow has half of b, and so a quarter of a."""
     assert fair_rates([{"a": 1.0}, {"a": 0.5, "b": 1.0}, {"b": 1.0}]) == pytest.approx([0.75, 0.5, 0.5])
 

@@ -1,4 +1,4 @@
-"""Memory: how long a tensor lives, what a device holds at its peak, and the papers' formulas through whole plans."""
+"""Memory: lifetimes of tensors, peaks of devices, and the papers' formulas through whole plans."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.contract.of_tensor import LoweredLayer, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
 from tests.strategies import examples, jobs
 
-# ------------------------------------------------------------------------------------------------ touches
+# ------------------------------------------------------------------------------------------------ tensor uses
 
 
 def op(name: str, phase: str = "F") -> Op:
     return Op(name, work=Memory("add", 1, 1), phase=phase)
 
 
-def test_memory_lives_from_the_first_touch_to_the_last() -> None:
+def test_memory_lives_from_the_first_use_to_the_last() -> None:
     f1, f2, f3, b1, b2 = op("f1"), op("f2"), op("f3"), op("b1", "B"), op("b2", "B")
     elsewhere = op("of another stage")
     tensor_uses = [
@@ -56,7 +56,7 @@ def test_memory_lives_from_the_first_touch_to_the_last() -> None:
     }
 
 
-def test_what_goes_from_unit_to_unit_is_taken_once() -> None:
+def test_tensors_passed_between_units_are_allocated_once() -> None:
     """The residual is taken where it is made and given back where it was needed last; so is its gradient."""
     f1, f2, b1, b2 = op("f1"), op("f2"), op("b1", "B"), op("b2", "B")
     tensor_uses = [TensorUse("x", 8, f1), TensorUse("x", 8, b2), TensorUse("y", 9, f2, made=True)]
@@ -71,7 +71,7 @@ def test_what_goes_from_unit_to_unit_is_taken_once() -> None:
     ]
 
 
-def test_what_a_collective_used_is_free_once_somebody_has_waited_for_it() -> None:
+def test_buffers_of_a_collective_are_freed_once_an_op_has_waited_for_it() -> None:
     """The host goes on behind a collective: its buffers are free where the computation first waits for it."""
     a, gather, b, user, c = op("a"), op("gather"), op("b"), op("user"), op("c")
     gather.stream = "tensor"
@@ -95,7 +95,7 @@ def test_what_a_collective_used_is_free_once_somebody_has_waited_for_it() -> Non
     )
 )
 def test_profiles_are_walks_in_short(rows: list[tuple[list[tuple[bool, int, str]], int]]) -> None:
-    """The peak and its parts of profiles in a row, each so many times, are those of all their events one by one."""
+    """Peak and categories of repeated profiles equal those of a walk over all their events."""
     held = dict.fromkeys(CATEGORIES, 0.0)
     top = 0.0
     profiles = []
@@ -113,14 +113,14 @@ def test_profiles_are_walks_in_short(rows: list[tuple[list[tuple[bool, int, str]
 
 
 def by_hand(played: Played, device: int) -> float:
-    """The largest sum of all categories, by walking over all moments; what lives through the step left out."""
+    """The largest sum of all categories over all moments, without the states that live through the step."""
     return max(accumulate((nbytes for _, nbytes, _ in played.changes(device)), initial=0.0))
 
 
 @examples(30)
-@given(told=jobs())
-def test_the_peak_adds_up_by_category(told: dict[str, Any]) -> None:
-    played = play_job(told)
+@given(job=jobs())
+def test_the_peak_adds_up_by_category(job: dict[str, Any]) -> None:
+    played = play_job(job)
     for device, peak in enumerate(played.peaks):
         resting = played.resting(device)
         assert peak.total == pytest.approx(sum(peak.by.values()))
@@ -129,7 +129,7 @@ def test_the_peak_adds_up_by_category(told: dict[str, Any]) -> None:
             assert 0 <= nbytes - resting.get(name, 0) <= played.category_peak(device, name) + 1e-6
 
 
-def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
+def test_messages_during_an_action_are_in_flight() -> None:
     """1F1B at its peak: the forward pass before has sent, the backward pass behind receives; the last device has no
     forward pass that sends, and no backward pass that receives."""
     message = 2 * S * B * H
@@ -141,18 +141,18 @@ def test_what_is_sent_and_received_beside_an_action_is_in_flight() -> None:
         assert without.by == {name: nbytes for name, nbytes in peak.by.items() if name != "buffers"}
 
 
-@given(told=jobs(), price=st.builds(Ideal, links=st.sampled_from([1e4, 1e9]), flops=st.sampled_from([1e6, 1e12])))
+@given(job=jobs(), price=st.builds(Ideal, links=st.sampled_from([1e4, 1e9]), flops=st.sampled_from([1e6, 1e12])))
 @examples(20)
-def test_memory_follows_the_order_and_not_the_times(told: dict[str, Any], price: Ideal) -> None:
-    assert play_job(told, price, engine="matrices").peaks == play_job(told).peaks
+def test_memory_follows_the_order_and_not_the_times(job: dict[str, Any], price: Ideal) -> None:
+    assert play_job(job, price, engine="matrices").peaks == play_job(job).peaks
 
 
-@given(told=jobs(recompute=False))
+@given(job=jobs(recompute=False))
 @settings(max_examples=30)
-def test_states_rest_as_the_papers_say(told: dict[str, Any]) -> None:
+def test_resident_states_match_the_papers(job: dict[str, Any]) -> None:
     """bf16 weights, fp32 gradients, master weights and two moments: 18 bytes a parameter; ZeRO-1 6 + 12/n; FSDP, whose
     cut weights are the master weights, 16/n. n ranks see other tokens with the same weights, of experts other ones."""
-    played = play_job(told)
+    played = play_job(job)
     (data,) = played.plan.family("data")
     for device, peak in enumerate(played.peaks):
         wanted = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
@@ -198,7 +198,7 @@ def gpt(
 
 
 def at_the_ends(played: Played, device: int, kind: str, t: int) -> float:
-    """Bytes a micro-batch keeps besides its layers: the dropout mask of the embedding and its ids (eight bytes each);
+    """Bytes of a micro-batch outside of its layers: the dropout mask of the embedding and its ids (eight bytes each);
     the final norm's input and output."""
     if device == 0:
         return S * B * H / (t if kind == "sp" else 1) + 8 * S * B
@@ -210,7 +210,9 @@ def at_the_ends(played: Played, device: int, kind: str, t: int) -> float:
 @pytest.mark.parametrize("t", [1, 2, 4])
 @pytest.mark.parametrize(("kind", "recompute"), LAYER.keys())
 def test_activations_of_a_whole_plan(kind: str, recompute: str, t: int) -> None:
-    """Stage i of 1F1B holds p - i micro-batches of its L/p layers: the first stage those of all L layers."""
+    """Stage i of 1F1B holds p - i micro-batches of its L/p layers: the first stage as many activations as all L layers
+    have.
+    """
     p, layers, m = 4, 8, 6
     played = gpt(layers, t, p, m, kind, recompute)
     for device in range(p):
@@ -257,8 +259,9 @@ def test_interleaving_holds_more(p: int, v: int) -> None:
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_logits_of_the_last_stage(t: int) -> None:
-    """Four bytes a logit wait for the backward pass, of one micro-batch, cut along the vocabulary; beside them are the
-    two of a logit, or of its gradient, in the format of the activations."""
+    """Four bytes per logit, sharded along the vocabulary, wait for the backward pass of one micro-batch; two more per
+    logit, or per gradient of one, have the format of the activations.
+    """
     played = gpt(4, t, 2, 4, "sp", "none")
     assert played.category_peak(1, "logits") == (4 + 2) * B * S * 128 / t
     assert played.category_peak(0, "logits") == 0
@@ -274,7 +277,7 @@ SAVINGS = {
 
 @pytest.mark.parametrize("t", [1, 2])
 @pytest.mark.parametrize("module", SAVINGS)
-def test_what_recomputing_a_module_saves(module: str, t: int) -> None:
+def test_memory_saved_by_recomputing_a_module(module: str, t: int) -> None:
     def kept(*more: Any) -> float:
         return activations_per_layer(LoweredLayer(t, B, S, H, A, more=more), "tensor/megatron-sp")
 
@@ -320,7 +323,7 @@ def test_a_residuals_gradient_lives_until_it_is_added() -> None:
 
 
 def test_scores_take_memory_on_their_way() -> None:
-    """Unfused attention: the scores stand beside the softmax that is made of them."""
+    """Unfused attention: the scores are live together with their softmax."""
     fragment = LoweredLayer(t=1, b=1, s=S, h=H, a=A).layer(None)[0].fragment
     scores = 2 * A * S * S
     passing = [t for t in fragment.tensor_uses if t.key.startswith(("core.0", "d:core.")) and t.made]
@@ -341,8 +344,8 @@ def test_figure_1_of_the_sequence_parallelism_paper(
 
     def activations(sequence_parallel: bool, recompute: str) -> float:
         plan = {"tp": 8, "pp": pp, "chunks": chunks, "recompute": recompute, "sequence_parallel": sequence_parallel}
-        told = {"model": model, "cluster": f"dgx-a100:{pp}", "batch": batch, "plan": plan}
-        return play_job({**told, "framework": {"set": {"attention": "unfused"}}}).kept(0) / 2**30
+        job = {"model": model, "cluster": f"dgx-a100:{pp}", "batch": batch, "plan": plan}
+        return play_job({**job, "framework": {"set": {"attention": "unfused"}}}).kept(0) / 2**30
 
     assert activations(False, "none") == pytest.approx(whole, rel=0.02)
     assert activations(True, "selective") == pytest.approx(least, rel=0.02)

@@ -90,7 +90,7 @@ def by_hand(played: Played, pace: Pace) -> float:
 
 @pytest.mark.parametrize("data", ["ddp", "zero-1", "fsdp"])
 @pytest.mark.parametrize("degrees", [(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)])
-def test_ranks_meet_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
+def test_ranks_synchronise_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
     played = play_job(plan(*degrees, data=data), PRICE)
     for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.3, slow=3.0, seed=2), Pace(0.2, 0.5, 1.5, 11)):
         assert spans(played, pace) == [pytest.approx(by_hand(played, pace), rel=1e-12)]
@@ -124,15 +124,15 @@ def test_a_step_lasts_as_long_as_the_busiest_rank_computes_or_longer(jitter: flo
     assert (step.waited >= 0).all()
 
 
-def test_a_report_tells_what_unlike_ranks_cost() -> None:
+def test_a_report_states_the_cost_of_unequal_ranks() -> None:
     job = plan(2, 2, 2, jitter=0.1, steps=5, seed=3)
     report = simulate(job)
     plain = simulate(plan(2, 2, 2))
     assert report.step_time == plain.step_time and not plain.steps
-    told = report.to_dict()["noise"]
-    assert len(told["step_times_s"]) == 5 and told["median_s"] == pytest.approx(np.median(report.step_times))
-    assert told["over_equal_ranks"] > 1 and 0 <= told["slowest_rank"] < 8
-    assert told["its_kernels_s"] > told["mean_kernels_s"] > 0
+    noise = report.to_dict()["noise"]
+    assert len(noise["step_times_s"]) == 5 and noise["median_s"] == pytest.approx(np.median(report.step_times))
+    assert noise["over_equal_ranks"] > 1 and 0 <= noise["slowest_rank"] < 8
+    assert noise["its_kernels_s"] > noise["mean_kernels_s"] > 0
     assert report.to_dict()["job"]["noise"]["steps"] == 5
     assert "noise" not in plain.to_dict() and "noise" not in plain.to_dict()["job"]
 
@@ -156,8 +156,8 @@ def test_devices_that_decide_at_run_time_lose_less_to_noise() -> None:
     job["plan"]["schemes"][0]["use"] = "pipeline/varuna"
     job["plan"]["schemes"].append({"use": "memory/recompute-full"})
     report = simulate(job | {"noise": {"jitter": 0.4, "steps": 30}})
-    told = report.play.program, report.play.plan.mesh, "pp", Pace(jitter=0.4)
-    fixed = np.array([unfold(*told, step).span for step in range(30)])
+    run = report.play.program, report.play.plan.mesh, "pp", Pace(jitter=0.4)
+    fixed = np.array([unfold(*run, step).span for step in range(30)])
     free = np.array([step.span for step in report.steps])
     assert free.mean() < fixed.mean() and (free < fixed * (1 - 1e-9)).sum() > 15
     still = simulate(job | {"noise": {"steps": 1}})

@@ -1,6 +1,5 @@
-"""What is done to be quick changes no answer: rounds that are jumped over, ranks that are folded, what jobs share.
-
-Plans of every schedule, with any schemes beside it, at the catalog's prices.
+"""Shortcuts of the engines change no answer: skipped rounds, folded ranks, work shared between jobs. Plans of every
+schedule, with schemes of all families, at the catalog's prices.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ def peaks(report: Report) -> list[dict[str, float]]:
 
 
 @examples(200)
-@given(told=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
-def test_without_any_shortcut_the_step_and_its_memory_are_the_same(told: dict[str, Any]) -> None:
+@given(job=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
+def test_without_any_shortcut_the_step_and_its_memory_are_the_same(job: dict[str, Any]) -> None:
     """Op by op, every round, nothing shared with other jobs; and every rank by itself."""
-    quick = simulate(told, shared_work=SHOP)
-    plain = simulate(told, engine="sweep", skip=False, shared_work=SharedWork())
+    quick = simulate(job, shared_work=SHOP)
+    plain = simulate(job, engine="sweep", skip=False, shared_work=SharedWork())
     assert quick.step_time == pytest.approx(plain.step_time, rel=1e-9)
     assert peaks(quick) == [pytest.approx(by, rel=1e-9) for by in peaks(plain)]
     plan = plain.play.plan
@@ -39,9 +38,9 @@ def test_without_any_shortcut_the_step_and_its_memory_are_the_same(told: dict[st
 
 
 @examples(40)
-@given(told=jobs(EVERY, passes=40), engine=st.sampled_from(["simpy", "matrices"]))
-def test_every_engine_plays_every_schedule_alike(told: dict[str, Any], engine: Any) -> None:
-    one, other = simulate(told, engine="sweep"), simulate(told, engine=engine, skip=False)
+@given(job=jobs(EVERY, passes=40), engine=st.sampled_from(["simpy", "matrices"]))
+def test_every_engine_plays_every_schedule_alike(job: dict[str, Any], engine: Any) -> None:
+    one, other = simulate(job, engine="sweep"), simulate(job, engine=engine, skip=False)
     assert other.step_time == pytest.approx(one.step_time, rel=1e-9)
     parts, wanted = other.breakdown.parts, one.breakdown.parts
     assert parts == pytest.approx(wanted, rel=0, abs=1e-9 * one.step_time)

@@ -24,9 +24,9 @@ ROWS = {
     "partial to replicate": ({"tp": PARTIAL}, {}, [("all_reduce", WHOLE, "tp")]),
     "partial to shard": ({"tp": PARTIAL}, {"tp": "s"}, [("reduce_scatter", WHOLE, "tp")]),
     "shard to another shard": ({"tp": "s"}, {"tp": "h"}, [("all_to_all", WHOLE // 4, "tp")]),
-    "beside a cut that stays": ({"dp": "b", "tp": PARTIAL}, {"dp": "b"}, [("all_reduce", WHOLE // 3, "tp")]),
-    "gather beside a cut that stays": ({"dp": "b", "tp": "h"}, {"dp": "b"}, [("all_gather", WHOLE // 3, "tp")]),
-    "exchange beside a cut": ({"dp": "b", "tp": "h"}, {"dp": "b", "tp": "s"}, [("all_to_all", WHOLE // 12, "tp")]),
+    "all-reduce, data axis": ({"dp": "b", "tp": PARTIAL}, {"dp": "b"}, [("all_reduce", WHOLE // 3, "tp")]),
+    "all-gather, data axis": ({"dp": "b", "tp": "h"}, {"dp": "b"}, [("all_gather", WHOLE // 3, "tp")]),
+    "all-to-all, data axis": ({"dp": "b", "tp": "h"}, {"dp": "b", "tp": "s"}, [("all_to_all", WHOLE // 12, "tp")]),
     "slice on one, sum on the other": (
         {"tp": PARTIAL},
         {"cp": "s", "tp": "s"},
@@ -82,7 +82,7 @@ STATES = st.sampled_from(["b", "s", "h"])
     source=st.dictionaries(st.sampled_from(["dp", "cp", "tp"]), STATES | st.just(PARTIAL)),
     target=st.dictionaries(st.sampled_from(["dp", "cp", "tp"]), STATES),
 )
-def test_what_any_two_layouts_need(source: dict[str, str], target: dict[str, str]) -> None:
+def test_collectives_between_any_two_layouts(source: dict[str, str], target: dict[str, str]) -> None:
     """One movement per axis that is not whole already, in the order of the rule, each with the buffer it sees."""
     steps = collectives_between(X, source, target, MESH)
     assert {step.axes[0] for step in steps} == {axis for axis in source if source[axis] != target.get(axis)}, (

@@ -114,7 +114,7 @@ def test_both_readings_are_row_major_over_the_same_ranks(sizes: tuple[int, ...],
 
 
 @pytest.mark.parametrize(
-    ("axes", "view", "told"),
+    ("axes", "view", "message"),
     [
         ({"dp": 4, "tp": 2}, {"edp": 2, "ep": 2}, "edp 2 x ep 2 = 4 must be dp 4 x tp 2 = 8"),
         ({"dp": 3, "tp": 2}, {"edp": 2, "ep": 3}, "groups of 2 and of 3 consecutive ranks do not nest"),
@@ -122,18 +122,18 @@ def test_both_readings_are_row_major_over_the_same_ranks(sizes: tuple[int, ...],
         ({"dp": 4, "tp": 2}, {"dp": 2, "ep": 4}, "the mesh has an axis of this name"),
     ],
 )
-def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[str, int], told: str | None) -> None:
-    if told is None:
+def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[str, int], message: str | None) -> None:
+    if message is None:
         assert read(axes, view).world == 6
         return
-    with pytest.raises(PlanError, match=told) as error:
+    with pytest.raises(PlanError, match=message) as error:
         read(axes, view)
     assert error.value.where.startswith("plan.views")
     assert error.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("change", "where", "told"),
+    ("change", "where", "message"),
     [
         ({"views": {"experts": {"edp": 2, "ep": 2}}}, "plan.views.experts", "= 4 must be dp 4 x tp 2 = 8"),
         ({"views": {"others": {"edp": 2, "ep": 4}}}, "plan.views", ""),
@@ -148,7 +148,7 @@ def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[s
         ),
     ],
 )
-def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str, told: str) -> None:
+def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str, message: str) -> None:
     from simulator import simulate
 
     model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
@@ -163,7 +163,7 @@ def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str,
     model |= moe | change.get("model", {})
     with pytest.raises(PlanError) as error:
         simulate({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan})
-    assert error.value.where.startswith(where) and told in error.value.rule, str(error.value)
+    assert error.value.where.startswith(where) and message in error.value.rule, str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Routing that is not even: loads of experts and their ranks by hand, and what capacity drops."""
+"""Uneven routing: loads of experts and their ranks by hand, and choices dropped by a capacity."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_zipf_by_hand() -> None:
     assert spread.busiest_exchange == pytest.approx(36 / 25)
 
 
-def test_who_sends_most_may_be_busier_than_who_receives_most() -> None:
+def test_the_largest_sender_may_be_busier_than_the_largest_receiver() -> None:
     """Of three ranks the last is never chosen: it sends all that it has, where two thirds are even."""
     spread = Routing(counts=((1.0, 1.0, 0.0),)).load(3, 3)
     assert spread.rank_loads == pytest.approx([1.5, 1.5, 0])
@@ -66,7 +66,7 @@ def test_who_sends_most_may_be_busier_than_who_receives_most() -> None:
     assert many.busiest_exchange == pytest.approx(8 / 7)
 
 
-def test_counts_by_rank_say_what_stays() -> None:
+def test_counts_by_rank_determine_local_tokens() -> None:
     """Two ranks that choose their own experts only send nothing; if all choose the other's, all is sent."""
     near = Routing(counts=((3.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0))).load(2, 4)
     assert (near.remote, near.busiest_exchange, near.most_loaded) == (0, 1, 1)
@@ -77,8 +77,9 @@ def test_counts_by_rank_say_what_stays() -> None:
 
 @given(data=st.data(), places=PLACES)
 def test_nothing_is_lost_on_the_way(data: st.DataObject, places: tuple[int, int]) -> None:
-    """All ranks together compute all tokens, whatever the routing, and the most laden no fewer than the mean; it has
-    the groups that it computes. What is sent by some is received by others."""
+    """All ranks together compute all tokens, whatever the routing, and the most loaded rank no fewer than the mean; its
+    groups are those that it computes. Sent and received tokens are equal in number.
+    """
     ranks, experts = places
     routing = data.draw(routings(ranks, experts))
     spread = routing.load(ranks, experts)
@@ -124,11 +125,10 @@ def ranks_of(ranks: int, experts: int) -> Iterator[range]:
 
 
 @given(data=st.data(), places=PLACES, c=st.floats(0.1, 10), more=st.floats(1, 4))
-def test_capacity_drops_what_finds_no_place(
-    data: st.DataObject, places: tuple[int, int], c: float, more: float
-) -> None:
-    """Of each source's choices sum max(0, n - c) find none: the fewer the larger c, none from the most chosen expert's
-    share on. What is computed is padded, so all ranks are alike."""
+def test_capacity_drops_choices_beyond_it(data: st.DataObject, places: tuple[int, int], c: float, more: float) -> None:
+    """Of each source's choices sum max(0, n - c) are dropped: fewer for a larger c, none from the share of the most
+    popular expert on. Computed groups are padded, so all ranks have the same load.
+    """
     ranks, experts = places
     routing = data.draw(routings(ranks, experts))
     spread, shares = routing.load(ranks, experts, c), routing.shares(experts)
@@ -141,9 +141,10 @@ def test_capacity_drops_what_finds_no_place(
     assert spread.even and spread.most_loaded == 1
 
 
-def test_what_even_routers_drop_by_chance() -> None:
-    """n tokens each to one of E experts at random: at c = 1 about sqrt(E / (2 pi n)) find no place, 3.5 % of 8192 on
-    64. The counts are those in the middle of E like parts of the normal distribution that they come from."""
+def test_choices_dropped_by_chance_under_even_routing() -> None:
+    """n tokens each to one of E experts at random: at c = 1 about sqrt(E / (2 pi n)) are dropped, 3.5 % of 8192 on 64.
+    The counts are the quantiles, in the middle of E equal parts, of the normal distribution that they come from.
+    """
     experts, tokens = 64, 8192
     mean = tokens / experts
     chance = NormalDist(mean, math.sqrt(mean * (1 - 1 / experts)))

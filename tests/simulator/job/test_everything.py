@@ -1,4 +1,4 @@
-"""A job that says nearly everything that a job can say, and habits that stand for schemes."""
+"""A job with nearly every key of a job, and framework settings that stand for schemes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_all_of_it_is_forecast_at_once() -> None:
     assert by["optimizer"] == 0 and by["parameters"] > 0
 
 
-def test_what_comes_back_is_the_same_job() -> None:
+def test_the_long_form_is_the_same_job() -> None:
     once = load_job(EVERYTHING)
     again = load_job(once.to_dict())
     assert again.plan == once.plan and again.framework == once.framework and again.to_dict() == once.to_dict()
@@ -68,25 +68,25 @@ def with_tensor(**overlap: bool) -> dict[str, Any]:
 
 
 def test_overlap_of_tensor_parallelism_is_a_scheme_of_the_plan() -> None:
-    plain, told = load_job(with_tensor()), load_job(with_tensor(tp=True))
-    uses = [entry.use for entry in told.plan.schemes]
+    plain, overlapped = load_job(with_tensor()), load_job(with_tensor(tp=True))
+    uses = [entry.use for entry in overlapped.plan.schemes]
     before = [entry.use for entry in plain.plan.schemes]
     at = before.index("tensor/megatron-sp")
     assert uses == [*before[:at], "tensor/async-tp", *before[at:]]
-    assert [entry.use for entry in load_job(told.to_dict()).plan.schemes] == uses
-    assert simulate(told).step_time < simulate(plain).step_time
+    assert [entry.use for entry in load_job(overlapped.to_dict()).plan.schemes] == uses
+    assert simulate(overlapped).step_time < simulate(plain).step_time
 
 
-def test_a_plan_that_says_how_it_overlaps_keeps_that() -> None:
+def test_a_plan_with_its_own_overlap_scheme_keeps_it() -> None:
     job = with_tensor(tp=True)
     schemes = [{"use": "tensor/flux"}, {"use": "tensor/megatron-sp", "over": "tp"}]
-    told = load_job({**job, "plan": {"mesh": {"tp": 8}, "schemes": schemes}})
-    assert [entry.use for entry in told.plan.schemes] == ["tensor/flux", "tensor/megatron-sp"]
+    loaded = load_job({**job, "plan": {"mesh": {"tp": 8}, "schemes": schemes}})
+    assert [entry.use for entry in loaded.plan.schemes] == ["tensor/flux", "tensor/megatron-sp"]
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "llm-foundry", "reference"])
-def test_a_compiler_fuses_what_is_bound_by_memory(name: str) -> None:
-    """Eager kernels take longer, where a framework says so; fused ones no longer than those of Megatron-Core."""
+def test_a_compiler_fuses_memory_bound_kernels(name: str) -> None:
+    """Eager kernels take longer, where a framework sets that; fused ones no longer than those of Megatron-Core."""
 
     def bound(compiled: bool) -> float:
         framework = {"name": name, "set": {"compile": compiled}}

@@ -25,9 +25,9 @@ def job(plan: dict[str, Any], **framework: Any) -> dict[str, Any]:
     return {**JOB, "plan": plan, "framework": {"name": "reference", "set": framework}}
 
 
-def ops(told: dict[str, Any]) -> list[Op]:
+def ops(job: dict[str, Any]) -> list[Op]:
     """Of one rank's stage, each unit as often as it stands there."""
-    stages, _ = lower_stages(resolve_plan(load_job(told)))
+    stages, _ = lower_stages(resolve_plan(load_job(job)))
     found = []
     for unit_run in stages[0].unit_runs:
         found += [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) for _ in range(unit_run.count)]
@@ -63,17 +63,17 @@ def test_gradients_made_aside_take_memory_and_time() -> None:
     )
 
 
-def test_gradients_that_rest_cut_are_not_added_whole() -> None:
+def test_sharded_gradients_are_added_as_shards() -> None:
     assert moved(ops(job({"dp": 2, "fsdp": True})), "add w") == 0
 
 
 @pytest.mark.parametrize("sequence", [True, False])
 def test_gradients_of_activations_may_wait_for_those_of_weights(sequence: bool) -> None:
     plan = {"tp": 2, "sequence_parallel": sequence}
-    behind, beside = ops(job(plan)), ops(job(plan, overlap={"gradients": True}))
-    assert sorted(op.name for op in behind) == sorted(op.name for op in beside)
+    behind, during = ops(job(plan)), ops(job(plan, overlap={"gradients": True}))
+    assert sorted(op.name for op in behind) == sorted(op.name for op in during)
     # Behind: no product of weights is issued between an exchange and the next op that waits for it.
-    for every, hidden in ((behind, False), (beside, True)):
+    for every, hidden in ((behind, False), (during, True)):
         waiting = [
             isinstance(following.work, Gemm) and following.phase == "W" and op not in following.after
             for op, following in itertools.pairwise(every)
@@ -90,14 +90,14 @@ def test_alone_there_is_nothing_to_wait_for() -> None:
     assert times[0] == times[1]
 
 
-def test_what_fsdp_gathers_is_copied_out_and_gradients_into_a_buffer() -> None:
+def test_fsdp_copies_gathered_weights_out_and_gradients_into_a_buffer() -> None:
     plan = {"dp": 2, "fsdp": True}
-    apart, within = ops(job(plan)), ops(job(plan, gathers_apart=False))
+    separate, within = ops(job(plan)), ops(job(plan, gathers_apart=False))
     model = resolve_plan(load_job(job(plan))).job.model
     weights, table = model.parameters, model.vocab * model.hidden
     # Weights in bf16 are read and written in both passes, but for the table of both ends, which stays; gradients once.
-    assert moved(apart, "copy params") == 2 * 2 * (2 * weights - table) and moved(within, "copy params") == 0
-    assert moved(apart, "pack grads") == 2 * 2 * weights and moved(within, "pack grads") == 0
+    assert moved(separate, "copy params") == 2 * 2 * (2 * weights - table) and moved(within, "copy params") == 0
+    assert moved(separate, "pack grads") == 2 * 2 * weights and moved(within, "pack grads") == 0
     reports = [simulate(job(plan, gathers_apart=word)) for word in (True, False)]
     assert reports[0].peak_allocated > reports[1].peak_allocated and reports[0].step_time > reports[1].step_time
 
@@ -110,14 +110,14 @@ def test_a_unit_waits_for_its_own_weights_and_not_for_its_neighbours() -> None:
 
 
 def test_gradients_are_no_narrower_than_fp32_weights() -> None:
-    told = {**JOB, "cluster": {"gpu": "cpu-core", "gpus": 2}, "precision": "fp32"}
-    assert load_job(told).framework.gradients == "fp32"
-    assert load_job({**told, "precision": {"compute": "fp32", "gradients": "bf16"}}).framework.gradients == "bf16"
+    job = {**JOB, "cluster": {"gpu": "cpu-core", "gpus": 2}, "precision": "fp32"}
+    assert load_job(job).framework.gradients == "fp32"
+    assert load_job({**job, "precision": {"compute": "fp32", "gradients": "bf16"}}).framework.gradients == "bf16"
     assert load_job(JOB).framework.gradients == "bf16"
 
 
 @pytest.mark.parametrize("plan", [PLAIN, {"tp": 2}, {"dp": 2, "fsdp": True}, {"pp": 2, "tp": 1}])
-def test_every_engine_plays_these_habits_alike(plan: dict[str, Any]) -> None:
+def test_all_engines_agree_on_framework_settings(plan: dict[str, Any]) -> None:
     times = [simulate(job(plan), engine).step_time for engine in ("matrices", "sweep", "simpy")]  # type: ignore[arg-type]
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
 

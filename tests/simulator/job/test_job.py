@@ -79,10 +79,10 @@ def test_the_job_of_an_answer_gives_the_same_answer() -> None:
 
 
 @settings(max_examples=10)
-@given(told=jobs())
-def test_any_jobs_long_form_gives_the_same_answer(told: dict[str, Any]) -> None:
-    told = {**told, "model": told["model"].model_dump()}
-    first = report(told)
+@given(job=jobs())
+def test_any_jobs_long_form_gives_the_same_answer(job: dict[str, Any]) -> None:
+    job = {**job, "model": job["model"].model_dump()}
+    first = report(job)
     assert report(first["job"]) == first
     json.dumps(first, allow_nan=False)
 
@@ -177,7 +177,7 @@ def test_set_leaves_the_callers_mapping_alone() -> None:
         ("plan.tp=", "whole number"),
     ],
 )
-def test_a_bad_change_is_told(change: str, rule: str) -> None:
+def test_a_bad_change_is_refused(change: str, rule: str) -> None:
     with pytest.raises(PlanError) as refused:
         load_job(copy.deepcopy(SHORT), [change])
     assert rule in str(refused.value)
@@ -221,10 +221,22 @@ SHORT_MISTAKES: dict[str, tuple[str, Any, type[MeshcastError], str, list[str]]] 
     "tokens are NaN": ("run.tokens", NAN, P, "job.run.tokens", ["finite"]),
     "price is infinite": ("run.price_per_gpu_hour", math.inf, P, "job.run.price_per_gpu_hour", ["finite"]),
     "unknown framework": ("framework", "megatron", P, "framework.name", ["'megatron-core'"]),
-    "unknown habit": ("framework", {"set": {"overlapp": 1}}, P, "framework.set.overlapp", ["'overlap'"]),
-    "unknown inner habit": ("framework.set", {"overlap": {"ddp": True}}, P, "framework.set.overlap.ddp", ["'dp'"]),
-    "habit of a wrong type": ("framework.set", {"regather": "maybe"}, P, "framework.set.regather", []),
-    "habit is NaN": ("framework.set", {"bucket": {"elements": NAN}}, P, "framework.set.bucket.elements", ["finite"]),
+    "unknown setting": (
+        "framework",
+        {"set": {"overlapp": 1}},
+        P,
+        "framework.set.overlapp",
+        ["'overlap'"],
+    ),
+    "unknown inner setting": (
+        "framework.set",
+        {"overlap": {"ddp": True}},
+        P,
+        "framework.set.overlap.ddp",
+        ["'dp'"],
+    ),
+    "setting of a wrong type": ("framework.set", {"regather": "maybe"}, P, "framework.set.regather", []),
+    "setting is NaN": ("framework.set", {"bucket": {"elements": NAN}}, P, "framework.set.bucket.elements", ["finite"]),
     "unknown rate": ("framework.set", {"rates": {"kernels": 1.0}}, P, "rates", ["kernel"]),
     "precision": ("precision", "bf17", P, "job.precision", ["'bf16'"]),
     "optimizer": ("optimizer", "sgd", P, "job.optimizer", ["adam"]),
@@ -275,8 +287,8 @@ def check_mistake(job: dict[str, Any], kind: type[MeshcastError], where: str, wo
         assert word in text, text
     assert "\n" not in text and len(text) < 600
     assert "validation error" not in text and "pydantic" not in text
-    told = json.loads(json.dumps(error.to_dict()))
-    assert set(told) == {"kind", "where", "value", "rule", "remedy"} and told["kind"] == kind.__name__
+    answer = json.loads(json.dumps(error.to_dict()))
+    assert set(answer) == {"kind", "where", "value", "rule", "remedy"} and answer["kind"] == kind.__name__
 
 
 @pytest.mark.parametrize(
@@ -301,7 +313,7 @@ def test_a_mistake_in_the_long_form_is_one_clear_message(
 SLY: dict[str, tuple[dict[str, Any], str, Any, str]] = {
     # (job, field, value, what stands in the message)
     "tp is true": (SHORT, "plan.tp", True, "whole number"),
-    "a habit without end": (SHORT, "framework", {"set": {"step_overhead_s": math.inf}}, "finite"),
+    "an infinite setting": (SHORT, "framework", {"set": {"step_overhead_s": math.inf}}, "finite"),
     "zero 4": (SHORT, "plan.zero", 4, "0, 1, 2, 3"),
     "key of the precision": (SHORT, "precision", {"computes": "bf16"}, "'compute'"),
     "global by another name": (SHORT, "batch", {"total": 16}, "'global'"),
@@ -323,18 +335,18 @@ SLY: dict[str, tuple[dict[str, Any], str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("job", "path", "value", "words"), SLY.values(), ids=SLY.keys())
-def test_a_sly_mistake_is_told(job: dict[str, Any], path: str, value: Any, words: str) -> None:
+def test_a_sly_mistake_is_refused(job: dict[str, Any], path: str, value: Any, words: str) -> None:
     with pytest.raises(MeshcastError) as refused:
         simulate(with_(job, path, value))
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("missing", ["model", "cluster"])
-def test_what_is_missing_is_named(missing: str) -> None:
+def test_missing_keys_are_named(missing: str) -> None:
     check_mistake({k: v for k, v in SHORT.items() if k != missing}, PlanError, f"job.{missing}", ["missing", missing])
 
 
-def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("model: gpt2-124m\ncluster: dgx-h100:1\nbatch:\n  micro: 0\n")
     with pytest.raises(PlanError) as refused:
@@ -366,12 +378,12 @@ def test_nonsense_is_refused_or_understood(value: Any, path: str) -> None:
 
 
 def test_an_answer_has_the_keys_of_the_contract() -> None:
-    told = report({**SHORT, "id": "a", "run": {"tokens": 1e9, "price_per_gpu_hour": 2.5}})
-    assert list(told) == [
+    answer = report({**SHORT, "id": "a", "run": {"tokens": 1e9, "price_per_gpu_hour": 2.5}})
+    assert list(answer) == [
         *["id", "meshcast", "status", "job", "step_time_s", "interval_90_s", "tokens_per_s_per_gpu", "breakdown_s"],
         *["hidden_s", "mfu", "hfu", "memory", "limits", "assumed", "warnings", "run"],
     ]
-    parts = told["breakdown_s"]
+    parts = answer["breakdown_s"]
     assert list(parts) == ["compute", "exposed", "bubble", "optimizer", "host", "idle"]
     assert list(parts["compute"]) == ["gemm", "attention", "memory_bound"]
     assert list(parts["exposed"]) == ["tp", "cp", "ep", "dp", "pp", "copy"]
@@ -380,25 +392,25 @@ def test_an_answer_has_the_keys_of_the_contract() -> None:
         *parts["exposed"].values(),
         *(v for v in parts.values() if isinstance(v, float)),
     ]
-    assert sum(flat) == pytest.approx(told["step_time_s"], rel=1e-9)
-    assert told["interval_90_s"][0] < told["step_time_s"] < told["interval_90_s"][1]
-    assert told["tokens_per_s_per_gpu"] == pytest.approx(16 * 48 / told["step_time_s"] / 16)
-    memory = told["memory"]
+    assert sum(flat) == pytest.approx(answer["step_time_s"], rel=1e-9)
+    assert answer["interval_90_s"][0] < answer["step_time_s"] < answer["interval_90_s"][1]
+    assert answer["tokens_per_s_per_gpu"] == pytest.approx(16 * 48 / answer["step_time_s"] / 16)
+    memory = answer["memory"]
     assert memory["peak_allocated_gib"] <= memory["peak_reserved_gib"] <= memory["peak_device_gib"]
     assert [stage["stage"] for stage in memory["stages"]] == [0, 1]
     for stage in memory["stages"]:
         assert sum(stage["by"].values()) == pytest.approx(stage["peak_allocated_gib"])
     assert max(stage["peak_allocated_gib"] for stage in memory["stages"]) == memory["peak_allocated_gib"]
-    assert told["run"]["gpu_hours"] == pytest.approx(told["run"]["days"] * 24 * 16)
-    assert told["run"]["cost"] == pytest.approx(2.5 * told["run"]["gpu_hours"])
-    assert told["run"]["days"] == pytest.approx(1e9 / (16 * 48) * told["step_time_s"] / 86400)
+    assert answer["run"]["gpu_hours"] == pytest.approx(answer["run"]["days"] * 24 * 16)
+    assert answer["run"]["cost"] == pytest.approx(2.5 * answer["run"]["gpu_hours"])
+    assert answer["run"]["days"] == pytest.approx(1e9 / (16 * 48) * answer["step_time_s"] / 86400)
 
 
-def test_what_does_not_fit_is_no_error() -> None:
-    told = report({"model": "gpt3-175b", "cluster": "dgx-h100:1", "plan": {"tp": 8}})
-    assert told["status"] == "does-not-fit"
-    assert told["memory"]["peak_device_gib"] > told["memory"]["capacity_gib"]
-    assert "does not fit" in told["limits"] and "GiB" in told["limits"]
+def test_a_plan_that_does_not_fit_is_no_error() -> None:
+    answer = report({"model": "gpt3-175b", "cluster": "dgx-h100:1", "plan": {"tp": 8}})
+    assert answer["status"] == "does-not-fit"
+    assert answer["memory"]["peak_device_gib"] > answer["memory"]["capacity_gib"]
+    assert "does not fit" in answer["limits"] and "GiB" in answer["limits"]
 
 
 def test_the_contracts_first_job() -> None:

@@ -1,4 +1,4 @@
-"""A published figure stands beside the forecast, whatever it counts."""
+"""A published figure is compared with the forecast, whatever quantity it is."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 BARE = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"tp": 8}}
 
 
-def told(**published: Any) -> Report:
+def report_with(**published: Any) -> Report:
     return simulate({**BARE, "published": {"source": "a paper, table 1", **published}})
 
 
-def test_all_figures_tell_the_same_error() -> None:
+def test_all_published_figures_give_the_same_error() -> None:
     """A run that was published to be a tenth faster than its forecast is forecast a ninth too slow."""
     bare = simulate(BARE)
     model = bare.job.model
@@ -35,15 +35,15 @@ def test_all_figures_tell_the_same_error() -> None:
         "mfu": bare.mfu["causal"] / 0.9,
     }
     for name, value in figures.items():
-        beside = told(**{name: value, "flops": "causal"}).to_dict()["published"]
-        assert beside["figure"] == name and beside["published"] == value
-        assert beside["error"] == pytest.approx(1 / 0.9 - 1)
+        published = report_with(**{name: value, "flops": "causal"}).to_dict()["published"]
+        assert published["figure"] == name and published["published"] == value
+        assert published["error"] == pytest.approx(1 / 0.9 - 1)
     assert "published" not in bare.to_dict()
 
 
-def test_the_page_says_both() -> None:
+def test_the_page_shows_both_figures() -> None:
     written = io.StringIO()
-    Console(width=110, file=written).print(page(told(step_time_s=1.0)))
+    Console(width=110, file=written).print(page(report_with(step_time_s=1.0)))
     text = " ".join(written.getvalue().split())
     assert "published 1.000 s a step, forecast" in text and "(a paper, table 1)" in text
 
@@ -62,8 +62,8 @@ def test_it_comes_back_in_the_job() -> None:
 @pytest.mark.parametrize("name", ["deepseek-v3-h800", "llama3-405b-dgx-h100"])
 def test_the_largest_published_runs_are_forecast_end_to_end(name: str) -> None:
     answer = simulate(EXAMPLES / f"{name}.yaml").to_dict()
-    beside = answer["published"]
-    assert answer["step_time_s"] > 0 and beside["source"].startswith("arXiv")
+    published = answer["published"]
+    assert answer["step_time_s"] > 0 and published["source"].startswith("arXiv")
     # The published figure lies in the interval.
     low, high = answer["interval_90_s"]
-    assert low <= answer["step_time_s"] / (1 + beside["error"]) <= high
+    assert low <= answer["step_time_s"] / (1 + published["error"]) <= high

@@ -1,4 +1,4 @@
-"""Lowering: which ops a layer becomes, in which order, and what each waits for."""
+"""Lowering: the ops of a layer, their order, and their predecessors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_sequence_parallel_layer_in_megatrons_order() -> None:
 
 
 @pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
-def test_the_gradient_is_reduced_beside_the_weight_gradient(use: str) -> None:
+def test_the_gradient_is_reduced_during_the_weight_gradient(use: str) -> None:
     """The reduction waits for the input gradient and not for the weight gradient, nor the weight gradient for it."""
     fragment = layer(use, regather=True)
     for column, x in (("up", "norm2"), ("qkv", "norm1")):
@@ -110,7 +110,7 @@ def test_the_gradient_is_reduced_beside_the_weight_gradient(use: str) -> None:
         assert reduction in waits_for(norm) and weights not in waits_for(norm)
 
 
-def test_the_stored_shard_is_gathered_beside_the_input_gradient() -> None:
+def test_the_stored_shard_is_gathered_during_the_input_gradient() -> None:
     """Only the weight gradient waits for the second gather, which waits for the gradient's arrival."""
     fragment = layer("tensor/megatron-sp", regather=True)
     again, given_, weights = (named(fragment, name) for name in ("regather norm2", "dup", "wup"))
@@ -120,7 +120,9 @@ def test_the_stored_shard_is_gathered_beside_the_input_gradient() -> None:
 
 
 def test_linears_and_attention_gather_again() -> None:
-    """Attention before its own gradients, linears beside those of their inputs. Without the habit nobody does."""
+    """Attention before its own gradients, linear layers during the gradients of their inputs; without `regather`
+    neither.
+    """
 
     class GatheredAttention(TensorScheme):
         """Positions divided everywhere but in the core of attention."""
@@ -165,7 +167,7 @@ def test_vocabulary_parallel_ends() -> None:
 @pytest.mark.parametrize("ends", [(True, False), (False, True), (True, True), (False, False)])
 @examples(50)
 @given(model=models(tensor=T, layers=2), layers=st.integers(1, 2))
-def test_what_a_stage_reduces_over_tensor_ranks(ends: tuple[bool, bool], model: Model, layers: int) -> None:
+def test_reductions_of_a_stage_over_tensor_ranks(ends: tuple[bool, bool], model: Model, layers: int) -> None:
     """Bytes of all-reduces equal bytes of reduce-scatters, and of gathers, of the sequence-parallel form."""
     one = collectives_of("tensor/megatron", model, ends, layers)
     other = collectives_of("tensor/megatron-sp", model, ends, layers)
@@ -187,7 +189,7 @@ def test_what_a_stage_reduces_over_tensor_ranks(ends: tuple[bool, bool], model: 
     ],
 )
 def test_an_embedding_alone_in_its_stage_is_summed_before_it_leaves(positions: str, use: str) -> None:
-    """`ends-as-layers` with one place a stage: what the next stage receives is a residual, not a partial sum."""
+    """`ends-as-layers` with one place per stage: the next stage receives a residual, not a partial sum."""
     model = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16, "positions": positions}
     plan = {"tp": 4, "pp": 4, "partition": "ends-as-layers", "sequence_parallel": use.endswith("-sp")}
     played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 16}, "plan": plan})
@@ -242,7 +244,7 @@ def check_phases(fragment: Fragment) -> None:
 
 @given(model=models(tensor=T, layers=2), use=st.sampled_from([None, "tensor/megatron", "tensor/megatron-sp"]))
 def test_units_pass_on_the_residual_stream_alone(model: Model, use: str | None) -> None:
-    """What one gives the next takes, in the same layout and of the same size; nothing else joins them."""
+    """The output of a unit is the input of the next, with the same layout and size; nothing else joins them."""
     stage_ops = stage(use, model=model, ends=(True, True), layers=2)
     cut = T if use == "tensor/megatron-sp" else 1
     assert {unit_run.nbytes for unit_run in stage_ops.unit_runs} == {model.seq * model.hidden * 2 // cut}

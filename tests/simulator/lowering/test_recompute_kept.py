@@ -1,4 +1,4 @@
-"""Full recompute that keeps the results of attention: what is not done again, and what that costs in memory."""
+"""Full recompute that keeps the results of attention: skipped kernels, and their cost in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(sequence: str | None, keep: bool, inside: bool = True, **model: Any) -> 
 
 
 def layer_bytes(played: Played) -> float:
-    """What one layer keeps for its backward pass."""
+    """Bytes that one layer keeps for its backward pass."""
     return next(saved(unit_run) for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
 
 

@@ -1,4 +1,4 @@
-"""Selective recompute, module by module: which bytes it saves, and what it does again, when."""
+"""Selective recompute, module by module: saved bytes, and recomputed ops in their order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spared(*modules: str, **how: Any) -> float:
 
 
 def again(*modules: str, **how: Any) -> list[str]:
-    """What a layer does again, in order."""
+    """The recomputed ops of a layer, in order."""
     backward = unit_runs(modules, **how)[0].fragment.backward
     return [op.name.removeprefix("re ") for op in backward if op.phase == "R"]
 
@@ -108,14 +108,14 @@ def test_shared_experts_and_dense_blocks_have_words_of_their_own() -> None:
     assert set(shared) < set(again("moe", moe=MOE))
 
 
-def test_casts_of_what_is_forgotten_are_made_again_with_it() -> None:
+def test_casts_of_discarded_tensors_are_recomputed_with_them() -> None:
     """The product's input is kept in its own format only: a byte an element."""
     assert spared("layernorm", quantised="fp8-delayed") == 2 * TOKENS * 64
     assert again("layernorm", quantised="fp8-delayed") == ["norm2", "cast norm2", "norm1", "cast norm1"]
     assert spared("moe_act", moe=MOE, quantised="fp8-delayed") == TOKENS * 2 * 16
 
 
-def test_what_lies_in_a_block_that_is_made_again_is_not_made_twice() -> None:
+def test_modules_inside_a_recomputed_block_are_not_recomputed_twice() -> None:
     names = again("moe", "layernorm", "core_attn", "moe_act", moe=MOE)
     assert len(names) == len(set(names))
     assert names[0] == "norm2" and names[1] == "router"
@@ -146,7 +146,7 @@ def test_it_is_made_again_just_in_front_of_the_first_that_reads_it() -> None:
         assert any(op in waits_for(made) for op in fragment.backward[:place])
 
 
-def test_discarding_what_nobody_needs_changes_nothing() -> None:
+def test_discarding_unneeded_tensors_changes_nothing() -> None:
     fragment = unit_runs(())[0].fragment.copy()
     before = list(fragment.backward), list(fragment.tensor_uses)
     forward = [op for op in fragment.forward if op.name == "residual2"]
@@ -160,19 +160,19 @@ def test_discarding_what_nobody_needs_changes_nothing() -> None:
 MODULES = ("core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj")
 
 
-def with_modules(told: dict[str, Any], modules: list[str]) -> dict[str, Any]:
-    plan = told["plan"]
+def with_modules(job: dict[str, Any], modules: list[str]) -> dict[str, Any]:
+    plan = job["plan"]
     schemes = [entry for entry in plan["schemes"] if not entry["use"].startswith("memory/")]
-    return {**told, "plan": {**plan, "schemes": [*schemes, {"use": USE, "modules": modules}]}}
+    return {**job, "plan": {**plan, "schemes": [*schemes, {"use": USE, "modules": modules}]}}
 
 
 @examples(50)
 @given(
-    told=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
+    job=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
     modules=st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True),
 )
-def test_work_is_added_and_none_changed_and_memory_is_given_back(told: dict[str, Any], modules: list[str]) -> None:
-    bare, found = play_job(told), play_job(with_modules(told, modules))
+def test_work_is_added_and_none_changed_and_memory_is_given_back(job: dict[str, Any], modules: list[str]) -> None:
+    bare, found = play_job(job), play_job(with_modules(job, modules))
     for phase in "FBW":
         assert found.flops(phase) == pytest.approx(bare.flops(phase), rel=1e-12)
     for peak in found.peaks:
@@ -182,14 +182,14 @@ def test_work_is_added_and_none_changed_and_memory_is_given_back(told: dict[str,
 
 @examples(25)
 @given(
-    told=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
+    job=jobs(FREE, recompute=False, launch=LAUNCH, passes=60),
     modules=st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True),
 )
-def test_all_engines_agree(told: dict[str, Any], modules: list[str]) -> None:
-    check_alike(play_by_engines(with_modules(told, modules), Ideal()))
+def test_all_engines_agree(job: dict[str, Any], modules: list[str]) -> None:
+    check_alike(play_by_engines(with_modules(job, modules), Ideal()))
 
 
-def test_regathers_stay_what_they_are() -> None:
+def test_recompute_leaves_regathers_unchanged() -> None:
     """A shard that is made again is gathered for the weight gradient as a kept one is."""
 
     def gathers(modules: tuple[str, ...]) -> list[Op]:

@@ -1,4 +1,4 @@
-"""Ops in the place of others: what is done stays the same, and everything waits for the right thing."""
+"""Rewrites of ops: the work stays the same, and all dependencies are kept."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_attention_has_no_parts() -> None:
 # ------------------------------------------------------------------------------------ dependencies by marks
 
 
-def test_marks_are_looked_through_only_where_they_lead_to_what_is_replaced() -> None:
+def test_marks_are_followed_only_to_replaced_ops() -> None:
     a, b, new = (Op(name, work=Memory("add", 1, 1)) for name in ("a", "b", "new"))
     both, other, begin = Op("both", after=[a, b]), Op("other", after=[b]), Op("begin")
     above = Op("above", after=[both, begin])
@@ -113,7 +113,7 @@ def fragment() -> Fragment:
     )
 
 
-def test_what_waited_for_an_op_waits_for_its_ends() -> None:
+def test_successors_of_an_op_wait_for_the_ends_of_its_replacement() -> None:
     frag = fragment()
     a, b, c = frag.forward
     one = kernel("b1", [a])
@@ -144,16 +144,16 @@ def test_marks_that_only_a_parameter_knows_are_changed_too() -> None:
 def test_an_op_may_stay_and_end_later() -> None:
     frag = fragment()
     a, b, c = frag.forward
-    beside = kernel("beside", [a], stream="tensor")
+    parallel = kernel("parallel", [a], stream="tensor")
     rewrite = Rewrite(frag)
     rewrite.swap(a, [a])
-    rewrite.swap(b, [b, beside], [b, beside])
+    rewrite.swap(b, [b, parallel], [b, parallel])
     rewrite.apply()
-    assert frag.forward == [a, b, beside, c]
+    assert frag.forward == [a, b, parallel, c]
     assert (
         working_predecessors(b) == {a}
-        and working_predecessors(beside) == {a}
-        and working_predecessors(c) == {a, b, beside}
+        and working_predecessors(parallel) == {a}
+        and working_predecessors(c) == {a, b, parallel}
     )
 
 
@@ -197,7 +197,7 @@ def stages_ops(draw: st.DrawFn) -> tuple[Fragment, list[Op]]:
             after = draw(st.lists(st.sampled_from(issued), max_size=2, unique=True))
             issued.append(kernel(f"aside {next(names)}", after or [begin]))
             continue
-        # What the chain waits for besides waits for none of it.
+        # Other predecessors of the chain wait for none of it.
         free = [op for op in issued if not op.name.startswith("chain") and not waits_for(op) & set(stage_ops)]
         more = [draw(st.sampled_from(free))] if free and draw(st.booleans()) else []
         before: list[Op] = stage_ops[-1:] or [begin]
@@ -234,7 +234,7 @@ def test_each_part_waits_for_its_part_of_the_one_before(drawn: tuple[Fragment, l
     assert all(place[other] < i for op, i in place.items() for other in working_predecessors(op))
 
 
-def test_what_communicates_first_is_issued_for_all_parts_first() -> None:
+def test_leading_communication_is_issued_for_all_parts_first() -> None:
     begin = Op("x in")
     dispatch = Op("dispatch", "expert", Collective("all_to_all", 12, ("ep",)), [begin])
     up, down = kernel("up", [dispatch]), kernel("down", [])

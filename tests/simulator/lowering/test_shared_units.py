@@ -1,4 +1,4 @@
-"""Equal descriptions are one object, and nobody's changes reach another job through it."""
+"""Equal descriptions are one object, and no change of one job reaches another through it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ INLINE: dict[str, Any] = {
 NAMED: dict[str, Any] = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "plan": {"tp": 8, "pp": 16}}
 
 
-@pytest.mark.parametrize("told", [INLINE, NAMED])
-def test_equal_jobs_share_what_they_describe(told: dict[str, Any]) -> None:
-    one, two = load_job(told), load_job(copy.deepcopy(told) | {"batch": {"micro": 2}})
+@pytest.mark.parametrize("job", [INLINE, NAMED])
+def test_equal_jobs_share_what_they_describe(job: dict[str, Any]) -> None:
+    one, two = load_job(job), load_job(copy.deepcopy(job) | {"batch": {"micro": 2}})
     for part in ("model", "cluster", "framework"):
         assert getattr(one, part) is getattr(two, part)
         assert hash(getattr(one, part)) == hash(getattr(two, part).model_copy())
     assert one.plan is not two.plan and one.batch != two.batch
 
 
-def test_what_is_written_otherwise_may_be_the_same() -> None:
+def test_different_spellings_of_one_description_are_one_object() -> None:
     assert load_model({"preset": "gpt3", "name": "gpt3-175b", "layers": 96}) is load_model("gpt3-175b")
     assert load_cluster({"nodes": 2, "node": "dgx-h100", "name": "dgx-h100:2"}) is load_cluster("dgx-h100:02")
     assert load_framework("megatron-core", {"overlap": {"dp": True}}) is load_framework("megatron-core")
@@ -56,11 +56,11 @@ def test_another_description_is_another_object(change: str, part: str) -> None:
 
 
 def test_a_change_of_the_mapping_reaches_no_job() -> None:
-    told = copy.deepcopy(INLINE)
-    first = load_job(told)
-    told["model"]["layers"] = 4
-    told["framework"]["set"]["rates"]["kernel"] = 0.5
-    assert load_job(told).model.layers == 4 and load_job(told).framework.rates["kernel"] == 0.5
+    job = copy.deepcopy(INLINE)
+    first = load_job(job)
+    job["model"]["layers"] = 4
+    job["framework"]["set"]["rates"]["kernel"] = 0.5
+    assert load_job(job).model.layers == 4 and load_job(job).framework.rates["kernel"] == 0.5
     first.as_written["model"]["layers"] = 2
     assert load_job(INLINE).model is first.model and first.model.layers == 8
     assert load_job(INLINE).as_written["model"]["layers"] == 8
@@ -68,38 +68,38 @@ def test_a_change_of_the_mapping_reaches_no_job() -> None:
 
 def test_a_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    told = {**NAMED, "cluster": str(file), "plan": {}}
+    job = {**NAMED, "cluster": str(file), "plan": {}}
     file.write_text("node: dgx-a100\nnodes: 2\n")
-    two = load_job(told).cluster
+    two = load_job(job).cluster
     file.write_text("node: dgx-a100\nnodes: 3\n")
-    assert (two.nodes, load_job(told).cluster.nodes) == (2, 3)
+    assert (two.nodes, load_job(job).cluster.nodes) == (2, 3)
     file.write_text("nodes: 2 # as at first\nnode: dgx-a100\n")
-    assert load_job(told).cluster is two
+    assert load_job(job).cluster is two
 
 
-def test_a_mistake_is_told_every_time() -> None:
-    said = []
+def test_a_mistake_is_reported_every_time() -> None:
+    places = []
     for where in ("job.yaml:1 cluster", "job.yaml:2 cluster"):
         with pytest.raises(MeshcastError) as refused:
             load_cluster({"node": "dgx-a100"}, where)
-        said.append(refused.value.where)
-    assert said == ["job.yaml:1 cluster.nodes", "job.yaml:2 cluster.nodes"]
+        places.append(refused.value.where)
+    assert places == ["job.yaml:1 cluster.nodes", "job.yaml:2 cluster.nodes"]
 
 
-def test_what_counts_as_equal() -> None:
+def test_descriptions_that_count_as_equal() -> None:
     assert frozen({"a": 1, "b": [True, None]}) == frozen({"b": [True, None], "a": 1})
     ones = [{"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": [1]}, {"a": {}}, {}, {"a": datetime.date(1, 1, 1)}]
     assert len({frozen(one) for one in ones}) == len(ones)
 
 
-def test_what_is_not_plain_is_made_anew() -> None:
+def test_descriptions_of_other_types_are_built_anew() -> None:
     circle: dict[str, Any] = {}
     circle["a"] = circle
     for data in ({"a": object}, {"a": float.__new__(type("Rate", (float,), {}), 1)}, circle):
         assert shared_instance("test", data, list) is not shared_instance("test", data, list)
 
 
-def test_there_is_an_end_to_what_is_kept() -> None:
+def test_the_number_of_kept_objects_is_bounded() -> None:
     from hardware.shared import _made
 
     for n in range(MOST + 10):

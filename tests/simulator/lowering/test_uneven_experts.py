@@ -1,4 +1,4 @@
-"""Jobs whose experts are not chosen evenly, or have a fixed capacity: how a plan says it, and what comes of it."""
+"""Jobs with uneven routing or a fixed capacity: how a plan states it, and its effects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def play(use: str, *args: Any, **options: Any) -> Played:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("routing", "message"),
     [
         ("even", "balanced"),
         ({"zipf": 1, "counts": "x"}, "balanced"),
@@ -69,15 +69,15 @@ def play(use: str, *args: Any, **options: Any) -> Played:
         (3, "balanced"),
     ],
 )
-def test_what_is_no_routing_is_refused(told: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        read_routing(told)
-    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{says}"):
-        play("all-to-all", routing=told)
+def test_an_invalid_routing_is_refused(routing: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_routing(routing)
+    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{message}"):
+        play("all-to-all", routing=routing)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("a.json", "[1, 2", "not valid JSON"),
         ("a.json", '{"counts": [1]}', "holds no list"),
@@ -93,10 +93,10 @@ def test_what_is_no_routing_is_refused(told: Any, says: str) -> None:
         ("a.csv", None, "cannot be read"),
     ],
 )
-def test_files_without_counts_are_refused(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+def test_files_without_counts_are_refused(tmp_path: Path, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(PlanError, match=message):
         read_counts(tmp_path / name)
 
 
@@ -121,11 +121,11 @@ def test_counts_are_found_from_the_folder_of_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "says"), [([1, 2, 3], "3 experts, and the model has 8"), ([[1] * 8] * 3, "from 3 ranks, and 4 hold")]
+    ("counts", "message"), [([1, 2, 3], "3 experts, and the model has 8"), ([[1] * 8] * 3, "from 3 ranks, and 4 hold")]
 )
-def test_counts_of_something_else_are_refused(tmp_path: Path, counts: Any, says: str) -> None:
+def test_counts_of_something_else_are_refused(tmp_path: Path, counts: Any, message: str) -> None:
     (tmp_path / "counts.json").write_text(json.dumps(counts))
-    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{says}"):
+    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{message}"):
         play("all-to-all", routing={"counts": str(tmp_path / "counts.json")})
 
 
@@ -141,9 +141,10 @@ def at_experts(played: Played) -> list[Op]:
     return [op for _, op in played.instances() if "expert." in op.name and not isinstance(op.work, Collective | None)]
 
 
-def test_the_most_laden_rank_paces_the_layer() -> None:
-    """Zipf's law on eight experts, two a rank: works state the mean, as under even routing; their pace is that of rank
-    0, whose groups they have. Routers, copies and all else outside go on as before."""
+def test_the_most_loaded_rank_sets_the_time_of_the_layer() -> None:
+    """Zipf's law on eight experts, two per rank: works state the mean, as under even routing; their factor is the load
+    of rank 0, whose groups they have. Routers, copies and all ops outside of the experts are unchanged.
+    """
     even, skewed = play("all-to-all"), play("all-to-all", routing=SKEWED)
     harmonic = sum(1 / (j + 1) for j in range(E))
     rho = (1 + 1 / 2) * 4 / harmonic
@@ -182,8 +183,8 @@ def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[s
         assert slowest_rank(other).flops == pytest.approx(rho * one.flops, rel=0.01 if options else 1e-9), "whole rows"
 
 
-def test_memory_is_that_of_the_most_laden_rank() -> None:
-    """What waits for the backward pass at the experts grows by rho, all else stays as it is."""
+def test_memory_is_that_of_the_most_loaded_rank() -> None:
+    """Saved tensors of the experts grow by rho, all others are unchanged."""
     kept = [play("all-to-all", routing=routing).kept(0) for routing in ("balanced", SKEWED)]
     rho = Routing(zipf=1.0).load(4, E).most_loaded
     at_home = K * S * (H + 3 * F) * 2
@@ -192,7 +193,7 @@ def test_memory_is_that_of_the_most_laden_rank() -> None:
 
 @pytest.mark.parametrize("routing", ["balanced", SKEWED, {"zipf": 3}])
 def test_capacity_makes_all_ranks_alike(routing: Any) -> None:
-    """The same times whatever the routing; c k T rows, whether the plan says the capacity or the model."""
+    """The same times whatever the routing; c k T rows, whether the capacity is given in the plan or in the model."""
     one, other = play("all-to-all", capacity=1.25, routing=routing), play("all-to-all", moe={"capacity": 1.25})
     assert one.times == other.times and one.peaks == other.peaks
     assert one.plan.job.model.moe is not None and one.plan.job.model.moe.capacity == 1.25
@@ -202,7 +203,7 @@ def test_capacity_makes_all_ranks_alike(routing: Any) -> None:
     assert ("are dropped" in " ".join(assumed)) == (routing != "balanced")
 
 
-def test_what_the_plan_says_of_capacity_goes_before_the_model() -> None:
+def test_the_capacity_of_the_plan_overrides_that_of_the_model() -> None:
     played = play("all-to-all", capacity=1.0, moe={"capacity": 2.0})
     assert {op.work.nbytes for op in on_experts(played) if isinstance(op.work, Collective)} == {K * S * H * 2}
     assert play("dropless", moe={"capacity": 2.0}).plan.job.model.moe.capacity is None  # type: ignore[union-attr]
@@ -211,7 +212,7 @@ def test_what_the_plan_says_of_capacity_goes_before_the_model() -> None:
 
 
 def test_padding_and_dropping_are_no_work_of_the_model() -> None:
-    """MFU counts what the model needs: the same FLOPs with any capacity."""
+    """MFU counts the FLOPs of the model: the same with any capacity."""
     reports = [simulate(job("all-to-all", capacity=c)) for c in (None, 1.0, 4.0)]
     needed = [report.mfu["causal"] * report.step_time for report in reports]
     assert needed == pytest.approx([needed[0]] * 3)
@@ -225,8 +226,8 @@ def test_a_large_model_pays_for_uneven_experts() -> None:
     def seconds(use: str, **options: Any) -> float:
         schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": f"expert/{use}", "over": "ep", **options}]
         plan = {"mesh": {"dp": 64}, "views": {"experts": {"edp": 8, "ep": 8}}, "schemes": schemes}
-        told = {"model": "mixtral-8x7b", "cluster": "dgx-h100:8", "batch": {"global": 64}, "plan": plan}
-        return simulate(told).step_time
+        job = {"model": "mixtral-8x7b", "cluster": "dgx-h100:8", "batch": {"global": 64}, "plan": plan}
+        return simulate(job).step_time
 
     even, some, most = (seconds("all-to-all", routing={"zipf": s}) for s in (0, 0.5, 2))
     padded = seconds("gshard", routing={"zipf": 2})
@@ -238,7 +239,7 @@ def test_a_large_model_pays_for_uneven_experts() -> None:
 
 
 @pytest.mark.parametrize("use", ["all-to-all", "dropless", "gshard"])
-def test_computing_experts_again_keeps_their_pace(use: str) -> None:
+def test_recomputed_experts_have_the_same_load(use: str) -> None:
     again = {"use": "memory/recompute-selective", "modules": ["moe"]}
     for more in ((), (again,)):
         played = play(use, more=more, routing=SKEWED)
@@ -249,7 +250,7 @@ def test_computing_experts_again_keeps_their_pace(use: str) -> None:
 
 
 def test_one_rank_computes_uneven_groups() -> None:
-    """All experts on each rank: no one waits for another, and the groups are those that come."""
+    """All experts on each rank: no rank waits for another, and the groups are the routed ones."""
     played = play("all-to-all", view={"edp": 4, "ep": 1}, routing=SKEWED)
     products = [op.work for op in at_experts(played) if isinstance(op.work, Gemm)]
     assert {work.pace for work in products} == {1.0}
@@ -257,7 +258,7 @@ def test_one_rank_computes_uneven_groups() -> None:
     assert simulate(job("all-to-all", view={"edp": 4, "ep": 1}, routing={"zipf": 3})).step_time > 0
 
 
-def test_ranks_that_divide_experts_gather_the_tokens_of_the_most_laden() -> None:
+def test_ranks_that_shard_experts_gather_the_tokens_of_the_most_loaded() -> None:
     view = {"edp": 1, "ep": 2, "etp": 2}
     mesh = {"dp": 2, "tp": 2}
     even, skewed = (play("all-to-all", mesh, view, routing=routing) for routing in ("balanced", SKEWED))
@@ -281,9 +282,9 @@ def test_padded_volume_is_linear_in_capacity_and_choices(ep: int, k: int, c: flo
     assert sent_per_layer(replace(setting, capacity=1 / k), "expert/gshard") == pytest.approx(4 * once)
 
 
-def test_gshard_has_two_places_for_every_token_where_nobody_says_more() -> None:
-    for told, model, c in ((None, None, 2.0), (None, 1.25, 1.25), (1.5, 1.25, 1.5)):
-        played = play("gshard", capacity=told, moe={"capacity": model}, routing=SKEWED)
+def test_the_default_capacity_factor_of_gshard_is_two() -> None:
+    for plan_capacity, model, c in ((None, None, 2.0), (None, 1.25, 1.25), (1.5, 1.25, 1.5)):
+        played = play("gshard", capacity=plan_capacity, moe={"capacity": model}, routing=SKEWED)
         sizes = {op.work.nbytes for op in on_experts(played) if isinstance(op.work, Collective)}
         assert sizes == {c * K * S * H * 2}
     assert not on_experts(play("gshard", view={"edp": 4, "ep": 1}))
@@ -321,9 +322,9 @@ def test_counts_travel_before_tokens() -> None:
 @pytest.mark.parametrize("routing", ["balanced", SKEWED])
 @pytest.mark.parametrize("view", [{"edp": 1, "ep": 4}, {"edp": 2, "ep": 2}, {"edp": 1, "ep": 2, "etp": 2}])
 def test_experts_compute_whole_blocks(seq: int, block: int, routing: Any, view: dict[str, int]) -> None:
-    """The groups of the most laden rank are multiples of the block, each by less than one above its tokens."""
-    told = job("dropless", {"dp": 2, "tp": 2}, view, routing=routing, block=block)
-    played = play_job(told | {"batch": {"global": 2, "sequence": seq}})
+    """The groups of the most loaded rank are multiples of the block, each by less than one above its tokens."""
+    config = job("dropless", {"dp": 2, "tp": 2}, view, routing=routing, block=block)
+    played = play_job(config | {"batch": {"global": 2, "sequence": seq}})
     sigma = read_routing(routing).load(view["ep"], E)
     rows = 2 * seq * K / view["edp"] / E
     for op in at_experts(played):
@@ -339,8 +340,9 @@ def test_experts_compute_whole_blocks(seq: int, block: int, routing: Any, view: 
 
 
 def test_folding_changes_only_the_traffic_of_experts() -> None:
-    """What attention sends does not depend on how experts are spread; the all-to-alls of all ranks together carry the
-    same bytes however tokens are cut, and states are spread over edp copies."""
+    """Messages of attention do not depend on how experts are distributed; the all-to-alls of all ranks together carry
+    the same bytes however tokens are sharded, and states are sharded over edp copies.
+    """
     views = [{"edp": 4, "ep": 2}, {"edp": 1, "ep": 8}, {"edp": 2, "ep": 4}, {"edp": 1, "ep": 4, "etp": 2}]
     found = set()
     for view in views:

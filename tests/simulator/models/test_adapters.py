@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights: what is computed, reduced and held when they alone are trained."""
+"""Adapters on frozen weights: computation, reductions and memory when only the adapters are trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.ir.ops import Collective, Gemm, Memory
 from simulator.job.load import load_job
 from simulator.models.adapters import TARGETS, Target
 from simulator.models.flops import causal, flops_with_adapters, palm
-from tests.contract.measure import ops_beside, params_of, sent
+from tests.contract.measure import params_of, sent, side_ops_of
 from tests.contract.played import Played, play_job
 from tests.strategies import examples
 
@@ -22,21 +22,21 @@ MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "vocab": 128, "se
 GATED = MODEL | {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
 
 SHARDS = {"data/ddp": (1, 1), "data/zero-1": (1, 2), "data/fsdp": (2, 2)}
-"""Of two ranks, over how many the weights and the optimizer's states of adapters rest cut."""
+"""Number of ranks, of two, over which weights and optimizer states of adapters are sharded."""
 
 targets_of = st.lists(st.sampled_from(TARGETS), min_size=1, unique=True)
 
 
 def job(targets: Sequence[str] | None = TARGETS, rank: int = 4, model: Any = None, **more: Any) -> dict[str, Any]:
     plan = {"mesh": {"dp": 2}, "schemes": [{"use": "data/ddp", "over": "dp"}]}
-    told = {
+    fields = {
         "model": model or GATED,
         "cluster": {"gpu": "h100-sxm", "gpus": 2},
         "batch": {"global": 4},
         "plan": plan,
         **({"train": {"mode": "lora", "rank": rank, "targets": list(targets)}} if targets is not None else {}),
     }
-    return told | more
+    return fields | more
 
 
 def mesh_of(use: str = "data/ddp", over: str = "dp", **axes: int) -> dict[str, Any]:
@@ -85,8 +85,9 @@ def products(played: Played, phase: str) -> float:
 @examples(50)
 @given(targets=targets_of, rank=st.integers(1, 9))
 def test_frozen_linears_have_input_gradients_only_and_adapters_both(targets: list[str], rank: int) -> None:
-    """2 FLOPs a parameter and token forward, 2 for the gradient of the input, 2 for those of adapters; in the lowest
-    layer nothing below the first adapter has a gradient."""
+    """2 FLOPs per parameter and token forward, 2 for the gradient of the input, 2 for that of an adapter's weight; in
+    the lowest layer no operator before the first adapter has a gradient.
+    """
     lora, full = play_job(job(targets, rank)), play_job(job(None))
     tokens = 2 * 32  # two micro-batches on each of two ranks, of which one is counted
     more = 2.0 * tokens * adapters_of(lora)
@@ -189,7 +190,7 @@ def test_the_embedding_is_no_longer_summed_over_the_pipeline() -> None:
         assert len(found) == wanted
 
 
-def test_adapters_work_beside_quantised_linears_in_plain_precision() -> None:
+def test_adapters_of_quantised_linears_compute_in_plain_precision() -> None:
     played = play_job(job(precision={"compute": "fp8-delayed"}))
     named = {op.name: op.work for _, op in played.instances() if isinstance(op.work, Gemm)}
     assert named["qkv"].dtype == "fp8" and named["qkv.lora.a"].dtype == named["qkv.lora.b"].dtype == "bf16"
@@ -198,8 +199,8 @@ def test_adapters_work_beside_quantised_linears_in_plain_precision() -> None:
 
 @given(targets=targets_of, rank=st.integers(1, 64))
 def test_model_flops_count_four_for_a_frozen_parameter(targets: list[Target], rank: int) -> None:
-    told = load_job(job(targets, rank))
-    model, adapters = told.model, told.adapters
+    loaded = load_job(job(targets, rank))
+    model, adapters = loaded.model, loaded.adapters
     assert adapters is not None
     extra = 6 * adapters.parameters(model)
     assert flops_with_adapters("palm", model, 32, adapters) == palm(model, 32) - 2 * model.parameters + extra
@@ -218,8 +219,8 @@ def test_model_flops_count_four_for_a_frozen_parameter(targets: list[Target], ra
 @examples(30)
 def test_all_engines_agree(targets: list[str], use: str, axes: dict[str, int]) -> None:
     mesh = {axis: {**axes, "dp": 2}.get(axis, 1) for axis in ("pp", "dp", "cp", "tp")}
-    told = job(targets, batch={"global": 8}, **mesh_of(use, **mesh))
-    one, other = (play_job(told, engine=engine) for engine in ("matrices", "simpy"))  # type: ignore[arg-type]
+    config = job(targets, batch={"global": 8}, **mesh_of(use, **mesh))
+    one, other = (play_job(config, engine=engine) for engine in ("matrices", "simpy"))  # type: ignore[arg-type]
     assert one.step.span == pytest.approx(other.step.span, rel=1e-9)
     assert one.peaks == other.peaks
 
@@ -230,7 +231,7 @@ def test_the_buckets_hold_adapters_only() -> None:
     numbered = [
         param for unit_run in stage_ops.unit_runs for _ in range(unit_run.count) for param in unit_run.fragment.params
     ]
-    assert ops_beside(sides)
+    assert side_ops_of(sides)
     assert all(numbered[number].trained for side in sides for number in side.params)
 
 
@@ -248,21 +249,21 @@ def test_the_buckets_hold_adapters_only() -> None:
         ),
     ],
 )
-def test_what_cannot_be_adapted_is_refused(train: dict[str, Any], model: dict[str, Any], field: str) -> None:
-    with pytest.raises(PlanError) as told:
+def test_unsupported_adapters_are_refused(train: dict[str, Any], model: dict[str, Any], field: str) -> None:
+    with pytest.raises(PlanError) as refused:
         load_job(job(None, model=GATED | model, train=train))
-    assert told.value.where == field and told.value.remedy
+    assert refused.value.where == field and refused.value.remedy
 
 
-def test_experts_stay_frozen_beside_adapted_attention() -> None:
+def test_experts_stay_frozen_with_adapted_attention() -> None:
     moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
     played = play_job(job(["attn_qkv", "attn_proj"], model=GATED | {"moe": moe}))
     assert played.peaks[0].left == 0
     assert products(played, "W") == pytest.approx(2.0 * 2 * 32 * adapters_of(played))
 
 
-def test_the_answer_says_what_is_trained() -> None:
-    told = load_job(job(None, train={"mode": "lora"})).to_dict()
-    assert told["train"] == {"mode": "lora", "rank": 16, "targets": list(TARGETS)}
-    assert load_job(told).train == load_job(job(None, train={"mode": "lora"})).train
+def test_the_answer_states_the_trained_weights() -> None:
+    answer = load_job(job(None, train={"mode": "lora"})).to_dict()
+    assert answer["train"] == {"mode": "lora", "rank": 16, "targets": list(TARGETS)}
+    assert load_job(answer).train == load_job(job(None, train={"mode": "lora"})).train
     assert "train" not in load_job(job(None)).to_dict()

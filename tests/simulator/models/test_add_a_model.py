@@ -1,4 +1,4 @@
-"""docs/add-a-model.md: its job is the preset, and what it names exists."""
+"""docs/add-a-model.md: its job is the preset, and all that it names exists."""
 
 from __future__ import annotations
 

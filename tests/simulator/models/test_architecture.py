@@ -1,4 +1,6 @@
-"""What newer models have, by hand: latent attention, further tokens, windows, parallel residuals, narrow products."""
+"""Features of newer models, by hand: latent attention, multi-token prediction, windows, parallel residuals, quantised
+GEMMs.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +227,9 @@ def test_only_linears_multiply_in_fewer_bits(word: str) -> None:
 
 @WORDS
 def test_operands_are_cast_once_each(word: str) -> None:
-    """The input of a linear forward, the gradient of its output backward, from bf16; what two linears read, once."""
+    """The input of a linear layer forward, the gradient of its output backward, from bf16; an input of two linear
+    layers is cast once.
+    """
     how = QUANTISED[word]
     played = run(precision=word)
     casts = {op.name: op.work for op in ops(played) if isinstance(op.work, Memory) and op.work.what == "cast"}
@@ -265,7 +269,7 @@ def test_flops_do_not_depend_on_the_products() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "word", "told"),
+    ("gpu", "word", "message"),
     [
         ("a100-sxm-80", "fp8-delayed", "a100-sxm-80 has no peak rate for GEMMs in fp8. Use one of fp32, bf16, fp16"),
         (
@@ -277,10 +281,10 @@ def test_flops_do_not_depend_on_the_products() -> None:
         ("v100-sxm2-32", "bf16", "v100-sxm2-32 has no peak rate for GEMMs in bf16. Use one of fp32, fp16"),
     ],
 )
-def test_a_gpu_that_cannot_multiply_these_numbers_is_refused(gpu: str, word: str, told: str) -> None:
+def test_a_gpu_that_cannot_multiply_these_numbers_is_refused(gpu: str, word: str, message: str) -> None:
     with pytest.raises(PlanError) as error:
         simulate({"model": MODEL, "cluster": {"gpu": gpu, "gpus": 1}, "precision": word})
-    assert str(error.value).startswith(f"precision.compute is '{word}': {told}")
+    assert str(error.value).startswith(f"precision.compute is '{word}': {message}")
 
 
 def test_fp8_is_faster_where_products_take_longest() -> None:

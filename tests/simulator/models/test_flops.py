@@ -65,7 +65,7 @@ def test_causal_is_three_forward_passes(model: Model, seq: int) -> None:
 
 
 def test_causal_is_6n_of_the_products(plain: Model) -> None:
-    """Linear layers do 2 FLOPs per weight and token; what is no product is norms, biases, tables."""
+    """Linear layers do 2 FLOPs per weight and token; all other weights are norms, biases and tables."""
     seq = 2048
     matrices = plain.hidden * plain.head_dim * 2 * (plain.heads + plain.kv_heads)
     matrices += (3 if plain.gated else 2) * plain.hidden * plain.ffn
@@ -77,7 +77,9 @@ def test_causal_is_6n_of_the_products(plain: Model) -> None:
 
 
 def test_linear_layers_do_two_flops_for_each_active_weight(model: Model) -> None:
-    """What is active and no product: norms, biases, tables, less than 1 % beside the embedding of any model here."""
+    """Active weights outside of GEMMs: norms, biases and tables, less than 1 % without the embedding for any model
+    here.
+    """
     parts = forward_matmul_flops(model, 1, 1, causal=True)
     products = (sum(parts.values()) - parts["attention"]) / 2 - model.mtp * model.vocab * model.hidden
     tables = model.parameter_parts["positions"] + (0 if model.tied else model.vocab * model.hidden)
@@ -176,7 +178,7 @@ def test_padding_of_experts_is_work_but_no_work_of_the_model() -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 8, 15, 16, 17, 40])
 def test_windows(window: int) -> None:
-    """Pairs of a token and those before it, itself included, half of a pair for the token itself."""
+    """Pairs of a token and the tokens before it, the token itself counting half."""
     seq = 16
     m = load_model(SMALL | {"window": window, "full_every": 2})
     assert [m.slides(layer) for layer in range(5)] == [True, False, True, False, True]

@@ -1,4 +1,4 @@
-"""Hugging Face configs: the model they describe, and what is refused rather than dropped."""
+"""Hugging Face configs: the models they describe, and keys that are refused rather than dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulator.models.load import from_config, load_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-70b"
 
-# The keys of openai-community/gpt2 that say anything about the model, and two that do not.
+# The keys of openai-community/gpt2 that describe the model, and two that do not.
 GPT2: dict[str, Any] = {
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
@@ -91,7 +91,7 @@ def renamed(config: dict[str, Any], **names: str) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in config.items()}
 
 
-# What the configs of these repositories say about the cost of the model; what is left out is the library's default.
+# Keys of these configs that matter for cost; a missing key has the default of the library.
 NEOX = facts("gpt_neox", 44, 6144, 64, 24576, 50432, 2048, rotary_pct=0.25, use_parallel_residual=True)
 OPT = renamed(
     facts("opt", 24, 2048, 32, 8192, 50272, 2048, dropout=0.1, attention_dropout=0.0, word_embed_proj_dim=2048),
@@ -161,7 +161,7 @@ def test_every_kind_is_tried() -> None:
     assert {config["model_type"] for config in ROUND_TRIP.values()} == set(SUPPORTED)
 
 
-# Keys that are left out and mean the default of the library, here what the config says anyway.
+# Keys that are left out and mean the default of the library, here the value of the config anyway.
 LEFT_OUT = {
     "gpt_neox": (NEOX, ["rotary_pct", "use_parallel_residual"]),
     "opt": (OPT, ["dropout", "attention_dropout", "word_embed_proj_dim"]),
@@ -333,11 +333,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
-    config, where, told = REFUSED[case]
+    config, where, message = REFUSED[case]
     with pytest.raises(ModelError) as caught:
         from_config(config)  # type: ignore[arg-type]
     assert caught.value.where == where
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "pydantic" not in str(caught.value)
 
 
@@ -359,11 +359,11 @@ FILES = {
 
 @pytest.mark.parametrize("case", FILES)
 def test_refused_files(case: str, tmp_path: Path) -> None:
-    content, told = FILES[case]
+    content, message = FILES[case]
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError) as caught:
         load_model(str(tmp_path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models: exact parameter counts, presets, ways of describing one, and what is refused."""
+"""Models: exact parameter counts, presets, ways of describing one, and refused descriptions."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_defaults() -> None:
     assert load_model(GPT | {"norm": "layernorm1p"}).norm_parameters == 4096
 
 
-def test_null_is_the_default_and_absent_features_may_be_said() -> None:
+def test_null_is_the_default_and_absent_features_may_be_given() -> None:
     published = {"kv_heads": None, "positions": None, "moe": None, "mla": None, "mtp": 0, "qk_layernorm": False}
     assert load_model(GPT | published) == load_model(GPT)
 
@@ -433,11 +433,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, tmp_path: Path) -> None:
-    spec, where, told = REFUSED[case]
+    spec, where, message = REFUSED[case]
     with pytest.raises(ModelError) as caught:
         load_model(spec, base=tmp_path)
     assert caught.value.where == where
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) < 1000
     assert "pydantic" not in str(caught.value)
 
@@ -461,11 +461,11 @@ FILES = {
 
 @pytest.mark.parametrize("case", FILES)
 def test_refused_files(case: str, tmp_path: Path) -> None:
-    name, content, told = FILES[case]
+    name, content, message = FILES[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError) as caught:
         load_model(f"./{name}", base=tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_imports_stay_light() -> None:

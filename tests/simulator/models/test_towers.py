@@ -75,7 +75,7 @@ def test_flops_of_towers_are_those_of_models_of_their_own(
         ({"position_rows": 7}, "position_rows"),
     ],
 )
-def test_what_towers_do_not_have_is_refused(changes: dict[str, Any], field: str) -> None:
+def test_fields_that_towers_lack_are_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ModelError) as refused:
         load_model(TOWERS | changes)
     assert refused.value.where == f"model.{field}" and refused.value.remedy

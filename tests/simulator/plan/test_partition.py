@@ -53,8 +53,8 @@ def test_llama_405b() -> None:
         layers_of_stages("even", 126, 16)
 
 
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=16).filter(any).filter(lambda told: all(told[1:-1])))
-def test_a_list_says_it_outright(given_: list[int]) -> None:
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=16).filter(any).filter(lambda layers: all(layers[1:-1])))
+def test_a_list_gives_the_layers_of_each_stage(given_: list[int]) -> None:
     assert layers_of_stages(tuple(given_), sum(given_), len(given_)) == given_
     for layers, stages in ((sum(given_) + 1, len(given_)), (sum(given_), len(given_) + 1)):
         with pytest.raises(PlanError, match=f"sums to {layers}"):
@@ -85,7 +85,7 @@ COST = st.integers(0, 20).map(float)
 
 
 def costs(weights: list[LayerCosts], found: list[int]) -> list[float]:
-    """What every stage of a division costs."""
+    """The cost of every stage of a partition."""
     ends = [0]
     for count in found:
         ends.append(ends[-1] + count)
@@ -136,7 +136,7 @@ def test_ends_that_cost_a_layer_are_as_layers(each: int, stages: int, cost: floa
     assert balance(weights) == layers_of_stages("ends-as-layers", layers, stages)
 
 
-def test_more_stages_than_layers_are_refused_with_what_works() -> None:
+def test_more_stages_than_layers_are_refused_with_a_remedy() -> None:
     def weigh() -> list[LayerCosts]:
         return [LayerCosts(1.0, [1.0] * 4, 1.0)] * 6
 
@@ -160,7 +160,7 @@ def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2", "mixtral-8x7b"])
 def test_no_neighbouring_division_is_faster(model: str) -> None:
-    """Nearly: the cost of a stage leaves out what its neighbours make it wait for."""
+    """Nearly: the cost of a stage leaves out waits for its neighbours."""
     best = simulate(job(model, "by-cost")).step_time
     found = resolve_plan(load_job(job(model, "by-cost"))).layers
     for a in range(3):
@@ -171,8 +171,8 @@ def test_no_neighbouring_division_is_faster(model: str) -> None:
                 assert simulate(job(model, other)).step_time > 0.99 * best
 
 
-def test_dense_layers_are_not_those_with_experts() -> None:
-    """Layers of two kinds: as many as balance their cost, not their number."""
+def test_dense_layers_and_layers_with_experts_have_their_own_costs() -> None:
+    """Layers of two kinds: stages have equal costs, not equal numbers of layers."""
     moe = {"experts": 16, "top_k": 4, "expert_ffn": 4096, "first_dense": 8}
     model = {"layers": 16, "hidden": 1024, "heads": 16, "vocab": 1024, "seq": 2048, "ffn": 1024, "moe": moe}
     found = resolve_plan(load_job(job(model, "by-cost"))).layers

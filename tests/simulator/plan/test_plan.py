@@ -32,10 +32,10 @@ def job(mesh: dict[str, int], schemes: list[dict[str, Any]], **more: Any) -> dic
 
 def test_names_of_axes_mean_nothing() -> None:
     """An axis called pp is no pipeline unless a schedule claims it."""
-    told = simulate(job({"pp": 2}, [{"use": "data/zero-1", "over": "pp"}]))
+    report = simulate(job({"pp": 2}, [{"use": "data/zero-1", "over": "pp"}]))
     plain = simulate(job({"dp": 2}, [{"use": "data/zero-1", "over": "dp"}]))
-    assert told.play.plan.shape.p == 1
-    assert (told.step_time, told.peak_allocated) == (plain.step_time, plain.peak_allocated)
+    assert report.play.plan.shape.p == 1
+    assert (report.step_time, report.peak_allocated) == (plain.step_time, plain.peak_allocated)
 
 
 @pytest.mark.parametrize("chunks", [0, -1, True, 1.5])
@@ -47,22 +47,22 @@ def test_chunks_are_counted_from_one(chunks: Any) -> None:
 def test_every_kind_of_stage_is_checked() -> None:
     """The middle stage alone has layers; its heads do not divide by tp."""
     schemes = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "tensor/megatron", "over": "tp"}]
-    told = job({"pp": 3, "tp": 3}, schemes)
-    told["model"] = {**MODEL, "vocab": 129, "hidden": 48, "ffn": 192, "heads": 4}
-    told["plan"]["partition"] = [0, 4, 0]
+    config = job({"pp": 3, "tp": 3}, schemes)
+    config["model"] = {**MODEL, "vocab": 129, "hidden": 48, "ffn": 192, "heads": 4}
+    config["plan"]["partition"] = [0, 4, 0]
     with pytest.raises(PlanError, match="heads"):
-        simulate(told)
+        simulate(config)
 
 
-def test_one_scheme_says_what_is_recomputed() -> None:
+def test_a_plan_has_one_recompute_scheme() -> None:
     both = [{"use": "memory/recompute-full"}, {"use": "memory/recompute-selective"}]
     with pytest.raises(PlanError, match="one recompute scheme"):
         simulate(job({"dp": 1}, both))
 
 
 def test_the_default_batch_counts_all_data_axes() -> None:
-    told = job({"x": 2, "y": 4}, [{"use": "data/ddp", "over": ["x", "y"]}], batch={})
-    assert simulate(told).job.batch.total == 8
+    config = job({"x": 2, "y": 4}, [{"use": "data/ddp", "over": ["x", "y"]}], batch={})
+    assert simulate(config).job.batch.total == 8
 
 
 def test_without_overlap_all_gradients_are_reduced_behind_the_last_backward_pass() -> None:
@@ -81,7 +81,7 @@ def test_without_overlap_all_gradients_are_reduced_behind_the_last_backward_pass
     assert "dp" not in report.breakdown.hidden
 
 
-def test_the_slowest_group_paces_all() -> None:
+def test_the_slowest_group_sets_the_time_of_all() -> None:
     """Groups of six on nodes of eight: the first stays inside a node, the second does not."""
     costs = Costs(load_cluster("dgx-h100:3"), Mesh({"dp": 4, "tp": 6}))
     whole = Costs(load_cluster("dgx-h100:3"), Mesh({"dp": 3, "tp": 8}))
@@ -91,19 +91,19 @@ def test_the_slowest_group_paces_all() -> None:
     assert near.estimate(Transfer(2**24, "pp", 0, 1)).seconds < near.estimate(Transfer(2**24, "pp", 1, 2)).seconds
 
 
-def test_the_narrowest_node_paces_a_group_of_uneven_parts() -> None:
-    told = {"gpu": "h100-sxm", "gpus_per_node": 8, "inter": {"kind": "infiniband", "gbps_per_gpu": 100}}
+def test_the_narrowest_node_sets_the_time_of_a_group_of_uneven_parts() -> None:
+    cluster = {"gpu": "h100-sxm", "gpus_per_node": 8, "inter": {"kind": "infiniband", "gbps_per_gpu": 100}}
     work = Collective("all_reduce", 2**30, ("dp",))
-    uneven = Costs(load_cluster({**told, "gpus": 12}), Mesh({"dp": 12})).estimate(work).seconds
-    even = Costs(load_cluster({**told, "gpus": 16}), Mesh({"dp": 16})).estimate(work).seconds
+    uneven = Costs(load_cluster({**cluster, "gpus": 12}), Mesh({"dp": 12})).estimate(work).seconds
+    even = Costs(load_cluster({**cluster, "gpus": 16}), Mesh({"dp": 16})).estimate(work).seconds
     assert uneven > 1.5 * even
 
 
 def test_copies_of_key_value_heads_sum_their_gradients() -> None:
-    """Two key/value heads on eight ranks: four neighbours hold each, and add up what their queries left there."""
-    told = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
-    told["model"] = {**MODEL, "kv_heads": 2, "norm": "rmsnorm"}
-    ops = simulate(told).play.step.flat.ops
+    """Two key/value heads on eight ranks: four neighbours hold each, and sum the gradients that their queries cause."""
+    config = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
+    config["model"] = {**MODEL, "kv_heads": 2, "norm": "rmsnorm"}
+    ops = simulate(config).play.step.flat.ops
     (reduced,) = [op.work for op in ops if isinstance(op.work, Collective) and op.work.members is not None]
     # Keys and values of four layers, 64 x 8 weights each, gradients of four bytes.
     assert reduced == Collective("all_reduce", 4 * 2 * 64 * 8 * 4, ("tp",), (0, 1, 2, 3))

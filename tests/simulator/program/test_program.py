@@ -1,4 +1,4 @@
-"""Programs and their play: what waits for what across actions, stages and devices, and what happens once a step."""
+"""Programs and their play: dependencies across actions, stages and devices, and ops that run once a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.program.block import Port, resolve_dependencies
 from simulator.program.flatten import FlatProgram
 from simulator.report.breakdown import breakdown
 from simulator.scheduling.schedule import Action
-from tests.contract.measure import backward_ops, forward_ops, ops_beside
+from tests.contract.measure import backward_ops, forward_ops, side_ops_of
 from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
 from tests.strategies import changed, examples, jobs
 
@@ -63,7 +63,7 @@ def test_a_send_is_waited_for_when_overlap_is_off(overlap: bool, schedule: str) 
 
 
 def test_waiting_for_sends_costs_the_time_of_the_sends() -> None:
-    """GPipe, two devices, no other communication: the first device pays for each forward send but what hides it."""
+    """GPipe, two devices, no other communication: the first device pays for each forward send that is not hidden."""
     on, off = (
         play_job(job({"pp": 2}, 2, framework={"overlap": {"dp": True, "pp": pp}}, batch={"global": 4}), SLOW).times.span
         for pp in (True, False)
@@ -72,10 +72,10 @@ def test_waiting_for_sends_costs_the_time_of_the_sends() -> None:
 
 
 @examples(30)
-@given(told=jobs())
-def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
+@given(job=jobs())
+def test_a_stage_begins_when_its_input_has_come(job: dict[str, Any]) -> None:
     """The first kernel that needs the message begins no earlier than it arrives, latency included."""
-    played = play_job(told, Ideal(links=1e6, latency=1e-4))
+    played = play_job(job, Ideal(links=1e6, latency=1e-4))
     flat, times = played.flat, played.times
     arrives = {flat.ops[n].name: times.end[n] + flat.latency[n] for n, _, _ in flat.sent}
     met = 0
@@ -90,7 +90,7 @@ def test_a_stage_begins_when_its_input_has_come(told: dict[str, Any]) -> None:
 
 
 def reading(played: Played, action: int) -> set[int]:
-    """The ops of an action that take what the stage before gives, by the marks of its first link."""
+    """The ops of an action that read the output of the stage before, by the marks of its first unit run."""
     stage, kind, *_ = played.program.timetable.actions[action]
     unit_runs = played.stages[stage].unit_runs
     unit_run = unit_runs[0] if kind == "F" else unit_runs[-1]
@@ -100,12 +100,12 @@ def reading(played: Played, action: int) -> set[int]:
         if kind == "F"
         else (fragment.backward, fragment.grad_entry[unit_run.residual_out or ""])
     )
-    start = played.flat.first[action] + (len(ops_beside(played.task(action).ahead)) if kind == "F" else 0)
+    start = played.flat.first[action] + (len(side_ops_of(played.task(action).ahead)) if kind == "F" else 0)
     return {start + i for i, op in enumerate(ops) if id(mark) in direct(op)}
 
 
 def direct(op: Op) -> set[int]:
-    """What an op waits for itself, through marks."""
+    """The predecessors of an op, followed through marks."""
     found: set[int] = set()
     left = list(op.after)
     while left:
@@ -139,9 +139,9 @@ def test_a_chunk_waits_for_the_chunk_before_it_on_its_own_device() -> None:
 
 
 @examples(50)
-@given(told=jobs())
-def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, Any]) -> None:
-    played = play_job(told)
+@given(job=jobs())
+def test_ops_of_the_first_or_last_micro_batch_run_once(job: dict[str, Any]) -> None:
+    played = play_job(job)
     shape, actions = played.plan.shape, played.program.timetable.actions
     for stage in range(shape.stages):
         order = [action for action in actions if action.stage == stage]
@@ -159,17 +159,17 @@ def test_what_runs_in_the_first_or_last_micro_batch_runs_once(told: dict[str, An
                     assert action.kind == "BW" and action.microbatch == turn[-1]
         stage_ops = played.stages[stage]
         copies = Counter(id(op) for op in forward_ops(stage_ops) + backward_ops(stage_ops))
-        once = Counter(id(op) for op in ops_beside((*stage_ops.ahead, *stage_ops.behind)))
+        once = Counter(id(op) for op in side_ops_of((*stage_ops.ahead, *stage_ops.behind)))
         assert set(once) == {number for number, op in of.items() if op.when != "every"}
         assert count == Counter({number: shape.m * n for number, n in copies.items()}) + once
 
 
 @settings(max_examples=25)
-@given(told=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
-def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(told: dict[str, Any], elements: float) -> None:
+@given(job=jobs(datas=("data/zero-1",)), elements=st.sampled_from([1.0, 500.0]))
+def test_a_bucket_waits_for_its_gradients_and_weights_wait_for_theirs(job: dict[str, Any], elements: float) -> None:
     """Bucket by bucket, a reduction begins behind the last of its gradients, a use behind its gather."""
     framework = {"overlap": {"dp": True, "pp": True}, "bucket": {"elements": elements, "elements_per_rank": 0.0}}
-    played = play_job(changed(told, **framework), SLOW)
+    played = play_job(changed(job, **framework), SLOW)
     times = played.times
     for stage in range(played.plan.shape.stages):
         forward, backward = ends_of(played, stage)
@@ -210,7 +210,7 @@ def ends_of(played: Played, stage: int) -> tuple[int, int]:
 
 def uses(played: Played, stage: int, action: int) -> Iterator[tuple[Param, float]]:
     """When each parameter is first used in a forward pass."""
-    start = played.flat.first[action] + len(ops_beside(played.task(action).ahead))
+    start = played.flat.first[action] + len(side_ops_of(played.task(action).ahead))
     for unit_run in played.stages[stage].unit_runs:
         place = {id(op): i for i, op in enumerate(unit_run.fragment.forward)}
         for _ in range(unit_run.count):
@@ -238,17 +238,17 @@ def gradients(played: Played, stage: int, action: int) -> Iterator[tuple[Param, 
 
 
 def moment(op: Op, known: dict[int, float]) -> float:
-    """When an op has happened, or what a mark stands for; an op of another pass has long happened."""
+    """When an op has ended, or the predecessors of a mark; an op of another pass has long ended."""
     if id(op) in known:
         return known[id(op)]
     return max((moment(other, known) for other in op.after), default=0.0) if op.work is None else 0.0
 
 
 @settings(max_examples=25)
-@given(told=jobs())
-def test_the_update_comes_last_and_clips_together(told: dict[str, Any]) -> None:
+@given(job=jobs())
+def test_the_update_comes_last_and_clips_together(job: dict[str, Any]) -> None:
     """The norm of all gradients needs every device: its all-reduce begins and ends at the same time everywhere."""
-    played = play_job(told)
+    played = play_job(job)
     norms = []
     for device in range(played.plan.shape.p):
         done = max(played.times.end[number] for number, op in played.instances(device) if op.phase != "U")
@@ -271,10 +271,10 @@ def test_the_update_comes_last_and_clips_together(told: dict[str, Any]) -> None:
 @pytest.mark.parametrize("pp", [1, 2, 4])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_embedding_is_summed_between_the_ends(tied: bool, pp: int, chunks: int, zero: int) -> None:
-    """Only with a pipeline: the first and the last device sum the gradients of their two copies, nobody else."""
+    """Only with a pipeline: the first and the last device sum the gradients of their two copies, no other device."""
     plan = {"pp": pp, "tp": 2, "chunks": chunks, "zero": zero}
-    told = job(plan, 2 * pp, model={"tied": tied, "layers": 8}, batch={"global": 2 * pp})
-    played = play_job(told)
+    config = job(plan, 2 * pp, model={"tied": tied, "layers": 8}, batch={"global": 2 * pp})
+    played = play_job(config)
     table = 128 * 64 // 2
     for device in range(pp):
         sums = [op.work for _, op in played.instances(device) if isinstance(op.work, Collective) and op.work.members]
@@ -329,19 +329,19 @@ def longest_path(program: FlatProgram) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize("engine", ["simpy", "sweep"])
 @examples(50)
-@given(told=jobs(launch=(0.0, 1e-5, 1e-3)))
-def test_the_engine_finds_the_longest_path(engine: Engine, told: dict[str, Any]) -> None:
-    played = play_job(told, Ideal(links=1e6, latency=3e-5), engine=engine)
+@given(job=jobs(launch=(0.0, 1e-5, 1e-3)))
+def test_the_engine_finds_the_longest_path(engine: Engine, job: dict[str, Any]) -> None:
+    played = play_job(job, Ideal(links=1e6, latency=3e-5), engine=engine)
     begin, end = longest_path(played.flat)
     assert played.times.begin == pytest.approx(begin, rel=1e-9, abs=1e-15)
     assert played.times.end == pytest.approx(end, rel=1e-9, abs=1e-15)
 
 
 @examples(30)
-@given(told=jobs())
-def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
+@given(job=jobs())
+def test_the_breakdown_adds_up(job: dict[str, Any]) -> None:
     for price in (Ideal(links=1e6, latency=3e-5), FREE):
-        played = play_job(told, price)
+        played = play_job(job, price)
         for device in range(played.plan.shape.p):
             account = breakdown(played.program, played.step.span, played.step.occupancy(device), device)
             assert account.step == played.times.span
@@ -359,7 +359,7 @@ def test_the_breakdown_adds_up(told: dict[str, Any]) -> None:
                 assert sum(account.parts[axis] for axis in ("tp", "dp", "pp")) <= 1e-12 * account.step
 
 
-def test_what_waits_for_ever_is_found() -> None:
+def test_deadlocks_are_found() -> None:
     flat = FlatProgram()
     flat.add(Op("first", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (1,), 0)
     flat.add(Op("second", work=Memory("add", 1, 1)), 1.0, 0.0, 0.0, (), 0)
@@ -367,7 +367,7 @@ def test_what_waits_for_ever_is_found() -> None:
         play(flat)
 
 
-def test_compiling_replaces_marks_by_what_they_wait_for() -> None:
+def test_compiling_replaces_marks_by_their_predecessors() -> None:
     entry, other = Op("in"), Op("other")
     a = Op("a", work=Memory("add", 1, 1), after=[entry])
     mark = Op("mark", after=[a, other])

@@ -76,10 +76,10 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Figure:
 def test_an_added_figure_is_in_the_json_answer_behind_the_others(
     answer: dict[str, Any], added: Figure, report: Report
 ) -> None:
-    told = report.to_dict()
-    assert list(told) == [*answer, added.name]
-    assert told == {**answer, added.name: report.parts["bubble"] / report.step_time}
-    assert told[added.name] > 0
+    more = report.to_dict()
+    assert list(more) == [*answer, added.name]
+    assert more == {**answer, added.name: report.parts["bubble"] / report.step_time}
+    assert more[added.name] > 0
 
 
 def test_an_added_figure_is_on_the_page(added: Figure, report: Report) -> None:
@@ -99,11 +99,11 @@ def test_an_added_figure_is_a_column_of_sweeps_and_a_value_of_heatmaps(added: Fi
     assert values[4, 1] == 0 < values[4, 2] == rows[3]["bubble_s"] / rows[3]["step_time_s"]
     assert heatmap.group_cells(rows, "plan.tp", "plan.pp", added.name)[4, 2].best == rows[3]
     picture = tmp_path / "map.svg"
-    told = CliRunner().invoke(app, ["plot", str(out), "--value", added.name, "--out", str(picture)])
-    assert told.exit_code == 0 and "pipeline bubble [%], 4 plans" in picture.read_text("utf-8")
+    plotted = CliRunner().invoke(app, ["plot", str(out), "--value", added.name, "--out", str(picture)])
+    assert plotted.exit_code == 0 and "pipeline bubble [%], 4 plans" in picture.read_text("utf-8")
 
 
-def test_an_added_figure_is_in_tables_where_it_says_so(
+def test_an_added_figure_is_in_the_tables_of_its_places(
     added: Figure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(FIGURES, added.name, replace(added, places=("curve", "points")))
@@ -143,7 +143,7 @@ def test_no_two_figures_have_one_place() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_can_be_shown_wherever_it_says(name: str, report: Report) -> None:
+def test_a_figure_can_be_shown_in_every_place(name: str, report: Report) -> None:
     figure = FIGURES[name]
     value = figure.compute(report)
     assert figure.name == name and figure.sentence and figure.label

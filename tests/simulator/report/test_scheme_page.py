@@ -1,4 +1,4 @@
-"""docs/schemes.md is up to date and says of every scheme what its file says."""
+"""docs/schemes.md is up to date and agrees with the file of every scheme."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written() -> str:
 
 
 def section(use: str) -> str:
-    """What the page says of one scheme."""
+    """The section of one scheme on the page."""
     _, _, rest = written().partition(f"\n### {use}\n")
     return re.split(r"\n##+ ", rest)[0]
 
@@ -36,19 +36,19 @@ def test_every_family_has_a_title() -> None:
 
 
 @pytest.mark.parametrize("use", scheme_names())
-def test_it_shows_paper_options_and_laws_of_every_scheme(use: str) -> None:
-    kind, told = find_scheme(use), section(use)
-    assert kind.paper.title in told and str(kind.paper.year) in told
+def test_it_shows_paper_options_and_closed_forms_of_every_scheme(use: str) -> None:
+    kind, text = find_scheme(use), section(use)
+    assert kind.paper.title in text and str(kind.paper.year) in text
     assert f"[{use}](#{anchor(use)})" in written()
     for option in kind.Options.model_fields:
-        (said,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", told, re.MULTILINE)
-        assert said, f"{use} does not say what its option {option} is"
+        (sentence,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", text, re.MULTILINE)
+        assert sentence, f"{use} has no sentence on its option {option}"
     found = list(closed_forms(use))
     assert inspect.getsource(kind).count("ClosedForm(") == len(found)
     for quantity, where, formula in found:
-        assert quantity in told and " ".join(where.split()).replace("|", "\\|") in told and formula
+        assert quantity in text and " ".join(where.split()).replace("|", "\\|") in text and formula
 
 
-def test_what_a_law_works_out_before_stands_in_its_formula() -> None:
+def test_intermediate_values_stand_in_the_formula_of_a_closed_form() -> None:
     ((_, _, formula),) = [law for law in closed_forms("data/fsdp") if law[0] == "sent_per_step"]
     assert "gathers * weights + grads" in formula and "moved" not in formula

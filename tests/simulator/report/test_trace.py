@@ -1,4 +1,4 @@
-"""The trace says what was played, in a form that viewers of Chrome traces read."""
+"""The trace shows the played program in a form that viewers of Chrome traces read."""
 
 from __future__ import annotations
 
@@ -129,10 +129,10 @@ def end(event: dict[str, Any]) -> Decimal:
 
 
 @every_job
-def test_every_event_has_what_the_format_asks_for(name: str, folder: Path) -> None:
-    told = trace(name, folder)
-    assert told["displayTimeUnit"] == "ms"
-    for event in told["traceEvents"]:
+def test_every_event_has_the_fields_of_the_format(name: str, folder: Path) -> None:
+    document = trace(name, folder)
+    assert document["displayTimeUnit"] == "ms"
+    for event in document["traceEvents"]:
         assert set(event) == REQUIRED[event["ph"]] | {"ph"}
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
         if event["ph"] != "M":
@@ -171,11 +171,11 @@ def test_threads_stand_in_one_order(folder: Path) -> None:
         ({"dp": 8}, "", 0, "ranks 0 to 7: 8 ranks"),
     ],
 )
-def test_a_process_says_which_ranks_it_stands_for(axes: dict[str, int], axis: str, position: int, words: str) -> None:
+def test_a_process_names_its_ranks(axes: dict[str, int], axis: str, position: int, words: str) -> None:
     assert describe_ranks(Mesh(axes), axis, position) == words
 
 
-def test_it_says_what_was_forecast(folder: Path) -> None:
+def test_it_names_the_forecast_job(folder: Path) -> None:
     about = trace("1f1b", folder)["otherData"]
     assert about["meshcast"] and about["job"]["plan"]["mesh"] == {"pp": 2, "dp": 2, "tp": 2}
     assert float(about["step_time_s"]) == report("1f1b").step_time
@@ -218,7 +218,7 @@ def test_every_op_is_one_slice_in_its_own_time(name: str, folder: Path) -> None:
 
 @every_job
 def test_categories_and_work_add_up(name: str, folder: Path) -> None:
-    """Time by category and FLOPs of a device are those of the program; a message counts here where it is sent."""
+    """Time by category and FLOPs of a device equal those of the program; a message counts on the sender."""
     program = report(name).play.program
     for device in range(program.devices):
         own = [event for event in events(name, folder, "X") if event["pid"] == device and event["cat"] in KINDS]
@@ -264,7 +264,7 @@ def test_the_host_issues_every_op_before_it_begins(name: str, folder: Path) -> N
 
 
 @every_job
-def test_arrows_join_sends_and_what_waits_for_them(name: str, folder: Path) -> None:
+def test_arrows_join_sends_and_waiting_ops(name: str, folder: Path) -> None:
     begins = {event["id"]: event for event in events(name, folder, "s")}
     ends = {event["id"]: event for event in events(name, folder, "f")}
     assert begins.keys() == ends.keys()

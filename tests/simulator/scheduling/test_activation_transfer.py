@@ -232,8 +232,8 @@ def test_all_engines_agree_on_transfers(plan: dict[str, Any], overlap: bool, lau
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-4])),
 )
 def test_all_engines_agree_for_slow_transfers(m: int, pp: int, launch: float, price: Ideal) -> None:
-    told = job("bpipe", m, pp, launch)
-    check_alike(play_by_engines(told, price))
+    config = job("bpipe", m, pp, launch)
+    check_alike(play_by_engines(config, price))
 
 
 @settings(max_examples=15, deadline=None)
@@ -266,8 +266,9 @@ def test_a_transfer_has_the_bytes_that_a_forward_pass_saves(plan: dict[str, Any]
 
 
 def test_memory_is_balanced() -> None:
-    """The last device keeps the activations of the first: of eight devices 1F1B's fullest holds 8 micro-batches,
-    BPipe's 5, those in transfer included. Where a pass is freed early, a keeper may have one more."""
+    """The last device keeps activations of the first: of eight devices 1F1B's fullest holds 8 micro-batches, BPipe's 5,
+    transfers in flight included. Where a pass is freed early, a keeper may have one more.
+    """
     m, pp = 24, 8
     ours, plain = play_job(job("bpipe", m, pp)), play_job(job("1f1b", m, pp))
     one = moves_of(ours)[0][0]

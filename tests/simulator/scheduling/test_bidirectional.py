@@ -53,10 +53,10 @@ def printed(use: str, shape: PipelineShape, device: int, whole: str = "B") -> st
         letter = whole if action.kind == "BW" else action.kind
         return f"{letter.lower() if action.stage >= shape.p else letter}{number}"
 
-    def told(turn: ScheduleItem) -> str:
+    def word(turn: ScheduleItem) -> str:
         return f"{{{of(turn.forward)}+{of(turn.backward)}}}" if isinstance(turn, OverlappedPasses) else of(turn)
 
-    return " ".join(map(told, schedule.order(shape, device)))
+    return " ".join(map(word, schedule.order(shape, device)))
 
 
 def test_chimera_as_it_is_printed() -> None:
@@ -208,15 +208,15 @@ def test_no_pair_begins_or_ends_a_stage(use: str, p: int) -> None:
 
 
 @examples(40)
-@given(told=jobs(TWO_WAYS, launch=LAUNCH, passes=80))
-def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
-    check_reports(told)
+@given(job=jobs(TWO_WAYS, launch=LAUNCH, passes=80))
+def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
+    check_reports(job)
 
 
 @examples(40)
-@given(told=jobs(TWO_WAYS, launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
-def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
-    ways = play_by_engines(told, price)
+@given(job=jobs(TWO_WAYS, launch=(0.0, 1e-6, 1e-4), passes=80), price=PRICES)
+def test_all_engines_agree_whatever_takes_longest(job: dict[str, Any], price: Ideal) -> None:
+    ways = play_by_engines(job, price)
     assert all(peak.left == pytest.approx(0, abs=1e-6) for peak in ways[0].peaks)
     check_alike(ways)
 
@@ -230,9 +230,9 @@ def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list
             before = {(other, "F", k) for other in schedule.predecessors(shape, stage)}
             behind = {(other, "B", k) for other in stages if stage in schedule.predecessors(shape, other)}
             left[Action(stage, "F", k)] = before
-            apart = random.random() < 0.4
-            left[Action(stage, "B" if apart else "BW", k)] = {(stage, "F", k), *behind}
-            if apart:
+            split = random.random() < 0.4
+            left[Action(stage, "B" if split else "BW", k)] = {(stage, "F", k), *behind}
+            if split:
                 left[Action(stage, "W", k)] = {(stage, "B", k)}
     orders: list[list[ScheduleItem]] = [[] for _ in range(shape.p)]
     done = set[tuple[int, str, int]]()
@@ -255,12 +255,12 @@ def any_orders(schedule: Schedule, shape: PipelineShape, random: Random) -> list
 
 @settings(examples(60), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(
-    told=jobs((*TWO_WAYS, "pipeline/interleaved-1f1b"), launch=(0.0, 1e-6, 1e-4), passes=20),
+    job=jobs((*TWO_WAYS, "pipeline/interleaved-1f1b"), launch=(0.0, 1e-6, 1e-4), passes=20),
     random=st.randoms(use_true_random=False),
     price=PRICES,
 )
-def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random: Random, price: Ideal) -> None:
-    plan = resolve_plan(load_job(told), price=price)
+def test_all_engines_agree_on_any_order_with_pairs(job: dict[str, Any], random: Random, price: Ideal) -> None:
+    plan = resolve_plan(load_job(job), price=price)
     orders = any_orders(plan.schedule, plan.shape, Random(random.random()))
 
     class Given(type(plan.schedule)):  # type: ignore[misc]
@@ -288,8 +288,8 @@ def test_all_engines_agree_on_any_order_with_pairs(told: dict[str, Any], random:
 def test_a_pass_after_an_empty_one_waits_for_the_sends(tp: int) -> None:
     """The stage of the embedding has no B; a device that waits for its sends still waits after it."""
     schemes = [{"use": "pipeline/dualpipe", "over": "pp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
-    told = job({"mesh": {"pp": 2, "tp": tp}, "schemes": schemes, "partition": [0, 2]}, layers=2, overlap=False)
-    check_alike(play_by_engines(told, Ideal(links=1e5)))
+    config = job({"mesh": {"pp": 2, "tp": tp}, "schemes": schemes, "partition": [0, 2]}, layers=2, overlap=False)
+    check_alike(play_by_engines(config, Ideal(links=1e5)))
 
 
 # ------------------------------------------------------------------------------- two copies of the weights
@@ -393,11 +393,11 @@ def test_overlap_hides_token_dispatch_and_combine(use: str, links: float) -> Non
     ]
     views = {"experts": {"edp": 1, "ep": 4}}
     moe = {"experts": 8, "top_k": 2, "expert_ffn": 64}
-    told = job({"mesh": {"pp": 2, "dp": 4}, "views": views, "schemes": schemes}, batch=64, moe=moe)
+    config = job({"mesh": {"pp": 2, "dp": 4}, "views": views, "schemes": schemes}, batch=64, moe=moe)
     price = Ideal(links=links)
-    paired = play_job(told, price)
-    apart = unpaired(paired, price)
-    assert paired.times.span < 0.98 * apart
+    paired = play_job(config, price)
+    unpaired_span = unpaired(paired, price)
+    assert paired.times.span < 0.98 * unpaired_span
     program = paired.program
     for device in range(2):
         account = breakdown(program, paired.times.span, paired.step.occupancy(device), device)
@@ -405,7 +405,7 @@ def test_overlap_hides_token_dispatch_and_combine(use: str, links: float) -> Non
     # No faster than the work of one stream.
     compute = max(program.sums[device, :4, 0].sum() for device in range(2))
     assert paired.times.span >= compute
-    free = play_job(told, replace(price, links=math.inf))
+    free = play_job(config, replace(price, links=math.inf))
     assert paired.times.span >= free.times.span * (1 - 1e-12)
 
 

@@ -137,8 +137,8 @@ def test_zb_auto_depends_on_ratios_of_durations_only(data: st.DataObject, p: int
 
 def test_recomputation_counts_as_part_of_the_backward_pass() -> None:
     shape = PipelineShape(3, 9)
-    apart = PassDurations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
-    assert schedule("zb-auto").orders(shape, apart) == schedule("zb-auto").orders(
+    split = PassDurations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
+    assert schedule("zb-auto").orders(shape, split) == schedule("zb-auto").orders(
         shape, equal_durations(shape, 2, 3, 2)
     )
 
@@ -174,7 +174,7 @@ def test_varuna_has_the_published_order() -> None:
 
 
 @pytest.mark.parametrize(("p", "m", "slots"), [(2, 4, 18), (4, 8, 39), (8, 32, 147)])
-def test_varuna_takes_as_many_slots_as_published(p: int, m: int, slots: int) -> None:
+def test_varuna_takes_the_published_number_of_slots(p: int, m: int, slots: int) -> None:
     found = answer({"schedule": "varuna", "p": p, "m": m, "t_f": 1, "t_b": 1, "t_w": 1, "t_r": 1})
     assert found["makespan"] == slots < 4 * (m + p - 1)
 
@@ -262,7 +262,7 @@ FULL = {"use": "memory/recompute-full"}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "config",
     [
         job("zb-auto"),
         job("zb-auto", memory_limit=8),
@@ -271,8 +271,8 @@ FULL = {"use": "memory/recompute-full"}
     ],
     ids=["zb-1p", "zb-2p", "little memory", "varuna"],
 )
-def test_all_engines_agree_on_list_schedules(told: dict[str, Any]) -> None:
-    check_reports(told)
+def test_all_engines_agree_on_list_schedules(config: dict[str, Any]) -> None:
+    check_reports(config)
 
 
 def test_a_job_with_more_memory_for_zb_auto_takes_no_longer() -> None:

@@ -60,8 +60,8 @@ def accepts(use: str, shape: PipelineShape) -> bool:
 )
 def test_the_order_begins_as_it_is_published(use: str, device: int, row: str) -> None:
     order = shipped(use).order(PipelineShape(4, 100), device)
-    said = " ".join(f"{action.kind.replace('BW', 'B')}{action.microbatch}" for action in actions_of(order))
-    assert said.startswith(row + " ")
+    order_text = " ".join(f"{action.kind.replace('BW', 'B')}{action.microbatch}" for action in actions_of(order))
+    assert order_text.startswith(row + " ")
 
 
 @both
@@ -79,9 +79,9 @@ def test_updates_come_after_the_gradients_that_they_need() -> None:
     each, twice = (" ".join(str(action) for action in insert_updates(order, every)) for every in (1, 2))
     assert each == "0F0 0F1 0BW0 0O0 0F2 0BW1 0O1 0F3 0BW2 0O2 0BW3 0O3"
     assert twice == "0F0 0F1 0BW0 0F2 0BW1 0O1 0F3 0BW2 0BW3 0O3"
-    apart = [Action(0, kind, k) for k in range(2) for kind in ("F", "B")]
-    apart += [Action(0, "W", k) for k in range(2)]
-    assert " ".join(map(str, insert_updates(apart, 2))).endswith("0W0 0W1 0O1")
+    split_passes = [Action(0, kind, k) for k in range(2) for kind in ("F", "B")]
+    split_passes += [Action(0, "W", k) for k in range(2)]
+    assert " ".join(map(str, insert_updates(split_passes, 2))).endswith("0W0 0W1 0O1")
     chunks = [Action(s, kind, 0) for kind, some in (("F", (1, 3)), ("BW", (3, 1))) for s in some]
     assert " ".join(map(str, insert_updates(chunks, 1))) == "1F0 3F0 3BW0 1BW0 1O0", "one for both stages of a device"
 
@@ -153,10 +153,10 @@ def test_the_period_is_that_of_the_slowest_circuit(
         return
     lists = st.lists(SECONDS, min_size=shape.p, max_size=shape.p)
     forward, backward = data.draw(lists), data.draw(lists)
-    told = {"schedule": use.partition("/")[2], "p": shape.p, "m": shape.m, "t_f": forward, "t_b": backward, "hop": hop}
+    case = {"schedule": use.partition("/")[2], "p": shape.p, "m": shape.m, "t_f": forward, "t_b": backward, "hop": hop}
     one = slowest(forward, backward, hop)
     every = shipped(use).microbatches_per_update(shape)
-    assert answer(told)["period"] == pytest.approx(every * one, rel=1e-9)
+    assert answer(case)["period"] == pytest.approx(every * one, rel=1e-9)
 
 
 @both
@@ -190,8 +190,8 @@ def test_two_versions_are_too_few_for_fewer_micro_batches_than_devices() -> None
 
 
 def test_of_devices_of_nearly_equal_speed_the_slower_one_sets_the_period() -> None:
-    told = {"schedule": "pipedream", "p": 3, "m": 3, "t_f": [1, 1, 1], "t_b": [2, 2.0000001, 2]}
-    assert answer(told)["period"] == pytest.approx(3.0000001, rel=1e-9)
+    case = {"schedule": "pipedream", "p": 3, "m": 3, "t_f": [1, 1, 1], "t_b": [2, 2.0000001, 2]}
+    assert answer(case)["period"] == pytest.approx(3.0000001, rel=1e-9)
 
 
 def test_a_cycle_is_found_where_all_devices_go_through_it() -> None:
@@ -232,14 +232,14 @@ def computing(run: Played) -> list[float]:
 @both
 @pytest.mark.parametrize(("pp", "m"), [(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)])
 @pytest.mark.parametrize("partition", ["even", "uneven"])
-def test_with_free_communication_a_step_is_what_the_slowest_device_computes(
+def test_with_free_communication_a_step_is_the_computation_of_the_slowest_device(
     use: str, pp: int, m: int, partition: str
 ) -> None:
     layers = {"layers": 12}
     split = {} if partition == "even" else {"partition": [12 - 2 * (pp - 1)] + [2] * (pp - 1)}
-    told = job(use.partition("/")[2], pp, m, model=layers, **split)
-    run = play_job(told, FREE, engine="matrices")
-    (found,) = play_by_engines(told, FREE, [("matrices", True)])
+    config = job(use.partition("/")[2], pp, m, model=layers, **split)
+    run = play_job(config, FREE, engine="matrices")
+    (found,) = play_by_engines(config, FREE, [("matrices", True)])
     # Micro-batches and updates of a run, each in its share of a batch.
     assert found.seconds == pytest.approx(max(computing(run)) * m / run.plan.played_shape.m, rel=1e-9)
 
@@ -301,8 +301,8 @@ def test_shared_weights_are_reduced_at_every_update(use: str) -> None:
 
 @both
 def test_memory_holds_versions_of_the_weights_and_1f1b_s_activations(use: str) -> None:
-    told, plain = (job(name, 4, 8, dp=2) for name in (use.partition("/")[2], "1f1b"))
-    found, flushed = (simulate(one).play for one in (told, plain))
+    unflushed, plain = (job(name, 4, 8, dp=2) for name in (use.partition("/")[2], "1f1b"))
+    found, flushed = (simulate(one).play for one in (unflushed, plain))
     for device in range(4):
         copies = 4 - device if use == USES[0] else 2
         one, other = found.peaks[device].by, flushed.peaks[device].by
@@ -320,29 +320,29 @@ def test_versions_of_sharded_weights_are_sharded_too() -> None:
 
 
 @examples(25)
-@given(told=jobs(NO_FLUSH, launch=LAUNCH, passes=24))
-def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
-    check_steps(told)
+@given(job=jobs(NO_FLUSH, launch=LAUNCH, passes=24))
+def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
+    check_steps(job)
 
 
 @examples(10)
-@given(told=jobs(NO_FLUSH, launch=LAUNCH, passes=24, formats=("bf16",)))
-def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> None:
-    check_steps(on_catalog(told, "dgx-h100"))
+@given(job=jobs(NO_FLUSH, launch=LAUNCH, passes=24, formats=("bf16",)))
+def test_all_engines_agree_on_a_cluster_of_the_catalog(job: dict[str, Any]) -> None:
+    check_steps(on_catalog(job, "dgx-h100"))
 
 
 @examples(20)
-@given(told=jobs(NO_FLUSH, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
-def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
-    found = play_by_engines(told, price)
+@given(job=jobs(NO_FLUSH, launch=(0.0, 1e-6, 1e-4), passes=24), price=PRICES)
+def test_all_engines_agree_whatever_takes_longest(job: dict[str, Any], price: Ideal) -> None:
+    found = play_by_engines(job, price)
     check_alike(found)
     for one in found[1:]:
         assert one.seconds == pytest.approx(found[0].seconds, rel=1e-9)
 
 
-def check_steps(told: dict[str, Any]) -> None:
+def check_steps(job: dict[str, Any]) -> None:
     """All engines agree on the run, on the first steps, and on one step, whose breakdown adds up to it."""
-    found = simulate_by_engines(told)
+    found = simulate_by_engines(job)
     check_alike([report.play for report in found])
     first = found[0]
     for report in found:
@@ -358,8 +358,8 @@ def check_steps(told: dict[str, Any]) -> None:
 
 def test_a_long_run_is_skipped_and_stays_the_same() -> None:
     for name in ("pipedream", "pipedream-2bw"):
-        told = job(name, 4, 4, dp=2, tp=2, framework={"launch_s": 2e-6})
-        one, other = (simulate(told, skip=skip).play for skip in (True, False))
+        config = job(name, 4, 4, dp=2, tp=2, framework={"launch_s": 2e-6})
+        one, other = (simulate(config, skip=skip).play for skip in (True, False))
         assert isinstance(one.step, ByMatrices) and isinstance(other.step, ByMatrices)
         assert one.step.play.skipped > 0 == other.step.play.skipped
         check_alike([one, other])
@@ -412,8 +412,8 @@ def test_a_run_is_no_longer_than_it_must_be(p: int, every: int) -> None:
 
 @both
 def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
-    told = job(use.partition("/")[2], 2, 3, dp=2, framework={"launch_s": 1e-6})
-    report = simulate(told)
+    config = job(use.partition("/")[2], 2, 3, dp=2, framework={"launch_s": 1e-6})
+    report = simulate(config)
     answered = json.loads(json.dumps(report.to_dict()))
     parts = answered["breakdown_s"]
     rest = sum(parts[name] for name in ("bubble", "optimizer", "host", "idle"))

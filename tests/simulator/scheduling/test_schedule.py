@@ -1,4 +1,4 @@
-"""Orders of actions: what is refused before it is played, and the message."""
+"""Orders of actions: invalid ones are refused before they are played, with a message."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def needs(found: Timetable) -> dict[str, str | None]:
     return {str(a): str(actions[n]) if n >= 0 else None for a, n in zip(actions, found.need, strict=True)}
 
 
-def test_what_an_action_needs() -> None:
+def test_predecessors_of_an_action() -> None:
     found = needs(timetable(shipped("interleaved-1f1b"), PipelineShape(2, 4, 2)))
     assert {name: found[name] for name in ("0F1", "2F1", "3BW1", "1BW1")} == {
         "0F1": None,
@@ -124,7 +124,7 @@ def test_what_an_action_needs() -> None:
 
 
 @given(shape=shapes(st.integers(1, 4)), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
-def test_a_shipped_schedule_is_complete_or_says_why_not(shape: PipelineShape, use: str) -> None:
+def test_a_shipped_schedule_is_complete_or_gives_a_reason(shape: PipelineShape, use: str) -> None:
     schedule = shipped(use)
     if not fits(use, shape):
         with pytest.raises(PlanError) as refused:

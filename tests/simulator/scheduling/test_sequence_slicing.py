@@ -23,7 +23,7 @@ from simulator.program.memory_profile import CATEGORIES
 from simulator.program.timetable import timetable
 from simulator.scheduling.schedule import Action, PipelineShape
 from simulator.scheduling.sequence_slicing import choose_balanced_slices, choose_fastest_slices
-from tests.contract.measure import ops_beside, saved
+from tests.contract.measure import saved, side_ops_of
 from tests.contract.played import PAID, Ideal, play_job
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS, SLICED, changed, examples, jobs, shapes
@@ -206,10 +206,10 @@ def test_weights_count_once_and_gradients_are_reduced_after_the_last_slice(job: 
     table = played.program.timetable
     for device in range(played.plan.shape.p):
         *earlier, last = played.actions(device)
-        assert not any(ops_beside(played.task(action).behind) for action in earlier)
+        assert not any(side_ops_of(played.task(action).behind) for action in earlier)
         assert table.actions[last].kind == "BW" and table.actions[last].slice == 0
-        wanted = [op.work for stage_ops in [stages[device]] for op in ops_beside(stage_ops.behind)]  # type: ignore[union-attr]
-        assert [op.work for op in ops_beside(played.task(last).behind)] == wanted
+        wanted = [op.work for stage_ops in [stages[device]] for op in side_ops_of(stage_ops.behind)]  # type: ignore[union-attr]
+        assert [op.work for op in side_ops_of(played.task(last).behind)] == wanted
 
 
 def uncut(job: dict[str, Any]) -> dict[str, Any]:
@@ -272,8 +272,7 @@ def layers(job: dict[str, Any]) -> list[Any]:
     ("mesh", "cut"), [({}, 1), ({"tp": 2}, 2), ({"cp": 2}, 1)], ids=["alone", "heads", "positions"]
 )
 def test_gradients_of_keys_and_values_wait_for_the_slices_before(mesh: dict[str, int], cut: int) -> None:
-    """The backward pass of a slice keeps those of all tokens before it, and frees those that later slices kept.
-
+    """The backward pass of a slice keeps the gradients of all tokens before it, and frees those that later slices kept.
     Ranks that share positions have gathered keys and values of all of them.
     """
     before, blocks = [0, 24, 40], CompiledBlocks()
@@ -394,8 +393,8 @@ def test_slices_are_chosen_at_the_catalogs_prices_and_reported() -> None:
         schemes = [{"use": use, "over": "pp", **slices}, {"use": "tensor/megatron", "over": "tp"}]
         plan = {"mesh": {"pp": 48, "tp": 8}, "schemes": schemes}
         cluster = {"gpu": "v100-sxm2-16", "gpus": 384}
-        told = {"model": "gpt3-175b", "cluster": cluster, "batch": {"global": 2}, "precision": "fp16", "plan": plan}
-        return simulate(told)
+        job = {"model": "gpt3-175b", "cluster": cluster, "batch": {"global": 2}, "precision": "fp16", "plan": plan}
+        return simulate(job)
 
     whole, cut = gpt3("pipeline/gpipe"), gpt3("pipeline/terapipe", slices="auto")
     lengths = cut.play.plan.slice_lengths
@@ -405,7 +404,7 @@ def test_slices_are_chosen_at_the_catalogs_prices_and_reported() -> None:
 
 
 def test_slices_are_not_shorter_than_a_granule() -> None:
-    """A sequence of few granules: all bounds of slices are multiples of what the ranks divide."""
+    """A sequence of few granules: all bounds of slices are multiples of the length that ranks can shard."""
     job = small("auto", mesh={"tp": 4, "cp": 2})
     played = play_job(job, Ideal(links=math.inf, memory=math.inf))
     assert sum(played.plan.slice_lengths) == 48 and all(length % 8 == 0 for length in played.plan.slice_lengths)

@@ -65,8 +65,8 @@ def test_two_branches_of_two_stages_run_as_a_pipeline_of_three() -> None:
 @given(d=st.integers(1, 6), m=st.integers(1, 24), t_f=SECONDS, t_b=SECONDS, t_w=SECONDS)
 def test_a_graph_fills_in_half_the_time_of_its_chain(d: int, m: int, t_f: float, t_b: float, t_w: float) -> None:
     """Two equal branches of depth d and a trunk of one stage take (m + d) u; one chain of the stages (m + 2 d) u."""
-    told = {"p": 2 * d + 1, "m": m, "t_f": t_f, "t_b": t_b, "t_w": t_w}
-    graph, stage_ops = answer({"schedule": "graphpipe", **told}), answer({"schedule": "1f1b", **told})
+    case = {"p": 2 * d + 1, "m": m, "t_f": t_f, "t_b": t_b, "t_w": t_w}
+    graph, stage_ops = answer({"schedule": "graphpipe", **case}), answer({"schedule": "1f1b", **case})
     u = t_f + t_b + t_w
     assert (graph["makespan"], stage_ops["makespan"]) == ((m + d) * u, (m + 2 * d) * u)
     deep = [min(m, d + 1 - i) for i in range(d)]
@@ -134,7 +134,7 @@ def test_a_join_takes_an_input_of_every_branch_and_sends_each_a_gradient() -> No
 
 
 class Given(Schedule):
-    """1F1B over any graph: a stage has as many warm-up passes as stages follow on its longest path."""
+    """1F1B over any graph: a stage has one warm-up pass per stage that follows on its longest path."""
 
     name = "given"
     graph: list[tuple[int, ...]] = []
@@ -254,44 +254,44 @@ def test_shares_of_a_sequence_must_divide() -> None:
 @st.composite
 def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
     """A job of a model with towers: on a graph of stages, or on one stage."""
-    told = draw(jobs(("pipeline/1f1b",), **more).filter(lambda told: told["model"].moe is None))
+    job = draw(jobs(("pipeline/1f1b",), **more).filter(lambda job: job["model"].moe is None))
     towers, d, trunk = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
     pp = draw(st.sampled_from([1, towers * d + trunk, towers * d + trunk]))
-    fields = told["model"].model_dump(exclude_unset=True, exclude={"tied", "mtp", "position_rows", "name"})
+    fields = job["model"].model_dump(exclude_unset=True, exclude={"tied", "mtp", "position_rows", "name"})
     depth, layers = d * draw(st.integers(1, 2)), trunk * draw(st.integers(1, 2))
     fields |= {"towers": towers, "tower_layers": depth, "layers": layers, "seq": towers * fields["seq"]}
-    mesh = {**told["plan"]["mesh"], "pp": pp}
+    mesh = {**job["plan"]["mesh"], "pp": pp}
     first = {"use": "pipeline/1f1b", "over": "pp"} if pp == 1 else joined(pp, towers, trunk)["schemes"][0]
-    plan = {"mesh": mesh, "views": {}, "schemes": [first, *told["plan"]["schemes"][1:]], "partition": "even"}
+    plan = {"mesh": mesh, "views": {}, "schemes": [first, *job["plan"]["schemes"][1:]], "partition": "even"}
     cluster = {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())}
-    return {**told, "model": Model(**fields), "cluster": cluster, "plan": plan}
+    return {**job, "model": Model(**fields), "cluster": cluster, "plan": plan}
 
 
 @examples(25)
-@given(told=graph_jobs(launch=LAUNCH))
-def test_all_engines_give_the_same_report(told: dict[str, Any]) -> None:
-    check_reports(told)
+@given(job=graph_jobs(launch=LAUNCH))
+def test_all_engines_give_the_same_report(job: dict[str, Any]) -> None:
+    check_reports(job)
 
 
 @examples(10)
-@given(told=graph_jobs(launch=LAUNCH, formats=("bf16",)))
-def test_all_engines_agree_on_a_cluster_of_the_catalog(told: dict[str, Any]) -> None:
-    check_reports(on_catalog(told, "dgx-h100"))
+@given(job=graph_jobs(launch=LAUNCH, formats=("bf16",)))
+def test_all_engines_agree_on_a_cluster_of_the_catalog(job: dict[str, Any]) -> None:
+    check_reports(on_catalog(job, "dgx-h100"))
 
 
 @examples(25)
 @given(
-    told=graph_jobs(launch=(0.0, 1e-6, 1e-4)),
+    job=graph_jobs(launch=(0.0, 1e-6, 1e-4)),
     price=st.builds(Ideal, links=st.sampled_from([1e5, 1e7, math.inf]), latency=st.sampled_from([0.0, 1e-5, 1e-2])),
 )
-def test_all_engines_agree_whatever_takes_longest(told: dict[str, Any], price: Ideal) -> None:
-    check_alike(play_by_engines(told, price))
+def test_all_engines_agree_whatever_takes_longest(job: dict[str, Any], price: Ideal) -> None:
+    check_alike(play_by_engines(job, price))
 
 
 @examples(60)
-@given(told=graph_jobs(recompute=False))
-def test_a_graph_conserves_flops_and_parameters(told: dict[str, Any]) -> None:
-    run = play_job(told, engine="matrices")
+@given(job=graph_jobs(recompute=False))
+def test_a_graph_conserves_flops_and_parameters(job: dict[str, Any]) -> None:
+    run = play_job(job, engine="matrices")
     wanted = run.wanted
     assert run.flops("F") == pytest.approx(wanted, rel=1e-12)
     backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
@@ -306,10 +306,10 @@ def test_a_graph_conserves_flops_and_parameters(told: dict[str, Any]) -> None:
 
 
 @examples(40)
-@given(told=graph_jobs())
-def test_memory_of_a_graph_is_what_its_ops_take(told: dict[str, Any]) -> None:
+@given(job=graph_jobs())
+def test_memory_of_a_graph_is_that_of_its_ops(job: dict[str, Any]) -> None:
     """Op by op: the inputs from every branch, the output of a join, and all of it freed at the end."""
-    run = play_job(told, engine="matrices")
+    run = play_job(job, engine="matrices")
     for device, peak in enumerate(run.peaks):
         level = top = 0.0
         for _, nbytes, _ in run.changes(device):
@@ -320,10 +320,10 @@ def test_memory_of_a_graph_is_what_its_ops_take(told: dict[str, Any]) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(told=graph_jobs())
-def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None:
+@given(job=graph_jobs())
+def test_a_branch_sends_its_own_part_of_a_sequence(job: dict[str, Any]) -> None:
     """And gets a gradient of that size back from the join."""
-    run = play_job(told, engine="matrices")
+    run = play_job(job, engine="matrices")
     plan, shape = run.plan, run.plan.shape
     assert plan.job.batch.sequence is not None
     whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
@@ -339,11 +339,11 @@ def test_a_branch_sends_its_own_part_of_a_sequence(told: dict[str, Any]) -> None
 
 
 @examples(40)
-@given(told=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
-def test_gradients_of_a_graph_are_reduced_once(told: dict[str, Any], bucket: float) -> None:
+@given(job=graph_jobs(), bucket=st.sampled_from([1.0, 3000.0, 1e12]))
+def test_gradients_of_a_graph_are_reduced_once(job: dict[str, Any], bucket: float) -> None:
     """And sharded weights are all-gathered for every pass, also where a tower's embedding has no unit before it."""
-    framework = {**told["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
-    run = play_job({**told, "framework": {**told["framework"], "set": framework}}, engine="matrices")
+    framework = {**job["framework"]["set"], "bucket": {"elements": bucket, "elements_per_rank": 0.0}}
+    run = play_job({**job, "framework": {**job["framework"], "set": framework}}, engine="matrices")
     plan = run.plan
     (data,) = plan.family("data")
     sharded = data.use == "data/fsdp"

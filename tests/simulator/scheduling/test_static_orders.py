@@ -114,7 +114,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("at", PRINTED)
-def test_orders_are_those_that_are_printed(at: tuple[str, int, int, int]) -> None:
+def test_orders_are_the_printed_ones(at: tuple[str, int, int, int]) -> None:
     use, p, m, v = at
     assert [row(use, p, m, v, device) for device in range(p)] == PRINTED[at]
 
@@ -147,8 +147,8 @@ def test_zb_v_is_the_order_of_torch(p: int, m: int) -> None:
     kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
     for rank in range(p):
         theirs = of_torch._calculate_single_rank_operations(known, rank)
-        told = [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
-        assert told == list(shipped("zb-v").order(PipelineShape(p, m, 2), rank))
+        actions = [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
+        assert actions == list(shipped("zb-v").order(PipelineShape(p, m, 2), rank))
 
 
 # ------------------------------------------------------------------------------------------ closed forms
@@ -300,16 +300,16 @@ def test_every_number_of_micro_batches_has_an_order(use: str, p: int, m: int, ti
 
 
 def test_waves_and_chunks_give_the_same_schedule() -> None:
-    alike = [played("hanayo", 3, 6, **told) for told in ({"waves": 2}, {"v": 4}, {"waves": 2, "v": 4})]
+    alike = [played("hanayo", 3, 6, **options) for options in ({"waves": 2}, {"v": 4}, {"waves": 2, "v": 4})]
     assert alike[0] == alike[1] == alike[2] != played("hanayo", 3, 6)
 
 
 @pytest.mark.parametrize(
-    ("use", "told"),
+    ("use", "options"),
     [("hanayo", {"v": 3}), ("hanayo", {"v": 4, "waves": 1}), *((use, {"v": 4}) for use in V), ("zb-h1", {"v": 2})],
 )
-def test_other_chunks_are_refused(use: str, told: dict[str, int]) -> None:
-    found = answer({"schedule": use, "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1, **told})
+def test_other_chunks_are_refused(use: str, options: dict[str, int]) -> None:
+    found = answer({"schedule": use, "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1, **options})
     assert found["status"] == "refused"
     assert f"pipeline/{use}" in found["reason"] and "chunk" in found["reason"]
     with pytest.raises(PlanError):

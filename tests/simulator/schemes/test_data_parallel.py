@@ -1,4 +1,4 @@
-"""Sharded weights, by hand: which units are whole when, what is sent, and how long a step takes."""
+"""Sharded weights, by hand: lifetimes of whole units, sent bytes, and the time of a step."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_table_of_both_ends_is_gathered_once_and_stays(framework: dict[str, An
     place = CATEGORIES.index("parameters"), CATEGORIES.index("gradients")
     assert [forward.memory.net[i] for i in place] == [table, 0.0]
     assert [backward.memory.net[i] for i in place] == [-table, 0.0]
-    assert backward.memory.top[place[1]] == 4 * (V * H + 2 * LAYER), "beside those of a layer and the one behind it"
+    assert backward.memory.top[place[1]] == 4 * (V * H + 2 * LAYER), "and those of a layer and the one after it"
 
 
 @pytest.mark.parametrize("framework", [{}, ALONE])
@@ -147,10 +147,10 @@ def test_without_overlap_nothing_is_hidden_forward() -> None:
         if isinstance(op.work, Collective) or op.stream == "compute"
     )
     # The last kernel of a layer adds the residual's gradient, and makes none of a weight.
-    beside = sum(played.flat.seconds[number] for number, op in played.instances() if op.name == "add dx")
-    # Nothing that comes in holds back the gather that begins the backward pass: it runs beside the loss.
+    overlapped = sum(played.flat.seconds[number] for number, op in played.instances() if op.name == "add dx")
+    # Nothing that comes in holds back the gather that begins the backward pass: it runs during the loss.
     ahead = min(2 * UNITS[-1] / 1e7, computing(played)[0][-1])
-    assert span == pytest.approx(busy - beside - ahead)
+    assert span == pytest.approx(busy - overlapped - ahead)
 
 
 @pytest.mark.parametrize("links", [1e6, 1e7, 1e8, 1e9])
@@ -161,7 +161,7 @@ def test_the_next_unit_is_gathered_while_one_computes(links: float) -> None:
     forward, backward = computing(played)
     # The last kernel of a layer adds the residual's gradient, and makes none of a weight.
     last = next(played.flat.seconds[number] for number, op in played.instances() if op.name == "add dx")
-    beside = [0.0, *[last] * 4, 0.0]
+    overlapped = [0.0, *[last] * 4, 0.0]
     gather, scatter = ([n * size / links for size in UNITS] for n in (2, 4))
     now = data = gather[0]
     for unit, next_one in pairwise([*range(len(UNITS)), None]):
@@ -178,7 +178,7 @@ def test_the_next_unit_is_gathered_while_one_computes(links: float) -> None:
         if unit > 0:
             data = max(data, begun) + gather[unit - 1]
         arrived, now = data, now + backward[unit]
-        data = max(data, now - beside[unit]) + scatter[unit]
+        data = max(data, now - overlapped[unit]) + scatter[unit]
         now = max(now, arrived) if unit else data
     update = sum(played.flat.seconds[number] for number, op in played.instances() if op.phase == "U")
     assert played.times.span == pytest.approx(now + update)
@@ -186,7 +186,7 @@ def test_the_next_unit_is_gathered_while_one_computes(links: float) -> None:
 
 @pytest.mark.parametrize(("overlap", "whole"), [(True, 2), (False, 1)])
 def test_two_units_are_whole_at_a_time(overlap: bool, whole: int) -> None:
-    """The one that computes and, where the next is gathered ahead, that one; the rest rests cut."""
+    """The computing unit and, if it is gathered ahead, the next; all other units stay sharded."""
     played = sharded(2, overlap={"dp": overlap, "pp": True})
     resting = played.resting(0)
     assert resting == {name: n * sum(UNITS) / N for name, n in (("parameters", 4), ("gradients", 4), ("optimizer", 8))}
@@ -195,7 +195,7 @@ def test_two_units_are_whole_at_a_time(overlap: bool, whole: int) -> None:
 
 
 def test_gradients_are_whole_until_they_are_scattered() -> None:
-    """Those of the unit that computes, and those of the one before, which are still on their way."""
+    """Gradients of the computing unit, and of the one before, which are still being reduced."""
     assert sharded(1).category_peak(0, "gradients") == 2 * 4 * LAYER
 
 

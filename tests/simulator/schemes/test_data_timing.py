@@ -1,4 +1,4 @@
-"""How long steps of data-parallel ranks take: what every scheme is bound by, and what the closed forms of some say."""
+"""Step times of data-parallel ranks: bounds of every scheme, and closed forms of some."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ unit_runs = st.sampled_from([1e6, 3e6, 1e7, 1e8])
 def test_a_step_takes_the_longer_of_both_at_least_and_their_sum_at_most(
     use: str, n: int, m: int, wire: float, overlap: bool
 ) -> None:
-    """The computation and what moves are streams of ops, each of which is never interrupted but by the others."""
+    """Computation and communication are streams of ops that only wait for each other."""
     played = play_job(job(use, n, m, overlap), Ideal(links=wire))
     by_stream: dict[str, float] = defaultdict(float)
     for number, op in played.instances():
@@ -92,9 +92,9 @@ def test_buckets_can_be_too_small_and_too_large() -> None:
 
     spans = []
     for elements in (1e3, 1e4, 1e5, 1e9):
-        told = job("data/ddp")
-        told["framework"]["set"]["bucket"] = {"elements": elements, "elements_per_rank": 0.0}
-        spans.append(play_job(told, price).times.span)
+        config = job("data/ddp")
+        config["framework"]["set"]["bucket"] = {"elements": elements, "elements_per_rank": 0.0}
+        spans.append(play_job(config, price).times.span)
     assert min(spans) < min(spans[0], spans[-1])
 
 
@@ -108,7 +108,7 @@ def test_one_rank_sends_nothing_and_all_schemes_take_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("use", ONE_AXIS)
-def test_twice_the_bandwidth_halves_what_communication_takes(use: str) -> None:
+def test_twice_the_bandwidth_halves_the_communication_time(use: str) -> None:
     slow, fast = (play_job(job(use), Ideal(links=wire)) for wire in (1e6, 2e6))
     assert busy(fast, True) == pytest.approx(busy(slow, True) / 2)
     assert fast.times.span <= slow.times.span
@@ -143,7 +143,7 @@ def test_the_gain_of_a_cut_update_follows_from_its_share_of_the_step() -> None:
     assert whole.times.span / cut.times.span == pytest.approx(1 / (1 - share + share / 1024), rel=1e-3)
 
 
-def test_gathered_states_cost_their_bytes_and_rest_whole() -> None:
+def test_gathered_states_cost_their_bytes_and_are_stored_whole() -> None:
     cut, whole = (play_job(job("data/weight-update-sharding", keep_state=k)) for k in ("sharded", "gathered"))
     parameters = cut.plan.job.model.parameters
     states = 12 * parameters
@@ -184,7 +184,7 @@ def test_sums_begin_at_ticks_of_a_clock_that_the_backward_pass_starts(ticks: flo
 
 @given(fusion=st.integers(0, 200_000))
 @settings(max_examples=30)
-def test_what_is_fused_fits_into_the_buffer(fusion: int) -> None:
+def test_fused_gradients_fit_into_the_buffer(fusion: int) -> None:
     played = play_job(job("data/horovod", 4, cycle=1.0, fusion=fusion), FREE)
     sizes = {4 * param.size for param in played.held(0)}
     works = [op.work for _, op in on_data(played) if isinstance(op.work, Collective)]
@@ -221,11 +221,11 @@ def test_horovod_keeps_a_buffer_and_no_states_of_its_own() -> None:
 @pytest.mark.parametrize("use", ["data/horovod", "data/weight-update-sharding", "data/local-sgd"])
 def test_all_engines_agree(use: str, schedule: str) -> None:
     name = {"dualpipev": "dualpipe-v"}.get(schedule, schedule)
-    told = job(use, 4, 8) | {"model": MODEL | {"layers": 8}, "batch": {"global": 16}}
+    config = job(use, 4, 8) | {"model": MODEL | {"layers": 8}, "batch": {"global": 16}}
     chunks = {"chunks": 2} if name == "dualpipe-v" else {}
     pipeline = {"use": f"pipeline/{name}", "over": "pp", **chunks}
-    told["plan"] = {"mesh": {"pp": 2, "dp": 2}, "schemes": [pipeline, {"use": use, "over": "dp"}]}
-    played = {engine: play_job(told, Ideal(links=3e6), engine=engine) for engine in ("matrices", "sweep", "simpy")}
+    config["plan"] = {"mesh": {"pp": 2, "dp": 2}, "schemes": [pipeline, {"use": use, "over": "dp"}]}
+    played = {engine: play_job(config, Ideal(links=3e6), engine=engine) for engine in ("matrices", "sweep", "simpy")}
     spans = {engine: one.step.span for engine, one in played.items()}
     assert spans["sweep"] == spans["simpy"] == pytest.approx(spans["matrices"], rel=1e-9)
 
@@ -233,9 +233,9 @@ def test_all_engines_agree(use: str, schedule: str) -> None:
 # ------------------------------------------------------------------------------------------ local SGD
 
 
-def of_a_period(told: dict[str, Any], price: Ideal) -> tuple[Report, list[Program]]:
+def of_a_period(job: dict[str, Any], price: Ideal) -> tuple[Report, list[Program]]:
     """A job of local SGD at ideal prices: the report, and its two kinds of steps."""
-    plan = resolve_plan(load_job(told), price=price)
+    plan = resolve_plan(load_job(job), price=price)
     both = [build_program(plan, price, periodic=periodic) for periodic in (True, False)]
     plays = [play_forecast(plan, stages, program) for stages, program in both]
     return Report(plays[0], plays[1] if plan.period > 1 else None), [program for _, program in both]
@@ -274,20 +274,20 @@ def test_efficiency_rises_with_the_period() -> None:
     assert found == pytest.approx([0.5, 0.8, 8 / 9])
 
 
-def test_an_average_in_every_step_sends_what_ddp_sends() -> None:
+def test_an_average_in_every_step_sends_the_bytes_of_ddp() -> None:
     each = [play_job(job(use, 8, **more)) for use, more in (("data/ddp", {}), ("data/local-sgd", {"period": 1}))]
     one, other = (sent((op for _, op in p.instances() if op.stream == "data"), p.plan.mesh) for p in each)
     assert one == other == pytest.approx(2 * 7 / 8 * 4 * each[0].plan.job.model.parameters)
 
 
-def test_ranks_beside_a_worker_still_sum_their_gradients() -> None:
+def test_sequence_ranks_of_a_worker_still_sum_their_gradients() -> None:
     """Along the axis of a sequence ranks see parts of the same samples: they are one worker."""
-    told = job("data/local-sgd", 4, period=3)
-    told["plan"] = {
+    config = job("data/local-sgd", 4, period=3)
+    config["plan"] = {
         "mesh": {"dp": 2, "cp": 2},
         "schemes": [{"use": "data/local-sgd", "over": "dp"}, {"use": "sequence/all-gather", "over": "cp"}],
     }
-    played = play_job(told)
+    played = play_job(config)
     works = [op.work for _, op in played.instances() if op.stream == "data"]
     by_axis = {work.axes: 0 for work in works if isinstance(work, Collective)}
     for work in works:
@@ -302,19 +302,19 @@ def test_workers_share_no_norm_of_gradients() -> None:
 
 
 def test_steps_of_a_period_need_equal_ranks_and_an_empty_pipe() -> None:
-    told = job("data/local-sgd", 4, period=2)
+    config = job("data/local-sgd", 4, period=2)
     with pytest.raises(PlanError, match="without noise"):
-        load_and_plan(told | {"noise": {"jitter": 0.1}})
+        load_and_plan(config | {"noise": {"jitter": 0.1}})
     plan = {
         "mesh": {"pp": 2, "dp": 2},
         "schemes": [{"use": "pipeline/pipedream", "over": "pp"}, {"use": "data/local-sgd", "over": "dp"}],
     }
     with pytest.raises(PlanError, match="pipeline flush"):
-        load_and_plan(told | {"plan": plan})
+        load_and_plan(config | {"plan": plan})
 
 
-def load_and_plan(told: dict[str, Any]) -> Plan:
-    return resolve_plan(load_job(told))
+def load_and_plan(job: dict[str, Any]) -> Plan:
+    return resolve_plan(load_job(job))
 
 
 def test_the_answer_is_the_mean_over_a_period() -> None:
@@ -322,8 +322,8 @@ def test_the_answer_is_the_mean_over_a_period() -> None:
     steps = {h: answer.step_time for h, answer in answers.items()}
     assert steps[2] == pytest.approx((steps[1] + (1000 * steps[1000] - steps[1]) / 999) / 2, rel=1e-9)
     assert any("mean of 2 steps" in text for text in answers[2].assumed)
-    told = answers[2].to_dict()["breakdown_s"]
-    total = sum(told["compute"].values()) + sum(told["exposed"].values())
-    assert total + told["bubble"] + told["optimizer"] + told["host"] + told["idle"] == pytest.approx(steps[2])
+    parts = answers[2].to_dict()["breakdown_s"]
+    total = sum(parts["compute"].values()) + sum(parts["exposed"].values())
+    assert total + parts["bubble"] + parts["optimizer"] + parts["host"] + parts["idle"] == pytest.approx(steps[2])
     assert answers[1].play.peaks == answers[2].play.peaks
     assert inf > steps[1] > steps[2] > steps[1000]

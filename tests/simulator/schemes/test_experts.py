@@ -1,4 +1,4 @@
-"""Layers with experts, by hand: what is sent where, what is computed, kept and reduced."""
+"""Layers with experts, by hand: messages, computation, kept activations and reductions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def layer(played: Played) -> Fragment:
 
 
 def on(ops: list[Op], stream: str) -> list[tuple[str, str, tuple[str, ...], int]]:
-    """The collectives of a stream: what, of which tensor, over which parts, bytes."""
+    """The collectives of a stream: operation, tensor, axes, bytes."""
     works = [(op.name, op.work) for op in ops if op.stream == stream and isinstance(op.work, Collective)]
     return [(work.operation, name.split(" ")[-1], work.axes, work.nbytes) for name, work in works]
 
@@ -85,8 +85,9 @@ def test_dispatch_and_combine_over_a_part_of_two_axes_are_one_all_to_all_each() 
 
 
 def test_without_sequence_parallelism_each_tensor_rank_sends_its_part() -> None:
-    """All tensor ranks have all tokens: each drops what goes to the other's experts, sends the rest, and what comes
-    back is gathered. Nothing is sent twice."""
+    """All tensor ranks have all tokens: each drops the tokens of the other's experts, sends the rest, and the results
+    are gathered. Nothing is sent twice.
+    """
     played = spread({"dp": 4, "tp": 2}, {"edp": 2, "ep": 4}, sp=False)
     assert on(layer(played).forward, "expert") == [
         ("all_to_all", "sent", ("dp.1",), COPIES // 2),
@@ -101,7 +102,7 @@ def test_without_sequence_parallelism_each_tensor_rank_sends_its_part() -> None:
 
 
 def test_tokens_are_sliced_for_nothing() -> None:
-    """Experts over the tensor ranks alone, all of which have all tokens: nobody sends a token forward."""
+    """Experts over the tensor ranks alone, all of which have all tokens: no rank sends a token forward."""
     forward = on(layer(spread({"dp": 1, "tp": 4}, {"edp": 1, "ep": 4}, sp=False)).forward, "expert")
     assert forward == [("all_gather", "expert.down", ("tp",), COPIES)]
 
@@ -285,11 +286,11 @@ MLP = S * H * 2 + S * E * 2 + COPIES + 3 * K * S * F * 2
 the last linear, results are not needed again."""
 
 
-def test_what_a_layer_with_experts_keeps() -> None:
+def test_activations_kept_by_a_layer_with_experts() -> None:
     assert kept() == STREAM + ATTENTION + MLP
 
 
-def test_what_is_computed_again_is_not_kept() -> None:
+def test_recomputed_tensors_are_not_kept() -> None:
     whole = kept()
     assert kept({"use": "memory/recompute-full"}) == STREAM / 2
     moe = kept({"use": "memory/recompute-selective", "modules": ["moe"]})
@@ -342,7 +343,7 @@ def test_shared_experts_have_the_bias_of_an_mlp() -> None:
         assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
 
 
-def test_buckets_of_experts_do_not_wait_for_those_of_all_else() -> None:
+def test_buckets_of_experts_do_not_wait_for_other_buckets() -> None:
     """Buckets begin in the order in which they fill, whatever they are reduced over."""
     framework = {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}
     played = spread({"dp": 4}, {"edp": 2, "ep": 2}, layers=4, framework=framework)
@@ -363,7 +364,7 @@ def test_experts_are_copies_where_tensor_ranks_are_the_only_others() -> None:
 # ----------------------------------------------------------------------------------------------------- plans
 
 
-def test_what_plans_share_does_not_mix_readings() -> None:
+def test_shared_work_keeps_views_separate() -> None:
     """The same mesh with and without a view that no scheme claims: experts are copies, or parts of copies."""
     plan = {
         "mesh": {"dp": 2, "tp": 2},

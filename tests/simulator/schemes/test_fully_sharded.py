@@ -1,4 +1,4 @@
-"""Units of several layers: what is gathered and scattered at once."""
+"""Units of several layers: weights gathered and gradients scattered at once."""
 
 from __future__ import annotations
 

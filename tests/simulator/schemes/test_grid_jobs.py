@@ -1,4 +1,4 @@
-"""Whole jobs around grids of tensor ranks: pipeline, data, sequence and experts beside them."""
+"""Whole jobs with grids of tensor ranks and pipeline, data, sequence and expert parallelism."""
 
 from __future__ import annotations
 

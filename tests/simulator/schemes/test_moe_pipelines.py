@@ -75,7 +75,7 @@ def chunk_round(t: float, u: float, r: int) -> float:
 
 
 @given(t=TIMES, u=TIMES, r=st.sampled_from([1, 2, 4, 8]), phase=st.sampled_from("FB"))
-def test_parts_that_follow_each_other_take_what_pipemoe_says(t: float, u: float, r: int, phase: str) -> None:
+def test_consecutive_chunks_take_the_time_of_pipemoe(t: float, u: float, r: int, phase: str) -> None:
     found = taken(layer("expert/tutel", degree=r), t, u, phase)
     assert found == pytest.approx(chunk_round(t, u, r), rel=1e-9)
     assert found >= max(2 * t, u) * (1 - 1e-9)
@@ -93,7 +93,7 @@ def test_without_latency_more_parts_are_never_slower(t: float, u: float) -> None
 def test_every_part_pays_the_latency_of_its_exchange_and_kernels(
     t: float, u: float, sending: float, starting: float, r: int
 ) -> None:
-    """a + b n/r seconds of either: what PipeMoE chooses its degree by."""
+    """a + b n/r seconds of either: the model by which PipeMoE chooses its degree."""
     found = taken(layer("expert/tutel", degree=r), t, u, "F", sending, starting)
     assert found == pytest.approx(chunk_round(t + r * sending, u + r * starting, r), rel=1e-9)
 
@@ -124,7 +124,7 @@ def test_gradients_of_weights_follow_all_parts() -> None:
 
 
 @pytest.mark.parametrize("r", [1, 2, 4, 8])
-def test_parts_do_and_send_what_the_whole_does(r: int) -> None:
+def test_chunks_have_the_work_and_bytes_of_the_whole(r: int) -> None:
     whole, cut = layer("expert/all-to-all"), layer("expert/tutel", degree=r)
     for phases in ("F", "B", "W"):
         flops, nbytes = (
@@ -155,7 +155,7 @@ def test_levels_divide_the_ranks() -> None:
 
 
 def test_capacity_follows_the_most_popular_expert() -> None:
-    """All places are sent and computed: as many for each expert as the hottest one needs."""
+    """All slots are sent and computed: each expert has the number that the most popular one needs."""
     even, hot = layer("expert/tutel"), layer("expert/tutel", routing={"zipf": 1.0})
     shares = [1 / (j + 1) for j in range(E)]
     assert moved(hot)[0].nbytes / moved(even)[0].nbytes == pytest.approx(shares[0] * E / sum(shares), rel=0.05)
@@ -224,7 +224,7 @@ def test_shadows_live_until_their_gradients_are_added_up() -> None:
 
 
 @pytest.mark.parametrize(("p", "group", "n"), [(8, 1, 8), (8, 2, 4), (8, 4, 2), (8, 8, 1), (4, 8, 1), (6, 4, 2)])
-def test_steps_between_groups_send_what_an_all_to_all_does(p: int, group: int, n: int) -> None:
+def test_steps_between_groups_send_the_bytes_of_an_all_to_all(p: int, group: int, n: int) -> None:
     """Step j goes to the j-th group further round; the first stays in the group."""
     options = {"experts": 24, "seq": 48}
     flat, steps = layer("expert/all-to-all", p, **options), layer("expert/fastermoe", p, group=group, **options)  # type: ignore[arg-type]
@@ -250,8 +250,9 @@ def all_sent(fragment: Fragment, mesh: Mesh) -> float:
     seq=st.sampled_from([8, 16, 32, 64, 128, 256, 1024]),
 )
 def test_experts_move_where_that_is_fewer_bytes_between_machines(p: int, machine: int, seq: int) -> None:
-    """Counted on what is lowered either way: out and back (n-1)/n of the tokens of a machine's ranks, or, each once,
-    the experts of other machines."""
+    """Counted on both lowered forms: out and back (n-1)/n of the tokens of a machine's ranks, or, once each, the
+    experts of other machines.
+    """
     tokens, experts, chosen = (
         layer("expert/janus", p, seq=seq, machine=machine, when=when) for when in ("never", "always", "auto")
     )
@@ -266,7 +267,7 @@ def test_experts_move_where_that_is_fewer_bytes_between_machines(p: int, machine
     assert {work.operation for work in moved(chosen, "F")} == {wanted}
 
 
-def test_moving_experts_changes_neither_work_nor_what_a_rank_owns() -> None:
+def test_moving_experts_changes_neither_work_nor_weights_of_a_rank() -> None:
     tokens, experts = (layer("expert/janus", when=when) for when in ("never", "always"))
     for phases in ("F", "B", "W"):
         one, other = (
@@ -362,7 +363,7 @@ def test_uneven_routing_is_played(use: str) -> None:
 
 @pytest.mark.parametrize("use", USES)
 def test_nothing_but_collectives_of_experts_changes(use: str) -> None:
-    """What other schemes send stays."""
+    """Messages of other schemes are unchanged."""
     found = [
         sorted(
             (op.stream, op.work.operation, op.work.nbytes)

@@ -1,4 +1,4 @@
-"""What rests on the host: bytes out and back, memory on the GPU, and copies beside the computation."""
+"""Offloading to the host: bytes out and back, memory on the GPU, and copies during the computation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_a_layer(found: Played) -> float:
 
 @pytest.mark.parametrize("layers", [None, 0, 1, 3, 6])
 @pytest.mark.parametrize("depth", [1, 2, 3, 6])
-def test_what_layers_save_goes_out_once_and_comes_back_once_a_micro_batch(depth: int, layers: int | None) -> None:
+def test_saved_activations_are_copied_out_and_back_once_per_micro_batch(depth: int, layers: int | None) -> None:
     """All but the layer in front of the loss."""
     bare, found = play_job(small(depth)), play_job(with_offload(small(depth), layers=layers))
     away = min(depth - 1, depth if layers is None else layers)
@@ -65,7 +65,7 @@ def test_what_layers_save_goes_out_once_and_comes_back_once_a_micro_batch(depth:
 
 @pytest.mark.parametrize("depth", [3, 4, 8, 20])
 def test_two_layers_are_on_the_gpu_at_a_time(depth: int) -> None:
-    """Between its passes nothing of a layer is there, but of the last one; what two hold is there at the most."""
+    """Between its passes no layer but the last has activations on the GPU; at most those of two layers are there."""
     bare, found = play_job(small(depth)), play_job(with_offload(small(depth)))
     layer = of_a_layer(bare)
     ends = bare.kept(0) - depth * layer
@@ -80,7 +80,7 @@ def test_memory_does_not_grow_with_the_layers() -> None:
 
 
 def test_copies_hide_behind_the_computation_where_the_link_is_fast() -> None:
-    """Two layers' copies are beside a layer's passes; a layer waits where they take longer."""
+    """The copies of two layers overlap the passes of a layer; a layer waits if they take longer."""
     bare = play_job(small(8), Ideal(links=1e15)).times.span
     assert play_job(with_offload(small(8)), Ideal(links=1e15)).times.span == pytest.approx(bare)
     found = play_job(with_offload(small(8), layers=None), Ideal(links=1e4))
@@ -99,7 +99,7 @@ def test_a_recomputed_layer_has_its_input_offloaded_only() -> None:
         assert all(peak.left == 0 for peak in found.peaks)
 
 
-def test_the_last_layer_of_a_stage_leaves_behind_its_pass() -> None:
+def test_the_last_layer_of_a_stage_is_offloaded_after_its_pass() -> None:
     job = small(8, 4, mesh={"pp": 2}, schemes=[{"use": "pipeline/1f1b", "over": "pp"}])
     job["cluster"]["gpus"] = 2
     bare, found = play_job(job), play_job(with_offload(job))
@@ -114,7 +114,7 @@ def test_the_last_layer_of_a_stage_leaves_behind_its_pass() -> None:
     assert found.kept(0) == bare.kept(0) - 2 * 4 * layer  # two micro-batches in flight
 
 
-def test_who_makes_passes_again_apart_is_refused() -> None:
+def test_schedules_with_separate_recompute_actions_are_refused() -> None:
     schemes = [{"use": "pipeline/varuna", "over": "pp"}, {"use": "memory/recompute-full"}, OFFLOAD]
     job = small(8, 4, mesh={"pp": 2}, schemes=schemes)
     job["cluster"]["gpus"] = 2
@@ -132,16 +132,16 @@ def test_states_leave_the_gpu_once() -> None:
 
 @examples(60)
 @given(
-    told=jobs(EVERY, launch=LAUNCH, passes=60),
+    drawn=jobs(EVERY, launch=LAUNCH, passes=60),
     layers=st.sampled_from([None, 1, 2]),
     what=st.sampled_from([["activations"], ["optimizer"], ["activations", "optimizer"]]),
     links=st.sampled_from([1e5, 1e7, 1e9]),
 )
 def test_all_engines_agree_and_memory_is_given_back(
-    told: dict[str, Any], layers: int | None, what: list[str], links: float
+    drawn: dict[str, Any], layers: int | None, what: list[str], links: float
 ) -> None:
-    assume(not any("varuna" in entry["use"] for entry in told["plan"]["schemes"]))
-    job = with_offload(told, layers=layers, what=what)
+    assume(not any("varuna" in entry["use"] for entry in drawn["plan"]["schemes"]))
+    job = with_offload(drawn, layers=layers, what=what)
     ways = play_by_engines(job, Ideal(links=links))
     check_alike(ways)
     for peak in ways[0].peaks:
@@ -155,8 +155,10 @@ def test_all_engines_agree_and_memory_is_given_back(
 @pytest.mark.parametrize("data", ["data/ddp", "data/zero-1", "data/fsdp"])
 @pytest.mark.parametrize("n", [1, 2, 8])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_states_of_the_optimizer_rest_on_the_host(data: str, n: int, overlap: bool) -> None:
-    """2 + 4 bytes a parameter stay, cut as the data scheme says; 4 go out and 2 come back for each that is updated."""
+def test_optimizer_states_are_stored_on_the_host(data: str, n: int, overlap: bool) -> None:
+    """2 + 4 bytes per parameter stay on the GPU, sharded by the data scheme; 4 go out and 2 come back for each updated
+    one.
+    """
     job = small(mesh={"dp": n}, schemes=[{"use": data, "over": "dp"}])
     job["cluster"]["gpus"] = job["batch"]["global"] = n
     job["framework"] = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
@@ -204,11 +206,11 @@ def test_the_gpus_behind_a_switch_share_its_link_to_the_host() -> None:
     assert a100.assumed == h100.assumed == ()
 
 
-def test_an_unknown_host_is_assumed_and_said() -> None:
+def test_an_unknown_host_is_assumed_and_listed() -> None:
     job = with_offload(small(), what=["activations", "optimizer"], to="nvme")
     job["cluster"] = {"gpu": "mi300x", "gpus": 1}
-    told = simulate(job).to_dict()["assumed"]
-    assert len([text for text in told if text.startswith("host:")]) == 2
+    assumed = simulate(job).to_dict()["assumed"]
+    assert len([text for text in assumed if text.startswith("host:")]) == 2
     assert not any(text.startswith("host:") for text in simulate(small()).to_dict()["assumed"])
     share = HostShare.of(load_cluster(job["cluster"]))
     assert (share.memory, share.read, share.write) == (MEMORY, DISKS, DISKS)
@@ -225,14 +227,14 @@ def test_more_bytes_never_copy_faster_and_disks_never_beat_the_link(nbytes: int,
 
 
 @pytest.mark.parametrize(("elements", "measured"), [(1e9, 0.22), (4e9, 1.03), (10e9, 2.57)])
-def test_the_update_on_the_host_takes_what_its_authors_measured(elements: float, measured: float) -> None:
+def test_the_update_on_the_host_takes_its_published_time(elements: float, measured: float) -> None:
     """One process with the whole of a DGX-2: arXiv 2101.06840, table 4."""
     memory = 16 * HostShare.of(load_cluster("dgx-2:1")).memory
     assert 30 * elements / (UPDATE_SHARE * memory) == pytest.approx(measured, rel=0.1)
 
 
 def test_a_faster_link_to_the_host_shows_in_the_step() -> None:
-    """Grace's NVLink against PCIe 4 behind switches; both report what could not hide as copies."""
+    """Grace's NVLink against PCIe 4 behind switches; both report exposed copies."""
     job = with_offload(small())
     job["model"] = {"preset": "llama3-8b", "layers": 4}
     job["batch"] = {"global": 1, "micro": 1, "sequence": 4096}

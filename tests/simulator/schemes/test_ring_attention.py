@@ -1,4 +1,4 @@
-"""Attention block by block: which pairs a step computes, what it sends, how long it takes, and how schemes nest."""
+"""Attention block by block: pairs of a step, its messages and time, and nested schemes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def positions(order: str, rank: int, p: int, s: int) -> list[int]:
 
 
 def counted(order: str, p: int, s: int, step: int, rank: int) -> tuple[int, int, int, int]:
-    """By looking at every pair: pairs of a query and a key that it sees, those of a token with itself, and the queries
-    and keys that are in any of the pairs."""
+    """By looking at every pair: pairs of a query and a key that it sees, pairs of a token with itself, and the queries
+    and keys in any of the pairs.
+    """
     queries, keys = positions(order, rank, p, s), positions(order, (rank - step) % p, p, s)
     seen = [(q, k) for q in queries for k in keys if k <= q]
     own = sum(q == k for q, k in seen)
@@ -50,7 +51,7 @@ def counted(order: str, p: int, s: int, step: int, rank: int) -> tuple[int, int,
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("p", "s"), [(8, 64), (4, 32), (3, 12), (2, 8)])
-def test_blocks_are_what_counting_every_pair_finds(order: str, p: int, s: int) -> None:
+def test_blocks_have_the_pairs_of_a_count_one_by_one(order: str, p: int, s: int) -> None:
     """A pair of a token with itself counts half, so that all blocks together are the half of s x s."""
     n = s // p
     total = Fraction(0)
@@ -82,7 +83,7 @@ def test_token_pairs_of_64_tokens_on_8_ranks() -> None:
 
 
 def helped_pairs(p: int) -> list[list[tuple[int, int] | None]]:
-    """By step and rank the queries' and the keys' rank that it computes, by the rules of who sends what to whom."""
+    """The rank of the queries and the rank of the keys by step and rank, by the rules of the helpers."""
     steps: list[list[tuple[int, int] | None]] = [[(rank, rank) for rank in range(p)]]
     for t in range(1, p // 2 + 1):
         row: list[tuple[int, int] | None] = []
@@ -115,7 +116,7 @@ Entry = tuple[str, int, dict[str, Any]]
 def under(*entries: Entry, regather: bool = False, attention: str = "flash", **model: Any) -> UnitRun:
     """A layer under sequence schemes, the outermost first, each over an axis of its own."""
     mesh = Mesh({f"x{i}": ranks for i, (_, ranks, _) in enumerate(entries)})
-    schemes = [make(f"sequence/{name}", mesh, (f"x{i}",), **told) for i, (name, _, told) in enumerate(entries)]
+    schemes = [make(f"sequence/{name}", mesh, (f"x{i}",), **options) for i, (name, _, options) in enumerate(entries)]
     shape = Model(**({"layers": 1, "hidden": 192, "heads": 24, "vocab": 64, "seq": 48} | model))
     built = Architecture(shape, 1, shape.seq, 64, attention=attention)
     (unit_run,) = Lowering(mesh, schemes, regather).run(built.stage(range(1), False, False)).unit_runs
@@ -177,7 +178,7 @@ def test_a_layer_of_llama_3_8b_on_8_ranks_sends_the_known_bytes(
     assert sent_by(unit_run, *(ranks for _, ranks, _ in entries)) == (there * MIB, back * MIB)
 
 
-def test_gathered_keys_of_the_same_layer_are_as_many_bytes() -> None:
+def test_gathered_keys_of_the_same_layer_have_equal_bytes() -> None:
     unit_run = under(("megatron-cp", 8, {"comm": "all_gather"}), regather=True, **LLAMA)
     assert sent_by(unit_run, 8) == (28 * MIB, 56 * MIB)
 
@@ -216,8 +217,8 @@ def test_compositions_over_an_axis_of_one_rank_are_the_other_scheme(name: str, a
 def test_each_way_of_megatron_is_the_scheme_of_its_own(comm: str, use: str, regather: bool, attention: str) -> None:
     for ranks in (2, 4, 8):
         for kv_heads in (24, 8):
-            told = {"regather": regather, "attention": attention, "kv_heads": kv_heads}
-            one, other = under(("megatron-cp", ranks, {"comm": comm}), **told), under((use, ranks, {}), **told)
+            setting = {"regather": regather, "attention": attention, "kv_heads": kv_heads}
+            one, other = under(("megatron-cp", ranks, {"comm": comm}), **setting), under((use, ranks, {}), **setting)
             same(one, other)
             fields = [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in one.fragment.tensor_uses]
             assert fields == [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in other.fragment.tensor_uses]
@@ -245,13 +246,13 @@ def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str
     inner=st.sampled_from([1, 2, 3]),
     attention=st.sampled_from(["flash", "unfused"]),
 )
-def test_no_order_changes_what_is_computed(order: str, p: int, n: int, inner: int, attention: str) -> None:
+def test_no_order_changes_the_computation(order: str, p: int, n: int, inner: int, attention: str) -> None:
     """Attention of all ranks is the whole of it, of one ring or of two, in every way of dividing it."""
     s = 2 * p * n * inner
-    told = {"attention": attention, "seq": s}
+    setting = {"attention": attention, "seq": s}
 
     def attention_work(*entries: Entry) -> tuple[float, float]:
-        unit_run = under(*entries, **told)
+        unit_run = under(*entries, **setting)
         found = []
         for ops in (unit_run.fragment.forward, unit_run.fragment.backward):
             works = [op.work for op in ops if isinstance(op.work, Attention | Gemm) and op.phase != "W"]
@@ -276,7 +277,7 @@ def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
     ends: dict[int, float] = {}
 
     def end(op: Op) -> float:
-        """Of an op that was issued; of a mark, when all that it waits for has ended; what comes in is there."""
+        """The end of an issued op; of a mark the end of its predecessors; inputs are there."""
         if op not in ends:
             ends[op] = max((end(other) for other in op.after), default=0.0)
         return ends[op]
@@ -288,7 +289,7 @@ def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
 
 
 def attending(unit_run: UnitRun, backward: bool = False) -> list[Op]:
-    """Attention and what it sends."""
+    """Attention and its messages."""
     ops = unit_run.fragment.backward if backward else unit_run.fragment.forward
     return [op for op in ops if isinstance(op.work, Attention | Collective)]
 
@@ -338,8 +339,8 @@ def test_a_step_back_takes_its_block_or_its_message(order: str, p: int, rate: fl
 
 @pytest.mark.parametrize("name", ["ring", "dist-flash-attn"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_what_arrives_is_awaited_and_has_a_free_buffer(name: str, backward: bool) -> None:
-    """Step i computes with what was sent during the one before, and sends when the buffer of that one is free."""
+def test_arriving_blocks_are_awaited_and_have_a_free_buffer(name: str, backward: bool) -> None:
+    """Step i computes with the block sent during the step before, and sends when the buffer of that one is free."""
     ops = attending(layer(name, 9), backward)
     kernels = [op for op in ops if isinstance(op.work, Attention)]
     incoming = [op for op in ops if isinstance(op.work, Collective) and not op.name.startswith("return")]
@@ -349,7 +350,7 @@ def test_what_arrives_is_awaited_and_has_a_free_buffer(name: str, backward: bool
         assert i < 2 or kernels[i - 2] in waits_for(incoming[i - 1])
 
 
-def test_helpers_return_what_they_made_before_it_is_joined() -> None:
+def test_helpers_return_their_results_before_the_merge() -> None:
     unit_run = layer("dist-flash-attn", 5)
     returns = [op for op in unit_run.fragment.forward if op.name.startswith("return")]
     merges = [op for op in unit_run.fragment.forward if op.name.startswith("merge")]
@@ -374,7 +375,7 @@ def test_backward_keys_travel_first_and_gradients_last() -> None:
 
 @given(rate=st.sampled_from([1e9, 3e12]), peers=st.sampled_from([1e6, 5e9]), kv_heads=st.sampled_from([24, 8, 2]))
 def test_transfers_hide_from_n_positions_on(rate: float, peers: float, kv_heads: int) -> None:
-    """n = (F/B) (g/a) of full blocks; zigzag does half of one a step and needs twice as many."""
+    """n = (F/B) (g/a) of full blocks; zigzag computes half a block per step and needs twice as many."""
     costs = IdealCosts(rate, peers)
     for order, factor in (("contiguous", 1), ("zigzag", 2)):
         unit_run = layer_of(order, kv_heads)
@@ -395,8 +396,9 @@ def layer_of(order: str, kv_heads: int) -> UnitRun:
 def test_a_double_ring_hides_far_transfers_behind_a_whole_inner_ring(
     outer: int, inner: int, near: float, far: float
 ) -> None:
-    """T = sum over outer steps of max(w max(block, near), far), the last one without far: where blocks hide what is
-    near. A plain ring over both pays for the slow hop in every step."""
+    """T = sum over outer steps of max(w max(block, near), far), the last one without far: if blocks hide the near
+    transfers. A plain ring over both pays for the slow hop in every step.
+    """
     unit_run = under(("ring", outer, {}), ("ring", inner, {}))
     hops = [op.work for op in attending(unit_run) if isinstance(op.work, Collective)]
     assert sum(work.axes == ("x0",) for work in hops) == outer - 1
@@ -455,7 +457,7 @@ def test_stripes_speed_a_7b_model_up_as_published(tokens: int, times: float) -> 
 @pytest.mark.parametrize(
     "entries", [[("ring", 8, {})], [("dist-flash-attn", 8, {})], [("ring", 2, {}), ("ring", 4, {})]]
 )
-def test_what_waits_for_the_backward_pass_is_cut_evenly(entries: list[Entry], kv_heads: int) -> None:
+def test_saved_activations_are_sharded_evenly(entries: list[Entry], kv_heads: int) -> None:
     """All activations are 1/p of those of one rank: buffers live within a pass."""
     unit_run = under(*entries, kv_heads=kv_heads)
     assert saved(unit_run) == saved(under(kv_heads=kv_heads)) / 8
@@ -467,7 +469,7 @@ def test_ulysses_keeps_the_output_in_both_layouts() -> None:
 
 
 def test_a_ring_holds_two_chunks_of_keys_in_flight() -> None:
-    """Of all that comes in one is computed with and one arrives; backward as many, and of gradients too."""
+    """One received block is in use while the next arrives; backward the same, and for gradients too."""
     fragment = layer("ring", 8).fragment
     place = {op: i for i, op in enumerate([*fragment.forward, *fragment.backward])}
     spans: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Whole jobs whose sequences are cut along one axis or two, and what their schemes refuse."""
+"""Whole jobs whose sequences are sharded along one axis or two, and jobs that their schemes refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_job(name: str, data: str = "data/zero-1", **more: Any) -> dict[str, Any]:
     schemes: list[dict[str, Any]] = [
         {"use": "pipeline/1f1b", "over": "pp"},
         {"use": data, "over": "dp"},
-        *({"use": f"sequence/{use}", "over": axis, **told} for use, axis, told in PLANS[name]),
+        *({"use": f"sequence/{use}", "over": axis, **options} for use, axis, options in PLANS[name]),
         {"use": "tensor/megatron-sp", "over": "tp"},
         *more.get("memory", ()),
     ]
@@ -55,7 +55,12 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-JOBS = [(name, told) for name in PLANS for told in VARIANTS if name != "helpers" or told.get("attention") != "unfused"]
+JOBS = [
+    (name, variant)
+    for name in PLANS
+    for variant in VARIANTS
+    if name != "helpers" or variant.get("attention") != "unfused"
+]
 """Helpers leave out blocks that unfused kernels compute."""
 
 
@@ -143,7 +148,7 @@ def test_two_rings_lay_sequences_out_alike() -> None:
     assert "schedule of helpers" in refused(job)
 
 
-def test_helpers_need_kernels_that_leave_out_what_is_masked() -> None:
+def test_helpers_need_kernels_that_skip_masked_blocks() -> None:
     assert "framework.set.attention" in refused(a_job("helpers", attention="unfused"))
 
 

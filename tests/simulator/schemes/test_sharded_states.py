@@ -35,19 +35,21 @@ PSI = sum(UNITS)
 DEPTHS = (0, 1, 2, 3)
 
 
-def job_of(use: str, mesh: dict[str, int], batch: int = 1, framework: dict[str, Any] | None = None, **told: Any) -> Any:
-    """A scheme over all axes of a mesh but those that its options name, and `batch` micro-batches."""
+def job_of(
+    use: str, mesh: dict[str, int], batch: int = 1, framework: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """A scheme over all axes of a mesh except those that its options name, and `batch` micro-batches."""
     ranks = 1
     for size in mesh.values():
         ranks *= size
-    over = [axis for axis in mesh if axis not in told.values()]
+    over = [axis for axis in mesh if axis not in options.values()]
     model = {"layers": LAYERS, "hidden": H, "heads": 4, "vocab": V, "seq": 16, "positions": "rope", "norm": "rmsnorm"}
     return {
         "model": {**model, "tied": False, "qkv_bias": False},
         "cluster": {"gpu": "h100-sxm", "gpus": ranks},
         "framework": {"set": {"launch_s": 0.0, **(framework or {})}},
         "batch": {"global": ranks * batch},
-        "plan": {"mesh": mesh, "schemes": [{"use": use, "over": over, **told}]},
+        "plan": {"mesh": mesh, "schemes": [{"use": use, "over": over, **options}]},
     }
 
 
@@ -73,12 +75,12 @@ def test_every_level_of_prefetch_is_one_more_whole_unit(depth: int, batch: int) 
     assert all(peak.left == 0 for peak in played.peaks)
 
 
-def test_a_depth_is_a_habit_unless_it_is_told() -> None:
+def test_the_prefetch_depth_defaults_to_that_of_the_framework() -> None:
     for overlap in (True, False):
         framework = {"overlap": {"dp": overlap, "pp": True}}
         usual = play_job(job_of("data/fsdp", {"dp": 4}, 2, framework))
-        told = play_job(job_of("data/fsdp", {"dp": 4}, 2, framework, prefetch=int(overlap)))
-        assert (usual.times, usual.peaks) == (told.times, told.peaks)
+        played = play_job(job_of("data/fsdp", {"dp": 4}, 2, framework, prefetch=int(overlap)))
+        assert (usual.times, usual.peaks) == (played.times, played.peaks)
 
 
 @examples(25)
@@ -144,7 +146,7 @@ def test_nothing_computes_before_its_weights_have_come(depth: int, rate: float) 
 
 
 @pytest.mark.parametrize("depth", (2, 3))
-def test_engines_agree_on_what_is_gathered_far_ahead(depth: int) -> None:
+def test_engines_agree_on_all_gathers_far_ahead(depth: int) -> None:
     engines: tuple[Engine, ...] = ("simpy", "sweep", "matrices")
     job = job_of("data/fsdp", {"dp": 4}, 3, prefetch=depth)
     spans = [play_job(job, Ideal(links=5e6), engine=engine).step.span for engine in engines]
@@ -165,10 +167,12 @@ def test_without_backward_prefetch_a_gather_stands_behind_the_scatter() -> None:
 
 
 def test_zero_3_gathers_ahead_by_elements() -> None:
-    """Units while fewer than the bucket are in flight; none beside a unit that is as large as may be whole."""
+    """Units while fewer elements than the bucket are in flight; none during a unit as large as the limit of whole
+    elements.
+    """
 
-    def whole(**told: Any) -> float:
-        return play_job(job_of("data/zero-3", {"dp": 4}, persistence=0, **told)).category_peak(0, "parameters") / 2
+    def whole(**options: Any) -> float:
+        return play_job(job_of("data/zero-3", {"dp": 4}, persistence=0, **options)).category_peak(0, "parameters") / 2
 
     assert whole() == whole(prefetch_bucket=50_000_000) == PSI, "all that follow fit in the bucket"
     assert whole(prefetch_bucket=1) == 2 * LAYER
@@ -215,7 +219,7 @@ def test_one_group_is_full_sharding_and_groups_of_one_are_plain_copies(use: str)
 
 @given(f=st.sampled_from([1, 2, 4, 8]), r=st.sampled_from([1, 2, 3, 8]), batch=st.integers(1, 4))
 def test_mics_sums_copies_once_a_step(f: int, r: int, batch: int) -> None:
-    """With one micro-batch it sends what hybrid sharding does; with more, less by the sums of the copies."""
+    """With one micro-batch it sends the bytes of hybrid sharding; with more, fewer by the all-reduces of the copies."""
     setting = DataRanks(f, batch, r)
     between = 2 * (r - 1) / r * setting.grad_bytes / f
     hybrid, mics = sent_per_step(setting, "data/fsdp"), sent_per_step(setting, "data/mics")
@@ -328,8 +332,8 @@ TABLE = {"data/ddp": 120e9, "data/zero-1": 31.4e9, "data/zero-2": 16.6e9, "data/
 @pytest.mark.parametrize("n", [1, 2, 8, 64, 1024])
 def test_the_table_of_zero(use: str, n: int) -> None:
     """Bytes a parameter with 16-bit gradients: 16, 4 + 12/N, 2 + 14/N, 16/N. The sums are of 7.5e9 on 64 ranks."""
-    told = {"persistence": 0} if use == "data/zero-3" else {}
-    job = job_of(use, {"dp": n}, **told) | {"precision": {"gradients": "bf16"}}
+    options = {"persistence": 0} if use == "data/zero-3" else {}
+    job = job_of(use, {"dp": n}, **options) | {"precision": {"gradients": "bf16"}}
     plan = resolve_plan(load_job(job))
     stages, _ = lower_stages(plan)
     (params,) = device_params(plan, stages)
@@ -343,16 +347,16 @@ def test_the_table_of_zero(use: str, n: int) -> None:
 # ------------------------------------------------------------------------------------------------- ZeRO++
 
 
-def halved(setting: DataRanks, **told: bool) -> float:
+def halved(setting: DataRanks, **options: bool) -> float:
     """Bytes that leave a node, in units of the 16-bit weights, with hardly any scales."""
-    every = {"qwz": False, "hpz": False, "qgz": False, **told, "block": 10**9}
+    every = {"qwz": False, "hpz": False, "qgz": False, **options, "block": 10**9}
     return (
         sent_across_nodes(replace(setting, options=tuple(every.items())), "data/zero-plus-plus") / setting.weight_bytes
     )
 
 
 @pytest.mark.parametrize("across", [2, 8, 64])
-def test_what_each_part_of_zero_plus_plus_saves(across: int) -> None:
+def test_bytes_saved_by_each_part_of_zero_plus_plus(across: int) -> None:
     """In a ring of many ranks: 3 M; gathers halved by qwZ; backward gathers gone by hpZ; gradients to a quarter by qgZ.
 
     Gradients are in fp32 here, so without qgZ they are twice as large as in the paper.
@@ -380,7 +384,7 @@ def test_gradients_are_quantised_twice_however_many_ranks() -> None:
 
 
 def test_weights_are_dequantised_before_they_are_used() -> None:
-    """The first kernel of a unit waits for what has come; the quantised gather is half as large."""
+    """The first kernel of a unit waits for the arrived weights; the quantised all-gather is half as large."""
     played = play_job(job_of("data/zero-plus-plus", {"across": 2, "within": 4}, 2), Ideal(links=1e7))
     for unit_run in played.stages[0].unit_runs:  # type: ignore[union-attr]
         kernels = [op for op in unit_run.fragment.forward if op.stream == "compute" and op.name != "quantise params"]
@@ -411,7 +415,7 @@ def sharded_jobs(draw: st.DrawFn) -> dict[str, Any]:
     """A plan with a sharded scheme on two axes, and any options of it."""
     job, flags = draw(jobs(EVERY, datas=("data/ddp",))), [draw(st.booleans()) for _ in range(3)]
     plan, outer = job["plan"], draw(st.sampled_from([1, 2, 3]))
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data/fsdp": {"replicate": "outer", "prefetch": draw(st.sampled_from([None, *DEPTHS]))}
         | {"reshard": flags[0], "backward_prefetch": flags[1]},
         "data/zero-2": {},
@@ -419,9 +423,9 @@ def sharded_jobs(draw: st.DrawFn) -> dict[str, Any]:
         "data/mics": {"hierarchical": True} if flags[0] else {"replicate": "outer"},
         "data/zero-plus-plus": dict(zip(("qwz", "hpz", "qgz"), flags, strict=True)),
     }
-    use = draw(st.sampled_from([*told]))
-    over = ["dp"] if "replicate" in told[use] else ["outer", "dp"]
-    entry = {"use": use, "over": over, **told[use]}
+    use = draw(st.sampled_from([*options]))
+    over = ["dp"] if "replicate" in options[use] else ["outer", "dp"]
+    entry = {"use": use, "over": over, **options[use]}
     schemes = [entry if scheme["use"] == "data/ddp" else scheme for scheme in plan["schemes"]]
     mesh = {"pp": plan["mesh"]["pp"], "outer": outer, **plan["mesh"]}
     views = {name: {**view, "edp": view["edp"] * outer} for name, view in plan["views"].items()}
@@ -446,7 +450,7 @@ def test_any_plan_gives_its_memory_back_and_all_engines_agree(job: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("use", "mesh", "told"),
+    ("use", "mesh", "options"),
     [
         ("data/fsdp", {"dp": 1}, {"prefetch": 3}),
         ("data/zero-2", {"dp": 1}, {}),
@@ -455,16 +459,16 @@ def test_any_plan_gives_its_memory_back_and_all_engines_agree(job: dict[str, Any
         ("data/zero-plus-plus", {"across": 1, "within": 1}, {}),
     ],
 )
-def test_alone_a_rank_only_computes(use: str, mesh: dict[str, int], told: dict[str, Any]) -> None:
-    played, plain = play_job(job_of(use, mesh, 2, **told)), play_job(job_of("data/ddp", {"dp": 1}, 2))
+def test_alone_a_rank_only_computes(use: str, mesh: dict[str, int], options: dict[str, Any]) -> None:
+    played, plain = play_job(job_of(use, mesh, 2, **options)), play_job(job_of("data/ddp", {"dp": 1}, 2))
     assert not data_ops(played)
     assert (played.times, played.peaks) == (plain.times, plain.peaks)
 
 
 @pytest.mark.parametrize("use", ["data/fsdp", "data/mics"])
 def test_free_links_leave_the_computing(use: str) -> None:
-    for told in ({}, {"prefetch": 3}) if use == "data/fsdp" else ({},):
-        job = job_of(use, {"replicas": 2, "dp": 4}, 3, replicate="replicas", **told)
+    for options in ({}, {"prefetch": 3}) if use == "data/fsdp" else ({},):
+        job = job_of(use, {"replicas": 2, "dp": 4}, 3, replicate="replicas", **options)
         played = play_job(job, FREE)
         busy = sum(played.flat.seconds[n] for n, op in played.instances())
         assert played.times.span == pytest.approx(busy)

@@ -69,7 +69,7 @@ def llama(**more: Any) -> Model:
 
 
 @pytest.mark.parametrize(("q", "mib"), [(2, 416), (4, 416), (8, 312)])
-def test_a_llama_layer_broadcasts_as_many_bytes_forward_as_is_published(q: int, mib: int) -> None:
+def test_a_llama_layer_broadcasts_the_published_bytes_forward(q: int, mib: int) -> None:
     stage_ops, mesh = lowered("tensor/summa-2d", (q, q), llama(), 8)
     assert sum(param.size for param in params_of(stage_ops)) == pytest.approx(218.104e6 / q**2, rel=1e-2)
     assert of_products(forward_ops(stage_ops), mesh) == pytest.approx(mib * MIB, rel=1e-12)
@@ -115,8 +115,8 @@ def sizes(model: Model, samples: int) -> list[tuple[int, int, int]]:
 
 @settings(max_examples=25)
 @given(data=st.data(), d=st.integers(1, 3), q=st.sampled_from([2, 3, 4]))
-def test_broadcasts_of_any_layer_are_those_of_its_products(data: st.DataObject, d: int, q: int) -> None:
-    """Backward exactly twice as many; the depth divides what activations have in them."""
+def test_broadcasts_of_any_layer_are_the_sum_over_its_gemms(data: st.DataObject, d: int, q: int) -> None:
+    """Backward exactly twice the bytes; the depth divides the activations among them."""
     model, samples = data.draw(layers(d * q))
     stage_ops, mesh = lowered("tensor/tesseract", (d, q, q), model, samples)
     wanted = sum(t * k / d + k * n for t, k, n in sizes(model, samples)) * ceil(log2(q)) / q * 2
@@ -127,8 +127,9 @@ def test_broadcasts_of_any_layer_are_those_of_its_products(data: st.DataObject, 
 @settings(max_examples=25)
 @given(data=st.data(), q=st.sampled_from([2, 3]))
 def test_every_product_of_a_cube_moves_its_three_matrices_once_each_way(data: st.DataObject, q: int) -> None:
-    """(q-1)/q^3 of each: forward X and W come and Y goes, backward dY comes and dX and dW go. So what is sent is the
-    same in either direction, and whichever of tokens, input and output takes the place of another."""
+    """(q-1)/q^3 of each: forward X and W are received and Y is sent, backward dY is received and dX and dW are sent. So
+    both directions send the same bytes, for any assignment of tokens, input and output to the axes.
+    """
     model, samples = data.draw(layers(q * q))
     stage_ops, mesh = lowered("tensor/3d", (q, q, q), model, samples)
     for ops in (forward_ops(stage_ops), backward_ops(stage_ops)):
@@ -204,7 +205,7 @@ def test_tesseract_of_squares_of_one_rank_is_data_parallelism(d: int) -> None:
 
 @pytest.mark.parametrize(("d", "q"), [(2, 2), (3, 2), (2, 4)])
 def test_gradients_of_matrices_are_summed_over_the_depth_once_a_step(d: int, q: int) -> None:
-    """Those of 12 h^2 / q^2 elements a layer over d ranks, those of norms and biases over the rows as well."""
+    """12 h^2 / q^2 elements per layer over d ranks; gradients of norms and biases over the rows as well."""
     h, layers_ = 64, 3
     model = {"layers": layers_, "hidden": h, "heads": 8, "vocab": 64, "seq": 4, "tied": False, "positions": "none"}
     sides = {"depth": d, "row": q, "col": q}
@@ -219,7 +220,7 @@ def test_gradients_of_matrices_are_summed_over_the_depth_once_a_step(d: int, q: 
 @settings(max_examples=20)
 @given(data=st.data(), q=st.sampled_from([2, 3]))
 def test_attention_costs_a_rank_of_a_square_as_much_as_one_of_a_row(data: st.DataObject, q: int) -> None:
-    """b/q samples of a/q heads are as many scores as b samples of a/q^2 heads."""
+    """b/q samples of a/q heads have the same scores as b samples of a/q^2 heads."""
     model, samples = data.draw(layers(q * q))
     row = Mesh({"tp": q * q})
     blocks = Architecture(model, samples, model.seq, model.vocab)
@@ -268,7 +269,7 @@ def linear(use: str, sides: tuple[int, ...], tokens: int, h: int, f: int) -> tup
 
 
 def test_blocks_of_the_next_step_are_sent_ahead_of_a_product() -> None:
-    """Into two buffers: those of step 2 wait for the product of step 0, and for no later one."""
+    """Into two buffers: blocks of step 2 wait for the GEMM of step 0, and for no later one."""
     forward, backward, _ = linear("tensor/summa-2d", (3, 3), 9, 36, 72)
     names = [op.name for op in forward]
     assert names == [
@@ -316,7 +317,7 @@ def test_two_blocks_of_each_operand_are_there_at_a_time(q: int) -> None:
 
 
 def test_products_of_one_result_add_up_and_others_are_summed_on_their_way() -> None:
-    """In bf16; a rank adds its block of the weight gradient to what persists in fp32."""
+    """In bf16; a rank adds its block of the weight gradient to the persistent one in fp32."""
     forward, backward, _ = linear("tensor/summa-2d", (2, 2), 8, 32, 64)
     adds = {op.name: op.work.accumulate for op in (*forward, *backward) if isinstance(op.work, Gemm)}
     assert adds == {"up 0": False, "up 1": True, "dup 0": False, "dup 1": False, "wup 0": False, "wup 1": False}
@@ -328,7 +329,7 @@ def test_products_of_one_result_add_up_and_others_are_summed_on_their_way() -> N
 # ----------------------------------------------------------------------------------------- tables, weights
 
 
-def leaves_of(model: Model, samples: int) -> list[Operator]:
+def operators_of(model: Model, samples: int) -> list[Operator]:
     stage = Architecture(model, samples, model.seq, model.vocab).stage(range(model.layers), True, True)
     return [operator for unit in stage.units for operator in unit.operators()]
 
@@ -339,7 +340,8 @@ def test_a_tied_table_lies_the_same_way_at_both_ends(use: str) -> None:
     mesh, scheme = grid(use, TWOS[use])
     low = Scope(mesh, [scheme])
     first, last = (
-        next(operator for operator in leaves_of(model, 4) if isinstance(operator, kind)) for kind in (Embedding, Head)
+        next(operator for operator in operators_of(model, 4) if isinstance(operator, kind))
+        for kind in (Embedding, Head)
     )
     assert low.at_rest(first, first.weights[0]) == low.at_rest(last, last.weights[0])
     assert required_layout(first.weights[0], low.division(first)) == required_layout(

@@ -1,4 +1,4 @@
-"""Collectives of tensor parallelism beside their products: async-TP and FLUX over whatever scheme makes the pairs."""
+"""Collectives of tensor parallelism that overlap GEMMs: async-TP and FLUX over any scheme that makes the pairs."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def found(fragment: Fragment, t: int) -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize("regather", [True, False])
 def test_a_layer_has_four_pairs_forward_and_four_backward(regather: bool) -> None:
-    """The gathers and sums in front of and behind attention and feed-forward; what weight gradients need is none."""
+    """The all-gathers before and reduce-scatters after attention and feed-forward; all-gathers for weight gradients
+    form no pair.
+    """
     embedding, layer, ending = a_layer(4, regather=regather)
     assert found(layer, 4) == [
         ("B", "all_gather ddown", ["ddown"]),
@@ -152,7 +154,7 @@ def test_a_layer_has_four_pairs_forward_and_four_backward(regather: bool) -> Non
     ]
 
 
-def test_what_is_made_again_is_overlapped_again() -> None:
+def test_recomputed_gemms_are_overlapped_again() -> None:
     (_, layer, _) = a_layer(4, "memory/recompute-full")
     again = [one[1:] for one in found(layer, 4) if one[0] == "R"]
     assert again == [
@@ -179,16 +181,16 @@ def gather(nbytes: int, *after: Op, axis: str = "tp", phase: str = "F") -> Op:
 
 
 def stated(forward: Sequence[Op] = (), backward: Sequence[Op] = ()) -> Fragment:
-    """A fragment of these ops: each collective touches one tensor, which its neighbours make or read."""
+    """A fragment of these ops: each collective uses one tensor, which its neighbours write or read."""
     ops = [*forward, *backward]
     moves = [one for one in ops if isinstance(one.work, Collective)]
-    beside = [
+    others = [
         (move, one)
         for move in moves
         for one in ops
         if move in working_predecessors(one) or one in working_predecessors(move)
     ]
-    tensor_uses = [TensorUse(move.name, 1, one) for move, one in [*beside, *zip(moves, moves, strict=True)]]
+    tensor_uses = [TensorUse(move.name, 1, one) for move, one in [*others, *zip(moves, moves, strict=True)]]
     return Fragment([*forward], [*backward], tensor_uses=tensor_uses)
 
 
@@ -267,13 +269,13 @@ def test_a_sum_that_waits_for_its_turn_waits_for_no_weight_gradient_any_more() -
         (replace(gather(2 * 8 * 16), stream="sequence"), Gemm(8, 4, 16)),  # of another family
     ],
 )
-def test_what_is_no_pair(came: Op, work: Any) -> None:
+def test_ops_that_form_no_pair(came: Op, work: Any) -> None:
     frag = stated(forward=[came, op("reader", work, came)])
     assert find_gemm_collectives(frag, "tensor", MESH) == []
 
 
 def test_weights_that_are_gathered_are_no_rows() -> None:
-    """Even where there are as many: on a cube of ranks both operands of a product are gathered."""
+    """Even if the sizes match: on a cube of ranks both operands of a GEMM are gathered."""
     rows, weights = gather(2 * 8 * 8), replace(gather(2 * 8 * 8), name="gather w")
     product = op("product", Gemm(8, 8, 8), rows, weights)
     frag = stated(forward=[weights, rows, product])
@@ -304,7 +306,7 @@ def test_a_sum_of_several_is_no_pair() -> None:
 
 
 @every
-def test_buffers_are_those_of_the_scheme_and_nothing_else_changes(use: str) -> None:
+def test_only_the_buffers_of_the_scheme_are_added(use: str) -> None:
     """Async-TP: a shard in front, two behind; FLUX none, for partial results take the place of the whole one."""
     shard = 32 * 64 * 2 // 4
     (_, plain, _), (_, layer, _) = a_layer(4), a_layer(4, use)
@@ -326,7 +328,7 @@ def test_buffers_are_those_of_the_scheme_and_nothing_else_changes(use: str) -> N
 
 def job(use: str | None, pipeline: str = "pipeline/1f1b", data: str = "data/zero-1", **more: Any) -> dict[str, Any]:
     model = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "gated": True}
-    beside = [{"use": use}] if use else []
+    others = [{"use": use}] if use else []
     last = more.get("memory", [])
     return {
         "model": {**model, **more.get("model", {})},
@@ -339,10 +341,10 @@ def job(use: str | None, pipeline: str = "pipeline/1f1b", data: str = "data/zero
             "schemes": [
                 {"use": pipeline, "over": "pp"},
                 {"use": data, "over": "dp"},
-                *(beside if not more.get("inside") else []),
+                *(others if not more.get("inside") else []),
                 *last,
                 {"use": "tensor/megatron-sp", "over": "tp"},
-                *(beside if more.get("inside") else []),
+                *(others if more.get("inside") else []),
             ],
         },
     }
@@ -452,12 +454,12 @@ forecast 0.06 to 0.07 too high: products of a shard escape the power limit that 
 
 
 @pytest.mark.parametrize(("model", "dp", "micro", "again", "number", "gain", "off"), PUBLISHED)
-def test_async_tp_gains_what_torchtitan_measured(
+def test_async_tp_gains_the_speedup_measured_by_torchtitan(
     model: str, dp: int, micro: int, again: dict[str, Any], number: str, gain: float, off: float
 ) -> None:
     steps = []
-    for beside in ([], [{"use": ASYNC}]):
-        schemes = [{"use": "data/fsdp", "over": "dp"}, *beside, {"use": "tensor/megatron-sp", "over": "tp"}, again]
+    for others in ([], [{"use": ASYNC}]):
+        schemes = [{"use": "data/fsdp", "over": "dp"}, *others, {"use": "tensor/megatron-sp", "over": "tp"}, again]
         job = {
             "model": model,
             "cluster": {"gpu": "h100-sxm-96-hbm2e", "gpus": 8 * dp, "inter": {"gbps_per_gpu": 400}},

@@ -1,4 +1,4 @@
-"""Exchanges of tokens that are sent once to a node: what a plan executes, its bytes, prices and uses."""
+"""Token dispatch that sends each token once per node: the ops of a plan, their bytes, prices and resources."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def spread(work: Exchange, ranks: int, nodes: int) -> Dispatch:
 
 
 def priced(ranks: int = 64, nodes: int = 8, gpu: str = "h800-sxm", **rates: float) -> Costs:
-    told = {"gpu": gpu, "gpus": ranks, "gpus_per_node": ranks // nodes}
-    return Costs(load_cluster(told), Mesh({"ep": ranks}), rates)
+    cluster = {"gpu": gpu, "gpus": ranks, "gpus_per_node": ranks // nodes}
+    return Costs(load_cluster(cluster), Mesh({"ep": ranks}), rates)
 
 
 # ------------------------------------------------------------------------------------------------------ bytes
@@ -76,7 +76,7 @@ def test_bytes_are_those_of_all_choices_counted_one_by_one(nodes: int, each: int
 
 
 def test_where_no_two_experts_share_a_node_nothing_is_saved() -> None:
-    """One expert on each node, all of them chosen: as many bytes as an all-to-all sends."""
+    """One expert on each node, all of them chosen: the bytes of an all-to-all."""
     work = Exchange("combine", 16, 64, 4, 4, ("ep",), "bf16")
     one = spread(work, 4, 4)
     assert one.network_bytes == pytest.approx(work.nbytes * 3 / 4)
@@ -90,7 +90,7 @@ def test_fp8_out_and_bf16_back_are_three_quarters_of_bf16_both_ways() -> None:
     assert replace(V3, dtype="bf16").nbytes == 4096 * 8 * 7168 * 2
 
 
-def test_parts_and_paces_are_of_tokens() -> None:
+def test_parts_and_loads_count_tokens() -> None:
     assert [one.tokens for one in split_work(V3, 3)] == [1365, 1365, 1366]  # type: ignore[union-attr]
     assert slowest_rank(replace(V3, pace=1.5)).tokens == 6144
 
@@ -108,8 +108,8 @@ def test_a_layer_has_four_exchanges_in_the_places_of_all_to_alls() -> None:
     setting = ExpertLayer(8, b=2, s=32, h=64, top_k=2)
     found, plain = exchanges(setting), exchanges(setting, "expert/all-to-all")
     works = [op.work for op in found]
-    told = [(op.phase, work.operation, work.dtype) for op, work in zip(found, works, strict=True) if work]  # type: ignore[union-attr]
-    assert told == [
+    transfers = [(op.phase, work.operation, work.dtype) for op, work in zip(found, works, strict=True) if work]  # type: ignore[union-attr]
+    assert transfers == [
         ("F", "dispatch", "fp8"),
         ("F", "combine", "bf16"),
         ("B", "dispatch", "bf16"),
@@ -148,7 +148,7 @@ def job(use: str = "expert/deepep", sp: bool = True, memory: Any = None, **optio
     }
 
 
-def test_what_is_computed_again_is_sent_again() -> None:
+def test_recomputed_experts_send_their_tokens_again() -> None:
     again = play_job(job(memory={"use": "memory/recompute-selective", "modules": ["moe"]}))
     works = [op.work for _, op in again.instances() if isinstance(op.work, Exchange) and op.phase == "R"]
     assert {(work.operation, work.dtype) for work in works} == {("dispatch", "fp8"), ("combine", "bf16")}
@@ -176,7 +176,7 @@ def test_formats_that_the_kernels_lack_are_refused() -> None:
         play_job({**job(), "precision": "fp32"})
 
 
-def test_uneven_routing_paces_exchanges() -> None:
+def test_uneven_routing_slows_token_dispatch() -> None:
     played = play_job(job(routing={"zipf": 1.0}))
     paces = {op.work.pace for _, op in played.instances() if isinstance(op.work, Exchange)}
     assert len(paces) == 1 and min(paces) > 1
@@ -184,15 +184,15 @@ def test_uneven_routing_paces_exchanges() -> None:
 
 def test_a_report_counts_exchanges_as_communication_of_experts() -> None:
     report = simulate(job())
-    told = report.to_dict()
-    assert told["breakdown_s"]["exposed"]["ep"] > 0
-    borrowed = [line for line in told["assumed"] if "dispatch" in line or "combine" in line]
+    answer = report.to_dict()
+    assert answer["breakdown_s"]["exposed"]["ep"] > 0
+    borrowed = [line for line in answer["assumed"] if "dispatch" in line or "combine" in line]
     assert len(borrowed) == 2 and all("h100-sxm" in line for line in borrowed)
     plain = simulate(job("expert/all-to-all")).to_dict()["assumed"]
     assert not any("dispatch" in line for line in plain)
 
 
-def test_traffic_that_meets_makes_a_step_no_shorter() -> None:
+def test_contention_of_traffic_makes_a_step_no_shorter() -> None:
     assert simulate(job(), engine="shared").step_time >= simulate(job()).step_time * (1 - 1e-9)
 
 
@@ -207,7 +207,7 @@ def test_a_node_needs_no_network() -> None:
 
 
 @pytest.mark.parametrize("operation", ["dispatch", "combine"])
-def test_an_exchange_occupies_what_its_bytes_take(operation: str) -> None:
+def test_an_exchange_occupies_links_by_its_bytes(operation: str) -> None:
     costs, work = priced(), replace(V3, operation=operation, dtype="bf16")
     one, use = costs.estimate(work), costs.use(work)
     assert 0 < use.moving < one.seconds

@@ -1,4 +1,4 @@
-"""ZeRO-Infinity: what passes over the links to the hosts, what it costs, and what is left on the GPU."""
+"""ZeRO-Infinity: bytes over the links to the hosts, their time, and memory left on the GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_two_shards_of_the_weights_come_and_one_of_the_gradients_goes(n: int, ba
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_all_links_bring_a_part_of_every_unit(n: int) -> None:
-    """1/N of what an owner would have to bring before it could broadcast it: N times the bandwidth."""
+    """1/N of the bytes that an owner would have to load before a broadcast: N times the bandwidth."""
     found = play_job(job(n))
     units = {op.work.nbytes for _, op in found.instances() if _gathers(op)}
     shards = {op.work.nbytes for _, op in found.instances() if isinstance(op.work, HostCopy) and op.work.back}
@@ -81,11 +81,11 @@ def _linear(op: Op) -> bool:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("parameters", ["gpu", "cpu", "nvme"])
 @pytest.mark.parametrize("optimizer", ["cpu", "nvme"])
-def test_states_rest_where_the_options_say(parameters: str, optimizer: str, overlap: bool) -> None:
+def test_states_are_stored_where_the_options_state(parameters: str, optimizer: str, overlap: bool) -> None:
     n = 4
-    told = job(n, parameters=parameters, optimizer=optimizer)
-    told["framework"] = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
-    found = play_job(told)
+    config = job(n, parameters=parameters, optimizer=optimizer)
+    config["framework"] = {"name": "megatron-core", "set": {"overlap": {"dp": overlap}}}
+    found = play_job(config)
     elements = found.plan.job.model.parameters
     held = {"parameters": 2 * elements / n if parameters == "gpu" else 0, "gradients": 0, "optimizer": 0}
     assert found.resting(0) == pytest.approx(held, rel=1e-3)
@@ -108,20 +108,20 @@ def test_a_model_that_fits_no_gpu_fits_with_its_hosts() -> None:
     """A trillion parameters on one DGX-2 (section 8.2): of 16 bytes each no GPU has a sixteenth, of units all have."""
     shape = {"layers": 128, "hidden": 25600, "heads": 200, "vocab": 51200, "seq": 1024, "tied": False}
     plan = {"mesh": {"dp": 16}, "schemes": [{"use": USE, "over": "dp"}, {"use": "memory/recompute-full"}]}
-    told = {"model": shape, "cluster": "dgx-2:1", "batch": {"global": 16}, "plan": plan, "precision": "fp16"}
-    report = simulate(told)
+    job = {"model": shape, "cluster": "dgx-2:1", "batch": {"global": 16}, "plan": plan, "precision": "fp16"}
+    report = simulate(job)
     assert 0.9e12 < report.job.model.parameters < 1.1e12
     less = {**plan, "schemes": [{"use": "data/zero-3", "over": "dp"}, {"use": "memory/recompute-full"}]}
-    assert report.peak_allocated < 1 / 10 * simulate({**told, "plan": less}).peak_allocated
+    assert report.peak_allocated < 1 / 10 * simulate({**job, "plan": less}).peak_allocated
 
 
 @examples(40)
-@given(told=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]))
-def test_all_engines_agree_and_memory_is_given_back(told: dict[str, Any], links: float) -> None:
-    plan = told["plan"]
+@given(job=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]))
+def test_all_engines_agree_and_memory_is_given_back(job: dict[str, Any], links: float) -> None:
+    plan = job["plan"]
     schemes = [{**entry, "use": USE} if entry["use"].startswith("data/") else entry for entry in plan["schemes"]]
-    told = {**told, "plan": {**plan, "schemes": schemes}}
-    ways = play_by_engines(told, Ideal(links=links))
+    job = {**job, "plan": {**plan, "schemes": schemes}}
+    ways = play_by_engines(job, Ideal(links=links))
     check_alike(ways)
     for peak in ways[0].peaks:
         assert peak.left == 0

@@ -1,4 +1,4 @@
-"""Tables of collectives: what rows become, which are refused, and the cost models against all measured ones."""
+"""Tables of collectives: read rows, refused rows, and the cost models against all measured ones."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_rows_that_differ_in_bytes_are_one_sample():
         ("InfiniBand, 8 GPUs per node (H100 DGX class)", "h100", "infiniband-ndr", 400),
     ],
 )
-def test_networks_are_told_by_words(interconnect, gpu, network, gbps):
+def test_networks_are_recognised_by_words(interconnect, gpu, network, gbps):
     sample = one(interconnect=interconnect, gpu=gpu, gpus=16, nodes=2)
     assert family(sample.network) == family(network) and sample.operation == "network"
     assert sample.cluster.scale_out.bandwidth == pytest.approx(gbps / 8 * 1e9)
@@ -87,7 +87,7 @@ def test_racks_cards_and_pairs():
     assert pairs.reach.domains == (2, 2) and family(pairs.link) == "pcie"
 
 
-def test_who_called_and_who_added():
+def test_libraries_and_tools_of_rows():
     for source, library, nvls in (
         ("AIC b200 nccl-tests (int8)", "nccl-tests-int8", False),
         ("vidur data/profiling/network/h100_dgx", "torch-profiler", True),
@@ -133,8 +133,8 @@ def test_fits_find_the_coefficients_that_made_the_rows():
     for sample in samples:
         model = made if sample.library == "nccl-tests" else own
         link = LINK._replace(ring=model)
-        told, _ = predict(sample, TierCostModels(link, link, start_model("network")))
-        known.append(replace(sample, seconds=told * np.exp(rng.normal(0, 0.01, len(told)))))
+        seconds, _ = predict(sample, TierCostModels(link, link, start_model("network")))
+        known.append(replace(sample, seconds=seconds * np.exp(rng.normal(0, 0.01, len(seconds)))))
     found = fit_links("ring", known)
     assert found.values["simple_share"] == pytest.approx(0.8, rel=0.03)
     assert found.values["launch"] == pytest.approx(9e-6, rel=0.1)
@@ -175,12 +175,12 @@ def test_cost_models_fit_the_public_tables(tables):
         if sample.network and family(sample.network) != fabric:
             continue
         models = TierCostModels(inside(sample), inside(sample), outer)
-        told, _ = predict(sample, models)
+        seconds, _ = predict(sample, models)
         assert (sample.seconds >= lower_bound(sample, models)).all() and (
-            told >= lower_bound(sample, models) * (1 - 1e-9)
+            seconds >= lower_bound(sample, models) * (1 - 1e-9)
         ).all()
         for name, rows in sample.classes.items():
-            errors.setdefault((name, sample.gpu), []).extend(np.abs(told / sample.seconds - 1)[rows])
+            errors.setdefault((name, sample.gpu), []).extend(np.abs(seconds / sample.seconds - 1)[rows])
     goals = {
         "node-large": (0.07, 0.18),
         "node-small": (0.15, 0.35),

@@ -1,4 +1,4 @@
-"""Calibrating the machine at hand: what is measured is fitted, written, and used by name."""
+"""Calibrating the machine at hand: measured, fitted, written, and used by name."""
 
 import pytest
 
@@ -43,21 +43,21 @@ def folder(tmp_path_factory):
         patch.setattr(
             calibrating, "measure_sustained_rate", lambda *_: {"sustained": {"value": 0.9, "sigma": 0.05, "rows": 1}}
         )
-        told = calibrating.calibrate("cpu", out, 2, lambda steps, total, what: steps)
-    return out, told
+        calibrated = calibrating.calibrate("cpu", out, 2, lambda steps, total, what: steps)
+    return out, calibrated
 
 
 def test_it_writes_the_device_its_calibration_and_the_samples(folder) -> None:
-    out, told = folder
+    out, calibrated = folder
     names = {"device.yaml", "loopback.yaml", "measured.json", "steps.yaml", "this-core.yaml"}
     assert {file.name for file in out.iterdir()} == names
-    assert all((out / name).is_file() for name in ("device.yaml", "loopback.yaml")) and told["device"]
+    assert all((out / name).is_file() for name in ("device.yaml", "loopback.yaml")) and calibrated["device"]
     check_folder(out)
     measured = read(out / "measured.json")
     assert measured.kind == "calibration" and all(row.samples for row in measured.rows)
 
 
-def test_what_was_measured_is_what_is_used(folder) -> None:
+def test_the_measured_device_is_used_by_name(folder) -> None:
     out, _ = folder
     gpu = load("gpus", str(out / "device.yaml"))
     assert gpu.architecture == "cpu" and gpu.peak["fp32"].kind == "measured"
@@ -78,7 +78,7 @@ def test_what_was_measured_is_what_is_used(folder) -> None:
     assert simulate(named, calibration=known).step_time != simulate(job, calibration=known).step_time
 
 
-def test_the_cost_model_of_processes_follows_what_they_took(folder) -> None:
+def test_the_cost_model_of_processes_follows_their_times(folder) -> None:
     out, _ = folder
     from hardware.inline import ByGPU, Inter
     from hardware.topology import reach
@@ -107,13 +107,13 @@ def test_the_set_has_every_kind_of_kernel_at_sizes_of_no_model() -> None:
     assert {work.layout for work in every if isinstance(work, Gemm)} == {"tn", "nn", "nt"}
 
 
-def test_gpus_are_known_by_what_their_driver_calls_them() -> None:
+def test_gpus_are_known_by_the_name_of_their_driver() -> None:
     assert describe.catalog_name(Machine(device="cuda", name="NVIDIA H200")) == "h200-sxm"
     assert describe.catalog_name(Machine(device="cuda", name="NVIDIA Something")) == ""
     assert all(load("gpus", name) for name in describe.KNOWN.values())
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_the_command_is_refused() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(PlanError, match="no CUDA device"):
@@ -122,7 +122,7 @@ def test_without_a_gpu_it_says_so() -> None:
         Device.of("tpu")
 
 
-def test_a_core_counts_what_was_alive_and_what_came() -> None:
+def test_a_core_counts_live_and_allocated_bytes() -> None:
     device = Device.of("cpu")
     kept = torch.ones(1000, 1000)
     with device.peak() as peak:

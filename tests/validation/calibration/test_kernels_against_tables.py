@@ -1,4 +1,6 @@
-"""The shipped calibrations against the measured tables: every cell near its goal, intervals that hold what they say."""
+"""The shipped calibrations against the measured tables: every cell near its goal, and intervals with the stated
+coverage.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,10 @@ def test_cells_are_near_their_goals(room: Room) -> None:
 def test_intervals_hold_nine_of_ten_rows(room: Room) -> None:
     counted, least = 0, SCORED * (10 if room.whole else 2)
     for name, own in group(room.held, "gpu", "operation", "kind").items():
-        told = figures(own)
-        if told["rows"] >= least:
+        found = figures(own)
+        if found["rows"] >= least:
             counted += 1
-            assert 0.80 <= told["inside_90"] <= 0.98, name
+            assert 0.80 <= found["inside_90"] <= 0.98, name
     assert counted > (15 if room.whole else 1) and 0.86 <= figures(room.held)["inside_90"] <= 0.94
 
 
@@ -75,7 +77,7 @@ def test_nothing_is_faster_than_the_hardware(room: Room) -> None:
     assert all((one.sample.seconds >= one.least * (1 - 1e-3)).mean() > 0.999 for one in room.held)
 
 
-def test_other_hardware_lends_what_is_near(room: Room) -> None:
+def test_coefficients_of_other_hardware_are_near(room: Room) -> None:
     """Large products and attention of a GPU priced without its own rows."""
     if room.module is not kernels:
         return

@@ -49,7 +49,7 @@ def test_rows_become_samples_of_their_tiers(tmp_path: Path) -> None:
     assert "links.json" in found.source(found.samples[0])
 
 
-def test_a_calibration_follows_what_was_measured(tmp_path: Path) -> None:
+def test_a_calibration_follows_the_measurements(tmp_path: Path) -> None:
     seconds = {}
     for rate in (150e9, 300e9):
         out = tmp_path / f"{rate:g}"
@@ -73,7 +73,7 @@ def test_a_calibration_follows_what_was_measured(tmp_path: Path) -> None:
     assert seconds[150e9] > 1.6 * seconds[300e9]
 
 
-def test_without_a_cluster_or_collectives_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_cluster_or_collectives_the_missing_part_is_named(tmp_path: Path) -> None:
     for path in (file(tmp_path / "a.json", job=None), file(tmp_path / "b.json", kind="kernels")):
         with pytest.raises(PlanError, match="the job whose cluster"):
             read_recorded(path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hardware.errors import PlanError
-from validation.calibration.tables import summary as told
+from validation.calibration.tables import summary as summaries
 from validation.calibration.tables.rows import Held, Priced
 from validation.calibration.tables.table import expand_source, read
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_table(tmp_path, text, words):
     assert caught.value.to_dict()["value"] == str(path)
 
 
-def test_a_damaged_archive_is_told(tmp_path):
+def test_a_damaged_archive_is_reported(tmp_path):
     path = tmp_path / "odd.csv.gz"
     path.write_bytes(b"not gzip at all")
     with pytest.raises(PlanError, match="cannot be read"):
@@ -122,7 +122,7 @@ def test_sources_name_their_repository(file):
 def test_figures_of_known_errors():
     rows = sized(100)
     ratio = np.linspace(0.9, 1.1, 100)
-    got = told.figures([held(rows, ratio, sigma=0.05 / 1.645, borrowed=1.3)])
+    got = summaries.figures([held(rows, ratio, sigma=0.05 / 1.645, borrowed=1.3)])
     assert got["rows"] == 100 and got["median"] == pytest.approx(0.05, abs=2e-3)
     assert got["p90"] == pytest.approx(0.09, abs=2e-3) and got["bias"] == pytest.approx(0, abs=1e-9)
     assert got["inside_90"] == pytest.approx(0.5, abs=0.02) and got["borrowed"] == pytest.approx(0.3)
@@ -134,35 +134,35 @@ def test_a_cell_is_held_against_its_goal_when_it_has_rows_enough():
 
     goals = {("gemm", "bf16", "large"): (0.05, 0.2)}
     many, few = (held(sized(n, classes=classes(n)), ratio=1.02) for n in (100, 20))
-    (cell,) = told.cells([many], goals)
+    (cell,) = summaries.cells([many], goals)
     assert cell["class"] == "large" and cell["rows"] == 50 and cell["met"] is True
-    (cell,) = told.cells([held(sized(100, classes=classes(100)), ratio=1.2)], goals)
+    (cell,) = summaries.cells([held(sized(100, classes=classes(100)), ratio=1.2)], goals)
     assert cell["met"] is False
-    (cell,) = told.cells([few], goals)
+    (cell,) = summaries.cells([few], goals)
     assert cell["met"] is None and cell["rows"] == 10
 
 
 def test_samples_of_a_cell_are_added_up():
     parts = [held(sized(10, library=name, classes={"all": np.ones(10, bool)})) for name in ("a", "b")]
-    (cell,) = told.cells(parts, {})
-    assert cell["rows"] == 20 and [row["library"] for row in told.libraries(parts)] == ["a", "b"]
+    (cell,) = summaries.cells(parts, {})
+    assert cell["rows"] == 20 and [row["library"] for row in summaries.libraries(parts)] == ["a", "b"]
 
 
 def test_the_farthest_row_is_named():
     rows = sized(5)
-    (one,) = told.worst([held(rows, np.array([1, 1, 3.0, 1, 0.9]))])
+    (one,) = summaries.worst([held(rows, np.array([1, 1, 3.0, 1, 0.9]))])
     assert one["shape"] == "row 2" and one["error"] == pytest.approx(2.0)
 
 
-def test_what_is_faster_than_the_hardware_is_counted():
+def test_rows_faster_than_the_hardware_are_counted():
     rows = sized(4)
-    assert told.summary([held(rows, least=2e-4)], 6, {})["impossible"] == 4
-    got = told.summary([held(rows, least=0.5e-4)], 6, {})
+    assert summaries.summary([held(rows, least=2e-4)], 6, {})["impossible"] == 4
+    got = summaries.summary([held(rows, least=0.5e-4)], 6, {})
     assert got["impossible"] == 0 and got["refused"] == 2
 
 
 def test_nothing_at_all():
-    got = told.summary([], 3, {})
+    got = summaries.summary([], 3, {})
     assert got["predicted"] == 0 and got["refused"] == 3 and got["median"] is None
 
 
@@ -171,8 +171,8 @@ def test_rows_that_nothing_can_be_read_of_keep_their_place(tmp_path):
     path.write_text("time_us,size,note\n100,4,\n\n50,many,\n,8,\n20,1e16,\n10,0,\n5,2,a,b\n200,8,\n")
     table = read(path, [Plain])
     assert list(table.samples[0].index) == [0, 6] and len(table.frame) == 7
-    said = {1: "'many'", 2: "time_us is missing", 3: "above 1e+15", 4: "at least 1", 5: "4 fields"}
-    assert table.refused.keys() == said.keys() and all(word in table.refused[at] for at, word in said.items())
+    reasons = {1: "'many'", 2: "time_us is missing", 3: "above 1e+15", 4: "at least 1", 5: "4 fields"}
+    assert table.refused.keys() == reasons.keys() and all(word in table.refused[at] for at, word in reasons.items())
     rows = table.answers([held(table.samples[0])])
     assert [row["line"] for row in rows] == list(range(1, 8)) and rows[2]["measured_us"] is None
 
@@ -200,7 +200,7 @@ def test_long_reasons_are_cut(tmp_path):
         ("time_us,layout,length\n1,2,3\n", "add size"),
     ],
 )
-def test_what_is_wrong_with_a_whole_file_is_told(tmp_path, text, words):
+def test_an_unreadable_file_is_reported(tmp_path, text, words):
     path = tmp_path / "odd.csv"
     path.write_text(text)
     with pytest.raises(PlanError, match=words):
@@ -208,5 +208,5 @@ def test_what_is_wrong_with_a_whole_file_is_told(tmp_path, text, words):
 
 
 def test_rows_of_tables_count_refused_ones(file):
-    got = told.summary([held(sized(4))], 6, {})
+    got = summaries.summary([held(sized(4))], 6, {})
     assert (got["rows"], got["predicted"], got["refused"]) == (6, 4, 2)

@@ -1,4 +1,4 @@
-"""What is written, when, and what happens where processes fail or somebody interrupts."""
+"""Written files, their time of writing, and the outcome of failing processes and interrupts."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_the_forecast_is_that_of_predict(measured: tuple[Measurement, Path, list
     found, _, _ = measured
     answer = simulate(job(pp=2)).to_dict()
     step, *peaks = found.rows
-    told = step.forecasts["catalog"]
-    assert (told.value, [told.low, told.high]) == (answer["step_time_s"], answer["interval_90_s"])
+    forecast = step.forecasts["catalog"]
+    assert (forecast.value, [forecast.low, forecast.high]) == (answer["step_time_s"], answer["interval_90_s"])
     for row, stage in zip(peaks, answer["memory"]["stages"], strict=True):
         assert row.forecasts["catalog"].value == pytest.approx(stage["peak_allocated_gib"] * GIB)
 
@@ -141,7 +141,7 @@ def test_bytes_are_those_of_the_largest_buffer() -> None:
 # ------------------------------------------------------------------------------------ what goes wrong
 
 
-def test_a_process_that_fails_is_told_in_one_sentence() -> None:
+def test_a_failing_process_is_reported_in_one_sentence() -> None:
     from validation.distributed import launch
 
     with pytest.raises(PlanError, match=r"rank \d of cpu: the process failed with KeyError: 'nonsense'") as caught:
@@ -149,17 +149,17 @@ def test_a_process_that_fails_is_told_in_one_sentence() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_first_error_is_told(tmp_path: Path) -> None:
+def test_the_first_error_is_reported(tmp_path: Path) -> None:
     """Ranks that lose their neighbour fail, too, a moment later."""
     from validation.distributed.launch import _error
 
     mistake = {"where": "plan.tp", "rule": "a rule", "remedy": "Write 2", "value": 3}
-    for rank, told in enumerate(({"when": 2.0, "line": "RuntimeError: connection lost"}, {"when": 1.0, **mistake})):
-        (tmp_path / f"error.{rank}.json").write_text(json.dumps({"rank": rank, **told}), "utf-8")
+    for rank, error in enumerate(({"when": 2.0, "line": "RuntimeError: connection lost"}, {"when": 1.0, **mistake})):
+        (tmp_path / f"error.{rank}.json").write_text(json.dumps({"rank": rank, **error}), "utf-8")
     assert str(_error(tmp_path, "cpu")) == "plan.tp is 3: a rule. Write 2"
 
 
-def test_the_cause_of_an_error_is_told_in_a_line() -> None:
+def test_the_cause_of_an_error_is_reported_in_one_line() -> None:
     from validation.distributed.worker import _line
 
     cause, error = ValueError("what happened\nwhere in C++"), RuntimeError("\n  stage 0 failed\n")
@@ -183,21 +183,21 @@ def test_processes_that_leave_no_word(tmp_path: Path, log: str, words: str) -> N
     assert words in str(_error(tmp_path, "cpu"))
 
 
-def test_processes_end_with_who_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     from validation.distributed import launch
 
     started: list[Any] = []
     start = subprocess.Popen
 
-    def keep(*args: Any, **told: Any) -> Any:
-        started.append(start(*args, **told))
+    def keep(*args: Any, **options: Any) -> Any:
+        started.append(start(*args, **options))
         return started[-1]
 
     monkeypatch.setattr(launch.subprocess, "Popen", keep)
     task = {"what": "steps", "job": job(tp=2), "device": "cpu", "steps": 10**6, "warmup": 1, "check": False}
-    told = launch.run(task | {"trace": None}, 2)
-    assert "warmup" in next(told)
-    told.close()
+    reports = launch.run(task | {"trace": None}, 2)
+    assert "warmup" in next(reports)
+    reports.close()
     assert started[0].poll() is not None
     for _ in range(100):  # whoever was killed is gone when its parent has looked
         try:
@@ -236,9 +236,9 @@ def test_under_torchrun_only_rank_0_writes(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     from validation.distributed import launch
 
-    told = {name: value for name, value in launch.environment("cpu").items() if name != "GLIBC_TUNABLES"}
+    environment = {name: value for name, value in launch.environment("cpu").items() if name != "GLIBC_TUNABLES"}
     command = [*run, "--nproc-per-node=2", str(script), str(tmp_path), json.dumps(job(dp=2))]
-    done = subprocess.run(command, env=told, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     found = read(tmp_path / "steps.json")
     assert len(found.rows[0].samples) == 2 and done.stderr.count("forecast written") == 1
     assert any("GLIBC_TUNABLES" in note for note in found.notes)
@@ -271,7 +271,7 @@ def test_gpus_are_counted_before_processes_start(
 
 
 def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that is not there: which one is asked for, and what NCCL is told."""
+    """A GPU that is not there: the index that is asked for, and the device passed to NCCL."""
     from validation.distributed import worker
     from validation.measurements.cuda import Cuda
 
@@ -282,16 +282,16 @@ def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(worker, "Device", SimpleNamespace(of=of))
-    monkeypatch.setattr(worker.dist, "init_process_group", lambda *args, **told: asked.append((args, told)))
+    monkeypatch.setattr(worker.dist, "init_process_group", lambda *args, **options: asked.append((args, options)))
     monkeypatch.setattr(worker.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(worker.dist, "destroy_process_group", lambda: asked.append("destroyed"))
-    monkeypatch.setitem(worker.TASKS, "told", lambda task, device: iter([{"device": str(device.torch)}]))
-    assert list(worker.run({"what": "told", "device": "cuda"})) == [{"device": "cuda:3"}]
-    ((backend,), told), last = asked
-    assert (backend, told["device_id"], last) == ("nccl", torch.device("cuda", 3), "destroyed")
+    monkeypatch.setitem(worker.TASKS, "place", lambda task, device: iter([{"device": str(device.torch)}]))
+    assert list(worker.run({"what": "place", "device": "cuda"})) == [{"device": "cuda:3"}]
+    ((backend,), options), last = asked
+    assert (backend, options["device_id"], last) == ("nccl", torch.device("cuda", 3), "destroyed")
 
 
-def test_reserved_memory_where_the_device_tells_it() -> None:
+def test_reserved_memory_of_devices_that_report_it() -> None:
     from simulator.job.load import load_job
     from validation.distributed.measure import _rows
     from validation.measurements.forecasts import forecasters

@@ -1,4 +1,4 @@
-"""Groups and orders of actions are those of the plan; what torch does otherwise is refused."""
+"""Groups and orders of actions equal those of the plan; plans that torch runs otherwise are refused."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
 
     found: list[tuple[int, str, int]] = []
 
-    def forward(stage: Any, k: int, *given: Any, **told: Any) -> Any:
+    def forward(stage: Any, k: int, *given: Any, **options: Any) -> Any:
         found.append((stage.stage_index, "F", k))
         return torch.zeros(())
 
-    def backward(stage: Any, k: int, *given: Any, full_backward: bool = True, **told: Any) -> None:
+    def backward(stage: Any, k: int, *given: Any, full_backward: bool = True, **options: Any) -> None:
         found.append((stage.stage_index, "BW" if full_backward else "B", k))
 
-    def weights(stage: Any, k: int, *given: Any, **told: Any) -> None:
+    def weights(stage: Any, k: int, *given: Any, **options: Any) -> None:
         found.append((stage.stage_index, "W", k))
 
     monkeypatch.setattr(pipeline.LeanPipelineStage, "forward_one_chunk", forward)
@@ -95,7 +95,7 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     passes = pipeline.PipelinePasses(plan, dict.fromkeys(mine, torch.nn.Identity()), place)
     for name in ("_initialize_stage", "_initialize_stages"):
         if hasattr(passes.schedule, name):
-            monkeypatch.setattr(passes.schedule, name, lambda *given, **told: None)
+            monkeypatch.setattr(passes.schedule, name, lambda *given, **options: None)
     tokens = torch.zeros(plan.shape.m, 1)
     rank = place.pipeline.rank
     passes(tokens if rank == 0 else None, tokens if rank == place.last else None)

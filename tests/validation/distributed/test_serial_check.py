@@ -54,7 +54,7 @@ def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
     from validation.distributed.serial_check import SerialCheck
 
     task = {"what": "checks", "device": "cpu", "jobs": list(jobs.values())}
-    return {name: SerialCheck(**told["check"]) for name, told in zip(jobs, launch.run(task, world), strict=True)}
+    return {name: SerialCheck(**result["check"]) for name, result in zip(jobs, launch.run(task, world), strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_16_bit_formats_have_wider_tolerances(checks: dict[str, Any], name: str)
 
 
 @pytest.mark.parametrize("field", ["loss", "gradient", "norm", "weights"])
-def test_any_difference_is_told(field: str) -> None:
+def test_any_difference_is_reported(field: str) -> None:
     from validation.distributed.serial_check import SerialCheck
 
     good = SerialCheck(format="fp32", loss=0.0, gradient=1e-6, worst="head.weight", norm=0.0, weights=0.0)

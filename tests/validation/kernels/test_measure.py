@@ -1,4 +1,4 @@
-"""Kernels of one rank: every leaf has a module of its size and a forecast, and files are written blind."""
+"""Kernels of one rank: every operator has a module of its size and a forecast, and files are written blind."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ENDING = ["final_norm", "head", "loss"]
 def job(model: str = "llama", tp: int = 1, **more: Any) -> dict[str, Any]:
     cluster = {"gpu": "cpu-core", "gpus": tp}
     precision = {"compute": "fp32", "gradients": "fp32"}
-    told = {"model": MODELS[model], "cluster": cluster, "framework": "reference", "precision": precision}
-    return {**told, "batch": {"micro": 2}, "plan": {"tp": tp}, **more}
+    fields = {"model": MODELS[model], "cluster": cluster, "framework": "reference", "precision": precision}
+    return {**fields, "batch": {"micro": 2}, "plan": {"tp": tp}, **more}
 
 
 def plan_of(*args: Any, **more: Any) -> Plan:
@@ -56,7 +56,7 @@ def cpu() -> Device:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tp", [1, 2])
-def test_modules_have_the_sizes_of_their_leaves(model: str, tp: int, cpu: Device) -> None:
+def test_modules_have_the_sizes_of_their_operators(model: str, tp: int, cpu: Device) -> None:
     plan = plan_of(model, tp)
     bench, found = Bench(plan, cpu), local_operators(plan)
     names = {part.name for part in found}
@@ -79,7 +79,7 @@ def test_modules_have_the_sizes_of_their_leaves(model: str, tp: int, cpu: Device
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_layer_holds_as_many_weights_as_its_leaves(model: str, tp: int, cpu: Device) -> None:
+def test_a_layer_holds_the_weights_of_its_operators(model: str, tp: int, cpu: Device) -> None:
     plan = plan_of(model, tp)
     elements, works = optimizer(plan)
     assert elements == sum(param.numel() for param in Bench(plan, cpu).layer.parameters())
@@ -95,7 +95,7 @@ def test_a_rank_alone_runs_no_collectives_and_adds_no_gradients() -> None:
 
 
 def test_backward_passes_follow_a_forward_pass_of_their_own(cpu: Device) -> None:
-    """The loss writes its gradient over what it kept: a graph that is used twice would be refused."""
+    """The loss writes its gradient over its saved input: a graph used twice would be refused."""
     plan = plan_of()
     passes = Bench(plan, cpu).passes(next(part for part in local_operators(plan) if part.name == "loss"), "eager")
     first, again = (passes.before()()[0] for _ in range(2))
@@ -128,14 +128,16 @@ def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) ->
 
 def test_degrees_and_formats_are_groups(tmp_path: Path) -> None:
     out = tmp_path / "kernels.json"
-    told = measure(job(), "cpu", out, tps=[1, 2], dtypes=["fp32", "bf16", "fp8"], repeat=1, warmup=0, cold=False)
-    assert {row.group for row in told.rows} == {f"tp {tp} {dtype} eager" for tp in (1, 2) for dtype in ("fp32", "bf16")}
-    sizes = {row.group: row.shape["weights"] for row in told.rows if row.name == "up forward"}
+    measured = measure(job(), "cpu", out, tps=[1, 2], dtypes=["fp32", "bf16", "fp8"], repeat=1, warmup=0, cold=False)
+    assert {row.group for row in measured.rows} == {
+        f"tp {tp} {dtype} eager" for tp in (1, 2) for dtype in ("fp32", "bf16")
+    }
+    sizes = {row.group: row.shape["weights"] for row in measured.rows if row.name == "up forward"}
     assert sizes["tp 1 fp32 eager"] == 2 * sizes["tp 2 fp32 eager"] == 2 * 64 * 32
-    assert told.notes == ("fp8: not measured, torch has its GEMMs on GPUs only",)
+    assert measured.notes == ("fp8: not measured, torch has its GEMMs on GPUs only",)
 
 
-def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
     out, progress = tmp_path / "kernels.json", []
 
     def stop(text: str) -> None:
@@ -173,7 +175,7 @@ def test_graphs_are_captured_once_and_replayed(fake_cuda: Any) -> None:
     assert fake_cuda.calls["new_stream"] == 1 and len(device.cuda.compute.waited_for) == 1
 
 
-def test_what_a_device_does_not_have_is_refused(tmp_path: Path, cpu: Device) -> None:
+def test_unsupported_modes_and_formats_are_refused(tmp_path: Path, cpu: Device) -> None:
     with pytest.raises(PlanError, match=r"no such mode.*eager"):
         check_modes(["eagre"], cpu)
     with pytest.raises(PlanError, match="only CUDA devices have graphs"):
@@ -185,14 +187,14 @@ def test_what_a_device_does_not_have_is_refused(tmp_path: Path, cpu: Device) -> 
     assert set(MODES) == {"eager", "cuda-graph", "compile"}
 
 
-def test_what_the_trainer_lacks_is_refused(tmp_path: Path) -> None:
+def test_features_that_the_trainer_lacks_are_refused(tmp_path: Path) -> None:
     model = {**GPT, "dropout": 0.1}
     with pytest.raises(PlanError, match="dropout"):
         measure({**job(), "model": model}, "cpu", tmp_path / "kernels.json")
 
 
 def test_products_in_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands lie as the hardware wants them, and results have the sizes of the leaf's."""
+    """Operands have the layout of the hardware, and results the sizes of the operator's."""
     plan, seen = plan_of(), []
 
     def multiply(left: Any, right: Any, **more: Any) -> None:

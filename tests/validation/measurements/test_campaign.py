@@ -1,4 +1,4 @@
-"""Campaigns: every job of those that ship can be run, files that are finished are not measured again."""
+"""Campaigns: every shipped job can be run, finished files are not measured again."""
 
 from importlib import resources
 from pathlib import Path
@@ -29,7 +29,7 @@ runs:
 
 def made(kind: str, notes: tuple[str, ...] = ()) -> Measurement:
     machine = Machine(device="cpu", name="a processor")
-    told = {
+    fields = {
         "title": kind,
         "machine": machine,
         "versions": {},
@@ -37,11 +37,11 @@ def made(kind: str, notes: tuple[str, ...] = ()) -> Measurement:
         "forecast_written": "then",
         "notes": notes,
     }
-    return Measurement(kind=kind, rows=(MeasurementRow(name="step", samples=(1.0,)),), measured="now", **told)  # type: ignore[arg-type]
+    return Measurement(kind=kind, rows=(MeasurementRow(name="step", samples=(1.0,)),), measured="now", **fields)  # type: ignore[arg-type]
 
 
 class Rooms:
-    """Stands in for what measures: notes how it was called, and writes a file."""
+    """Stands in for the measuring functions: records their calls, and writes a file."""
 
     def __init__(self, notes: tuple[str, ...] = ()) -> None:
         self.calls: list[tuple[str, dict]] = []
@@ -81,7 +81,7 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_shipped_ones_ask_for_what_can_be_run(name: str) -> None:
+def test_shipped_campaigns_can_be_run(name: str) -> None:
     pytest.importorskip("torch")
     from validation.distributed.trainer import check as trained
     from validation.reference.model import check
@@ -120,7 +120,7 @@ def test_the_speed_of_a_shared_machine_is_measured_again_before_each_step(small:
         assert rooms.refreshed == times  # of a kernel and a step
 
 
-def test_what_is_finished_is_not_done_again(small: Path, tmp_path: Path) -> None:
+def test_finished_runs_are_not_measured_again(small: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     made("kernels").write(tmp_path / "out" / "first.json")
     for note in ("interrupted", "not finished: a process failed"):
@@ -132,7 +132,7 @@ def test_what_is_finished_is_not_done_again(small: Path, tmp_path: Path) -> None
     assert len(go(small, tmp_path / "out", again)) == 2 and not again.calls and not again.calibrated
 
 
-def test_a_run_that_cannot_be_had_says_why_and_the_others_go_on(small: Path, tmp_path: Path) -> None:
+def test_an_impossible_run_gives_its_reason_and_the_others_go_on(small: Path, tmp_path: Path) -> None:
     rooms = Rooms()
 
     def refusing(kind: str):
@@ -175,7 +175,7 @@ def test_auto_is_the_gpu_of_this_machine(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("job: one}", "job: two}", "no job of this name"),
         ("name: second", "name: first", "two runs have the same name"),
@@ -184,7 +184,7 @@ def test_auto_is_the_gpu_of_this_machine(small: Path, tmp_path: Path) -> None:
         ("title: two runs", "titel: two runs", "titel"),
     ],
 )
-def test_mistakes_are_told_before_any_work(small: Path, old: str, new: str, said: str) -> None:
+def test_mistakes_are_reported_before_any_work(small: Path, old: str, new: str, message: str) -> None:
     small.write_text(SMALL.replace(old, new, 1), "utf-8")
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         campaign.load(small)

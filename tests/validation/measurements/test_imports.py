@@ -1,4 +1,4 @@
-"""What others measured becomes a measurement file: rows, samples, the forecast of the job beside them."""
+"""Measurements of others become a measurement file: rows, samples, and the forecast of the job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by_name(found: Measurement) -> dict[tuple[str, str], MeasurementRow]:
 
 
 def whole(found: Measurement, tmp_path: Path) -> bool:
-    """Whether the file holds all of it, but for what lies behind the seventh digit of a sample."""
+    """Whether the file holds the whole measurement, up to the seventh digit of a sample."""
     return measurement.to_json(measurement.read(found.write(tmp_path / "out.json"))) == measurement.to_json(found)
 
 
@@ -81,7 +81,7 @@ def test_single_calls_repeated_runs_and_other_sizes_of_groups(put: Any) -> None:
     assert {group for group, _ in both} == {f"{p}, {n} ranks" for p in ("in-place", "out-of-place") for n in (2, 4)}
 
 
-def test_what_a_reader_should_know_of_a_run(put: Any) -> None:
+def test_notes_of_a_run(put: Any) -> None:
     stopped = TABLE.partition("# Out of")[0].replace("0.10      0    14.98", "0.10      3    14.98")
     notes = import_nccl_tests(put(stopped)).notes
     assert (
@@ -167,15 +167,15 @@ def test_classes_of_kernels(put: Any, tmp_path: Path) -> None:
     data = {"deviceProperties": [{"name": "NVIDIA H100"}], "traceEvents": rows}
     found = import_trace(put(json.dumps(data)), job)
     assert whole(found, tmp_path) and found.rows[0].name == "step"
-    told = by_name(found)
-    assert told["compute", "gemm"].samples == pytest.approx((30e-6, 32e-6), rel=1e-4)
-    assert told["compute", "attention"].samples == pytest.approx((0.0, 10e-6), rel=1e-4)
-    value = told["compute", "gemm"].forecasts["catalog"]
+    named = by_name(found)
+    assert named["compute", "gemm"].samples == pytest.approx((30e-6, 32e-6), rel=1e-4)
+    assert named["compute", "attention"].samples == pytest.approx((0.0, 10e-6), rel=1e-4)
+    value = named["compute", "gemm"].forecasts["catalog"]
     assert 0 < value.low < value.value < value.high
     sums = simulate(job).play.program.sums[0, :, 0].sum()
-    compute = [row.forecasts["catalog"].value for (group, _), row in told.items() if group == "compute"]
+    compute = [row.forecasts["catalog"].value for (group, _), row in named.items() if group == "compute"]
     assert sum(compute) == pytest.approx(sums)
-    assert (found.kind, found.machine.name, told["", "step"].samples[0]) == (
+    assert (found.kind, found.machine.name, named["", "step"].samples[0]) == (
         "kernels",
         "NVIDIA H100",
         pytest.approx(30e-6),

@@ -1,4 +1,4 @@
-"""Measurement files: written whole, read strictly, compared with what was forecast before."""
+"""Measurement files: written whole, read strictly, compared with the earlier forecast."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_a_row_is_one_line(begun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("", "not valid JSON"),
         ("[1, 2]", "not a measurement file"),
@@ -71,10 +71,10 @@ def test_a_row_is_one_line(begun) -> None:
         ('{"kind": "kernels", "rows": [{"name": 3}], "version": 1}', "needed and missing"),
     ],
 )
-def test_what_is_no_measurement_is_refused(tmp_path, words, said) -> None:
+def test_an_invalid_measurement_file_is_refused(tmp_path, words, message) -> None:
     path = tmp_path / "m.json"
     path.write_text(words, "utf-8")
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         read(path)
     with pytest.raises(PlanError, match="cannot be read"):
         read(tmp_path / "absent.json")
@@ -83,13 +83,13 @@ def test_what_is_no_measurement_is_refused(tmp_path, words, said) -> None:
 def test_errors_are_of_the_median_and_counted_by_forecast(begun) -> None:
     found = row_errors.row_answers([("m.json", measured(begun))])
     assert found[0]["measured"] == 1.0 and found[0]["error"] == pytest.approx({"catalog": 0.2, "calibration": -0.05})
-    told = {(one["quantity"], one["by"]): one for one in row_errors.summarize(found)["forecasts"]}
-    assert set(told) == {("time", "catalog"), ("time", "calibration"), ("memory", "catalog")}
-    assert told["time", "catalog"]["worst"] == pytest.approx(0.2) and told["time", "catalog"]["bias"] > 0
-    assert told["time", "calibration"]["inside_90"] == 1.0 and told["memory", "catalog"]["inside_90"] is None
+    errors = {(one["quantity"], one["by"]): one for one in row_errors.summarize(found)["forecasts"]}
+    assert set(errors) == {("time", "catalog"), ("time", "calibration"), ("memory", "catalog")}
+    assert errors["time", "catalog"]["worst"] == pytest.approx(0.2) and errors["time", "catalog"]["bias"] > 0
+    assert errors["time", "calibration"]["inside_90"] == 1.0 and errors["memory", "catalog"]["inside_90"] is None
 
 
-def test_what_was_not_measured_counts_for_nothing(begun) -> None:
+def test_unmeasured_rows_are_not_counted(begun) -> None:
     found = row_errors.row_answers([("m.json", begun)])
     assert [row["measured"] for row in found] == [None, None]
     assert row_errors.summarize(found) == {"rows": 2, "measured": 0, "forecasts": [], "classes": []}

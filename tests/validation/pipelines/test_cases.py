@@ -1,4 +1,4 @@
-"""`validate pipeline`: the contract's examples, the closed forms of the cards, and what is refused."""
+"""`validate pipeline`: the contract's examples, the closed forms of the schedules, and refused cases."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def case(schedule: str, p: int, m: int, times: Any = (1, 1, 1), **more: Any) -> 
     return {"schedule": schedule, "p": p, "m": m, **dict(zip(("t_f", "t_b", "t_w"), times, strict=True)), **more}
 
 
-def played(told: dict[str, Any]) -> dict[str, Any]:
-    found = answer(told)
+def played(fields: dict[str, Any]) -> dict[str, Any]:
+    found = answer(fields)
     assert found["status"] == "played", found
     return found
 
 
 @pytest.mark.parametrize(("text", "expected"), CONTRACT)
 def test_the_contract(text: str, expected: dict[str, Any]) -> None:
-    told = json.loads(text)
-    found = answer(told)
-    if f"pipeline/{told['schedule']}" not in scheme_names():
+    fields = json.loads(text)
+    found = answer(fields)
+    if f"pipeline/{fields['schedule']}" not in scheme_names():
         assert found["status"] == "refused"
-        assert "no such scheme" in found["reason"] and told["schedule"] in found["reason"]
+        assert "no such scheme" in found["reason"] and fields["schedule"] in found["reason"]
         return
     assert found["status"] == "played"
     assert {key: found[key] for key in expected} == {k: pytest.approx(v, rel=1e-12) for k, v in expected.items()}
@@ -201,35 +201,35 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return case(schedule, p, m, (draw(one), draw(one), draw(one)), v=v, hop=draw(st.sampled_from([0, 0.25, 3])))
 
 
-@given(told=cases())
-def test_what_holds_for_every_case(told: dict[str, Any]) -> None:
-    found = played(told)
-    assert answer(told) == found, "the same case gives the same answer"
+@given(fields=cases())
+def test_invariants_of_every_case(fields: dict[str, Any]) -> None:
+    found = played(fields)
+    assert answer(fields) == found, "the same case gives the same answer"
     assert found["makespan"] >= found["span_max"] > 0
     assert 0 <= found["bubble_rate"] < 1
     assert found["bubble_rate_span"] <= found["bubble_rate"] + 1e-12
     busy = 0.0
     for name in ("t_f", "t_b", "t_w"):
-        given_ = told[name]
+        given_ = fields[name]
         mean = sum(given_) / len(given_) if isinstance(given_, list) else given_
-        busy += mean * told["m"]
+        busy += mean * fields["m"]
     assert found["makespan"] * (1 - found["bubble_rate"]) == pytest.approx(busy)
-    assert len(found["in_flight_b"]) == told["p"]
-    assert all(1 <= held <= told["m"] * told["v"] for held in found["in_flight_b"])
+    assert len(found["in_flight_b"]) == fields["p"]
+    assert all(1 <= held <= fields["m"] * fields["v"] for held in found["in_flight_b"])
     # Held until the end of the weights' gradient is never less than until that of the inputs'.
     assert all(w >= b for b, w in zip(found["in_flight_b"], found["in_flight_w"], strict=True))
-    without = played({**told, "hop": 0})
+    without = played({**fields, "hop": 0})
     assert without["makespan"] <= found["makespan"] + 1e-9
     assert without["in_flight_b"] == found["in_flight_b"], "peaks depend on the order only"
 
 
-@given(told=cases(), factor=st.sampled_from([2, 8, 0.25]))
-def test_time_has_no_unit(told: dict[str, Any], factor: float) -> None:
+@given(fields=cases(), factor=st.sampled_from([2, 8, 0.25]))
+def test_time_has_no_unit(fields: dict[str, Any], factor: float) -> None:
     def scaled(value: Any) -> Any:
         return [factor * x for x in value] if isinstance(value, list) else factor * value
 
-    more = {key: scaled(told[key]) if key in ("t_f", "t_b", "t_w", "hop") else told[key] for key in told}
-    assert played(more)["makespan"] == pytest.approx(factor * played(told)["makespan"], rel=1e-12)
+    more = {key: scaled(fields[key]) if key in ("t_f", "t_b", "t_w", "hop") else fields[key] for key in fields}
+    assert played(more)["makespan"] == pytest.approx(factor * played(fields)["makespan"], rel=1e-12)
 
 
 def test_lists_of_equal_times_are_a_number() -> None:
@@ -293,13 +293,13 @@ def test_a_malformed_case_is_refused_with_a_reason(change: dict[str, Any], words
 
 
 @pytest.mark.parametrize("key", ["schedule", "p", "m", "t_f", "t_b"])
-def test_what_is_missing_is_named(key: str) -> None:
+def test_missing_keys_are_named(key: str) -> None:
     found = answer({k: v for k, v in GOOD.items() if k != key})
     assert found["status"] == "refused" and key in found["reason"] and "missing" in found["reason"]
 
 
 @pytest.mark.parametrize("change", [{"p": True}, {"m": "4"}, {"t_f": True}, {"t_f": 1e308}])
-def test_what_is_no_number_of_the_case_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_numbers_of_a_case_are_refused(change: dict[str, Any]) -> None:
     assert answer({**GOOD, **change})["status"] == "refused"
 
 
@@ -308,6 +308,6 @@ def test_a_key_of_the_contract_is_known(key: str) -> None:
     assert "no such key" not in answer({**GOOD, key: 1}).get("reason", "")
 
 
-@given(told=st.dictionaries(st.sampled_from([*GOOD, "v", "hop", "order", "x"]), st.none() | st.text(max_size=3)))
-def test_nonsense_never_raises(told: dict[str, Any]) -> None:
-    assert answer(told)["status"] == "refused"
+@given(fields=st.dictionaries(st.sampled_from([*GOOD, "v", "hop", "order", "x"]), st.none() | st.text(max_size=3)))
+def test_nonsense_never_raises(fields: dict[str, Any]) -> None:
+    assert answer(fields)["status"] == "refused"

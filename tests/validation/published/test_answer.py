@@ -22,12 +22,12 @@ def runs() -> list[PublishedRun]:
 
 
 @pytest.fixture(scope="module")
-def told(runs: list[PublishedRun]) -> list[dict[str, Any]]:
+def answered(runs: list[PublishedRun]) -> list[dict[str, Any]]:
     return list(answers(runs, workers=1))
 
 
 def sound(rows: list[dict[str, Any]]) -> None:
-    """What holds for every answer."""
+    """Checks the invariants of every answer."""
     for row in rows:
         assert set(row) >= KEYS
         assert (row["status"] == "refused") == bool(row["reason"]) == (row["predicted"] is None)
@@ -40,22 +40,22 @@ def sound(rows: list[dict[str, Any]]) -> None:
     assert summarize_answers(rows)["faster_than_peak"] == []
 
 
-def test_shipped_runs_are_answered(runs: list[PublishedRun], told: list[dict[str, Any]]) -> None:
-    assert [row["id"] for row in told] == [run.id for run in runs]
-    assert {row["status"] for row in told} == {"predicted"}
-    sound(told)
-    for row in told:
+def test_shipped_runs_are_answered(runs: list[PublishedRun], answered: list[dict[str, Any]]) -> None:
+    assert [row["id"] for row in answered] == [run.id for run in runs]
+    assert {row["status"] for row in answered} == {"predicted"}
+    sound(answered)
+    for row in answered:
         assert row["error"] == pytest.approx(row["predicted"]["step_time_s"] / row["measured"]["step_time_s"] - 1)
         assert row["memory_error"] is None
 
 
-def test_the_number_of_processes_changes_nothing(runs: list[PublishedRun], told: list[dict[str, Any]]) -> None:
-    assert json.dumps(list(answers(runs, workers=2))) == json.dumps(told)
+def test_the_number_of_processes_changes_nothing(runs: list[PublishedRun], answered: list[dict[str, Any]]) -> None:
+    assert json.dumps(list(answers(runs, workers=2))) == json.dumps(answered)
 
 
-def test_recomputation_costs_what_the_papers_say(told: list[dict[str, Any]]) -> None:
+def test_recomputation_costs_the_published_time(answered: list[dict[str, Any]]) -> None:
     # Table 5 of arXiv 2205.05198: 22 to 24 % less time without most of it.
-    steps = {row["id"]: row["predicted"]["step_time_s"] for row in told}
+    steps = {row["id"]: row["predicted"]["step_time_s"] for row in answered}
     for size in ("22b", "175b", "530b", "1t"):
         assert 0.65 < steps[f"korthikanti-{size}-selective"] / steps[f"korthikanti-{size}-full"] < 0.85
 
@@ -79,7 +79,7 @@ def test_memory_is_forecast_in_the_words_of_the_run(runs: list[PublishedRun]) ->
     assert "memory_kind" in found["unknown"]["assumed"] and "memory_kind" not in found["nvidia-smi"]["assumed"]
 
 
-def test_what_the_simulator_refuses_is_the_reason(runs: list[PublishedRun]) -> None:
+def test_the_reason_of_a_refusal_is_that_of_the_simulator(runs: list[PublishedRun]) -> None:
     spec = runs[0].spec.model_copy(update={"gpu": "abacus"})
     row = answer(runs[0].model_copy(update={"spec": spec}))
     assert row["status"] == "refused" and "abacus" in row["reason"]

@@ -1,4 +1,4 @@
-"""A published run becomes the job that it describes; what it leaves open is listed, widens, or is refused."""
+"""A published run becomes the job that it describes; unstated fields are listed, widen the interval, or are refused."""
 
 from __future__ import annotations
 
@@ -87,30 +87,30 @@ def row(measured: dict[str, Any] | None = None, **changes: Any) -> PublishedRun:
     return PublishedRun.model_validate({"id": "test-1", "spec": spec, "measured": measured or {}})
 
 
-def uses(told: MappedJob) -> list[str]:
-    return [entry["use"] for entry in told.job["plan"]["schemes"]]
+def uses(mapped: MappedJob) -> list[str]:
+    return [entry["use"] for entry in mapped.job["plan"]["schemes"]]
 
 
-def entry(told: MappedJob, use: str) -> dict[str, Any]:
-    return next(one for one in told.job["plan"]["schemes"] if one["use"] == use)
+def entry(mapped: MappedJob, use: str) -> dict[str, Any]:
+    return next(one for one in mapped.job["plan"]["schemes"] if one["use"] == use)
 
 
-def sigma(told: MappedJob) -> float:
-    return float(told.job["framework"]["set"]["sigma"])
+def sigma(mapped: MappedJob) -> float:
+    return float(mapped.job["framework"]["set"]["sigma"])
 
 
 # ------------------------------------------------------------------------------------ what is stated
 
 
-def test_a_run_that_says_everything_assumes_nothing() -> None:
-    told = map_run(row())
-    assert told.assumed == ()
-    assert sigma(told) == load_framework("megatron-core").sigma
-    job = told.job
+def test_a_fully_stated_run_assumes_nothing() -> None:
+    mapped = map_run(row())
+    assert mapped.assumed == ()
+    assert sigma(mapped) == load_framework("megatron-core").sigma
+    job = mapped.job
     assert job["plan"]["mesh"] == {"pp": 2, "dp": 8, "cp": 1, "tp": 4}
     assert list(job["plan"]["mesh"]) == ["pp", "dp", "cp", "tp"]  # the slowest links first
-    assert uses(told) == ["pipeline/interleaved-1f1b", "data/zero-1", "tensor/megatron-sp"]
-    assert entry(told, "pipeline/interleaved-1f1b")["chunks"] == 4
+    assert uses(mapped) == ["pipeline/interleaved-1f1b", "data/zero-1", "tensor/megatron-sp"]
+    assert entry(mapped, "pipeline/interleaved-1f1b")["chunks"] == 4
     assert job["batch"] == {"global": 128, "micro": 1, "sequence": 8192}
     assert job["cluster"]["inter"] == {"kind": "infiniband", "gbps_per_gpu": 400}
     assert job["framework"]["set"]["attention"] == "flash" and "attention" not in job["model"]
@@ -144,12 +144,12 @@ def test_words_that_differ(changes: dict[str, Any], use: str) -> None:
     assert use in uses(map_run(row(**changes)))
 
 
-def test_schedules_of_one_number_of_chunks_say_it_themselves() -> None:
+def test_schedules_with_a_fixed_number_of_chunks_need_none_stated() -> None:
     for schedule, chunks in (("zb-v", 2), ("zb-v-min", 2), ("zb-h1", 1), ("dualpipe", 1), ("gpipe", 1)):
         for written in (None, 1):
-            told = map_run(row(schedule=schedule, mesh__vpp=written))
-            (found,) = (one for one in told.job["plan"]["schemes"] if one["use"].startswith("pipeline/"))
-            assert found["chunks"] == chunks and "mesh.vpp" not in told.assumed
+            mapped = map_run(row(schedule=schedule, mesh__vpp=written))
+            (found,) = (one for one in mapped.job["plan"]["schemes"] if one["use"].startswith("pipeline/"))
+            assert found["chunks"] == chunks and "mesh.vpp" not in mapped.assumed
 
 
 def test_the_memory_limit_of_zb_auto_is_in_the_name_of_the_run() -> None:
@@ -160,9 +160,9 @@ def test_the_memory_limit_of_zb_auto_is_in_the_name_of_the_run() -> None:
 def test_hybrid_sharding_has_two_axes_where_the_scheme_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     run = row(sharding="fsdp-hybrid", shard_group=4)
     monkeypatch.setattr(module, "_options", lambda _: {"replicate"})
-    told = map_run(run)
-    assert told.job["plan"]["mesh"] == {"pp": 2, "replicate": 2, "shard": 4, "cp": 1, "tp": 4}
-    assert entry(told, "data/fsdp") == {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
+    mapped = map_run(run)
+    assert mapped.job["plan"]["mesh"] == {"pp": 2, "replicate": 2, "shard": 4, "cp": 1, "tp": 4}
+    assert entry(mapped, "data/fsdp") == {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}
     monkeypatch.setattr(module, "_options", lambda _: ())
     with pytest.raises(MeshcastError, match="hybrid sharding over groups of 4 ranks"):
         map_run(run)
@@ -170,8 +170,8 @@ def test_hybrid_sharding_has_two_axes_where_the_scheme_knows_them(monkeypatch: p
 
 def test_recomputed_layers_and_modules() -> None:
     assert entry(map_run(row(recompute={"kind": "full", "layers": 3})), "memory/recompute-full")["layers"] == 3
-    told = map_run(row(recompute={"kind": "selective", "modules": ["mlp"]}))
-    assert entry(told, "memory/recompute-selective")["modules"] == ["mlp"]
+    mapped = map_run(row(recompute={"kind": "selective", "modules": ["mlp"]}))
+    assert entry(mapped, "memory/recompute-selective")["modules"] == ["mlp"]
 
 
 def test_ends_take_the_place_of_layers() -> None:
@@ -180,18 +180,18 @@ def test_ends_take_the_place_of_layers() -> None:
 
 def test_a_scheme_of_one_rank_is_left_out() -> None:
     alone = {"gpus": 4, "mesh__pp": 1, "mesh__dp": 4, "mesh__tp": 1, "mesh__vpp": 1, "shard_group": 4}
-    told = map_run(row(schedule=None, pipeline_split=None, **alone))
-    assert uses(told) == ["data/zero-1"] and told.assumed == ()
+    mapped = map_run(row(schedule=None, pipeline_split=None, **alone))
+    assert uses(mapped) == ["data/zero-1"] and mapped.assumed == ()
 
 
 @pytest.mark.parametrize(("ep", "etp", "over", "edp"), [(8, 1, "ep", 4), (8, 2, ["ep", "etp"], 2), (1, 1, None, 32)])
 def test_experts_have_a_view_of_their_own(ep: int, etp: int, over: Any, edp: int) -> None:
-    told = map_run(row(kind="moe", model__moe=MOE, mesh__ep=ep, mesh__etp=etp))
-    assert told.job["plan"]["views"] == {"experts": {"edp": edp, "ep": ep, "etp": etp}}
-    assert ("expert/all-to-all" in uses(told)) == (over is not None)
+    mapped = map_run(row(kind="moe", model__moe=MOE, mesh__ep=ep, mesh__etp=etp))
+    assert mapped.job["plan"]["views"] == {"experts": {"edp": edp, "ep": ep, "etp": etp}}
+    assert ("expert/all-to-all" in uses(mapped)) == (over is not None)
     if over is not None:
-        assert entry(told, "expert/all-to-all")["over"] == over
-    assert told.job["model"]["moe"] == MOE
+        assert entry(mapped, "expert/all-to-all")["over"] == over
+    assert mapped.job["model"]["moe"] == MOE
 
 
 def test_windows_slide_in_every_second_layer() -> None:
@@ -239,21 +239,21 @@ def test_windows_slide_in_every_second_layer() -> None:
         ({"mesh__dp": 4, "mesh__cp": 2}, "mesh.cp", "sequence/megatron-cp"),
     ],
 )
-def test_what_is_left_open_is_listed_and_widens(changes: dict[str, Any], field: str, use: str) -> None:
-    told = map_run(row(**changes))
-    assert field in told.assumed
-    assert not use or use in uses(told)
-    assert sigma(told) > load_framework(told.job["framework"]["name"]).sigma
+def test_unstated_fields_are_listed_and_widen_the_interval(changes: dict[str, Any], field: str, use: str) -> None:
+    mapped = map_run(row(**changes))
+    assert field in mapped.assumed
+    assert not use or use in uses(mapped)
+    assert sigma(mapped) > load_framework(mapped.job["framework"]["name"]).sigma
 
 
 def test_assumptions_add_up_as_independent_ones_do() -> None:
     own = load_framework("megatron-core").sigma
-    told = map_run(row(recompute={}, grad_dtype=None))
-    assert told.assumed == ("grad_dtype", "recompute.kind")
-    assert sigma(told) ** 2 == pytest.approx(own**2 + SIGMA["recompute.kind"] ** 2 + SIGMA["grad_dtype"] ** 2)
+    mapped = map_run(row(recompute={}, grad_dtype=None))
+    assert mapped.assumed == ("grad_dtype", "recompute.kind")
+    assert sigma(mapped) ** 2 == pytest.approx(own**2 + SIGMA["recompute.kind"] ** 2 + SIGMA["grad_dtype"] ** 2)
 
 
-def test_what_takes_no_part_is_not_assumed() -> None:
+def test_irrelevant_fields_are_not_assumed() -> None:
     one_node = {"gpus": 8, "mesh__dp": 1, "mesh__tp": 4, "batch__global": 16, "shard_group": 1}
     assert map_run(row(inter={}, **one_node)).assumed == ()  # no network
     assert "overlap.ep" not in map_run(row()).assumed  # no experts
@@ -274,25 +274,25 @@ def test_layers_that_do_not_divide_are_spread_as_evenly_as_can_be(
     layers: int, mtp: int, stages: int, split: list[int]
 ) -> None:
     chunks = stages // 4
-    told = map_run(
+    mapped = map_run(
         row(model__layers=layers, model__mtp=mtp, mesh__pp=4, mesh__vpp=chunks, pipeline_split="uneven", gpus=64)
     )
-    assert told.job["plan"]["partition"] == split and sum(split) == layers
-    assert "pipeline_split" in told.assumed
+    assert mapped.job["plan"]["partition"] == split and sum(split) == layers
+    assert "pipeline_split" in mapped.assumed
 
 
-def test_what_is_filled_in_by_the_source_is_not_assumed() -> None:
+def test_fields_filled_in_by_the_source_are_not_assumed() -> None:
     assert map_run(row(filled=[f"{key}:convention" for key in SIGMA])).assumed == ()
 
 
 def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
-    told = map_run(row(kind="lora", lora={"rank": 8, "targets": ["qkv", "proj"]}))
-    assert told.job["train"] == {"mode": "lora", "rank": 8, "targets": ["attn_qkv", "attn_proj"]}
-    assert not {"lora.rank", "lora.targets"} & {*told.assumed}
+    mapped = map_run(row(kind="lora", lora={"rank": 8, "targets": ["qkv", "proj"]}))
+    assert mapped.job["train"] == {"mode": "lora", "rank": 8, "targets": ["attn_qkv", "attn_proj"]}
+    assert not {"lora.rank", "lora.targets"} & {*mapped.assumed}
     for silent in (map_run(row(kind="lora", lora={"rank": None, "targets": None})), map_run(row(kind="lora"))):
         assert silent.job["train"] == {"mode": "lora", "rank": 16, "targets": ["attn_qkv"]}
-        assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and sigma(silent) > sigma(told)
-    assert load_job(told.job).adapters is not None
+        assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and sigma(silent) > sigma(mapped)
+    assert load_job(mapped.job).adapters is not None
     assert load_job(map_run(row()).job).adapters is None
 
 
@@ -337,7 +337,7 @@ def test_every_program_has_a_framework() -> None:
         ({"sharding": "fsdp-hybrid", "shard_group": 3}, "shard_group", "not supported"),
     ],
 )
-def test_what_nobody_could_guess_is_refused(changes: dict[str, Any], field: str, words: str) -> None:
-    with pytest.raises(MeshcastError) as told:
+def test_missing_decisive_fields_are_refused(changes: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(MeshcastError) as refused:
         map_run(row(**changes))
-    assert told.value.where == f"spec.{field}" and words in told.value.rule
+    assert refused.value.where == f"spec.{field}" and words in refused.value.rule

@@ -1,4 +1,4 @@
-"""Files of runs: what is malformed is told with its place and never lost."""
+"""Files of published runs: a malformed line is reported with its place, and no line is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors add up as they should, and the naive forecast is what it says."""
+"""Statistics of errors, and the baseline forecast."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def row(
 
 
 def refused(reason: str, source: str | None = "a") -> dict[str, Any]:
-    told = row(None, 1.0) | {"status": "refused", "reason": reason, "predicted": None, "source": source}
-    return told | {"gpu": None, "class": None, "stack": None} if source is None else told
+    answer = row(None, 1.0) | {"status": "refused", "reason": reason, "predicted": None, "source": source}
+    return answer | {"gpu": None, "class": None, "stack": None} if source is None else answer
 
 
 def test_figures_of_hand_made_rows() -> None:
@@ -58,29 +58,29 @@ def test_figures_of_hand_made_rows() -> None:
         refused("plan.schemes[2].use is 'x': no such scheme", "b"),
         refused("runs.jsonl:7: not valid JSON", None),
     ]
-    told = summarize_answers(rows)
-    assert (told["rows"], told["predicted"], told["refused"], told["compared"]) == (7, 4, 3, 3)
-    assert told["median"] == pytest.approx(0.1) and told["mean"] == pytest.approx(0.35 / 3)
-    assert told["p90"] == pytest.approx(0.18) and told["bias"] == pytest.approx(0.05)
-    assert told["inside_interval"] == pytest.approx(2 / 3)
-    assert told["memory"] == pytest.approx({"compared": 2, "median": 0.15, "mean": 0.15, "p90": 0.19, "bias": 0.05})
-    assert {name: of["rows"] for name, of in told["by_source"].items()} == {"a": 3, "b": 3}
-    assert told["by_source"]["b"]["bias"] == pytest.approx(0.05)
-    assert told["by_stack"]["nemo"]["rows"] == 6 and set(told["by_gpu"]) == {"h100-sxm"}
-    assert told["refusals"] == {"plan.schemes.use is 'x': no such scheme": 2, "runs.jsonl:7: not valid JSON": 1}
+    summary = summarize_answers(rows)
+    assert (summary["rows"], summary["predicted"], summary["refused"], summary["compared"]) == (7, 4, 3, 3)
+    assert summary["median"] == pytest.approx(0.1) and summary["mean"] == pytest.approx(0.35 / 3)
+    assert summary["p90"] == pytest.approx(0.18) and summary["bias"] == pytest.approx(0.05)
+    assert summary["inside_interval"] == pytest.approx(2 / 3)
+    assert summary["memory"] == pytest.approx({"compared": 2, "median": 0.15, "mean": 0.15, "p90": 0.19, "bias": 0.05})
+    assert {name: of["rows"] for name, of in summary["by_source"].items()} == {"a": 3, "b": 3}
+    assert summary["by_source"]["b"]["bias"] == pytest.approx(0.05)
+    assert summary["by_stack"]["nemo"]["rows"] == 6 and set(summary["by_gpu"]) == {"h100-sxm"}
+    assert summary["refusals"] == {"plan.schemes.use is 'x': no such scheme": 2, "runs.jsonl:7: not valid JSON": 1}
 
 
 def test_nothing_to_compare_has_no_errors() -> None:
-    told = summarize_answers([refused("no")])
-    assert told["median"] is None and told["inside_interval"] is None and told["memory"]["compared"] == 0
+    summary = summarize_answers([refused("no")])
+    assert summary["median"] is None and summary["inside_interval"] is None and summary["memory"]["compared"] == 0
     assert summarize_answers([])["rows"] == 0
 
 
 def test_a_forecast_faster_than_its_work_is_named() -> None:
-    told = summarize_answers(
+    summary = summarize_answers(
         [row(10, 4, seconds_at_peak=5.0), row(10, 6, "fine", seconds_at_peak=5.0), row(10, 6, "unknown")]
     )
-    assert told["faster_than_peak"] == ["a-1"]
+    assert summary["faster_than_peak"] == ["a-1"]
 
 
 def test_the_naive_forecast_knows_the_work_alone() -> None:
@@ -94,11 +94,11 @@ def test_the_naive_forecast_knows_the_work_alone() -> None:
         refused("no"),
     ]
     add_baselines(rows)
-    told = [one["baseline"] for one in rows]
-    assert [one and one["step_time_s"] for one in told] == pytest.approx([12.5, 10, 12.5, 5, None, None])
-    assert [one and one["error"] for one in told[:4]] == pytest.approx([0.25, 0, -0.375, 0])
+    baselines = [one["baseline"] for one in rows]
+    assert [one and one["step_time_s"] for one in baselines] == pytest.approx([12.5, 10, 12.5, 5, None, None])
+    assert [one and one["error"] for one in baselines[:4]] == pytest.approx([0.25, 0, -0.375, 0])
     # Of other sources: a from b (0.25), b from a (0.45), c from all, of the same format (0.4).
-    assert [one["error_from_other_sources"] for one in told[:4]] == pytest.approx([1, 0.6, 0.25 / 0.45 - 1, -0.5])
+    assert [one["error_from_other_sources"] for one in baselines[:4]] == pytest.approx([1, 0.6, 0.25 / 0.45 - 1, -0.5])
 
 
 def test_a_single_source_has_no_other() -> None:
@@ -110,8 +110,8 @@ def test_a_single_source_has_no_other() -> None:
 
 @given(st.lists(st.floats(-0.9, 10), min_size=1, max_size=40))
 def test_errors_are_ordered_and_bounded(found: list[float]) -> None:
-    told = {key: value for key, value in error_statistics(found).items() if value is not None}
+    statistics = {key: value for key, value in error_statistics(found).items() if value is not None}
     sizes = sorted(map(abs, found))
-    assert sizes[0] <= told["median"] <= told["p90"] <= sizes[-1]
-    assert min(found) <= told["bias"] <= max(found)
+    assert sizes[0] <= statistics["median"] <= statistics["p90"] <= sizes[-1]
+    assert min(found) <= statistics["bias"] <= max(found)
     assert quantile(sizes, 0.0) == sizes[0] and quantile(sizes, 1.0) == sizes[-1]

@@ -1,4 +1,4 @@
-"""What the processes of the tests run: two ranks that share the model, or the optimizer's state."""
+"""Functions that the processes of the tests run: two ranks that share the model, or the optimizer's state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Found = list[dict[str, Any]]
 
 
 def together(work: Callable[[int], dict[str, Any]], ranks: int = 2) -> Found:
-    """What `work(rank)` gives in each of so many processes."""
+    """The results of `work(rank)` in each of so many processes."""
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_one, (work, ranks, folder), nprocs=ranks, start_method="forkserver")
         return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""What the reference trainer keeps is what the simulator says that it keeps, and its kernels are the fused ones."""
+"""The reference trainer keeps the tensors that the simulator forecasts, and its kernels are the fused ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def kept(work: Any, *outside: Any) -> int:
-    """Bytes of the storages that `work` saves for its backward pass; those of the tensors `outside` do not count."""
+    """Bytes of the storages that `work` saves for its backward pass, without the tensors `outside`."""
     found: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
@@ -64,27 +64,27 @@ def resident(adam: Any) -> list[Any]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tensor", [(1, False), (2, False), (2, True)])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_layer_keeps_what_the_simulator_says(name: str, tensor: tuple[int, bool], precision: str) -> None:
-    found, told, tokens = layer(name, tensor, precision)
+def test_a_layer_keeps_the_bytes_of_the_simulator(name: str, tensor: tuple[int, bool], precision: str) -> None:
+    found, forecast, tokens = layer(name, tensor, precision)
     # Besides, mean and deviation of each token in two layer norms, one fp32 number in RMS norms.
     itself = 2 if precision == "bf16" else 4
     statistics = 2 * tokens * {"gpt": 2 * itself, "llama": 4, "experts": 4}[name]
     if name != "experts":
-        assert found == told + statistics
+        assert found == forecast + statistics
     else:  # and the router's probabilities and choices
-        assert told + statistics < found <= told + statistics + 48 * tokens
+        assert forecast + statistics < found <= forecast + statistics + 48 * tokens
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_recomputed_layers_keep_their_input(name: str) -> None:
-    found, told, tokens = layer(name, (1, False), "fp32", "full")
-    assert found == told == tokens * 128 * 4
+    found, forecast, tokens = layer(name, (1, False), "fp32", "full")
+    assert found == forecast == tokens * 128 * 4
 
 
 def test_a_recomputed_attention_core_keeps_no_row_sums() -> None:
-    whole, told, tokens = layer("llama", (1, False), "fp32")
-    again, told_again, _ = layer("llama", (1, False), "fp32", "selective")
-    assert whole - again == told - told_again == tokens * 4 * 4
+    whole, forecast, tokens = layer("llama", (1, False), "fp32")
+    again, forecast_again, _ = layer("llama", (1, False), "fp32", "selective")
+    assert whole - again == forecast - forecast_again == tokens * 4 * 4
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -156,7 +156,7 @@ def test_the_peak_of_a_step_is_the_forecast_one(name: str, precision: str, recom
     formats = {"compute": precision, "gradients": precision, "main_weights": "fp32", "moments": "fp32"}
     job = {"precision": formats, "batch": {"micro": 2, "global": 4}}
     given = plan(shape, job=job, recompute=recompute)
-    told = simulate(given.job.to_dict()).to_dict()["memory"]["stages"][0]["peak_allocated_gib"] * 2**30
+    peak = simulate(given.job.to_dict()).to_dict()["memory"]["stages"][0]["peak_allocated_gib"] * 2**30
     stage = model.build_stage(given, None, TensorGroup(), CPU)
     adam = optimizer.Optimizer(stage.parameters(), given)
 
@@ -173,4 +173,4 @@ def test_the_peak_of_a_step_is_the_forecast_one(name: str, precision: str, recom
     level, changes = [0], [one for one in profile.profiler.kineto_results.events() if one.name() == "[memory]"]
     for one in sorted(changes, key=lambda one: one.start_ns()):
         level.append(level[-1] + one.nbytes())
-    assert resting + max(level) == pytest.approx(told, rel=0.03)
+    assert resting + max(level) == pytest.approx(peak, rel=0.03)

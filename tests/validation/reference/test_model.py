@@ -1,4 +1,4 @@
-"""The reference model against one written down in plain operations: loss, gradients, and what it refuses."""
+"""The reference model against one written in plain operations: loss, gradients, and refused features."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("place", "shape", "degrees"), REFUSED, ids=[where for where, _, _ in REFUSED])
-def test_what_the_model_lacks_is_refused(place: str, shape: dict[str, Any], degrees: dict[str, Any]) -> None:
+def test_features_that_the_model_lacks_are_refused(place: str, shape: dict[str, Any], degrees: dict[str, Any]) -> None:
     given = plan(shape, **degrees)
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as refused:
         model.check(given)
-    assert told.value.where == place and told.value.rule and told.value.remedy
+    assert refused.value.where == place and refused.value.rule and refused.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_what_the_model_lacks_is_refused(place: str, shape: dict[str, Any], degr
         ),
     ],
 )
-def test_what_the_trainer_lacks_is_refused(place: str, changes: dict[str, Any]) -> None:
+def test_features_that_the_trainer_lacks_are_refused(place: str, changes: dict[str, Any]) -> None:
     given = plan(GPT, job=changes)
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as refused:
         model.check(given)
-    assert told.value.where == place
+    assert refused.value.where == place

@@ -1,4 +1,4 @@
-"""Two ranks that divide each layer, or the optimizer's state, find what one alone finds."""
+"""Two ranks that shard each layer, or the optimizer's state, have the results of one rank."""
 
 from __future__ import annotations
 

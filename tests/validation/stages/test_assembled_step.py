@@ -22,9 +22,9 @@ MODEL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout
 
 def job(m: int = 4, **plan: Any) -> dict[str, Any]:
     degrees = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
-    told = {"model": MODEL, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
+    fields = {"model": MODEL, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
     batch = {"micro": 1, "global": m * plan.get("dp", 1)}
-    return {**told, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
+    return {**fields, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
 
 
 def price(hop: float = 0.0, collective: float = 0.0) -> Any:
@@ -57,14 +57,14 @@ def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, 
     backward = [2.0 - 0.2 * stage for stage in range(shape.stages)]
     kinds = {"F": forward, "BW": backward}
     seconds = {(stage, kind): times[stage] for stage in range(shape.stages) for kind, times in kinds.items()}
-    # A chunk's time there is told as that of all chunks of a device.
-    told = {"t_f": [shape.v * one for one in forward], "t_b": [shape.v * one for one in backward]}
+    # A case gives the time of all chunks of a device.
+    passes = {"t_f": [shape.v * one for one in forward], "t_b": [shape.v * one for one in backward]}
     schedule = "interleaved-1f1b" if shape.v > 1 else plan.get("schedule", "1f1b")
-    wanted = replay(ScheduleCase(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **told)).makespan
+    wanted = replay(ScheduleCase(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **passes)).makespan
     assert assemble_step(of, price(hop), seconds, [0.0] * shape.p) == pytest.approx(wanted)
 
 
-def test_what_is_sent_within_a_stage_is_forecast_besides() -> None:
+def test_messages_within_a_stage_are_forecast_separately() -> None:
     plan = resolve_plan(load_job(job(1, tp=2, sequence_parallel=False)))
     seconds = {(0, "F"): 1.0, (0, "BW"): 2.0}
     alone, joined = (assemble_step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))

@@ -38,9 +38,9 @@ GPT = {"layers": 4, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 64, "seq": 16,
 
 def job(m: int = 4, model: dict[str, Any] = LLAMA, **plan: Any) -> dict[str, Any]:
     degrees = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
-    told = {"model": model, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
+    fields = {"model": model, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
     batch = {"micro": 1, "global": m * plan.get("dp", 1)}
-    return {**told, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
+    return {**fields, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int]
     of = resolve_plan(load_job(job(4, **plan)))
     for number, wanted in enumerate(held):
         device = DeviceReplay(of, number, cpu)
-        told = device.play()
-        assert told.order == of.schedule.order(of.shape, number)
-        assert told.held == wanted
+        played = device.play()
+        assert played.order == of.schedule.order(of.shape, number)
+        assert played.held == wanted
         assert not device.in_flight and not device.passed_on
-        turns = Counter((action.stage, action.kind) for action in told.order)
-        assert {turn: len(some) for turn, some in told.seconds.items()} == turns
-        assert min(one for some in told.seconds.values() for one in some) > 0 and told.optimizer > 0
+        turns = Counter((action.stage, action.kind) for action in played.order)
+        assert {turn: len(some) for turn, some in played.seconds.items()} == turns
+        assert min(one for some in played.seconds.values() for one in some) > 0 and played.optimizer > 0
 
 
 def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_memory_counters_and_states_of_a_gpu(tmp_path: Path, fake_cuda: Any) -> 
     assert fake_cuda.calls["empty_cache"] >= 2 and fake_cuda.calls["reset_peaks"] == 2
 
 
-def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_runs_out_of_memory_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not any(row.samples for row in found.rows)
 
 
-def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
     out = tmp_path / "stages.json"
 
     def stop(text: str) -> None:
@@ -253,7 +253,7 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path: Path) -> None:
     assert "interrupted" in found.notes[0]
 
 
-def test_what_one_device_does_not_show_is_refused(tmp_path: Path) -> None:
+def test_unsupported_plans_and_options_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "stages.json"
     with pytest.raises(PlanError, match="zero-1, which shards state"):
         stages.measure(job(pp=2, dp=2), "cpu", out)

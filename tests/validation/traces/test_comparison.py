@@ -1,4 +1,4 @@
-"""A real trace beside the simulated one: a trace made from a forecast agrees with it in every line."""
+"""A real trace against the simulated one: a trace made from a forecast agrees with it in every line."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def pictured(report: Report, rank: int, device: int, slower: float = 1.0) -> dic
     """The forecast as if a GPU had been traced; kernels of computation last `slower` times as long as forecast."""
     rows: list[dict[str, Any]] = []
     for i, one in enumerate(simulated_timeline(report, device).slices):
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if one.stream != COMPUTE:
             # The reduction of the gradients' norm is one over all ranks.
-            told["Process Group Description"] = GROUPS.get(one.stream, "default_pg")
+            fields["Process Group Description"] = GROUPS.get(one.stream, "default_pg")
         seconds = one.seconds * (slower if one.stream == COMPUTE else 1.0)
-        rows.append(kernel(NAMES[one.kind], one.begin * 1e6, seconds * 1e6, i, hash(one.stream) % 50, **told))
+        rows.append(kernel(NAMES[one.kind], one.begin * 1e6, seconds * 1e6, i, hash(one.stream) % 50, **fields))
     info = {"rank": rank, "world_size": report.play.plan.mesh.world, "backend": "nccl"}
     return {"deviceProperties": [{"name": "NVIDIA H100"}], "distributedInfo": info, "traceEvents": rows}
 
@@ -115,12 +115,12 @@ def test_the_simulated_side_is_the_forecast(reports: Any) -> None:
             assert talk + in_updates == pytest.approx(sums)
 
 
-def test_ratios_show_what_is_slower(reports: Any, put: Any) -> None:
+def test_ratios_show_slower_kernels(reports: Any, put: Any) -> None:
     found = compare_step(put(pictured(reports["many"], 0, 0, slower=1.25)), reports["many"])
     for line in found.lines:
         assert line.ratio == pytest.approx(0.8 if line.stream == COMPUTE else 1.0, rel=1e-6)
-    told = found.to_dict()
-    assert len(told["rows"]) == len(found.lines) and json.dumps(told)
+    answer = found.to_dict()
+    assert len(answer["rows"]) == len(found.lines) and json.dumps(answer)
 
 
 def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -> None:
@@ -147,7 +147,7 @@ def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -
             compare_step(trace, report, step=step)
 
 
-def test_whom_a_collective_serves(reports: Any, put: Any) -> None:
+def test_groups_of_a_collective(reports: Any, put: Any) -> None:
     plan = reports["many"].play.plan
     assert (
         ranks_along(plan, 6, "tp") == (6, 7)
@@ -159,8 +159,8 @@ def test_whom_a_collective_serves(reports: Any, put: Any) -> None:
     trace = put({"distributedInfo": {"rank": 6, "world_size": 8, "pg_config": config}, "traceEvents": [gemm]})
 
     def stream(**args: Any) -> str:
-        told = {name.replace("_", " "): value for name, value in args.items()}
-        return stream_of(trace, plan, 6, kineto.Event("nccl", "kernel", 0.0, 1.0, ("0", "7"), told))
+        fields = {name.replace("_", " "): value for name, value in args.items()}
+        return stream_of(trace, plan, 6, kineto.Event("nccl", "kernel", 0.0, 1.0, ("0", "7"), fields))
 
     assert stream(Process_Group_Description="mesh_dp") == "data"
     assert stream(Process_Group_Description="EXPERT_MODEL_PARALLEL_GROUP") == "expert"
@@ -169,7 +169,7 @@ def test_whom_a_collective_serves(reports: Any, put: Any) -> None:
     assert stream(Process_Group_Description="default_pg") == stream() == stream(Process_Group_Ranks="[...]") == ""
 
 
-def test_what_the_trace_does_not_say_is_joined(reports: Any, put: Any) -> None:
+def test_collectives_without_a_group_in_the_trace_are_joined(reports: Any, put: Any) -> None:
     data = pictured(reports["many"], 0, 0)
     for row in data["traceEvents"]:
         row["args"].pop("Process Group Description", None)
@@ -196,10 +196,10 @@ def test_a_processor_waits_for_what_it_sends(reports: Any, put: Any) -> None:
         event("aten::copy_", "cpu_op", 80, 20, tid=2),  # gloo's own
     ]
     found = compare_step(put({"traceEvents": rows}), reports["alone"]).real
-    told = {
+    times = {
         key: pytest.approx(us * 1e-6, rel=1e-3) for key, us in {"gemm": 40, "addition": 10, "all_reduce": 80}.items()
     }
-    assert {kind: seconds for (_, kind), (seconds, _) in found.sums.items() if kind != "other"} == told
+    assert {kind: seconds for (_, kind), (seconds, _) in found.sums.items() if kind != "other"} == times
     assert found.sums[COMPUTE, "gemm"][1] == 1  # one product, called through another operator
     # What the function has for itself before and behind the collective is the host's work, what lies beside it is not.
     assert found.sums[COMPUTE, "other"][0] == pytest.approx(20e-6, rel=1e-3)
@@ -207,7 +207,7 @@ def test_a_processor_waits_for_what_it_sends(reports: Any, put: Any) -> None:
     assert found.account == pytest.approx(account, rel=1e-3) and found.span == pytest.approx(200e-6, rel=1e-3)
 
 
-def test_what_gloo_was_asked_for(reports: Any, put: Any) -> None:
+def test_collectives_requested_from_gloo(reports: Any, put: Any) -> None:
     rows = [
         event("c10d::_reduce_scatter_base_", "cpu_op", 0, 5),
         event("gloo:all_reduce", "user_annotation", 10, 20, tid=2),
@@ -216,11 +216,11 @@ def test_what_gloo_was_asked_for(reports: Any, put: Any) -> None:
     ]
     found = compare_step(put({"traceEvents": rows}), reports["many"])
     # The forecast scatters and gathers for several, so the trace, which does not say for whom, has one line for all.
-    told = {(line.stream, line.kind): line.real_calls for line in found.lines if line.real and line.stream != COMPUTE}
-    assert told.keys() == {
+    calls = {(line.stream, line.kind): line.real_calls for line in found.lines if line.real and line.stream != COMPUTE}
+    assert calls.keys() == {
         (line.stream, line.kind) for line in found.lines if line.kind in ("reduce_scatter", "all_gather")
     }
-    assert {kind for _, kind in told} == {"reduce_scatter", "all_gather"} and set(told.values()) == {1}
+    assert {kind for _, kind in calls} == {"reduce_scatter", "all_gather"} and set(calls.values()) == {1}
     fewer = compare_step(put({"traceEvents": rows[1:]}), reports["many"])
     assert {line.kind for line in fewer.lines if line.real_calls and line.stream != COMPUTE} == {
         "all_reduce",
@@ -267,7 +267,7 @@ def comparison(request: Any, reports: Any, put: Any) -> Comparison:
     return compare_step(put(pictured(reports[request.param], 0, 0, 1.25)), reports[request.param])
 
 
-def test_the_figure_tells_the_table(comparison: Comparison) -> None:
+def test_the_figure_shows_the_table(comparison: Comparison) -> None:
     figure = drawn(comparison)
     texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text().strip()]
     words = {text.get_text() for text in texts}
@@ -286,7 +286,7 @@ def test_the_same_comparison_gives_the_same_bytes(comparison: Comparison, tmp_pa
     assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
 
 
-def test_columns_have_the_colours_of_what_ran() -> None:
+def test_columns_have_the_colours_of_their_kernels() -> None:
     edges = np.array([0.0, 1.0, 2.0, 3.0])
     slices = [Slice(COMPUTE, "gemm", 0.0, 1.5), Slice(COMPUTE, "norm", 2.0, 1.0), Slice(COMPUTE, "norm", 2.0, 1.0)]
     found = plot.mix_colours(slices, edges)

@@ -1,4 +1,4 @@
-"""Kernels are told apart by the names that libraries give them, and simulated ops fall into the same classes."""
+"""Classes of kernels by the names that libraries give them; simulated ops fall into the same classes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_well_known_kernels(kind: str, name: str) -> None:
     assert (collective_of(name) == kind) == (kind not in COMPUTE)
 
 
-def test_what_the_name_does_not_say_the_operators_around_do() -> None:
+def test_operators_around_a_kernel_classify_it_if_its_name_does_not() -> None:
     plain, node = "void at::native::elementwise_kernel<128, 2, ...>", "autograd::engine::evaluate_function: "
     assert classify(plain, ("aten::mul", "_RMSNormBackward", f"{node}_RMSNormBackward")) == "norm"
     assert classify(plain, ("aten::exp", "_CrossEntropy")) == "loss"
