@@ -151,7 +151,7 @@ def test_an_impossible_run_gives_its_reason_and_the_others_go_on(small: Path, tm
     assert first.name == "first" and "there is none" in str(why) and isinstance(done, Measurement)
 
 
-def test_a_slice_begins_only_what_ends_in_time_and_the_next_one_goes_on(small: Path, tmp_path: Path) -> None:
+def test_a_slice_starts_only_runs_that_end_in_time_and_the_next_one_resumes(small: Path, tmp_path: Path) -> None:
     small.write_text(SMALL.replace("options: {steps: 3}", "options: {steps: 3}, minutes: 8"), "utf-8")
     for expected in (["first"], ["second"], []):
         rooms = Rooms()

@@ -67,7 +67,7 @@ def test_work_that_runs_once_is_prepared_for_each_sample(gpu: Device) -> None:
 # ---------------------------------------------------------------------------------------------- memory
 
 
-def test_the_driver_tells_what_a_plan_takes(gpu: Device, fake_cuda: Any) -> None:
+def test_the_driver_reports_the_memory_of_a_plan(gpu: Device, fake_cuda: Any) -> None:
     with gpu.peak() as before:
         pass
     gpu.release_cache()
