@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,12 +16,15 @@ from simulator.plan.plan import Plan
 from validation.distributed.process_groups import ProcessPlace
 from validation.measurements.device import DTYPES
 from validation.reference.model import Stage
-from validation.reference.optimizer import Optimizer, ZeroOptimizer
+from validation.reference.optimizer import Optimizer, ZeroOptimizer, gradient
+from validation.reference.sharded_parameter import holds_experts
+from validation.reference.tensor_parallel import AxisGroup
 
 
 def data_scheme_of(plan: Plan) -> str:
-    """The plan's data scheme (``data/ddp``, ``data/zero-1``, ``data/fsdp``); empty without replicas."""
-    return next((one.use for one in plan.family("data") if plan.mesh.size(one.over) > 1), "")
+    """The plan's data scheme (``data/ddp``, ``data/zero-1``, ``data/fsdp``); empty if no two ranks share weights."""
+    data = plan.family("data")
+    return next((one.use for one in data if plan.mesh.size((*one.over, *one.sequence_axes)) > 1), "")
 
 
 def check(plan: Plan) -> None:
@@ -37,6 +41,26 @@ def check(plan: Plan) -> None:
     if use == "data/fsdp" and plan.shape.p > 1:
         rule = "torch's pipelines all-gather and reduce-scatter once a step under FSDP, the plan does so in each pass"
         raise PlanError("plan.schemes", rule, "Use data/zero-1 or data/ddp with a pipeline", use)
+    _check_reductions(plan)
+
+
+def _check_reductions(plan: Plan) -> None:
+    """Raises PlanError for gradients of context or expert parallelism that the trainer does not reduce."""
+    use, experts = data_scheme_of(plan), plan.family("expert")
+    context = plan.mesh.size(axis for scheme in plan.family("sequence") for axis in scheme.over)
+    if context > 1 and not use:
+        rule = "context-parallel ranks hold the same weights, whose gradients a data scheme reduces"
+        raise PlanError(
+            "plan.schemes", rule, "Add data/zero-1 or data/ddp, over an axis of size 1 if there are no replicas"
+        )
+    if (ranks := plan.mesh.size(axis for scheme in experts for axis in scheme.over)) == 1:
+        return
+    if use == "data/fsdp":
+        rule = "the reference trainer does not shard experts over fewer ranks than other weights"
+        raise PlanError("plan.schemes", rule, "Use data/zero-1 or data/ddp with expert parallelism", use)
+    if use == "data/ddp" and plan.shape.p > 1 and ranks < plan.replicas * context:
+        rule = "torch's pipelines know one DDP, and experts on several ranks have a DDP of their own"
+        raise PlanError("plan.schemes", rule, "Use data/zero-1, or distribute experts over all ranks of a stage", use)
 
 
 def weight_dtype(plan: Plan) -> Any:
@@ -55,18 +79,59 @@ def wrap_stage(plan: Plan, stage: Stage, place: ProcessPlace) -> nn.Module:
     return stage
 
 
+class NestedDDP(DistributedDataParallel):
+    """DDP around a stage whose experts have a DDP of their own."""
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with super().no_sync(), self.module.no_sync():
+            yield
+
+
 def _wrap_ddp(plan: Plan, stage: Stage, place: ProcessPlace) -> nn.Module:
-    """DDP with the framework's bucket size. Gradients are views of the buckets, so there is no second copy of them."""
+    """DDP; experts on several data ranks have a DDP over these."""
+    experts = {name for name, param in stage.named_parameters() if holds_experts(param)}
+    if not experts or place.expert_data.size == 1:
+        return _make_ddp(DistributedDataParallel, stage, plan, place.data, experts)
+    rest = {name for name, _ in stage.named_parameters()} - experts
+    inner = _make_ddp(DistributedDataParallel, stage, plan, place.expert_data, rest)
+    return _make_ddp(NestedDDP, inner, plan, place.data, {f"module.{name}" for name in experts})
+
+
+def _make_ddp(
+    kind: type[DistributedDataParallel], module: nn.Module, plan: Plan, ranks: AxisGroup, others: set[str]
+) -> DistributedDataParallel:
+    """DDP with the framework's bucket size for all parameters but those named by `others`.
+
+    Gradients are views of the buckets, so there is no second copy of them.
+    """
     framework = plan.job.framework
-    elements = max(framework.bucket.elements, framework.bucket.elements_per_rank * place.data.size)
-    return DistributedDataParallel(
-        stage,
-        process_group=place.data.group,
+    elements = max(framework.bucket.elements, framework.bucket.elements_per_rank * ranks.size)
+    kind._set_params_and_buffers_to_ignore_for_model(module, others)
+    return kind(
+        module,
+        process_group=ranks.group,
         bucket_cap_mb=elements * BYTES[framework.gradients] / 2**20,
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
         init_sync=False,  # replicas have the same initial weights already
     )
+
+
+def data_ranks(param: Tensor, place: ProcessPlace) -> AxisGroup:
+    """The ranks that hold the same shard of a parameter, over which its gradient is reduced."""
+    return place.expert_data if holds_experts(param) else place.data
+
+
+def average_expert_gradients(plan: Plan, params: Iterable[Tensor], place: ProcessPlace) -> None:
+    """Divides gradients of experts by the number of expert-parallel ranks, whose tokens they sum over.
+
+    The others are means over all data ranks. ZeRO-1 divides in its step.
+    """
+    if data_scheme_of(plan) == "data/ddp":
+        for param in params:
+            if holds_experts(param):
+                gradient(param).div_(place.expert.size)
 
 
 def _shard_fsdp(plan: Plan, stage: Stage, place: ProcessPlace) -> None:
@@ -96,5 +161,10 @@ def make_optimizer(plan: Plan, stages: Iterable[Stage], place: ProcessPlace) -> 
         axes.append(place.data)
     groups = [axis.group for axis in axes]
     if use == "data/zero-1":
-        return ZeroOptimizer(params, plan, place.data.group, groups)
+        return ZeroOptimizer(params, plan, place.data.group, groups, place.expert_data.group)
+    if place.expert.size > 1:
+        groups.append(place.expert.group)
+        for param in params:
+            if place.expert.rank > 0 and not holds_experts(param):  # rank 0 adds what all of them hold to the norm
+                param.in_norm = False  # type: ignore[attr-defined]
     return Optimizer(params, plan, groups)

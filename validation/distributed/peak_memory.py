@@ -13,7 +13,10 @@ import torch.distributed as dist
 from validation.distributed.trainer import Trainer
 from validation.reference.optimizer import gradient
 
-COLLECTIVES = ("allreduce", "all_gather_single", "reduce_scatter_single", "_allgather_base", "_reduce_scatter_base")
+COLLECTIVES = (
+    *("allreduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single"),
+    *("_allgather_base", "_reduce_scatter_base", "alltoall_base"),
+)
 """Methods of `ProcessGroup` (newer and older names) whose buffers gloo's threads may free."""
 
 PAUSE = 1e-3

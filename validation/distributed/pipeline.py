@@ -18,6 +18,7 @@ from hardware.errors import PlanError
 from simulator.bridges.torch_schedule import write_csv
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action
+from validation.distributed.data_parallel import data_scheme_of
 from validation.distributed.process_groups import ProcessPlace
 from validation.measurements.device import DTYPES
 from validation.reference.deferred_weight_gradients import DeferredWeightGradients
@@ -36,7 +37,7 @@ def check(plan: Plan) -> None:
         rule = "torch expects the losses in the order of the micro-batches"
         raise PlanError("plan.schedule", rule, "Use a schedule whose last stage keeps that order", use)
     split = any(action.kind == "W" for order in found for action in order)
-    ddp = any(one.use == "data/ddp" and plan.mesh.size(one.over) > 1 for one in plan.family("data"))
+    ddp = data_scheme_of(plan) == "data/ddp"
     if split and ddp:
         rule = "torch's DDP waits for weight gradients in the backward pass, and this schedule computes them later"
         raise PlanError("plan.schedule", rule, "Use data/zero-1 with it, or a schedule whose actions are BW", use)
@@ -204,9 +205,9 @@ def _stage(
     """torch's stage around a stage of the reference model. Given the shapes, torch need not run it to infer them."""
     batch, last = plan.job.batch, number == plan.shape.stages - 1
     assert batch.sequence is not None
-    tokens = batch.micro, batch.sequence
-    ids = torch.empty(tokens, dtype=torch.int64, device="meta")
-    cut = batch.sequence // place.tensor.size if uses_sequence_parallelism(plan) else batch.sequence
+    positions = batch.sequence // place.context.size
+    ids = torch.empty((batch.micro, positions), dtype=torch.int64, device="meta")
+    cut = positions // place.tensor.size if uses_sequence_parallelism(plan) else positions
     shape, dtype = (batch.micro, cut, plan.job.model.hidden), DTYPES[plan.job.framework.weights]
     hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
     return LeanPipelineStage(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simulator.plan.plan import Plan
-from validation.distributed.data_parallel import data_scheme_of
+from validation.distributed.data_parallel import data_ranks, data_scheme_of
 from validation.distributed.trainer import Trainer
 from validation.reference import model
 from validation.reference.optimizer import LEARNING_RATE, Optimizer, gradient
@@ -150,20 +150,15 @@ def _pairs(
             whole = torch.empty(shape, device=trainer.place.device.torch)
         dist.broadcast(whole, 0)
         if name in mine:
-            have = (
-                _reduce_over_replicas(gradient(mine[name]), trainer)
-                if gradients
-                else _unshard(mine[name].detach()).float()
-            )
+            have = _reduce_over_replicas(mine[name], trainer) if gradients else _unshard(mine[name].detach()).float()
             yield name, have, mine[name].sharding.shard_of(whole), whole
 
 
-def _reduce_over_replicas(one: Any, trainer: Trainer) -> Tensor:
-    """A gradient averaged over the replicas: ZeRO-1 itself reduces gradients only in its step."""
-    found = _unshard(one).float()
+def _reduce_over_replicas(param: Any, trainer: Trainer) -> Tensor:
+    """A gradient averaged over the data ranks: ZeRO-1 itself reduces gradients only in its step."""
+    found = _unshard(gradient(param)).float()
     if data_scheme_of(trainer.plan) == "data/zero-1":
-        found = found.clone()
-        dist.all_reduce(found, group=trainer.place.data.group)
+        found = data_ranks(param, trainer.place).all_reduce(found.clone())
         found /= trainer.place.data.size
     return found
 

@@ -11,10 +11,12 @@ from torch import Tensor
 from simulator.plan.plan import Plan
 from validation.distributed import data_parallel as data
 from validation.distributed import pipeline
-from validation.distributed.process_groups import ProcessPlace, axis_of
+from validation.distributed.process_groups import FAMILIES, ProcessPlace, axis_of
 from validation.reference import model
+from validation.reference.context_parallel import ContextGroup
 from validation.reference.model import Stage
 from validation.reference.optimizer import gradient, local_shard
+from validation.reference.supported import check_distributed
 from validation.reference.tensor_parallel import TensorGroup
 from validation.reference.tokens import make_tokens
 
@@ -24,9 +26,9 @@ Inputs = tuple[Tensor | None, Tensor | None]
 
 def check(plan: Plan) -> None:
     """Raises PlanError for a plan that the reference trainer does not support."""
-    for family in ("pipeline", "data", "tensor"):
+    for family in FAMILIES:
         axis_of(plan, family)
-    model.check(plan)
+    check_distributed(plan)
     pipeline.check(plan)
     data.check(plan)
 
@@ -37,14 +39,15 @@ class Trainer:
     def __init__(self, plan: Plan, place: ProcessPlace) -> None:
         check(plan)
         self.plan, self.place = plan, place
-        tensor = TensorGroup(
-            place.tensor.size, place.tensor.rank, place.tensor.group, pipeline.uses_sequence_parallelism(plan)
-        )
+        tensor = TensorGroup(**vars(place.tensor), sequence=pipeline.uses_sequence_parallelism(plan))
+        ulysses = any(one.use == "sequence/ulysses" for one in plan.family("sequence"))
+        self.context = ContextGroup(**vars(place.context), scheme="ulysses" if ulysses else "all-gather")
         mine = [i for i in range(plan.shape.stages) if plan.device(i) == place.pipeline.rank]
         numbers: dict[int, int | None] = {0: None} if place.pipeline.size == 1 else {i: i for i in mine}
         dtype, device = data.weight_dtype(plan), place.device.torch
         self.stages: dict[int, Stage] = {
-            i: model.build_stage(plan, number, tensor, device, dtype) for i, number in numbers.items()
+            i: model.build_stage(plan, number, tensor, device, dtype, self.context, place.expert)
+            for i, number in numbers.items()
         }
         model.share_tied_embedding(self.stages.values())
         modules = {i: data.wrap_stage(plan, stage, place) for i, stage in self.stages.items()}
@@ -52,20 +55,22 @@ class Trainer:
         self.passes = pipeline.passes(plan, modules, place)
 
     def make_inputs(self, step: int) -> Inputs:
-        """Token ids (on ranks with the first stage) and targets (with the last stage), [m b, s] on the device."""
-        replica, m = self.place.data.rank, self.plan.shape.m
+        """Token ids (on ranks with the first stage) and targets (with the last stage) on the device: [m b, s/cp]."""
+        replica, m = self.place.replica.rank, self.plan.shape.m
         pairs = [make_tokens(self.plan, step, k, replica) for k in range(m)]
-        ids, targets = (torch.cat(some).to(self.place.device.torch) for some in zip(*pairs, strict=True))
+        own = [self.context.own_positions(torch.cat(some), 1) for some in zip(*pairs, strict=True)]
+        ids, targets = (one.contiguous().to(self.place.device.torch) for one in own)
         rank = self.place.pipeline.rank
         return ids if rank == 0 else None, targets if rank == self.place.last else None
 
     def accumulate_gradients(self, inputs: Inputs) -> Tensor | None:
         """Runs all passes, then the all-reduces of partial gradients and of the tied embedding's.
 
-        DDP and FSDP reduce over the replicas during the passes, ZeRO-1 in its step.
-        Returns the mean loss of this replica on ranks with the last stage.
+        DDP and FSDP reduce over the data ranks during the passes, ZeRO-1 in its step.
+        Returns the mean loss of this rank's tokens on ranks with the last stage.
         """
         loss = self.passes(*inputs)
+        data.average_expert_gradients(self.plan, self.parameters().values(), self.place)
         for param in self.parameters().values():
             if getattr(param, "partial_gradient", False):
                 dist.all_reduce(local_shard(gradient(param)), group=self.place.tensor.group)

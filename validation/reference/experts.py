@@ -1,8 +1,9 @@
 """Mixture of experts: router, permute, grouped GEMMs, unpermute.
 
-Every rank holds all experts, each sharded over the tensor-parallel ranks like an MLP. Routing is forced to be balanced:
-choice j of the token at position i is expert (i k + j) mod E. The router's probabilities still weigh the experts'
-outputs and receive gradients.
+Every rank holds all experts, each sharded over the tensor-parallel ranks like an MLP; or, with expert parallelism, P
+ranks hold E/P whole experts each, and all-to-alls dispatch the tokens and combine the results. Routing is forced to be
+balanced: choice j of the token at position i is expert (i k + j) mod E. The router's probabilities still weigh the
+experts' outputs and receive gradients.
 """
 
 from __future__ import annotations
@@ -17,30 +18,43 @@ from torch.nn import functional as F
 from simulator.models.model import Model
 from validation.reference import functions
 from validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
-from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.tensor_parallel import AxisGroup, TensorGroup
 
 
 class Experts(nn.Module):
-    """Gated experts in place of an MLP. up [E, 2 f/tp, h] holds gate and up of each, down is [E, h, f/tp].
+    """Gated experts in place of an MLP. up [E/P, 2 f/tp, h] holds gate and up of each, down is [E/P, h, f/tp].
 
     With sequence parallelism a rank permutes its own positions, and the permuted tokens are all-gathered.
     """
 
-    def __init__(self, model: Model, tensor: TensorGroup) -> None:
+    def __init__(self, model: Model, tensor: TensorGroup, expert: AxisGroup) -> None:
         super().__init__()
         moe = model.moe
         assert moe is not None
-        self.tensor, self.experts, self.top_k = tensor, moe.experts, moe.top_k
+        self.tensor, self.expert, self.experts, self.top_k = tensor, expert, moe.experts, moe.top_k
         e, f, h = moe.experts, moe.expert_ffn, model.hidden
         self.router = sharded_parameter(ParameterSharding(tensor), e, h)
-        self.up = sharded_parameter(ParameterSharding(tensor, 1, (f, f)), e, 2 * f, h)
-        self.down = sharded_parameter(ParameterSharding(tensor, 2, (f,)), e, h, f)
+        self.up = sharded_parameter(ParameterSharding(tensor, 1, (f, f), expert=expert), e, 2 * f, h)
+        self.down = sharded_parameter(ParameterSharding(tensor, 2, (f,), expert=expert), e, h, f)
 
     def forward(self, x: Tensor) -> Tensor:
         share = self.combine_weights(F.linear(x, self.router))
-        sent = self.tensor.enter_region(self.permute(x))
-        inner = self.activation(self.expert_gemm(sent, self.up), self.tensor.enter_region(share))
-        return self.unpermute(self.tensor.leave_region(self.expert_gemm(inner, self.down)), x)
+        arrived = self.dispatch(self.tensor.enter_region(self.permute(x)))
+        inner = self.activation(self.expert_gemm(arrived, self.up), self.dispatch(self.tensor.enter_region(share)))
+        back = self.combine(self.expert_gemm(inner, self.down))
+        return self.unpermute(self.tensor.leave_region(back), x)
+
+    def dispatch(self, sent: Tensor) -> Tensor:
+        """Sends each expert's n tokens to the rank that holds it: [E, n, ...] to [E/P, P n, ...]."""
+        if self.expert.size == 1:
+            return sent
+        return self.expert.all_to_all(sent.unflatten(0, (self.expert.size, -1))).transpose(0, 1).flatten(1, 2)
+
+    def combine(self, y: Tensor) -> Tensor:
+        """Sends results back to the ranks of their tokens: [E/P, P n, ...] to [E, n, ...]."""
+        if self.expert.size == 1:
+            return y
+        return self.expert.all_to_all(y.unflatten(1, (self.expert.size, -1)).transpose(0, 1)).flatten(0, 1)
 
     def combine_weights(self, logits: Tensor) -> Tensor:
         """Factors of the experts' outputs [E, tokens k / E, 1], from the router's logits [b, s, E]."""

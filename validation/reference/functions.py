@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from validation.reference.deferred_weight_gradients import deferral_of
 from validation.reference.tensor_parallel import TensorGroup
@@ -169,6 +170,7 @@ def _rotate(x: Tensor, table: Tensor) -> None:
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of [b, heads, s, d], as [b, s, heads d]; with fewer key heads it is grouped-query attention.
 
+    With fewer queries than keys the queries are those of the last positions.
     Only fused kernels are allowed, which save their inputs, their result and one number for each row and head, but no
     scores. Their result is laid out by positions, so joining the heads copies nothing.
     """
@@ -176,8 +178,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if grouped and q.is_cuda and q.dtype == torch.float32:  # CUDA's fp32 kernel has no grouped-query mode
         k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
         grouped = False
+    mask = causal_lower_right(q.shape[2], k.shape[2]) if q.shape[2] < k.shape[2] else None
     with sdpa_kernel(FUSED_BACKENDS):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
     return out.transpose(1, 2).flatten(2)
 
 

@@ -1,4 +1,7 @@
-"""The layers of the reference model: modules of one tensor-parallel rank, for activations of shape [b, s, ...]."""
+"""The layers of the reference model: modules of one rank, for activations of shape [b, s, ...].
+
+With context parallelism s is the number of the rank's own positions.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from simulator.models.model import Model
 from validation.reference import functions
+from validation.reference.context_parallel import ContextGroup
 from validation.reference.experts import Experts
 from validation.reference.sharded_parameter import ParameterSharding, sharded_parameter
-from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.tensor_parallel import AxisGroup, TensorGroup
 
 EPS = 1e-5
 """Epsilon of norms."""
@@ -81,25 +85,31 @@ class Embedding(nn.Module):
 class Positions(nn.Module):
     """Learned position embedding, added to the residual stream."""
 
-    def __init__(self, model: Model, tensor: TensorGroup) -> None:
+    def __init__(self, model: Model, tensor: TensorGroup, context: ContextGroup) -> None:
         super().__init__()
-        self.tensor = tensor
+        self.tensor, self.context = tensor, context
         self.weight = sharded_parameter(ParameterSharding(tensor), model.position_rows, model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = self.tensor.size if self.tensor.shards_sequence else 1
-        return x + self.weight[self.tensor.positions(x.shape[1] * parts)]
+        positions = x.shape[1] * (self.tensor.size if self.tensor.shards_sequence else 1)
+        rows: Tensor = self.weight
+        if self.context.size > 1:
+            rows = self.context.own_positions(rows[: positions * self.context.size])
+        return x + rows[self.tensor.positions(positions)]
 
 
 class Attention(nn.Module):
     """Causal self-attention: a fused QKV linear, the attention core, the output projection.
 
-    table: of `functions.rope_table`; None: no RoPE.
+    table: of `functions.rope_table`, at the rank's own positions; None: no RoPE.
     recompute: recompute the core in the backward pass.
     """
 
-    def __init__(self, model: Model, tensor: TensorGroup, table: Tensor | None, recompute: bool) -> None:
+    def __init__(
+        self, model: Model, tensor: TensorGroup, context: ContextGroup, table: Tensor | None, recompute: bool
+    ) -> None:
         super().__init__()
+        self.context = context
         self.queries, self.keys = model.heads // tensor.size, model.kv_heads // tensor.size
         self.table, self.recompute = table, recompute
         width, kv = model.query_width, model.key_width
@@ -112,11 +122,12 @@ class Attention(nn.Module):
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.recompute:
-            return _checkpoint(functions.attention, q, k, v)
-        return functions.attention(q, k, v)
+            return _checkpoint(self.context.attention, q, k, v)
+        return self.context.attention(q, k, v)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.core(*self.split_heads(self.qkv(x))))
+        inputs = self.context.enter_attention(*self.split_heads(self.qkv(x)))
+        return self.proj(self.context.leave_attention(self.core(*inputs)))
 
 
 class MLP(nn.Module):
@@ -142,13 +153,23 @@ class Layer(nn.Module):
     recompute: what the backward pass recomputes: ``layer``, ``core`` (of attention), or nothing if empty.
     """
 
-    def __init__(self, model: Model, number: int, tensor: TensorGroup, table: Tensor | None, recompute: str) -> None:
+    def __init__(
+        self,
+        model: Model,
+        number: int,
+        tensor: TensorGroup,
+        context: ContextGroup,
+        expert: AxisGroup,
+        table: Tensor | None,
+        recompute: str,
+    ) -> None:
         super().__init__()
         self.recompute = recompute == "layer"
         self.norm1 = Norm(model, tensor)
-        self.attention = Attention(model, tensor, table, recompute == "core")
+        self.attention = Attention(model, tensor, context, table, recompute == "core")
         self.norm2 = Norm(model, tensor)
-        self.mlp = Experts(model, tensor) if model.is_moe(number) else MLP(model, model.dense_ffn, tensor)
+        moe = model.is_moe(number)
+        self.mlp = Experts(model, tensor, expert) if moe else MLP(model, model.dense_ffn, tensor)
 
     def forward(self, x: Tensor) -> Tensor:
         return _checkpoint(self.compute, x) if self.recompute else self.compute(x)

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from simulator.plan.plan import Plan
 from validation.measurements.device import DTYPES
 from validation.reference import functions
+from validation.reference.context_parallel import WHOLE_SEQUENCES, ContextGroup
 from validation.reference.layers import ROPE_BASE, ColumnLinear, Embedding, Layer, Norm, Positions
 from validation.reference.sharded_parameter import attach_sharding
-from validation.reference.supported import check
-from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.supported import check as check
+from validation.reference.supported import check_distributed
+from validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights."""
@@ -30,7 +32,16 @@ class Stage(nn.Module):
     Its parameters have the names that they have in the whole model (`layers.7.mlp.up.weight`).
     """
 
-    def __init__(self, plan: Plan, layers: range, first: bool, last: bool, tensor: TensorGroup) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        layers: range,
+        first: bool,
+        last: bool,
+        tensor: TensorGroup,
+        context: ContextGroup = WHOLE_SEQUENCES,
+        expert: AxisGroup = ONE_RANK,
+    ) -> None:
         super().__init__()
         model = plan.job.model
         self.first, self.last, self.tensor, self.tied = first, last, tensor, model.tied
@@ -39,12 +50,15 @@ class Stage(nn.Module):
         table = None
         if model.positions == "rope":
             table = functions.rope_table(sequence, model.rope_width, ROPE_BASE, torch.get_default_device())
+            table = context.own_positions(table)
         if first or (last and model.tied):
             self.embedding = Embedding(model, plan.vocab, tensor)
         if first and model.positions == "learned":
-            self.positions = Positions(model, tensor)
+            self.positions = Positions(model, tensor, context)
         recompute = _recomputation_of_layers(plan, layers)
-        self.layers = nn.ModuleDict({str(i): Layer(model, i, tensor, table, recompute[i]) for i in layers})
+        self.layers = nn.ModuleDict(
+            {str(i): Layer(model, i, tensor, context, expert, table, recompute[i]) for i in layers}
+        )
         if last:
             self.norm = Norm(model, tensor)
             if not model.tied:
@@ -91,6 +105,8 @@ def build_stage(
     tensor: TensorGroup,
     device: torch.device,
     dtype: torch.dtype | None = None,
+    context: ContextGroup = WHOLE_SEQUENCES,
+    expert: AxisGroup = ONE_RANK,
 ) -> Stage:
     """Builds a virtual stage with its initial weights.
 
@@ -98,11 +114,11 @@ def build_stage(
     dtype: number format of the weights; None: the plan's.
     Raises PlanError for a plan that the reference model does not support.
     """
-    check(plan)
+    check_distributed(plan)
     last = plan.shape.stages - 1
     layers = range(plan.job.model.layers) if stage is None else plan.layers_of(stage)
     with torch.device(device):
-        made = Stage(plan, layers, stage in (None, 0), stage in (None, last), tensor)
+        made = Stage(plan, layers, stage in (None, 0), stage in (None, last), tensor, context, expert)
     made.to(dtype or DTYPES[plan.job.framework.weights])
     made.reattach_shardings()
     with torch.no_grad():

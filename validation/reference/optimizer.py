@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from simulator.plan.plan import Plan
 from validation.measurements.device import DTYPES
+from validation.reference.sharded_parameter import holds_experts
 from validation.reference.tensor_parallel import all_gather_into, reduce_scatter_into
 
 MAX_GRADIENT_NORM = 1.0
@@ -80,15 +81,58 @@ class Optimizer:
 class ZeroOptimizer:
     """Clipping and AdamW with main weights and moments sharded over the replicas (ZeRO-1).
 
-    group: process group of the replicas. Weights and gradients lie in two flat tensors: gradients are reduce-scattered,
-    updated weights all-gathered.
+    group: process group of the replicas.
     groups: as in `Optimizer`, without the replicas.
+    expert_group: process group of the replicas of experts under expert parallelism; None: each expert is on one rank.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], plan: Plan, group: Any, groups: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        plan: Plan,
+        group: Any,
+        groups: Sequence[Any] = (),
+        expert_group: Any = None,
+    ) -> None:
+        self.groups = [*groups, group]
+        experts: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for param in params:
+            (experts if holds_experts(param) else others).append(param)
+        replicas = dist.get_world_size(group)
+        self.parts = [
+            FlatParameters(some, plan, over, replicas)
+            for some, over in ((others, group), (experts, expert_group))
+            if some
+        ]
+
+    def step(self) -> Tensor:
+        """Reduce-scatters the mean gradient over the replicas, then as `Optimizer.step`."""
+        with torch.no_grad():
+            counted = [chunk for part in self.parts for chunk in part.reduce_gradients()]
+            norm = global_norm(counted, self.groups, self.parts[0].weights.device)
+            for part in self.parts:
+                part.update(clip_factor(norm))
+        return norm
+
+    def zero_grad(self) -> None:
+        """Zeroes the gradients in place."""
+        for part in self.parts:
+            part.gradients.zero_()
+
+
+class FlatParameters:
+    """Parameters in a flat tensor of weights and one of gradients, with AdamW for this rank's shard of them.
+
+    group: process group over which they are sharded: gradients are reduce-scattered, updated weights all-gathered.
+        None: not sharded.
+    replicas: number of ranks over whose tokens gradients are averaged.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], plan: Plan, group: Any, replicas: int) -> None:
         framework = plan.job.framework
-        self.group, self.groups = group, [*groups, group]
-        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.group, self.replicas = group, replicas
+        self.ranks, self.rank = (1, 0) if group is None else (dist.get_world_size(group), dist.get_rank(group))
         # Parameters that other ranks add to the norm come last, so that the others form one slice.
         self.params = sorted(params, key=lambda param: not getattr(param, "in_norm", True))
         first, total = self.params[0], sum(param.numel() for param in self.params)
@@ -108,23 +152,22 @@ class ZeroOptimizer:
         self.shard = nn.Parameter(self.weights[self.mine].to(DTYPES[framework.main_weights]))
         self.adam = fused_adamw([self.shard])
 
-    def step(self) -> Tensor:
-        """Reduce-scatters the mean gradient over the replicas, then as `Optimizer.step`."""
-        with torch.no_grad():
-            shard = self.gradients[self.mine]
+    def reduce_gradients(self) -> Sequence[Tensor]:
+        """Reduce-scatters the mean gradient; returns what this rank adds to the gradient norm, in chunks."""
+        shard = self.gradients[self.mine]
+        if self.group is not None:
             reduce_scatter_into(shard, self.gradients, self.group)
-            shard.div_(self.ranks)
-            norm = global_norm(shard[: self.counted].split(NORM_CHUNK), self.groups, shard.device)
-            self.shard.grad = shard.mul_(clip_factor(norm)).to(self.shard.dtype)
-            self.adam.step()
-            self.shard.grad = None
-            self.weights[self.mine].copy_(self.shard)
-            all_gather_into(self.weights, self.weights[self.mine], self.group)
-        return norm
+        shard.div_(self.replicas)
+        return shard[: self.counted].split(NORM_CHUNK)
 
-    def zero_grad(self) -> None:
-        """Zeroes the gradients in place."""
-        self.gradients.zero_()
+    def update(self, factor: Tensor) -> None:
+        """Updates this rank's shard with its gradient times `factor`, and all-gathers the weights."""
+        self.shard.grad = self.gradients[self.mine].mul_(factor).to(self.shard.dtype)
+        self.adam.step()
+        self.shard.grad = None
+        self.weights[self.mine].copy_(self.shard)
+        if self.group is not None:
+            all_gather_into(self.weights, self.weights[self.mine], self.group)
 
 
 def _conversion_batches(pairs: Iterable[MainWeightPair]) -> list[list[MainWeightPair]]:

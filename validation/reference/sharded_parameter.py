@@ -1,4 +1,4 @@
-"""Parameters of the reference model, each with its sharding over the tensor-parallel ranks."""
+"""Parameters of the reference model, each with its sharding over the tensor- and expert-parallel ranks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from validation.reference.tensor_parallel import TensorGroup
+from validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
 
 
 @dataclass(frozen=True)
 class ParameterSharding:
-    """How a parameter is divided over the tensor-parallel ranks.
+    """How a parameter is divided over the tensor-parallel ranks, and dimension 0 over the expert-parallel ranks.
 
     tensor: the tensor-parallel ranks.
-    dim: sharded dimension; None: every rank holds the whole parameter.
+    dim: dimension sharded over them; None: every rank holds the whole parameter.
     sections: sizes of concatenated weights along `dim` (queries, keys and values; gate and up), each sharded by itself.
     mean: mean of the initial values.
+    expert: the expert-parallel ranks, for weights of experts.
     """
 
     tensor: TensorGroup
     dim: int | None = None
     sections: tuple[int, ...] = ()
     mean: float = 0.0
+    expert: AxisGroup = ONE_RANK
 
     @property
     def replicated(self) -> bool:
@@ -38,10 +40,13 @@ class ParameterSharding:
 
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape of the whole parameter, from the shape of a shard."""
-        return tuple(sum(self.sections) if i == self.dim else size for i, size in enumerate(shape))
+        sizes = [sum(self.sections) if i == self.dim else size for i, size in enumerate(shape)]
+        return sizes[0] * self.expert.size, *sizes[1:]
 
     def shard_of(self, whole: Tensor) -> Tensor:
         """This rank's shard of the whole parameter."""
+        if self.expert.size > 1:
+            whole = whole.chunk(self.expert.size)[self.expert.rank]
         if self.dim is None or self.tensor.size == 1:
             return whole
         sections = whole.split(self.sections, self.dim)
@@ -51,6 +56,7 @@ class ParameterSharding:
 def sharded_parameter(sharding: ParameterSharding, *shape: int) -> nn.Parameter:
     """An uninitialised parameter; `shape` is that of the whole, the result has this rank's shard."""
     local = [size // sharding.tensor.size if i == sharding.dim else size for i, size in enumerate(shape)]
+    local[0] //= sharding.expert.size
     made = nn.Parameter(torch.empty(local))
     attach_sharding(made, sharding)
     return made
@@ -70,3 +76,9 @@ def attach_sharding(parameter: Tensor, sharding: ParameterSharding) -> None:
     }
     for name, value in attributes.items():
         setattr(parameter, name, value)
+
+
+def holds_experts(param: Tensor) -> bool:
+    """Whether expert-parallel ranks hold different experts in this parameter."""
+    sharding: ParameterSharding = param.sharding  # type: ignore[attr-defined]
+    return sharding.expert.size > 1

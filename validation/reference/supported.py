@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hardware.errors import PlanError
+from simulator.ir.routing import Routing
 from simulator.plan.plan import Plan
 
 SCHEMES = (
@@ -11,6 +12,9 @@ SCHEMES = (
     "data/ddp",
     "data/zero-1",
     "data/fsdp",
+    "sequence/all-gather",
+    "sequence/ulysses",
+    "expert/all-to-all",
     "memory/recompute-full",
     "memory/recompute-selective",
 )
@@ -18,8 +22,25 @@ SCHEMES = (
 
 
 def check(plan: Plan) -> None:
+    """Raises PlanError for the first feature that one process that stands for all ranks of a stage does not support."""
+    check_distributed(plan)
+    for i, scheme in enumerate(plan.schemes):
+        if scheme.family in ("sequence", "expert") and plan.mesh.size(scheme.over) > 1:
+            rule = "one process has neither the keys nor the tokens of other ranks"
+            raise PlanError(f"plan.schemes[{i}].use", rule, "Use meshcast measure distributed", scheme.use)
+
+
+def check_distributed(plan: Plan) -> None:
     """Raises PlanError for the first feature of a plan that the reference trainer does not support."""
-    for rule in (check_model, check_experts, check_framework, check_schedule, check_schemes, check_kv_heads):
+    for rule in (
+        check_model,
+        check_schemes,
+        check_experts,
+        check_framework,
+        check_schedule,
+        check_heads,
+        check_positions,
+    ):
         rule(plan)
 
 
@@ -51,7 +72,7 @@ def check_model(plan: Plan) -> None:
 
 
 def check_experts(plan: Plan) -> None:
-    """Gated experts without expert parallelism, with balanced routing."""
+    """Gated experts, whole under expert parallelism, with balanced routing."""
     moe = plan.job.model.moe
     if moe is None:
         return
@@ -66,12 +87,16 @@ def check_experts(plan: Plan) -> None:
     if not plan.job.model.gated or plan.job.model.mlp_bias:
         rule = "the reference model's experts are SwiGLU without biases"
         raise PlanError("model.moe", rule, "Give model.gated: true and model.mlp_bias: false")
-    if plan.mesh.views:
-        rule = "the reference model holds all experts on each rank"
-        raise PlanError("plan.views", rule, "Leave ep and views out")
+    for i, scheme in enumerate(plan.schemes):
+        if scheme.family == "expert" and scheme.options.routing != Routing():
+            rule = "the reference model's routing is balanced"
+            raise PlanError(f"plan.schemes[{i}].routing", rule, "Give balanced", str(scheme.options.routing))
+    if _degree(plan, "expert") > 1 and (tensor := _degree(plan, "tensor")) > 1:
+        rule = "the reference model shards experts over expert-parallel or tensor-parallel ranks, not both"
+        raise PlanError("plan.tp", rule, "Leave tp or ep out", tensor)
     sequence = plan.job.batch.sequence
     assert sequence is not None
-    parts = _degree(plan, "tensor") if any(one.use == "tensor/megatron-sp" for one in plan.schemes) else 1
+    parts = _position_parts(plan)
     places = sequence // parts * moe.top_k
     if places % moe.experts:
         rule = f"{sequence // parts} positions x top_k {moe.top_k} must be a multiple of the {moe.experts} experts"
@@ -130,12 +155,36 @@ def check_schemes(plan: Plan) -> None:
             raise PlanError(f"plan.schemes[{i}].modules", rule, "Give core_attn", list(scheme.options.modules))
 
 
-def check_kv_heads(plan: Plan) -> None:
-    """Key heads divide over the tensor-parallel ranks: they are not replicated."""
+def check_heads(plan: Plan) -> None:
+    """Key heads divide over the tensor-parallel ranks, with Ulysses also over the context-parallel ranks: they are not
+    replicated.
+    """
     tensor, keys = _degree(plan, "tensor"), plan.job.model.kv_heads
     if keys % tensor:
         rule = f"the reference model shards its {keys} key heads evenly over the tensor-parallel ranks"
         raise PlanError("plan.tp", rule, f"Give a divisor of {keys}", tensor)
+    for i, scheme in enumerate(plan.schemes):
+        ranks = tensor * plan.mesh.size(scheme.over)
+        if scheme.use == "sequence/ulysses" and keys % ranks:
+            rule = f"the reference model divides its {keys} key heads evenly over {ranks} ranks and copies none"
+            raise PlanError(f"plan.schemes[{i}].use", rule, "Use sequence/all-gather, or fewer ranks", scheme.use)
+
+
+def check_positions(plan: Plan) -> None:
+    """Positions divide into the parts that context-parallel ranks hold."""
+    sequence, parts = plan.job.batch.sequence, _position_parts(plan)
+    assert sequence is not None
+    if sequence % parts:
+        rule = f"the reference model splits sequences into {parts} equal parts: two per rank under sequence/all-gather"
+        raise PlanError("batch.sequence", rule, f"Give a multiple of {parts}", sequence)
+
+
+def _position_parts(plan: Plan) -> int:
+    """Number of parts of consecutive positions that a sequence is split into outside of attention."""
+    parts = _degree(plan, "tensor") if any(one.use == "tensor/megatron-sp" for one in plan.schemes) else 1
+    context = _degree(plan, "sequence")
+    two_per_rank = context > 1 and any(one.use == "sequence/all-gather" for one in plan.family("sequence"))
+    return parts * context * (1 + two_per_rank)
 
 
 def _degree(plan: Plan, family: str) -> int:

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the collectives at both ends of each tensor-parallel region.
+"""Groups of ranks with their collectives, and tensor parallelism: the collectives at both ends of each region.
 
 Megatron's operators: f and g (arXiv 1909.08053, section 3), with sequence parallelism all-gather and reduce-scatter
 along the positions (arXiv 2205.05198, section 4.2.2). All of them take activations of shape [b, s, ...].
@@ -16,46 +16,18 @@ from torch.autograd import Function
 
 
 @dataclass(frozen=True)
-class TensorGroup:
-    """The tensor-parallel ranks.
+class AxisGroup:
+    """The ranks along one axis.
 
     size: number of ranks.
     rank: this rank among them.
-    group: their process group. None with size > 1: tensors have the shapes of one shard but nothing is sent, so that a
-        single process can time the kernels of one rank.
-    sequence: sequence parallelism: between the regions activations are sharded along the positions.
+    group: their process group; None for an axis of size 1. None with size > 1: tensors have the shapes of one shard but
+        nothing is sent, so that a single process can time the kernels of one rank.
     """
 
     size: int = 1
     rank: int = 0
     group: Any = None
-    sequence: bool = False
-
-    @property
-    def shards_sequence(self) -> bool:
-        """Whether the residual stream is sharded along the positions."""
-        return self.sequence and self.size > 1
-
-    def positions(self, total: int) -> slice:
-        """The positions out of `total` that this rank's residual stream holds."""
-        if not self.shards_sequence:
-            return slice(0, total)
-        part = total // self.size
-        return slice(self.rank * part, (self.rank + 1) * part)
-
-    def enter_region(self, x: Tensor) -> Tensor:
-        """Input of a column-parallel linear, from the residual stream."""
-        if self.size == 1:
-            return x
-        return _AllGatherToRegion.apply(x, self) if self.sequence else _CopyToRegion.apply(x, self)
-
-    def leave_region(self, x: Tensor) -> Tensor:
-        """Residual stream, from the output of a row-parallel linear; overwrites `x` without sequence parallelism."""
-        if self.size == 1:
-            return x
-        return _ReduceScatterFromRegion.apply(x, self) if self.sequence else _ReduceFromRegion.apply(x, self)
-
-    # ------------------------------------------------------------------------------------ collectives
 
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
         """All-reduce of the sum (or the maximum) over all ranks, in place."""
@@ -85,6 +57,51 @@ class TensorGroup:
         mine = x.new_empty((b, s // self.size, *x.shape[2:]))
         reduce_scatter_into(mine, parts.contiguous().flatten(0, 1), self.group)
         return mine
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """All-to-all: sends part i of [size, ...] to rank i, and returns the parts that the ranks have sent, in order.
+
+        The backward pass sends their gradients back.
+        """
+        return _AllToAll.apply(parts, self)  # type: ignore[no-any-return]
+
+
+ONE_RANK = AxisGroup()
+"""An axis of size 1."""
+
+
+@dataclass(frozen=True)
+class TensorGroup(AxisGroup):
+    """The tensor-parallel ranks.
+
+    sequence: sequence parallelism: between the regions activations are sharded along the positions.
+    """
+
+    sequence: bool = False
+
+    @property
+    def shards_sequence(self) -> bool:
+        """Whether the residual stream is sharded along the positions."""
+        return self.sequence and self.size > 1
+
+    def positions(self, total: int) -> slice:
+        """The positions out of `total` that this rank's residual stream holds."""
+        if not self.shards_sequence:
+            return slice(0, total)
+        part = total // self.size
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def enter_region(self, x: Tensor) -> Tensor:
+        """Input of a column-parallel linear, from the residual stream."""
+        if self.size == 1:
+            return x
+        return AllGatherPositions.apply(x, self) if self.sequence else _CopyToRegion.apply(x, self)
+
+    def leave_region(self, x: Tensor) -> Tensor:
+        """Residual stream, from the output of a row-parallel linear; overwrites `x` without sequence parallelism."""
+        if self.size == 1:
+            return x
+        return _ReduceScatterFromRegion.apply(x, self) if self.sequence else _ReduceFromRegion.apply(x, self)
 
 
 def all_gather_into(whole: Tensor, mine: Tensor, group: Any) -> None:
@@ -128,17 +145,17 @@ class _ReduceFromRegion(Function):
         return grad, None
 
 
-class _AllGatherToRegion(Function):
-    """All-gather forward, reduce-scatter backward."""
+class AllGatherPositions(Function):
+    """All-gather along the positions forward, reduce-scatter backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Any:
-        ctx.tensor = tensor
-        return tensor.all_gather(x)
+    def forward(ctx: Any, x: Tensor, ranks: AxisGroup) -> Any:
+        ctx.ranks = ranks
+        return ranks.all_gather(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.tensor.reduce_scatter(grad.contiguous()), None
+        return ctx.ranks.reduce_scatter(grad.contiguous()), None
 
 
 class _ReduceScatterFromRegion(Function):
@@ -152,3 +169,26 @@ class _ReduceScatterFromRegion(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.tensor.all_gather(grad), None
+
+
+class _AllToAll(Function):
+    """All-to-all forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, ranks: AxisGroup) -> Any:
+        ctx.ranks = ranks
+        return _exchange(parts, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _exchange(grad, ctx.ranks), None
+
+
+def _exchange(parts: Tensor, ranks: AxisGroup) -> Tensor:
+    """Exchanges parts [size, ...] between the ranks."""
+    parts = parts.contiguous()
+    if ranks.group is None:
+        return parts.clone()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=ranks.group)
+    return received

@@ -79,5 +79,5 @@ def replicas(rank: int) -> dict[str, Any]:
             norms.append(zero.step().item())
             zero.zero_grad()
         weights = {n: param.detach().clone() for n, param in stage.named_parameters()}
-        found[precision, gradients] = {"norms": norms, "weights": weights, "state": zero.shard.numel()}
+        found[precision, gradients] = {"norms": norms, "weights": weights, "state": zero.parts[0].shard.numel()}
     return found

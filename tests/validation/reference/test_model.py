@@ -127,7 +127,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("model.moe.router_bias", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "router_bias": True}}, {}),
     ("model.moe", {**GPT, "moe": MODELS["experts"]["moe"]}, {}),
     ("batch.sequence", {**LLAMA, "seq": 15, "moe": MODELS["experts"]["moe"]}, {}),
-    ("plan.views", MODELS["experts"], {"gpus": 2, "dp": 2, "ep": 2}),
+    ("plan.schemes[3].use", MODELS["experts"], {"gpus": 2, "dp": 2, "ep": 2}),
     ("plan.schemes[2].use", LLAMA, {"gpus": 2, "cp": 2}),
     ("plan.tp", {**LLAMA, "kv_heads": 1}, {"gpus": 2, "tp": 2}),
 ]
