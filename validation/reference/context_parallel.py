@@ -67,11 +67,7 @@ class ContextGroup(AxisGroup):
         """Causal attention of the inputs from `enter_attention`: [b, s/p, heads d]; ulysses: [b, s, heads d/p]."""
         if not self.gathers:
             return functions.attention(q, k, v)
-        rows = self._rows(k.shape[2])
-        if q.is_cuda:
-            parts = [functions.attention(q[:, :, at], k[:, :, :end], v[:, :, :end]) for at, end in rows]
-            return torch.cat(parts, 1)
-        return _BlockAttention.apply(q, k, v, rows)  # type: ignore[no-any-return]
+        return (attend_by_rows if q.is_cuda else attend_by_blocks)(q, k, v, self.rows(k.shape[2]))
 
     def leave_attention(self, o: Tensor) -> Tensor:
         """Brings the result of `attention` to this rank's positions: [b, s/p, heads d]."""
@@ -91,7 +87,7 @@ class ContextGroup(AxisGroup):
         order = [part for rank in range(self.size) for part in (rank, 2 * self.size - 1 - rank)]
         return super().reduce_scatter(parts[:, order].flatten(1, 2))
 
-    def _rows(self, s: int) -> list[Rows]:
+    def rows(self, s: int) -> list[Rows]:
         """Queries of this rank's two parts out of 2p, each with the end of the keys that the causal mask leaves."""
         n = s // (2 * self.size)
         return [(slice(0, n), (self.rank + 1) * n), (slice(n, 2 * n), (2 * self.size - self.rank) * n)]
@@ -111,17 +107,30 @@ WHOLE_SEQUENCES = ContextGroup()
 """No context parallelism."""
 
 
-class _BlockAttention(Function):
-    """Attention of `Rows` on a CPU, whose fused kernel aligns causal masks to the first query and the first key.
+def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Rows]) -> Tensor:
+    """Attention [b, s, heads d] of queries [b, heads, s, d], one kernel for each of the rows.
 
-    The keys before the queries and those of their own positions are two blocks, merged by their log-sum-exp. Saves its
-    inputs, its result and the log-sum-exp of each row and head, as one fused kernel does.
+    A GPU's kernels align the causal mask to the last query and the last key; a CPU's need the mask as a tensor.
+    """
+    return torch.cat([functions.attention(q[:, :, at], k[:, :, :end], v[:, :, :end]) for at, end in rows], 1)
+
+
+def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Rows]) -> Tensor:
+    """Attention [b, s, heads d] of queries [b, heads, s, d] on a CPU, one kernel for each block of the rows."""
+    return _BlockAttention.apply(q, k, v, rows)  # type: ignore[no-any-return]
+
+
+class _BlockAttention(Function):
+    """Keys before the queries and those of their own positions are two blocks, merged by their log-sum-exp.
+
+    Saves its inputs, its result and the log-sum-exp of each row and head, as one fused kernel does.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, rows: Sequence[Rows]) -> Any:
         b, heads, s, d = q.shape
-        out, lse = q.new_empty((b, s, heads, d)).transpose(1, 2), q.new_empty((b, heads, s), dtype=torch.float32)
+        out = q.new_empty((b, s, heads, d)).transpose(1, 2)
+        lse = q.new_empty((b, heads, s), dtype=functions.accumulation_dtype(q.dtype))
         ctx.blocks = [block for at, end in rows for block in _blocks(at, end)]
         for at, keys, causal in ctx.blocks:
             part, part_lse = KERNEL(q[:, :, at], k[:, :, keys], v[:, :, keys], 0.0, causal)

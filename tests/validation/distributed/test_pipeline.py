@@ -11,7 +11,7 @@ from hardware.errors import PlanError
 from simulator.forecast.planning import resolve_plan
 from simulator.job.load import load_job
 from simulator.plan.plan import Plan
-from tests.validation.distributed.jobs import GPT, job
+from tests.validation.distributed.jobs import EXPERTS, GPT, context_job, job
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -55,6 +55,52 @@ def test_groups_are_those_of_the_mesh(ranks: Any) -> None:
             assert axis.size == 2 and axis.rank == rank // stride % 2
             first = rank - axis.rank * stride
             assert dist.get_process_group_ranks(axis.group) == [first + one for one in plan.mesh.ranks((name,))]
+
+
+def test_gradients_are_reduced_over_ranks_with_the_same_weights(ranks: Any) -> None:
+    import torch.distributed as dist
+
+    plan = resolve_plan(load_job(job(8, pp=2, dp=2, cp=2, ep=2, model=EXPERTS)))
+    for rank in range(8):
+        place, first = ranks(plan, rank), rank // 4 * 4
+        assert dist.get_process_group_ranks(place.data.group) == [first + one for one in range(4)]
+        assert (place.replica.rank, place.context.rank) == (rank // 2 % 2, rank % 2)
+        assert dist.get_process_group_ranks(place.expert.group) == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert dist.get_process_group_ranks(place.expert_data.group) == [first + rank % 2, first + rank % 2 + 2]
+
+
+REFUSED = {
+    "does not shard experts": job(2, dp=2, ep=2, fsdp=True, model=EXPERTS),
+    "know one DDP": job(8, pp=2, dp=4, ep=2, zero=0, model=EXPERTS),
+    "hold the same weights": job()
+    | {"plan": {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}},
+    "DDP waits for weight gradients": job(4, pp=2, cp=2, zero=0, schedule="zb-h1"),
+    "not both": job(4, dp=2, tp=2, ep=2, model=EXPERTS),
+    "routing is balanced": job(2)
+    | {
+        "model": EXPERTS,
+        "plan": {
+            "mesh": {"dp": 2},
+            "views": {"experts": {"edp": 1, "ep": 2}},
+            "schemes": [
+                {"use": "data/ddp", "over": "dp"},
+                {"use": "expert/all-to-all", "over": "ep", "routing": {"zipf": 1}},
+            ],
+        },
+    },
+    "copies none": context_job("sequence/ulysses", model={**GPT, "kv_heads": 1}),
+    "4 equal parts": job(cp=2) | {"batch": {"global": 8, "micro": 2, "sequence": 18}},
+    "does not support this scheme": context_job("sequence/ring"),
+}
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_unsupported_expert_and_context_parallelism_is_refused(rule: str) -> None:
+    from validation.distributed.trainer import check
+
+    with pytest.raises(PlanError) as told:
+        check(resolve_plan(load_job(REFUSED[rule])))
+    assert rule in told.value.rule and told.value.remedy
 
 
 def test_a_shared_table_is_summed_between_the_ends_of_each_pipeline(ranks: Any) -> None:

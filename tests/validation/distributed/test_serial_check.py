@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.forecast.planning import resolve_plan
-from tests.validation.distributed.jobs import LLAMA, job
+from tests.validation.distributed.jobs import EXPERTS, LLAMA, context_job, job
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -34,6 +34,13 @@ TWO = {
     "zero-1": job(dp=2),
     "fsdp": job(dp=2, fsdp=True),
     "fsdp, llama": job(dp=2, fsdp=True, model=LLAMA),
+    "experts and ddp": job(dp=2, ep=2, zero=0, model=EXPERTS),
+    "experts and zero-1, recomputed": job(dp=2, ep=2, model=EXPERTS, recompute="full"),
+    "keys gathered": job(cp=2),
+    "keys gathered, llama, recomputed core": job(cp=2, zero=0, model=LLAMA, recompute="selective"),
+    "keys gathered and fsdp": job(cp=2, fsdp=True, model=LLAMA),
+    "ulysses": context_job("sequence/ulysses"),
+    "ulysses, llama": context_job("sequence/ulysses", "data/ddp", LLAMA),
     "bf16": job(tp=2, precision="bf16"),
 }
 FOUR = {
@@ -43,6 +50,11 @@ FOUR = {
     "zb-h1 and tensor": job(4, pp=2, tp=2, schedule="zb-h1", model=LLAMA),
     "zb-v and zero-1": job(4, pp=2, dp=2, schedule="zb-v"),
     "fsdp and tensor": job(4, dp=2, tp=2, fsdp=True, model=LLAMA),
+    "experts on two of four replicas and ddp": job(4, dp=4, ep=2, zero=0, model=EXPERTS),
+    "experts and pipeline": job(4, pp=2, dp=2, ep=2, model=EXPERTS),
+    "keys gathered, replicas and experts": job(4, dp=2, cp=2, ep=2, model=EXPERTS),
+    "keys gathered and zb-h1": job(4, pp=2, cp=2, schedule="zb-h1"),
+    "keys gathered and tensor": job(4, cp=2, tp=2),
 }
 BITS = ("bf16", "v-half, 16 bits")
 """The jobs in formats of 16 bits; gradients of the second are summed up in 32."""

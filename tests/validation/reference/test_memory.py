@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from simulator import simulate
+from simulator.forecast.planning import resolve_plan
+from simulator.job.load import load_job
 from simulator.lowering.lower import Lowering
+from simulator.plan.plan import Plan
 from tests.contract.measure import saved
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
 
@@ -15,7 +18,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from validation.reference import functions, model, optimizer, tokens  # noqa: E402
-from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
+from validation.reference.context_parallel import WHOLE_SEQUENCES, ContextGroup  # noqa: E402
+from validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -36,19 +40,37 @@ def kept(work: Any, *outside: Any) -> int:
     return sum(found[place].nbytes() for place in inside)
 
 
-def layer(name: str, tensor: tuple[int, bool], precision: str, recompute: str = "none") -> tuple[int, float, int]:
+def layer(
+    name: str,
+    tensor: tuple[int, bool],
+    precision: str,
+    recompute: str = "none",
+    context: ContextGroup = WHOLE_SEQUENCES,
+    expert: AxisGroup = ONE_RANK,
+) -> tuple[int, float, int]:
     """Bytes that a layer keeps, by PyTorch and by the simulator, and the tokens of its residual stream."""
     size, sequence = tensor
     shape = {**MODELS[name], "hidden": 128, "seq": 64, "ffn": 192}
-    degrees = {"gpus": size, "tp": size, "sequence_parallel": sequence, "recompute": recompute}
-    given = plan(shape, precision, **degrees)
-    stage = model.build_stage(given, None, TensorGroup(size, 0, None, sequence), CPU)
-    tokens = 2 * 64 // (size if sequence else 1)
+    degrees = {"dp": expert.size, "ep": expert.size, "cp": context.size, "tp": size}
+    given = plan(
+        shape, precision, size * context.size * expert.size, **degrees, sequence_parallel=sequence, recompute=recompute
+    )
+    if context.scheme == "ulysses":
+        given = resolve_plan(load_job({**given.job.to_dict(), "plan": ulysses(given)}))
+    stage = model.build_stage(given, None, TensorGroup(size, 0, None, sequence), CPU, None, context, expert)
+    tokens = 2 * 64 // (size if sequence else 1) // context.size
     x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
     unit_run = next(
         one for one in Lowering(given.mesh, given.stage_schemes).run(given.stage(0)).unit_runs if one.name == "layer"
     )
     return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(unit_run), tokens
+
+
+def ulysses(given: Plan) -> dict[str, Any]:
+    """The plan with sequence/ulysses in place of sequence/all-gather."""
+    found: dict[str, Any] = given.job.to_dict()["plan"]
+    schemes = [{**one, "use": one["use"].replace("all-gather", "ulysses")} for one in found["schemes"]]
+    return {**found, "schemes": schemes}
 
 
 def resident(adam: Any) -> list[Any]:
@@ -73,6 +95,31 @@ def test_a_layer_keeps_the_bytes_of_the_simulator(name: str, tensor: tuple[int, 
         assert found == forecast + statistics
     else:  # and the router's probabilities and choices
         assert forecast + statistics < found <= forecast + statistics + 48 * tokens
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "scheme", "tensor"),
+    [
+        ("gpt", "all-gather", (1, False)),
+        ("gpt", "ulysses", (2, True)),
+        ("llama", "all-gather", (2, True)),
+        ("llama", "ulysses", (1, False)),
+    ],
+)
+def test_a_layer_on_some_positions_keeps_what_the_simulator_says(
+    name: str, scheme: str, tensor: tuple[int, bool], precision: str
+) -> None:
+    """Keys and values of all positions or heads are kept, those of the rank's own positions are not."""
+    found, told, tokens = layer(name, tensor, precision, context=ContextGroup(2, 0, None, scheme))
+    itself = 2 if precision == "bf16" else 4
+    assert found == told + 2 * tokens * {"gpt": 2 * itself, "llama": 4}[name]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_layer_with_some_experts_keeps_what_the_simulator_says(precision: str) -> None:
+    found, told, tokens = layer("experts", (1, False), precision, expert=AxisGroup(2, 0, None))
+    assert told + 8 * tokens < found <= told + 8 * tokens + 48 * tokens
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
