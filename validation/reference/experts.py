@@ -3,7 +3,8 @@
 Every rank holds all experts, each sharded over the tensor-parallel ranks like an MLP; or, with expert parallelism, P
 ranks hold E/P whole experts each, and all-to-alls dispatch the tokens and combine the results. Routing is forced to be
 balanced: choice j of the token at position i is expert (i k + j) mod E. The router's probabilities still weigh the
-experts' outputs and receive gradients.
+experts' outputs and receive gradients; they are sent to the experts in an all-to-all of one number for each copy of a
+token, which the forecast does not count.
 """
 
 from __future__ import annotations

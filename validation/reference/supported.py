@@ -88,12 +88,16 @@ def check_experts(plan: Plan) -> None:
         rule = "the reference model's experts are SwiGLU without biases"
         raise PlanError("model.moe", rule, "Give model.gated: true and model.mlp_bias: false")
     for i, scheme in enumerate(plan.schemes):
-        if scheme.family == "expert" and scheme.options.routing != Routing():
+        if scheme.family != "expert":
+            continue
+        if scheme.options.routing != Routing():
             rule = "the reference model's routing is balanced"
             raise PlanError(f"plan.schemes[{i}].routing", rule, "Give balanced", str(scheme.options.routing))
-    if _degree(plan, "expert") > 1 and (tensor := _degree(plan, "tensor")) > 1:
-        rule = "the reference model shards experts over expert-parallel or tensor-parallel ranks, not both"
-        raise PlanError("plan.tp", rule, "Leave tp or ep out", tensor)
+        if _degree(plan, "tensor") > 1 or plan.mesh.size(scheme.axes[1:]) > 1:
+            rule = (
+                "the reference model shards experts over expert-parallel ranks or all tensor-parallel ranks, not both"
+            )
+            raise PlanError(f"plan.schemes[{i}].over", rule, "Leave tp, or ep and etp, out", list(scheme.axes))
     sequence = plan.job.batch.sequence
     assert sequence is not None
     parts = _position_parts(plan)

@@ -75,7 +75,8 @@ REFUSED = {
     "hold the same weights": job()
     | {"plan": {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}},
     "DDP waits for weight gradients": job(4, pp=2, cp=2, zero=0, schedule="zb-h1"),
-    "not both": job(4, dp=2, tp=2, ep=2, model=EXPERTS),
+    "over expert-parallel ranks or": job(4, dp=2, tp=2, ep=2, model=EXPERTS),
+    "not both": job(dp=2, etp=2, model=EXPERTS),
     "routing is balanced": job(2)
     | {
         "model": EXPERTS,
