@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _ComputationType, _PipelineScheduleRuntime
 from torch.nn.parallel import DistributedDataParallel
 
 from hardware.errors import PlanError
-from simulator.bridges.torch_schedule import write_csv
 from simulator.plan.plan import Plan
 from simulator.scheduling.schedule import Action
+from validation.distributed import torch_pipelining
 from validation.distributed.data_parallel import data_scheme_of
+from validation.distributed.pipeline_messages import PipelineMessages, make_edge_groups
 from validation.distributed.process_groups import ProcessPlace
+from validation.distributed.torch_pipelining import LeanPipelineStage
 from validation.measurements.device import DTYPES
 from validation.reference.deferred_weight_gradients import DeferredWeightGradients
 from validation.reference.orders import action_orders
@@ -31,6 +29,8 @@ mean loss (last stage). Gradients accumulate on the parameters."""
 
 def check(plan: Plan) -> None:
     """Raises PlanError for a schedule that torch's runtime cannot run."""
+    if plan.shape.p > 1:
+        torch_pipelining.check()
     found, last, use = action_orders(plan), plan.shape.stages - 1, plan.schedule.use
     forwards = [action.microbatch for order in found for action in order if action[:2] == (last, "F")]
     if forwards != sorted(forwards):
@@ -82,7 +82,7 @@ class GradientAccumulation:
 
 
 class PipelinePasses:
-    """The plan's order of actions, run by torch's `_PipelineScheduleRuntime`.
+    """The plan's order of actions, run by torch's pipeline runtime.
 
     The last stage takes the targets and returns the loss, so that logits live only between its forward and backward
     pass, as in the forecast.
@@ -97,13 +97,9 @@ class PipelinePasses:
             if split
             else None
         )
-        stages = [_stage(plan, number, modules[number], place, deferred) for number in sorted(modules)]
-        # The loss is divided by m: scaling the gradients instead would take a further kernel.
-        self.schedule = _PipelineScheduleRuntime(
-            stages, self.m, loss_fn=lambda loss, _: loss / self.m, scale_grads=False
-        )
-        load_orders(self.schedule, orders)
-        self.sends = BlockingSends(stages, self.schedule)
+        self.messages = PipelineMessages(make_edge_groups(plan), getattr(place.device, "cuda", None))
+        stages = [_stage(plan, number, modules[number], place, deferred, self.messages) for number in sorted(modules)]
+        self.schedule = torch_pipelining.make_runtime(stages, self.m, lambda loss, _: loss / self.m, orders)
 
     def __call__(self, ids: Tensor | None, targets: Tensor | None) -> Tensor | None:
         kwargs: dict[str, Any] = {}
@@ -111,97 +107,18 @@ class PipelinePasses:
         if targets is not None:
             kwargs = {"targets": targets, "target": targets, "losses": losses}
         self.schedule.step(*(() if ids is None else (ids,)), **kwargs, return_outputs=False)
-        self.sends.wait()
+        self.messages.wait()
         return torch.stack([loss.detach() for loss in losses]).sum() if targets is not None else None
 
 
-def load_orders(schedule: Any, orders: Sequence[Sequence[Action]]) -> None:
-    """Loads the orders of all devices into torch's runtime as its CSV; the runtime adds sends and receives."""
-    with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
-        path = Path(name) / "schedule.csv"
-        path.write_text(write_csv(orders), "utf-8", newline="")
-        schedule._load_csv(str(path), format="compute_only")
-
-
-class BlockingSends:
-    """Waits for each send before the next one in the same direction, as Megatron does.
-
-    torch's runtime waits for all sends at the end of the step and holds their tensors until then.
-    """
-
-    def __init__(self, stages: Sequence[PipelineStage], schedule: Any) -> None:
-        self.stages = {stage.stage_index: stage for stage in stages}
-        self.works: dict[Any, list[Any]] = {}
-        for kind in (_ComputationType.SEND_F, _ComputationType.SEND_B):
-            schedule._comp_type_to_function_map[kind] = self.send
-
-    def send(self, action: Any, context: Any) -> None:
-        kind, stage = action.computation_type, self.stages[action.stage_index]
-        self.wait(kind)
-        forward = kind == _ComputationType.SEND_F
-        ops = (stage.get_fwd_send_ops if forward else stage.get_bwd_send_ops)(action.microbatch_index)
-        self.works[kind] = [one.op(one.tensor, group=one.group, tag=one.tag, group_dst=one.group_peer) for one in ops]
-
-    def wait(self, *kinds: Any) -> None:
-        """Waits for the latest sends of these kinds; of all kinds if none is given."""
-        for kind in kinds or list(self.works):
-            for work in self.works.pop(kind, []):
-                work.wait()
-
-
-class LeanPipelineStage(PipelineStage):
-    """torch's stage with receive buffers that exist only while a message is in flight, as in Megatron.
-
-    torch allocates one for every micro-batch and keeps them from step to step.
-    deferred: collector of weight gradients, if the schedule has W actions.
-    """
-
-    def __init__(self, *args: Any, deferred: DeferredWeightGradients | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.deferred = deferred
-        self.dw_builder = deferred.take_work if deferred else None
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-        self._allocate(self.args_recv_info[fwd_chunk_id])
-        return super().get_fwd_recv_ops(fwd_chunk_id)
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
-        if self.has_backward and not self.is_last:
-            self._allocate(self.grad_recv_info[bwd_chunk_id])
-        return super().get_bwd_recv_ops(bwd_chunk_id)
-
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        with self.deferred.defer(not full_backward) if self.deferred else nullcontext():
-            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if loss is not None:
-            loss.detach_()  # the schedule keeps the loss, whose graph would keep the received activations
-        self._free(self.args_recv_info[bwd_chunk_id], self.grad_recv_info[bwd_chunk_id])
-
-    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
-        super()._setup_forward_recv_info(num_microbatches, has_backward)
-        self._free(*self.args_recv_info.values())
-
-    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
-        super()._setup_backward_recv_info(num_microbatches)
-        self._free(*self.grad_recv_info.values())
-
-    def _allocate(self, infos: tuple[Any, ...]) -> None:
-        for info in infos:
-            if not info.is_root_arg:
-                info.buffer = torch.empty(info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=self.device)
-
-    @staticmethod
-    def _free(*groups: tuple[Any, ...]) -> None:
-        for infos in groups:
-            for info in infos:
-                info.buffer = None
-
-
 def _stage(
-    plan: Plan, number: int, module: nn.Module, place: ProcessPlace, deferred: DeferredWeightGradients | None
-) -> PipelineStage:
+    plan: Plan,
+    number: int,
+    module: nn.Module,
+    place: ProcessPlace,
+    deferred: DeferredWeightGradients | None,
+    messages: PipelineMessages,
+) -> LeanPipelineStage:
     """torch's stage around a stage of the reference model. Given the shapes, torch need not run it to infer them."""
     batch, last = plan.job.batch, number == plan.shape.stages - 1
     assert batch.sequence is not None
@@ -218,6 +135,7 @@ def _stage(
         input_args=ids if number == 0 else hidden,
         output_args=torch.empty((), device="meta", requires_grad=True) if last else hidden,
         group=place.pipeline.group,
+        messages=messages,
         deferred=deferred,
     )
 

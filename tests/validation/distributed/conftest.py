@@ -1,0 +1,30 @@
+"""Ranks of a plan without its other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from simulator.plan.plan import Plan
+
+
+@pytest.fixture
+def ranks() -> Iterator[Any]:
+    """Makes this process rank `rank` of a plan whose other ranks do not exist: torch's fake backend sends nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from validation.distributed.process_groups import make_process_groups
+    from validation.measurements.device import Device
+
+    def become(plan: Plan, rank: int) -> Any:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.mesh.world)
+        return make_process_groups(plan, Device.of("cpu"))
+
+    yield become
+    if dist.is_initialized():
+        dist.destroy_process_group()

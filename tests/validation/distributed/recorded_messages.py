@@ -1,0 +1,137 @@
+"""What the processes of the tests run: steps of a pipeline whose messages and waits are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from simulator.forecast.planning import resolve_plan
+from simulator.job.load import load_job
+from validation.distributed.pipeline_messages import BACKWARD, FORWARD
+from validation.distributed.process_groups import make_process_groups
+from validation.distributed.serial_check import compare_with_serial
+from validation.distributed.trainer import Trainer
+from validation.measurements.device import Device
+
+
+class RecordedCuda:
+    """Stands in for the CUDA calls of a device: streams are names, and what runs on them is recorded."""
+
+    def __init__(self) -> None:
+        self.names = iter((FORWARD, BACKWARD))
+        self.current = "compute"
+        self.kept: list[tuple[Any, str]] = []
+
+    def stream(self) -> str:
+        return next(self.names)
+
+    def current_stream(self) -> str:
+        return self.current
+
+    @contextmanager
+    def use_stream(self, stream: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def record_stream(self, tensor: Any, stream: str) -> None:
+        self.kept.append((tensor, stream))
+
+
+class CpuWithCuda:
+    """A CPU whose `cuda` is given."""
+
+    def __init__(self, device: Device, cuda: RecordedCuda | None) -> None:
+        self.device, self.cuda = device, cuda
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)
+
+
+class Recorder:
+    """Records the operations of batches, those outside of any, and on which stream each is waited for."""
+
+    def __init__(self, cuda: RecordedCuda | None) -> None:
+        self.cuda = cuda
+        self.groups: Mapping[Any, Any] = {}
+        self.batched: list[tuple[str, Any]] = []
+        self.waits: list[tuple[str, str]] = []
+        self.unbatched = self.sends = self.most_sends = 0
+        self.inside = False
+        self.left: list[Any] = []
+
+    def install(self) -> None:
+        """Takes the place of torch's operations; `P2POp` knows them by identity, under both of their names."""
+        for name in ("isend", "irecv"):
+            counted = self._count(getattr(dist, name), name)
+            for module in (dist, dist.distributed_c10d):
+                setattr(module, name, counted)
+        self.batch, dist.batch_isend_irecv = dist.batch_isend_irecv, self.batch_isend_irecv
+
+    def _count(self, operation: Any, name: str) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            self.unbatched += not self.inside
+            return operation(*given, **named)
+
+        counted.__name__ = name
+        return counted
+
+    def batch_isend_irecv(self, ops: list[Any]) -> list[Any]:
+        edges = [next((edge for edge, group in self.groups.items() if group is op.group), None) for op in ops]
+        self.batched += [(op.op.__name__, edge) for op, edge in zip(ops, edges, strict=True)]
+        self.inside = True
+        works = self.batch(ops)
+        self.inside = False
+        sends = sum(op.op.__name__ == "isend" for op in ops)
+        self.sends += sends
+        self.most_sends = max(self.most_sends, self.sends)
+        return [RecordedWork(self, work, op.op.__name__) for work, op in zip(works, ops, strict=True)]
+
+
+class RecordedWork:
+    def __init__(self, recorder: Recorder, work: Any, name: str) -> None:
+        self.recorder, self.work, self.name = recorder, work, name
+
+    def wait(self) -> None:
+        """Waits, unless on a side stream, where a process of a GPU would not wait either."""
+        recorder = self.recorder
+        stream = recorder.cuda.current if recorder.cuda else "compute"
+        recorder.waits.append((self.name, stream))
+        recorder.sends -= self.name == "isend"
+        if stream == "compute":
+            self.work.wait()
+        else:
+            recorder.left.append(self.work)
+
+
+def record_steps(jobs: Mapping[str, Any], with_cuda: bool, rank: int) -> dict[str, Any]:
+    """Records the second step of each job; the first one also agrees on the shapes of messages."""
+    found = {}
+    recorder = Recorder(None)
+    recorder.install()
+    for name, given in jobs.items():
+        cuda = RecordedCuda() if with_cuda else None
+        plan = resolve_plan(load_job(given))
+        place = make_process_groups(plan, Device.of("cpu"))
+        trainer = Trainer(plan, replace(place, device=CpuWithCuda(place.device, cuda)))  # type: ignore[arg-type]
+        recorder.cuda, recorder.groups = cuda, trainer.passes.messages.groups  # type: ignore[attr-defined]
+        equal = compare_with_serial(trainer).equal
+        recorder.batched, recorder.waits, recorder.unbatched, recorder.most_sends = [], [], 0, 0
+        if cuda:
+            cuda.kept.clear()
+        trainer.accumulate_gradients(trainer.make_inputs(1))
+        while recorder.left:
+            recorder.left.pop(0).wait()
+        found[name] = {
+            "equal": equal,
+            "batched": list(recorder.batched),
+            "unbatched": recorder.unbatched,
+            "waits": list(recorder.waits),
+            "most_sends": recorder.most_sends,
+            "kept": [stream for _, stream in cuda.kept] if cuda else [],
+        }
+    return found
