@@ -1,0 +1,86 @@
+"""torch's private pipelining names stay in one module, which says so if an installed torch lacks them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hardware.errors import PlanError
+from simulator.forecast.planning import resolve_plan
+from simulator.job.load import load_job
+from tests.validation.distributed.jobs import job
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULE = "validation/distributed/torch_pipelining.py"
+WITH_TORCH = "tests/simulator/bridges/test_torch_schedule.py"
+"""Compares the bridge's files with those of torch's schedules."""
+
+PRIVATE = re.compile(
+    r"torch\.distributed\.pipelining\S* import .*\b_|\b_PipelineScheduleRuntime\(|\b_ComputationType\b|\._load_csv\b"
+    r"|_comp_type_to_function_map|pipeline_order_with_comms|args_recv_info|grad_recv_info|dw_builder|act_send_info"
+    r"|_prepare_(?:forward|backward)_infra|_setup_(?:forward|backward)_recv_info|_one_chunk\("
+)
+
+
+def test_one_module_uses_private_names() -> None:
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}:{number}: {line.strip()}"
+        for package in ("hardware", "simulator", "validation", "experiments", "tests", "benchmarks")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.relative_to(ROOT).as_posix() not in (MODULE, WITH_TORCH) and path != Path(__file__)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if PRIVATE.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch.distributed.pipelining.schedules import ScheduleGPipe, _Action",
+        "schedule._load_csv(path)",
+        "stage.args_recv_info[0]",
+        "class Stage(PipelineStage):\n    def backward_one_chunk(self, k): ...",
+    ],
+)
+def test_a_private_name_is_found(line: str) -> None:
+    assert PRIVATE.search(line)
+
+
+@pytest.mark.parametrize("name", ["_load_csv", "get_fwd_recv_ops"])
+def test_a_torch_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from validation.distributed import torch_pipelining
+    from validation.distributed.trainer import check
+
+    for names in ("RUNTIME_NAMES", "STAGE_NAMES"):
+        if name in getattr(torch_pipelining, names):
+            monkeypatch.setattr(torch_pipelining, names, (f"{name}_of_old",))
+    with pytest.raises(PlanError, match=rf"has no {name}_of_old.* Install torch 2\.\d+ to 2\.\d+"):
+        check(resolve_plan(load_job(job(2, pp=2))))
+    check(resolve_plan(load_job(job(2, tp=2))))
+
+
+def test_a_torch_without_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from validation.distributed import torch_pipelining
+    from validation.distributed.trainer import check
+
+    monkeypatch.setattr(torch_pipelining, "schedules", SimpleNamespace(__name__="torch.distributed.pipelining"))
+    with pytest.raises(PlanError, match="has no _PipelineScheduleRuntime"):
+        check(resolve_plan(load_job(job(2, pp=2))))
+
+
+def test_a_stage_without_an_attribute_is_refused(monkeypatch: pytest.MonkeyPatch, ranks: Any) -> None:
+    from validation.distributed import torch_pipelining
+    from validation.distributed.pipeline import PipelinePasses
+
+    monkeypatch.setattr(torch_pipelining, "INSTANCE_NAMES", ("args_recv_info", "recv_buffers"))
+    plan = resolve_plan(load_job(job(2, pp=2)))
+    with pytest.raises(PlanError, match="LeanPipelineStage of torch's pipelining has no recv_buffers"):
+        PipelinePasses(plan, {0: torch.nn.Identity()}, ranks(plan, 0))
