@@ -56,6 +56,7 @@ def measure(
     sources = forecasters(job, calibration)
     plan = sources[0].plan
     trainer.check(plan)
+    trainer.check_graphs(plan, device)
     if trace is not None and not trace.resolve().parent.is_dir():
         raise PlanError("--trace", "its folder does not exist", "Name a file in an existing folder", str(trace))
     this_device = _device(device)

@@ -97,7 +97,7 @@ class PipelinePasses:
             if split
             else None
         )
-        self.messages = PipelineMessages(make_edge_groups(plan), getattr(place.device, "cuda", None))
+        self.messages = PipelineMessages(make_edge_groups(plan), place.device.cuda)
         stages = [_stage(plan, number, modules[number], place, deferred, self.messages) for number in sorted(modules)]
         self.schedule = torch_pipelining.make_runtime(stages, self.m, lambda loss, _: loss / self.m, orders)
 

@@ -40,6 +40,7 @@ import torch.distributed as dist
 
 from simulator.plan.plan import Plan
 from validation.distributed.process_groups import axis_of
+from validation.measurements.cuda import Cuda
 
 FORWARD, BACKWARD = "pipeline-forward", "pipeline-backward"
 """The directions, by the names of the program's streams."""
@@ -81,9 +82,9 @@ class PipelineMessages:
     cuda: the CUDA calls of the device; None on a CPU.
     """
 
-    def __init__(self, groups: Mapping[Edge, Any], cuda: Any = None) -> None:
+    def __init__(self, groups: Mapping[Edge, Any], cuda: Cuda | None = None) -> None:
         self.groups, self.cuda, self.rank = groups, cuda, dist.get_rank()
-        self.streams = {direction: cuda.stream() for direction in (FORWARD, BACKWARD)} if cuda is not None else {}
+        self.streams = {direction: cuda.new_stream() for direction in (FORWARD, BACKWARD)} if cuda is not None else {}
         self.works: dict[str, list[Any]] = {}
 
     def receive(self, ops: Sequence[dist.P2POp], direction: str) -> list[Any]:

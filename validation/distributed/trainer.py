@@ -1,4 +1,4 @@
-"""The reference trainer: one rank's part of a training step of a plan."""
+"""The reference trainer: one rank's part of a training step of a plan, run eagerly or replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hardware.errors import PlanError
 from simulator.plan.plan import Plan
 from validation.distributed import data_parallel as data
 from validation.distributed import pipeline
@@ -24,6 +25,10 @@ Inputs = tuple[Tensor | None, Tensor | None]
 """Token ids and targets; None on ranks that do not need them."""
 
 
+REHEARSALS = 3
+"""Steps that run eagerly before one is captured: libraries choose their kernels and allocate their workspaces."""
+
+
 def check(plan: Plan) -> None:
     """Raises PlanError for a plan that the reference trainer does not support."""
     for family in FAMILIES:
@@ -31,6 +36,18 @@ def check(plan: Plan) -> None:
     check_distributed(plan)
     pipeline.check(plan)
     data.check(plan)
+
+
+def check_graphs(plan: Plan, device: str) -> None:
+    """Raises PlanError for a plan whose step cannot be captured."""
+    if not plan.job.framework.cuda_graphs:
+        return
+    where, remedy = "framework.set.cuda_graphs", "Set it to false"
+    if device != "cuda":
+        raise PlanError(where, "only CUDA devices have graphs", remedy, True)
+    if plan.shape.p > 1 or data.data_scheme_of(plan):
+        rule = "the reference trainer captures steps without pipeline and data parallelism"
+        raise PlanError(where, rule, remedy, True)
 
 
 class Trainer:
@@ -89,3 +106,36 @@ class Trainer:
     def parameters(self) -> dict[str, Any]:
         """Parameters of this rank by their names in the whole model, in the model's order."""
         return {name: param for stage in self.stages.values() for name, param in stage.named_parameters()}
+
+
+class CapturedStep:
+    """The step of a trainer: the first calls run eagerly, one is captured, and later ones are replayed."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        assert trainer.place.device.cuda is not None
+        self.trainer, self.cuda = trainer, trainer.place.device.cuda
+        self.calls = 0
+        self.stream = self.cuda.new_stream()
+        self.inputs: Inputs = (None, None)
+        self.graph: Any = None
+
+    def __call__(self, inputs: Inputs) -> None:
+        """Runs one step."""
+        self.calls += 1
+        if self.calls <= REHEARSALS:
+            self.stream.wait_stream(self.cuda.current_stream())
+            with self.cuda.use_stream(self.stream):
+                self.trainer.step(inputs)
+            self.cuda.current_stream().wait_stream(self.stream)
+            return
+        if self.graph is None:
+            self.inputs = _copy(inputs[0]), _copy(inputs[1])
+            self.graph, _ = self.cuda.capture_graph(lambda: self.trainer.step(self.inputs))
+        for kept, given in zip(self.inputs, inputs, strict=True):
+            if kept is not None and given is not None:
+                kept.copy_(given)
+        self.graph.replay()
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

@@ -26,7 +26,7 @@ from simulator.job.load import load_job
 from validation.distributed import collectives, serial_check
 from validation.distributed.peak_memory import measure_peaks
 from validation.distributed.process_groups import make_process_groups
-from validation.distributed.trainer import Trainer
+from validation.distributed.trainer import CapturedStep, Inputs, Trainer
 from validation.measurements.device import Device
 
 TIMEOUT = timedelta(minutes=30)
@@ -73,12 +73,13 @@ def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
     # memory for a moment: what is reserved from here on is what the steps need.
     device.release_cache()
     numbers = count(1)
+    run_step = CapturedStep(trainer) if plan.job.framework.cuda_graphs else trainer.step
     with device.monitor() as add_states:
         for _ in device.warm_up(task["warmup"], lambda go_on: decision_of_rank_zero(go_on, device)):
-            yield {"warmup": _time_step(trainer, next(numbers))}
+            yield {"warmup": _time_step(trainer, run_step, next(numbers))}
         yield {"peaks": measure_peaks(trainer, next(numbers))}
         for _ in range(task["steps"]):
-            yield {"step": _time_step(trainer, next(numbers))}
+            yield {"step": _time_step(trainer, run_step, next(numbers))}
         yield {"machine": add_states(device.machine(plan.mesh.world)).model_dump(mode="json")}
     if task["trace"]:
         _trace_step(trainer, next(numbers), Path(task["trace"]))
@@ -92,14 +93,14 @@ TASKS: dict[str, Callable[[Mapping[str, Any], Device], Iterator[dict[str, Any]]]
 }
 
 
-def _time_step(trainer: Trainer, number: int) -> float:
+def _time_step(trainer: Trainer, run_step: Callable[[Inputs], Any], number: int) -> float:
     """Seconds of a step from a barrier to its end on the slowest rank; making the tokens is not included."""
     device, given = trainer.place.device, trainer.make_inputs(number)
     device.sync()
     dist.barrier()
     device.sync()  # NCCL's barrier is a kernel, too
     begin = time.perf_counter()
-    trainer.step(given)
+    run_step(given)
     device.sync()
     return slowest_rank(time.perf_counter() - begin, device)
 

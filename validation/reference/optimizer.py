@@ -188,8 +188,11 @@ def _conversion_batches(pairs: Iterable[MainWeightPair]) -> list[list[MainWeight
 
 
 def fused_adamw(params: list[nn.Parameter]) -> torch.optim.AdamW:
-    """Fused AdamW: the other implementations hold a copy of the parameters during a step."""
-    return torch.optim.AdamW(params, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    """Fused AdamW, which a CUDA graph can hold: other implementations hold a copy of the parameters during a step."""
+    on_gpu = params[0].is_cuda
+    return torch.optim.AdamW(
+        params, lr=LEARNING_RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True, capturable=on_gpu
+    )
 
 
 def allocate_gradient(param: nn.Parameter, dtype: torch.dtype, place: Tensor | None = None) -> None:

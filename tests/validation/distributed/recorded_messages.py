@@ -26,7 +26,7 @@ class RecordedCuda:
         self.current = "compute"
         self.kept: list[tuple[Any, str]] = []
 
-    def stream(self) -> str:
+    def new_stream(self) -> str:
         return next(self.names)
 
     def current_stream(self) -> str:

@@ -310,3 +310,35 @@ def test_reserved_memory_of_devices_that_report_it() -> None:
     assert rows["rank 1 peak device"].samples == (31,)
     context = plan.job.framework.memory.context_gib * 2**30
     assert rows["rank 1 peak device"].forecasts["catalog"].value == pytest.approx(reserved + context)
+
+
+def test_steps_that_cannot_be_captured_are_refused(tmp_path: Path, fake_cuda: Any) -> None:
+    from validation.distributed.measure import measure
+
+    graphs = {"framework": {"name": "reference", "set": {"cuda_graphs": True}}}
+    with pytest.raises(PlanError, match="only CUDA devices have graphs"):
+        measure({**job(), **graphs}, "cpu", tmp_path / "none.json")
+    with pytest.raises(PlanError, match="without pipeline and data parallelism"):
+        measure({**job(pp=2), **graphs}, "cuda", tmp_path / "none.json")
+
+
+def test_a_captured_step_follows_its_rehearsals(fake_cuda: Any) -> None:
+    """The first steps run on a stream of their own; a replayed one reads the tokens of its own step."""
+    from types import SimpleNamespace
+
+    from validation.distributed.trainer import REHEARSALS, CapturedStep
+    from validation.measurements.device import Device
+
+    device, seen = Device.of("cuda"), []
+
+    def step(inputs: Any) -> None:
+        assert device.cuda is not None
+        seen.append((device.cuda.current_stream().name, inputs[0]))
+
+    trainer: Any = SimpleNamespace(place=SimpleNamespace(device=device), step=step)
+    run = CapturedStep(trainer)
+    for number in range(REHEARSALS + 3):
+        run((torch.full((2,), number), None))
+    assert [stream for stream, _ in seen] == ["stream 1"] * REHEARSALS + ["compute"]
+    (graph,) = fake_cuda.graphs
+    assert graph.replays == 3 and seen[-1][1].tolist() == [REHEARSALS + 2] * 2

@@ -84,14 +84,27 @@ def small(tmp_path: Path) -> Path:
 def test_shipped_campaigns_can_be_run(name: str) -> None:
     pytest.importorskip("torch")
     from validation.distributed.trainer import check as trained
+    from validation.distributed.trainer import check_graphs
     from validation.reference.model import check
 
     found = campaign.load(FOLDER / name)
     for run in found.runs:
         plan = resolve_plan(load_job(found.job(run)))
-        check(plan)
         if run.measure == "distributed":
             trained(plan)
+            check_graphs(plan, found.device)
+        elif run.measure != "collectives":
+            check(plan)
+
+
+def test_the_gpu_campaign_has_every_kind_of_parallelism() -> None:
+    found = campaign.load(FOLDER / "gpu.yaml")
+    plans = [run.set.get("plan", {}) for run in found.runs if run.measure == "distributed"]
+    for axis in ("tp", "pp", "dp", "ep", "cp"):
+        assert any(plan.get(axis, 1) > 1 for plan in plans), axis
+    assert any(plan.get("fsdp") for plan in plans) and {plan.get("zero") for plan in plans} >= {0, 1}
+    assert {1, 2, 4, 8} == {found.devices(run) for run in found.runs}
+    assert all(run.minutes < 9 for run in found.runs)
 
 
 def test_the_cpu_campaign_has_the_plans_that_were_asked_for() -> None:

@@ -38,10 +38,10 @@ def tiny(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen(runs: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """The first runs of each kind, and one that measures fp8."""
+    """The first runs of each kind, and those that differ from them."""
     found = [run for kind in ("kernels", "stages", "distributed") for run in of_kind(runs, kind)[:number]]
-    found += [run for run in runs if "fp8" in run.get("options", {}).get("dtypes", ()) and run not in found]
-    return found + [run for run in runs if run["name"] in ("collectives-2", "tp-2")]
+    others = "kernels-llama3-8b-2k", "step-llama3.2-1b-graph", "collectives-2", "tp-2"
+    return found + [run for run in runs if run["name"] in others and run not in found]
 
 
 def of_kind(runs: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -110,6 +110,9 @@ def test_every_slice_of_the_gpu_campaign_runs(campaign: Path, tmp_path: Path, on
     (kernels_fitted,) = [int(word.replace(",", "")) for word in fitted["title"].split()[:1]]
     assert kernels_fitted > kernels_of_calibration + 10 * kernel_files
     check_folder(tmp_path / "mine")
+    # One step is captured and replayed as often as steps are timed, after those of the warm-up.
+    graphs = [graph for graph in one_gpu.graphs if graph.replays > 1]
+    assert graphs and all(row.samples for row in done["step-llama3.2-1b-graph"].rows)
     # Each step and each pipeline device begins with an empty cache, and its peak is its own.
     measured = [row.name for found in done.values() for row in found.rows if row.name.endswith("peak reserved")]
     assert one_gpu.calls["reset_peaks"] == len(measured) + 1  # and that of the calibration
