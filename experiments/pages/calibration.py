@@ -19,10 +19,10 @@ from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.collectives.recorded import read_recorded
 from validation.calibration.kernels import tables as kernels
-from validation.calibration.tables.calibrated import FEWEST, Calibrated
-from validation.calibration.tables.rows import Held
+from validation.calibration.tables.calibrated import FEWEST, CalibrationResult
+from validation.calibration.tables.rows import SampleComparison
 from validation.calibration.tables.summary import summary
-from validation.calibration.tables.table import Table as Measured
+from validation.calibration.tables.table import Table as LibraryMeasurements
 from validation.calibration.write import write
 
 ROOMS: dict[str, Any] = {"kernels": kernels, "collectives": collectives}
@@ -35,12 +35,14 @@ MOST = 20
 """Maximum number of reasons of refusals on the page."""
 
 
-def validate_tables(kind: str, paths: Sequence[Path], calibration: Path | None) -> tuple[dict[str, Any], list[Held]]:
+def validate_tables(
+    kind: str, paths: Sequence[Path], calibration: Path | None
+) -> tuple[dict[str, Any], list[SampleComparison]]:
     """Forecasts every row of the tables: the answer, and the samples that plots are drawn of."""
     room = ROOMS[kind]
     tables = [_read_table(kind, path) for path in paths]
     rows: list[dict[str, Any]] = []
-    every: list[Held] = []
+    every: list[SampleComparison] = []
     known = Calibration.from_folder(calibration)
     for table in progress(tables, len(tables), "tables"):
         held = _forecast_samples(room, known, table)
@@ -56,23 +58,23 @@ def validate_tables(kind: str, paths: Sequence[Path], calibration: Path | None) 
     return {"rows": rows, "summary": given}, every
 
 
-def _forecast_samples(room: Any, calibration: Calibration, table: Measured) -> list[Held]:
+def _forecast_samples(room: Any, calibration: Calibration, table: LibraryMeasurements) -> list[SampleComparison]:
     """Forecasts the samples of a table; rows that no calibration can price are refused."""
-    held: list[Held] = []
+    held: list[SampleComparison] = []
     for sample in table.samples:
         try:
-            held.append(room.hold(calibration, sample))
+            held.append(room.compare_sample(calibration, sample))
         except CatalogError as error:
             table.refused.update(dict.fromkeys(sample.index.tolist(), f"{sample.gpu}: {error.rule}"))
     return held
 
 
-def _read_table(kind: str, path: Path) -> Measured:
+def _read_table(kind: str, path: Path) -> LibraryMeasurements:
     """Reads a table or a measurement file. Raises PlanError for a table of another kind, which it names."""
     if path.suffix == ".json" and kind == "collectives":
         return read_recorded(path)  # type: ignore[return-value]  # it has samples and sources as a table has
     try:
-        found: Measured = ROOMS[kind].read(path)
+        found: LibraryMeasurements = ROOMS[kind].read(path)
     except PlanError as error:
         other = next((one for one in ROOMS if one != kind and _is_table_of(one, path)), None)
         if other is None:
@@ -121,11 +123,11 @@ def calibrate_tables(
 
 
 def _calibrate(
-    kind: str, calibration: Calibration, tables: Sequence[Measured], name: str, leave_out: bool
-) -> Calibrated:
+    kind: str, calibration: Calibration, tables: Sequence[LibraryMeasurements], name: str, leave_out: bool
+) -> CalibrationResult:
     """Fits one calibration. Raises PlanError if rows are too far from every cost model for a fit."""
     try:
-        found: Calibrated = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
+        found: CalibrationResult = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
         rule = f"no cost model can be fitted to its rows ({error})"
         raise PlanError(name, rule, f"meshcast validate {kind} shows the rows with the largest errors") from None
@@ -251,7 +253,7 @@ def _inside(row: dict[str, Any]) -> list[str]:
     return [format_percent(row[key], digits=0) for key in ("inside_90", "inside_50")]
 
 
-def draw_plots(kind: str, held: Sequence[Held], files: dict[str, Path]) -> None:
+def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Path]) -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     if not files or not held:
         return

@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 
 from experiments.plots import style
 from experiments.plots.sheet import EDGE, Sheet, save
-from validation.calibration.tables.rows import Held
+from validation.calibration.tables.rows import SampleComparison
 from validation.calibration.tables.summary import SCORED, Goals, cells, figures, group
 
 HUES = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY, style.GREY)
@@ -32,17 +32,17 @@ FARTHEST = 3.0
 """Largest ratio on the axis; larger ones are drawn at its end."""
 
 
-def draw_errors(held: Sequence[Held], goals: Goals, path: str | Path) -> None:
+def draw_errors(held: Sequence[SampleComparison], goals: Goals, path: str | Path) -> None:
     """Draws the errors to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: errors(held, goals), path)
 
 
-def draw_ratios(held: Sequence[Held], goals: Goals, path: str | Path) -> None:
+def draw_ratios(held: Sequence[SampleComparison], goals: Goals, path: str | Path) -> None:
     """Draws the ratios of all rows to a .png or .svg file. Raises OSError if it cannot be written."""
     save(lambda: ratios(held), path)
 
 
-def errors(held: Sequence[Held], goals: Goals) -> Figure:
+def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
     """A line for each cell: a dot at the median, a bar to the 90th percentile, and the goals of both as ticks.
 
     Of an operation that has goals, the cells that have one; of others those of all rows.
@@ -91,7 +91,7 @@ def errors(held: Sequence[Held], goals: Goals) -> Figure:
     return sheet.figure
 
 
-def ratios(held: Sequence[Held]) -> Figure:
+def ratios(held: Sequence[SampleComparison]) -> Figure:
     """A panel for every operation and GPU with at least `SCORED` rows."""
     panels = group(held, "operation", "gpu")
     panels = {name: own for name, own in panels.items() if sum(len(one.sample.index) for one in own) >= SCORED}
@@ -109,7 +109,7 @@ def ratios(held: Sequence[Held]) -> Figure:
     return sheet.figure
 
 
-def _panel(axes: Any, held: Sequence[Held], first: bool) -> None:
+def _panel(axes: Any, held: Sequence[SampleComparison], first: bool) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_ylim(1 / FARTHEST, FARTHEST)

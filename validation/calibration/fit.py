@@ -19,7 +19,7 @@ LOSS = 0.03
 """Residuals of log(forecast / measured) beyond this count linearly, not squared."""
 
 
-class Measured(Protocol):
+class LibraryMeasurements(Protocol):
     """Measurements of one library.
 
     Attributes:
@@ -39,7 +39,7 @@ ROUNDS = 3
 Name = tuple[str, str | None]
 """A coefficient and the library that it belongs to; None for the GPU or the link."""
 
-S = TypeVar("S", bound=Measured)
+S = TypeVar("S", bound=LibraryMeasurements)
 
 
 @dataclass(frozen=True)

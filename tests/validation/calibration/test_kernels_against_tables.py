@@ -12,7 +12,7 @@ import pytest
 from simulator.costs.calibration.calibration import Calibration
 from validation.calibration.collectives import tables as collectives
 from validation.calibration.kernels import tables as kernels
-from validation.calibration.tables.rows import Held
+from validation.calibration.tables.rows import SampleComparison
 from validation.calibration.tables.summary import SCORED, cells, figures, group
 
 FARTHER = {
@@ -37,7 +37,7 @@ class Room(NamedTuple):
     """Rows of kernels or of collectives, and the module that reads and prices them; of a sample, all GPUs are one."""
 
     module: Any
-    held: list[Held]
+    held: list[SampleComparison]
     whole: bool
 
 
@@ -45,7 +45,7 @@ class Room(NamedTuple):
 def room(request: pytest.FixtureRequest, tables: Any) -> Room:
     files = [file for pattern in TABLES[request.param] for file in tables.files(pattern)]
     samples = [sample for file in files for sample in request.param.read(file).samples]
-    held = [request.param.hold(Calibration.shipped(), sample) for sample in samples]
+    held = [request.param.compare_sample(Calibration.shipped(), sample) for sample in samples]
     if not tables.whole:
         held = [one._replace(sample=replace(one.sample, gpu="any")) for one in held]
     return Room(request.param, held, tables.whole)

@@ -10,7 +10,7 @@ import pytest
 
 from hardware.errors import PlanError
 from validation.calibration.tables import summary as summaries
-from validation.calibration.tables.rows import Held, Priced
+from validation.calibration.tables.rows import RowForecasts, SampleComparison
 from validation.calibration.tables.table import expand_source, read
 
 
@@ -54,7 +54,7 @@ class Finer:
 
 def held(rows, ratio=1.0, sigma=0.1, least=0.0, borrowed=1.0):
     seconds, flat = rows.seconds * ratio, np.ones(len(rows.index))
-    return Held(rows, Priced(seconds, 0 * flat, sigma * flat), rows.seconds * borrowed, least * flat)
+    return SampleComparison(rows, RowForecasts(seconds, 0 * flat, sigma * flat), rows.seconds * borrowed, least * flat)
 
 
 def sized(count, **more):

@@ -78,9 +78,9 @@ REFUSED = {
 def test_unsupported_expert_and_context_parallelism_is_refused(rule: str) -> None:
     from validation.distributed.trainer import check
 
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as refusal:
         check(resolve_plan(load_job(REFUSED[rule])))
-    assert rule in told.value.rule and told.value.remedy
+    assert rule in refusal.value.rule and refusal.value.remedy
 
 
 def test_a_shared_table_is_summed_between_the_ends_of_each_pipeline(ranks: Any) -> None:

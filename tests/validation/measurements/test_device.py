@@ -26,30 +26,41 @@ def gpu(fake_cuda: Any) -> Device:
 # ------------------------------------------------------------------------------------------------ time
 
 
-def test_the_stream_is_held_back_until_all_work_is_issued(gpu: Device, fake_cuda: Any) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still unless a test sets it."""
+    found = [0.0]
+    monkeypatch.setattr("validation.measurements.device.time.perf_counter", lambda: found[0])
+    return found
+
+
+def test_the_stream_is_held_back_until_all_work_is_issued(gpu: Device, fake_cuda: Any, clock: list[float]) -> None:
     """Launch latency would be part of a sample whose work takes the host longer to issue."""
-    gpu.seconds(lambda: time.sleep(2e-3), warmup=1, repeat=3)
-    assert len(fake_cuda.spins) >= 3
-    assert min(fake_cuda.spins[-3:]) > 2e-3 > LEAST_SPIN
-
-
-def test_a_sample_that_the_host_was_too_slow_for_is_taken_again(gpu: Device, fake_cuda: Any) -> None:
-    durations = iter([0.0, 4e-3, 4e-3, 0.0])
-    runs: list[float] = []
 
     def work() -> None:
-        runs.append(next(durations))
-        time.sleep(runs[-1])
+        clock[0] += 2e-3
+
+    gpu.seconds(work, warmup=1, repeat=3)
+    assert fake_cuda.spins == [pytest.approx(3e-3)] * 3 and LEAST_SPIN < 2e-3
+
+
+def test_a_sample_is_taken_again_if_the_host_was_too_slow(gpu: Device, fake_cuda: Any, clock: list[float]) -> None:
+    durations = iter([0.0, 4e-3, 4e-3, 0.0])
+
+    def work() -> None:
+        clock[0] += next(durations)
 
     samples = gpu.seconds(work, warmup=0, repeat=3)
-    assert len(runs) == 4 and len(samples) == 3
-    first, short, longer, last = fake_cuda.spins
-    assert first == short == LEAST_SPIN and longer == last > 4e-3
+    assert samples == pytest.approx([0.0, 4e-3, 0.0])
+    assert fake_cuda.spins == pytest.approx([LEAST_SPIN, LEAST_SPIN, 6e-3, 6e-3])
 
 
-def test_eager_steps_are_held_back_for_half_a_second_at_most(gpu: Device, fake_cuda: Any) -> None:
-    gpu.seconds(lambda: time.sleep(0.4), warmup=1, repeat=1)
-    assert fake_cuda.spins == [MOST_SPIN] * len(fake_cuda.spins)
+def test_eager_steps_are_held_back_for_half_a_second_at_most(gpu: Device, fake_cuda: Any, clock: list[float]) -> None:
+    def work() -> None:
+        clock[0] += 4.0
+
+    gpu.seconds(work, warmup=1, repeat=1)
+    assert fake_cuda.spins == [MOST_SPIN]
 
 
 def test_work_that_runs_once_is_prepared_for_each_sample(gpu: Device) -> None:

@@ -111,15 +111,15 @@ def test_a_layer_on_some_positions_keeps_what_the_simulator_says(
     name: str, scheme: str, tensor: tuple[int, bool], precision: str
 ) -> None:
     """Keys and values of all positions or heads are kept, those of the rank's own positions are not."""
-    found, told, tokens = layer(name, tensor, precision, context=ContextGroup(2, 0, None, scheme))
+    found, forecast, tokens = layer(name, tensor, precision, context=ContextGroup(2, 0, None, scheme))
     itself = 2 if precision == "bf16" else 4
-    assert found == told + 2 * tokens * {"gpt": 2 * itself, "llama": 4}[name]
+    assert found == forecast + 2 * tokens * {"gpt": 2 * itself, "llama": 4}[name]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_layer_with_some_experts_keeps_what_the_simulator_says(precision: str) -> None:
-    found, told, tokens = layer("experts", (1, False), precision, expert=AxisGroup(2, 0, None))
-    assert told + 8 * tokens < found <= told + 8 * tokens + 48 * tokens
+    found, forecast, tokens = layer("experts", (1, False), precision, expert=AxisGroup(2, 0, None))
+    assert forecast + 8 * tokens < found <= forecast + 8 * tokens + 48 * tokens
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

@@ -26,13 +26,13 @@ from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.fit import Fit
 from validation.calibration.tables.calibrated import (
     FEWEST,
-    Calibrated,
+    CalibrationResult,
     LibraryErrors,
     count_errors,
     sigmas_by_kind,
     sigmas_of_all,
 )
-from validation.calibration.tables.rows import Priced
+from validation.calibration.tables.rows import RowForecasts
 from validation.calibration.tables.table import Table
 from validation.calibration.write import make_section
 
@@ -62,7 +62,9 @@ def _name(sample: CollectiveSample) -> str:
     return family(sample.network if sample.operation == NETWORK else sample.link)
 
 
-def calibrate(calibration: Calibration, tables: Sequence[Table], name: str, leave_out: bool = True) -> Calibrated:
+def calibrate(
+    calibration: Calibration, tables: Sequence[Table], name: str, leave_out: bool = True
+) -> CalibrationResult:
     """The calibration of one family. calibration: of other links. leave_out: also fit it without each of its GPUs."""
     data: dict[str, Any] = {}
     errors: list[LibraryErrors] = []
@@ -83,7 +85,7 @@ def calibrate(calibration: Calibration, tables: Sequence[Table], name: str, leav
             errors.append(LibraryErrors(section, library, *count_errors(own, prices), None, None))
         if leave_out:
             errors += _errors_without_gpus(calibration, name, section, samples, found)
-    return Calibrated(name, data, errors)
+    return CalibrationResult(name, data, errors)
 
 
 def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[CollectiveSample]) -> Fit:
@@ -97,7 +99,7 @@ def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Co
 
 def _price(
     calibration: Calibration, sample: CollectiveSample, section: str, found: Fit, library: str | None = None
-) -> Priced:
+) -> RowForecasts:
     """The forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain NCCL)."""
     own = found.libraries.get(sample.library if library is None else library) or neutral_values(section)
     start = {name: c.start for name, c in coefficients(MODELS[section]).items()}
@@ -108,7 +110,7 @@ def _price(
         link = start_links()._replace(**{section: model})
         models = TierCostModels(link, link, start_model(NETWORK))
     seconds, launch = predict(sample, models)
-    return Priced(seconds, launch, np.zeros(len(seconds)))
+    return RowForecasts(seconds, launch, np.zeros(len(seconds)))
 
 
 def _make_section(

@@ -13,7 +13,7 @@ from simulator.costs.coefficients import estimate_sigma
 from simulator.costs.collectives.links import LinkCostModels, TierCostModels
 from validation.calibration.collectives.sample import CollectiveSample, lower_bound, predict
 from validation.calibration.kernels import predict as kernels
-from validation.calibration.tables.rows import Held, Priced
+from validation.calibration.tables.rows import RowForecasts, SampleComparison
 
 
 def tier_models(
@@ -41,10 +41,10 @@ def node_models(
     return scale_up, host
 
 
-def price(sample: CollectiveSample, models: TierCostModels) -> Priced:
+def price(sample: CollectiveSample, models: TierCostModels) -> RowForecasts:
     """The forecasts of a sample by these cost models."""
     seconds, launch = predict(sample, models)
-    return Priced(seconds, launch, estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds)
+    return RowForecasts(seconds, launch, estimate_sigma(model_of(sample, models), seconds, launch) + 0 * seconds)
 
 
 def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:
@@ -55,14 +55,14 @@ def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:
     return getattr(models.host if at_host else models.scale_up, sample.operation)
 
 
-def hold(calibration: Calibration, sample: Any) -> Held:
+def compare_sample(calibration: Calibration, sample: Any) -> SampleComparison:
     """A sample of collectives, or of calls that dispatch tokens, beside its forecasts."""
     if not isinstance(sample, CollectiveSample):
-        return kernels.hold(calibration, sample)
+        return kernels.compare_sample(calibration, sample)
     models = tier_models(calibration, sample)
     bound = lower_bound(sample, models) + np.zeros(len(sample.index))
     try:
         borrowed = price(sample, tier_models(calibration, sample, without=True)).seconds
     except CatalogError:  # no other links have such a section
         borrowed = np.full(len(sample.index), np.nan)
-    return Held(sample, price(sample, models), borrowed, bound)
+    return SampleComparison(sample, price(sample, models), borrowed, bound)

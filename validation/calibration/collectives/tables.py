@@ -11,13 +11,13 @@ from typing import Any
 
 from validation.calibration.collectives import reader
 from validation.calibration.collectives.calibrate import calibrate, names, title
-from validation.calibration.collectives.predict import hold
+from validation.calibration.collectives.predict import compare_sample
 from validation.calibration.kernels import dispatch
 from validation.calibration.tables import table
 from validation.calibration.tables.summary import Goals
 from validation.calibration.tables.table import Table
 
-__all__ = ["GOALS", "calibrate", "hold", "names", "read", "title"]
+__all__ = ["GOALS", "calibrate", "compare_sample", "names", "read", "title"]
 
 READERS: tuple[Any, ...] = (reader, dispatch)
 

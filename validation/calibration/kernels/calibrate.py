@@ -15,7 +15,7 @@ from validation.calibration.kernels.predict import price, price_by
 from validation.calibration.kernels.sample import KernelSample
 from validation.calibration.tables.calibrated import (
     FEWEST,
-    Calibrated,
+    CalibrationResult,
     LibraryErrors,
     count_errors,
     sigmas_by_kind,
@@ -42,7 +42,7 @@ def names(tables: Sequence[Table]) -> list[str]:
     return sorted({sample.gpu for table in tables for sample, _ in _select([table], "", "")})
 
 
-def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave_out: bool = True) -> Calibrated:
+def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave_out: bool = True) -> CalibrationResult:
     """The calibration of one GPU.
 
     calibration: of other GPUs. leave_out: also fit every section without each of its libraries.
@@ -56,7 +56,7 @@ def calibrate(calibration: Calibration, tables: Sequence[Table], gpu: str, leave
         data[section] = _fit_section(calibration, gpu, data, section, pairs)
         for library in sorted({sample.library for sample, _ in pairs}):
             errors.append(_library_errors(calibration, gpu, data, section, pairs, library, leave_out))
-    return Calibrated(gpu, data, errors)
+    return CalibrationResult(gpu, data, errors)
 
 
 def _select(tables: Sequence[Table], gpu: str, section: str) -> list[tuple[KernelSample, str]]:

@@ -16,10 +16,12 @@ from simulator.costs.collectives.dispatch import Dispatch
 from simulator.costs.kernels import sections
 from validation.calibration.kernels.dispatch import links_of
 from validation.calibration.kernels.sample import KernelSample
-from validation.calibration.tables.rows import Held, Priced
+from validation.calibration.tables.rows import RowForecasts, SampleComparison
 
 
-def price(calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None) -> Priced:
+def price(
+    calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None
+) -> RowForecasts:
     """The forecasts of a sample.
 
     without: a calibration file that is left out. library: that the kernels are priced as, instead of their own ("": the
@@ -31,7 +33,7 @@ def price(calibration: Calibration, sample: KernelSample, without: str = "", lib
 
 def price_by(
     calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None
-) -> Callable[[Any], Priced]:
+) -> Callable[[Any], RowForecasts]:
     """A function from the cost model of the sample's operation to its forecasts."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
     parts = [(part, _section_of(part, gpu)) for part in sample.parts]
@@ -43,10 +45,10 @@ def price_by(
     ]
     before = [sum((pair[i] for pair in rest), nothing) for i in (0, 1)]
 
-    def by(model: Any) -> Priced:
+    def by(model: Any) -> RowForecasts:
         times = [_seconds(part, gpu, model) for part in own]
         seconds, launch = (sum((pair[i] for pair in times), before[i]) for i in (0, 1))
-        return Priced(seconds, launch, estimate_sigma(model, seconds, launch))
+        return RowForecasts(seconds, launch, estimate_sigma(model, seconds, launch))
 
     return by
 
@@ -68,7 +70,7 @@ def _model(calibration: Calibration, sample: KernelSample, section: str, without
     return calibration.kernel_model(gpu, section, used, dtypes[0], sample.kind, without).model
 
 
-def hold(calibration: Calibration, sample: KernelSample) -> Held:
+def compare_sample(calibration: Calibration, sample: KernelSample) -> SampleComparison:
     """A sample beside its forecasts."""
     gpu = load("gpus", sample.gpu)
     # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs are a certain bound.
@@ -78,7 +80,7 @@ def hold(calibration: Calibration, sample: KernelSample) -> Held:
         borrowed = price(calibration, sample, without=sample.gpu).seconds
     except CatalogError:  # no other GPU has such a section
         borrowed = nothing + np.nan
-    return Held(sample, price(calibration, sample), borrowed, bound + nothing)
+    return SampleComparison(sample, price(calibration, sample), borrowed, bound + nothing)
 
 
 def _lower_bound(part: Any, gpu: Any) -> Any:

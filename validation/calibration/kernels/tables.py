@@ -12,12 +12,12 @@ from typing import Any
 from hardware import load
 from validation.calibration.kernels import attention, dispatch, elementwise, experts, gemm
 from validation.calibration.kernels.calibrate import calibrate, names
-from validation.calibration.kernels.predict import hold
+from validation.calibration.kernels.predict import compare_sample
 from validation.calibration.tables import table
 from validation.calibration.tables.summary import Goals
 from validation.calibration.tables.table import Table
 
-__all__ = ["GOALS", "calibrate", "hold", "names", "read", "title"]
+__all__ = ["GOALS", "calibrate", "compare_sample", "names", "read", "title"]
 
 READERS: tuple[Any, ...] = (gemm, attention, experts, elementwise, dispatch)
 

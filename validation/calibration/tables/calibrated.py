@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.calibration.tables.rows import Priced, Rows
+from validation.calibration.tables.rows import RowForecasts, Rows
 from validation.calibration.write import find_sigmas
 
 FEWEST = 10
@@ -39,7 +39,7 @@ class LibraryErrors:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibrationResult:
     """A calibration file as data, and the errors of its libraries."""
 
     name: str
@@ -47,15 +47,15 @@ class Calibrated:
     libraries: list[LibraryErrors]
 
 
-def count_errors(samples: Sequence[Rows], prices: Sequence[Priced]) -> tuple[int, float, float]:
+def count_errors(samples: Sequence[Rows], prices: Sequence[RowForecasts]) -> tuple[int, float, float]:
     """Number of rows, and median and 90th percentile of their absolute error."""
     far = np.concatenate([np.abs(p.seconds / s.seconds - 1) for s, p in zip(samples, prices, strict=True)])
     return len(far), float(np.median(far)), float(np.quantile(far, 0.9))
 
 
-def sigmas_by_kind(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, Any]:
+def sigmas_by_kind(prices: Sequence[tuple[Rows, RowForecasts]]) -> dict[str, Any]:
     """The sigmas of a library's rows, and of each of their kinds where there are several."""
-    kinds: dict[str, list[tuple[Rows, Priced]]] = {}
+    kinds: dict[str, list[tuple[Rows, RowForecasts]]] = {}
     for pair in prices:
         kinds.setdefault(pair[0].kind, []).append(pair)
     found: dict[str, Any] = dict(sigmas_of_all(prices))
@@ -68,7 +68,7 @@ def sigmas_by_kind(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, Any]:
     return found
 
 
-def sigmas_of_all(prices: Sequence[tuple[Rows, Priced]]) -> dict[str, float]:
+def sigmas_of_all(prices: Sequence[tuple[Rows, RowForecasts]]) -> dict[str, float]:
     """The sigmas of all rows together."""
     columns = zip(*((p.seconds, s.seconds, p.launch) for s, p in prices), strict=True)
     return find_sigmas(*(np.concatenate(column) for column in columns))

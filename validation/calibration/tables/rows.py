@@ -41,7 +41,7 @@ class Rows(Protocol):
         """Describes the sizes of one of its rows."""
 
 
-class Priced(NamedTuple):
+class RowForecasts(NamedTuple):
     """Forecasts of rows.
 
     Attributes:
@@ -55,7 +55,7 @@ class Priced(NamedTuple):
     sigma: np.ndarray
 
 
-class Held(NamedTuple):
+class SampleComparison(NamedTuple):
     """A sample with its forecasts.
 
     Attributes:
@@ -67,7 +67,7 @@ class Held(NamedTuple):
     """
 
     sample: Any
-    priced: Priced
+    priced: RowForecasts
     borrowed_seconds: np.ndarray
     least: np.ndarray
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from validation.calibration.tables.rows import Z50, Z90, Held
+from validation.calibration.tables.rows import Z50, Z90, SampleComparison
 
 SCORED = 20
 """Rows below which a cell is held against no goal."""
@@ -16,7 +16,7 @@ Goals = Mapping[tuple[str, str, str], tuple[float, float]]
 """Goals for the median and the 90th percentile of the absolute error, by operation, kind and class."""
 
 
-def summary(held: Sequence[Held], rows: int, goals: Goals) -> dict[str, Any]:
+def summary(held: Sequence[SampleComparison], rows: int, goals: Goals) -> dict[str, Any]:
     """All figures of some tables. rows: of the tables, refused ones included."""
     priced = sum(len(one.sample.index) for one in held)
     return {
@@ -31,7 +31,7 @@ def summary(held: Sequence[Held], rows: int, goals: Goals) -> dict[str, Any]:
     }
 
 
-def cells(held: Sequence[Held], goals: Goals) -> list[dict[str, Any]]:
+def cells(held: Sequence[SampleComparison], goals: Goals) -> list[dict[str, Any]]:
     """Figures of each GPU, operation, kind and class. met: their goal; None without one or with too few rows."""
     found = []
     for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
@@ -47,15 +47,15 @@ def cells(held: Sequence[Held], goals: Goals) -> list[dict[str, Any]]:
     return found
 
 
-def group(held: Sequence[Held], *by: str) -> dict[tuple[str, ...], list[Held]]:
+def group(held: Sequence[SampleComparison], *by: str) -> dict[tuple[str, ...], list[SampleComparison]]:
     """Samples grouped by these fields, sorted by them."""
-    found: dict[tuple[str, ...], list[Held]] = {}
+    found: dict[tuple[str, ...], list[SampleComparison]] = {}
     for one in held:
         found.setdefault(tuple(getattr(one.sample, name) for name in by), []).append(one)
     return dict(sorted(found.items()))
 
 
-def libraries(held: Sequence[Held]) -> list[dict[str, Any]]:
+def libraries(held: Sequence[SampleComparison]) -> list[dict[str, Any]]:
     """Figures of each GPU, operation, library and kind."""
     return [
         {"gpu": gpu, "operation": operation, "library": library or "unnamed", "kind": kind} | figures(own)
@@ -63,7 +63,7 @@ def libraries(held: Sequence[Held]) -> list[dict[str, Any]]:
     ]
 
 
-def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
+def figures(held: Sequence[SampleComparison], name: str | None = None) -> dict[str, Any]:
     """Figures of the rows of one class; None: of all rows.
 
     median, p90, bias: of forecast / measured - 1 (absolute, absolute, signed). inside_90, inside_50: shares of rows
@@ -94,11 +94,11 @@ def figures(held: Sequence[Held], name: str | None = None) -> dict[str, Any]:
     }
 
 
-def _error_of_borrowed_rates(one: Held) -> np.ndarray:
+def _error_of_borrowed_rates(one: SampleComparison) -> np.ndarray:
     return np.abs(one.borrowed_seconds / one.sample.seconds - 1)
 
 
-def worst(held: Sequence[Held], count: int = 12) -> list[dict[str, Any]]:
+def worst(held: Sequence[SampleComparison], count: int = 12) -> list[dict[str, Any]]:
     """The rows with the largest errors, one for each GPU, operation and kind."""
     found = []
     for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():

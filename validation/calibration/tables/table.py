@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from hardware.errors import PlanError
-from validation.calibration.tables.rows import Z90, Held, Rows
+from validation.calibration.tables.rows import Z90, Rows, SampleComparison
 from validation.calibration.tables.sheet import BLANK, CsvSheet, sheet
 
 SOURCES = {
@@ -78,7 +78,7 @@ class Table:
         stated = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
         return "; ".join(dict.fromkeys(expand_source(one) for one in stated if one)) or self.path.name
 
-    def answers(self, held: Sequence[Held]) -> list[dict[str, Any]]:
+    def answers(self, held: Sequence[SampleComparison]) -> list[dict[str, Any]]:
         """Returns for each row, in file order, its forecast, 90 % interval, measured time and error (forecast
         / measured - 1), or the reason why it has none. held: the samples with their forecasts.
         """
