@@ -62,26 +62,34 @@ def _ping_pong(whole: Tensor, rank: int, last: int) -> None:
 
 
 def time_collectives(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Yields samples of every operation and size of a task [s per call], averaged over the ranks as in nccl-tests.
+    """Yields samples of every operation and size of a task [s per call], averaged over the ranks as in nccl-tests, then
+    the machine with the states of rank 0's GPU.
 
     A sample is the mean over consecutive calls (`CALLS_PER_SAMPLE`). In a `busy` task it is one call after GEMMs on
     each rank: as in a training step, ranks arrive at different times and wait.
     """
+    with device.monitor() as add_states:
+        for operation in task["operations"]:
+            for nbytes in task["sizes"]:
+                yield {"operation": operation, "bytes": nbytes, "seconds": _samples(task, device, operation, nbytes)}
+        yield {"machine": add_states(device.machine(dist.get_world_size())).model_dump(mode="json")}
+
+
+def _samples(task: Mapping[str, Any], device: Device, operation: str, nbytes: int) -> list[float]:
+    """Samples of one operation and size [s per call]."""
     busy, world = task["busy"], dist.get_world_size()
     calls = 1 if busy else CALLS_PER_SAMPLE[device.kind]
-    for operation in task["operations"]:
-        for nbytes in task["sizes"]:
-            once = make_call(operation, buffer_elements(nbytes, world), device.torch)
-            for _ in range(task["warmup"]):
-                once()
-            spin = _issue_seconds(once, calls, device)
-            sample = _time_after_own_work if busy else partial(_time_in_a_row, calls=calls, spin=spin)
-            seconds = torch.tensor([sample(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
-            seconds = seconds.to(device.torch) * _takes_part(operation)
-            dist.all_reduce(seconds)
-            # Two ranks exchange messages, there and back.
-            share = 1 / (calls * (4 if operation == "send_recv" else world))
-            yield {"operation": operation, "bytes": nbytes, "seconds": [share * one for one in seconds.tolist()]}
+    once = make_call(operation, buffer_elements(nbytes, world), device.torch)
+    for _ in range(task["warmup"]):
+        once()
+    spin = _issue_seconds(once, calls, device)
+    sample = _time_after_own_work if busy else partial(_time_in_a_row, calls=calls, spin=spin)
+    seconds = torch.tensor([sample(once, device) for _ in range(task["repeat"])], dtype=torch.float64)
+    seconds = seconds.to(device.torch) * _takes_part(operation)
+    dist.all_reduce(seconds)
+    # Two ranks exchange messages, there and back.
+    share = 1 / (calls * (4 if operation == "send_recv" else world))
+    return [share * one for one in seconds.tolist()]
 
 
 def _takes_part(operation: str) -> bool:

@@ -87,8 +87,7 @@ def measure(
         peaks = next((one["peaks"] for one in messages if "peaks" in one), ())
         rows = _rows(plan, sources, device, [one["step"] for one in messages if "step" in one], peaks)
         checks = [serial_check.SerialCheck(**one["check"]) for one in messages if "check" in one]
-        found = next((Machine(**one["machine"]) for one in messages if "machine" in one), None)
-        return blind.with_samples(rows, tuple(map(str, checks)), found)
+        return blind.with_samples(rows, tuple(map(str, checks)), _machine(messages))
 
     return _run_and_write(blind, out, [*first, task], plan.mesh.world, complete, progress)
 
@@ -195,7 +194,8 @@ def measure_collectives(
     def complete(messages: list[dict[str, Any]]) -> Measurement:
         samples = {(one["operation"], one["bytes"]): one["seconds"] for one in messages if "operation" in one}
         pairs = [(operation, size) for operation in operations for size in sizes]
-        return blind.with_samples([_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs])
+        rows = [_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs]
+        return blind.with_samples(rows, machine=_machine(messages))
 
     return _run_and_write(blind, out, [task | {"repeat": repeat, "warmup": warmup}], world, complete, progress)
 
@@ -258,6 +258,11 @@ def _run_and_write(
     if writes:
         done.write(out)
     return done
+
+
+def _machine(messages: Sequence[Mapping[str, Any]]) -> Machine | None:
+    """The machine with its states, if the task has come to its end."""
+    return next((Machine(**one["machine"]) for one in messages if "machine" in one), None)
 
 
 def _describe(message: Mapping[str, Any]) -> str:

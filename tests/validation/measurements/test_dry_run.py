@@ -97,6 +97,7 @@ def test_every_slice_of_the_gpu_campaign_runs(campaign: Path, tmp_path: Path, on
     on_several = {run["name"] for run in runs if run["measure"] in ("distributed", "collectives")}
     on_several -= {run["name"] for run in runs if jobs[run["job"]]["cluster"]["gpus"] == 1}
     assert on_several and done.keys() == files.keys() - on_several
+    assert read(out / "calibration" / "measured.json").machine.states
     for name, found in done.items():
         assert all(row.samples for row in found.rows), found.notes
         assert found.title in (out / f"{name}.txt").read_text("utf-8")

@@ -28,7 +28,7 @@ from validation.calibration.device.neighbours import run_neighbours
 from validation.calibration.device.sustained_rate import measure_sustained_rate
 from validation.calibration.write import write
 from validation.distributed.measure import measure_collectives
-from validation.kernels.measure import INSTRUMENTS
+from validation.kernels.measure import INSTRUMENTS, warm_up_with_gemms
 from validation.kernels.works import work_fields
 from validation.measurements.cuda import Cuda
 from validation.measurements.device import Device, versions
@@ -57,9 +57,11 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     most = Cuda.count() if kind == "cuda" else processes
     collective_rows = collectives_among(kind, min(processes, most)) if min(processes, most) > 1 else ()
     company = processes - 1 if kind == "cpu" else 0
-    with run_neighbours(company):
+    with run_neighbours(company), device.monitor() as add_states:
+        warm_up_with_gemms(device)
         measured, works = measure(device, progress, collective_rows)
-    measured = measured.model_copy(update={"machine": device.machine(max(1, min(processes, most)))})
+        machine = add_states(device.machine(max(1, min(processes, most))))
+    measured = measured.model_copy(update={"machine": machine})
     out.mkdir(parents=True, exist_ok=True)
     measured.write(out / MEASURED)
     catalog_model = out / DEVICE
