@@ -14,13 +14,17 @@ PIP     := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-ch
 BASE := $(VENV)/.base-installed
 DEV  := $(VENV)/.dev-installed
 
+OLDEST       := .venv-oldest
+OLDEST_TORCH := $(shell sed -n 's/^torch = \["torch>=\([0-9.]*\)"\].*/\1/p' pyproject.toml)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all gpu lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes clean help
+.PHONY: demo test test-all test-oldest-torch gpu lint bench golden docs docs-catalog docs-figures docs-readme docs-schemes \
+        clean help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(BASE) ## forecast two well-known runs, sweep and scale, compare with published runs; figures in out/
 	@mkdir -p out
@@ -36,6 +40,9 @@ test: $(DEV) ## run the tests (WORKERS=2 processes)
 
 test-all: $(DEV) ## the same with slow tests and three times as many drawn examples
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --hypothesis-profile=all -m "not gpu and not network"
+
+test-oldest-torch: $(OLDEST)/.installed ## tests/validation with the oldest torch that pyproject.toml admits
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q tests/validation
 
 gpu: ## measure the GPUs of this machine for 9 minutes (MINUTES=9); again to go on. See docs/validation.md
 	$(GPU_PYTHON) -m experiments.cli measure campaign validation/campaigns/gpu.yaml --out $(MEASURED) --minutes $(MINUTES)
@@ -66,7 +73,7 @@ docs-schemes: $(BASE) ## write docs/schemes.md from the files in simulator/schem
 	$(BIN)/python -m simulator.report.scheme_page docs/schemes.md
 
 clean: ## remove everything that make has made, .venv included
-	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -86,3 +93,11 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
 	@$(PIP) --constraint constraints.txt --editable ".[dev,torch,search]"
 	@touch $@ $(BASE)
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	@echo "installing meshcast and torch $(OLDEST_TORCH) into $(OLDEST)"
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@sed '/^torch==/d' constraints.txt > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--constraint $(OLDEST)/constraints.txt --editable ".[dev]" "torch==$(OLDEST_TORCH)"
+	@touch $@

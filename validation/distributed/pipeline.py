@@ -106,7 +106,7 @@ class PipelinePasses:
         losses: list[Tensor] = []
         if targets is not None:
             kwargs = {"targets": targets, "target": targets, "losses": losses}
-        self.schedule.step(*(() if ids is None else (ids,)), **kwargs, return_outputs=False)
+        self.schedule.step(*(() if ids is None else (ids,)), **kwargs)
         self.messages.wait()
         return torch.stack([loss.detach() for loss in losses]).sum() if targets is not None else None
 

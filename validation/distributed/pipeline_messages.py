@@ -10,7 +10,7 @@ a receive in the place of its send, often long before the data is needed. Theref
 
 - One communicator for the pipeline: a posted receive holds up later sends. It does not deadlock, because all ranks
   issue their operations in one common order, but passes wait for messages that could have left before: interleaved-1f1b
-  takes 1.4 times as long on 4 devices and 1.8 times on 8, even if messages take no time. With each receive right before
+  takes 1.3 times as long on 4 devices and 1.7 times on 8, even if messages take no time. With each receive right before
   its use 1f1b would deadlock: two neighbours send to each other, and each one's receive is queued behind its send.
 - One for each direction: the same where a device both receives and sends in one direction and stages wrap round
   (interleaved-1f1b, breadth-first) or turn back (zb-v, hanayo).

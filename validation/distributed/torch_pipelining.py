@@ -2,7 +2,8 @@
 
 What it needs of them beyond the public API:
 
-- ``_PipelineScheduleRuntime`` runs any order of actions, and ``_load_csv`` gives it one;
+- ``_PipelineScheduleRuntime`` runs any order of actions, ``_load_csv`` gives it one, and ``_merge_outputs`` joins what
+  the last stage returned;
 - a stage's ``get_fwd_recv_ops``, ``get_bwd_recv_ops``, ``get_fwd_send_ops`` and ``get_bwd_send_ops`` list the messages
   of a micro-batch; ``forward_one_chunk`` and ``backward_one_chunk`` compute its passes;
 - ``args_recv_info`` and ``grad_recv_info`` hold a stage's receive buffers, and ``_prepare_forward_infra`` and
@@ -12,6 +13,7 @@ What it needs of them beyond the public API:
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -28,11 +30,11 @@ from simulator.scheduling.schedule import Action
 from validation.distributed.pipeline_messages import BACKWARD, FORWARD, PipelineMessages
 from validation.reference.deferred_weight_gradients import DeferredWeightGradients
 
-VERSIONS = "2.10 to 2.15"
+VERSIONS = "2.9 to 2.14"
 """Releases of torch that the trainer's pipelines were tested with."""
 
 RUNTIME = "_PipelineScheduleRuntime"
-RUNTIME_NAMES = ("_load_csv", "step")
+RUNTIME_NAMES = ("_load_csv", "_merge_outputs", "step")
 STAGE_NAMES = (
     *("get_fwd_recv_ops", "get_bwd_recv_ops", "get_fwd_send_ops", "get_bwd_send_ops"),
     *("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"),
@@ -42,6 +44,9 @@ INSTANCE_NAMES = ("args_recv_info", "grad_recv_info", "dw_builder")
 
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 """torch's kinds of messages: of activations (F) and of gradients (B)."""
+
+ACTION = re.compile(rf"(\d+)({'|'.join((*TORCH_LETTERS.values(), *MESSAGES))})(\d+)")
+"""An action as torch writes it: stage, kind, micro-batch."""
 
 
 def check() -> None:
@@ -72,6 +77,7 @@ def make_runtime(
     check()
     # The loss is divided by m: scaling the gradients instead would take a further kernel.
     runtime = getattr(schedules, RUNTIME)(list(stages), m, loss_fn=loss_fn, scale_grads=False)
+    runtime._merge_outputs = lambda losses: None  # it would concatenate the last stage's outputs, which are scalars
     with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
         path = Path(name) / "schedule.csv"
         path.write_text(write_csv(orders), "utf-8", newline="")
@@ -85,14 +91,11 @@ def orders_with_messages(runtime: Any) -> list[list[tuple[int, str, int]]]:
     Kinds of passes are those of `Action`, kinds of messages those of `MESSAGES`.
     """
     kinds = {letter: kind for kind, letter in TORCH_LETTERS.items()} | {kind: kind for kind in MESSAGES}
-    return [
-        [
-            (action.stage_index, kinds[action.computation_type.value], action.microbatch_index)
-            for action in order
-            if action.computation_type.value in kinds  # not what FSDP needs
-        ]
-        for _, order in sorted(runtime.pipeline_order_with_comms.items())
-    ]
+    found: list[list[tuple[int, str, int]]] = []
+    for _, order in sorted(runtime.pipeline_order_with_comms.items()):
+        matches = (ACTION.fullmatch(str(action)) for action in order)  # others are for FSDP, such as 0UNSHARD
+        found.append([(int(match[1]), kinds[match[2]], int(match[3])) for match in matches if match])
+    return found
 
 
 class LeanPipelineStage(PipelineStage):
@@ -137,6 +140,10 @@ class LeanPipelineStage(PipelineStage):
         self.messages.send(super().get_bwd_send_ops(bwd_chunk_id), BACKWARD)
         return []
 
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        """Lists no messages between neighbours before the first step: torch 2.9 opens connections of `group` so."""
+        return []
+
     def _await(self, direction: str, chunk: int) -> None:
         """Lets the computation wait for what was received for a micro-batch; on a GPU its stream, not the process."""
         for work in self.received.pop((direction, chunk), []):
@@ -159,6 +166,11 @@ class LeanPipelineStage(PipelineStage):
         self._free(self.args_recv_info[bwd_chunk_id], self.grad_recv_info[bwd_chunk_id])
 
     # ---------------------------------------------------------------------------------------- buffers
+
+    def clear_runtime_states(self) -> None:
+        """Forgets the last step. Receive buffers, in which torch would delete gradients, are gone."""
+        self.fwd_cache.clear()
+        self.output_chunks.clear()
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._prepare_forward_infra(*args, **kwargs)

@@ -84,24 +84,23 @@ def test_one_communicator_deadlocks_unless_receives_are_posted_ahead(ranks: Any,
 
 
 @pytest.mark.parametrize(
-    ("schedule", "p", "edges", "directions", "one"),
+    ("schedule", "p", "seconds", "factor"),
     [
-        ("1f1b", 4, 21, 21, 21),
-        ("interleaved-1f1b", 4, 33, 45, 46),
-        ("interleaved-1f1b", 8, 69, 122, 124),
-        ("breadth-first", 4, 33, 45, 45),
-        ("zb-v", 4, 30, 31, 31),
-        ("hanayo", 4, 36, 37, 37),
+        ("interleaved-1f1b", 4, 33, 1.3),
+        ("interleaved-1f1b", 8, 69, 1.7),
+        ("breadth-first", 4, 33, 1.2),
+        ("zb-v", 4, 30, 1.03),
+        ("hanayo", 4, 36, 1.02),
     ],
 )
-def test_one_communicator_takes_longer(
-    ranks: Any, schedule: str, p: int, edges: float, directions: float, one: float
-) -> None:
+def test_one_communicator_takes_longer(ranks: Any, schedule: str, p: int, seconds: float, factor: float) -> None:
     """Even if a message takes no time: with torch's order of receives, passes wait for messages of other edges."""
     plan = plan_of(schedule, p, p)
     orders, devices = orders_of(plan, ranks), devices_of(plan)
-    found = [play(orders, devices, each) for each in (one_an_edge, one_a_direction, one_for_all)]
-    assert found == [edges, directions, one]
+    assert play(orders, devices, one_an_edge) == seconds
+    for each in (one_a_direction, one_for_all):
+        found = play(orders, devices, each)
+        assert found is not None and found >= factor * seconds
 
 
 def test_directions_are_the_streams_of_the_program() -> None:
