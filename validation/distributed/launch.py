@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,29 @@ def check_world_size(world: int, device: str) -> None:
         raise PlanError("plan.mesh", rule, "Use a smaller mesh, or run this command under torchrun on all nodes", world)
 
 
-def run(task: Mapping[str, Any], world: int) -> Generator[dict[str, Any]]:
-    """Runs a task (see `worker`) on `world` processes and yields rank 0's messages as they arrive.
+def run_all(tasks: Sequence[Mapping[str, Any]], world: int) -> Generator[dict[str, Any]]:
+    """Runs tasks one after another, each in processes of its own; see `run`.
 
-    Under torchrun this process runs its own part, and ranks other than 0 yield nothing.
-    Raises PlanError if a process fails; closing the generator stops all processes.
+    Under torchrun the same processes run all of them, in one process group: a second one would find the addresses of
+    the first in torchrun's store, and wait for it forever.
     """
-    check_world_size(world, task["device"])
     if under_torchrun():
         from validation.distributed import worker
 
-        yield from worker.run(task)
+        for task in tasks:
+            check_world_size(world, task["device"])
+        yield from worker.run(*tasks)
         return
+    for task in tasks:
+        yield from run(task, world)
+
+
+def run(task: Mapping[str, Any], world: int) -> Generator[dict[str, Any]]:
+    """Runs a task (see `worker`) on `world` new processes and yields rank 0's messages as they arrive.
+
+    Raises PlanError if a process fails; closing the generator stops all processes.
+    """
+    check_world_size(world, task["device"])
     with tempfile.TemporaryDirectory(prefix="meshcast-") as name:
         folder = Path(name)
         (folder / "task.json").write_text(json.dumps(task), "utf-8")

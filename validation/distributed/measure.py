@@ -242,11 +242,10 @@ def _run_and_write(
         progress(f"forecast written to {out}; starting {world} processes")
     messages: list[dict[str, Any]] = []
     try:
-        for task in tasks:
-            with closing(launch.run(task, world)) as arriving:
-                for message in arriving:
-                    messages.append(message)
-                    progress(_describe(message))
+        with closing(launch.run_all(tasks, world)) as arriving:
+            for message in arriving:
+                messages.append(message)
+                progress(_describe(message))
     except (KeyboardInterrupt, PlanError) as error:
         if writes and messages:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"not finished: {error}"

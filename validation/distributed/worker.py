@@ -37,15 +37,17 @@ STEP_MARK = "ProfilerStep#0"
 """Event that marks the step in a trace, named as torch's profiler schedule names it."""
 
 
-def run(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Runs this rank's part of a task; rank 0 yields the messages, other ranks nothing. Errors propagate."""
-    device = Device.of(task["device"], int(os.environ.get("LOCAL_RANK", "0")) if task["device"] == "cuda" else 0)
+def run(*tasks: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Runs this rank's part of some tasks; rank 0 yields the messages, other ranks nothing. Errors propagate."""
+    kind = tasks[0]["device"]
+    device = Device.of(kind, int(os.environ.get("LOCAL_RANK", "0")) if kind == "cuda" else 0)
     options = device.cuda.process_group_options if device.cuda else {}
     dist.init_process_group(device.backend, timeout=TIMEOUT, **options)
     try:
-        for message in TASKS[task["what"]](task, device):
-            if dist.get_rank() == 0:
-                yield message
+        for task in tasks:
+            for message in TASKS[task["what"]](task, device):
+                if dist.get_rank() == 0:
+                    yield message
     finally:
         dist.destroy_process_group()
 
