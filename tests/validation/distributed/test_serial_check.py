@@ -61,17 +61,19 @@ BITS = ("bf16", "v-half, 16 bits")
 
 
 def compared(jobs: dict[str, Any], world: int) -> dict[str, Any]:
-    """The check of each job, by its name."""
+    """The check of each job as plain data, by its name."""
     from validation.distributed import launch
-    from validation.distributed.serial_check import SerialCheck
 
     task = {"what": "checks", "device": "cpu", "jobs": list(jobs.values())}
-    return {name: SerialCheck(**result["check"]) for name, result in zip(jobs, launch.run(task, world), strict=True)}
+    return {name: result["check"] for name, result in zip(jobs, launch.run(task, world), strict=True)}
 
 
 @pytest.fixture(scope="module")
-def checks() -> dict[str, Any]:
-    return {**compared(TWO, 2), **compared(FOUR, 4)}
+def checks(made_once: Any) -> dict[str, Any]:
+    from validation.distributed.serial_check import SerialCheck
+
+    found = made_once("serial-checks", lambda: {**compared(TWO, 2), **compared(FOUR, 4)})
+    return {name: SerialCheck(**check) for name, check in found.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in (*TWO, *FOUR) if name not in BITS])
