@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +16,9 @@ import typer
 from experiments.cli.console import AsJson, answering, check_place, emit
 from experiments.cli.validate import Calibration, check_calibration_folder, check_writable_folder, require_torch
 from hardware.errors import PlanError, nearest
+
+IN_PROCESS = ("kernels", "stages")
+"""Kinds that run in the process that measures; others start processes of their own."""
 
 SUMMARY = "comparison.txt"
 """File in the folder of a campaign with steps, stages, and the errors of all classes of rows."""
@@ -126,7 +132,6 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     """
     from experiments.pages.forecast import show
     from experiments.pages.measurements import page, validate_files, write_page
-    from experiments.pages.published import progress
     from validation.calibration.device import calibrate
     from validation.measurements import campaign
     from validation.measurements.cuda import Cuda
@@ -136,10 +141,11 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
     done: dict[str, list[Path]] = {}
     answers: dict[str, dict[str, Any]] = {}
     total = len(planned.runs)
+    call = _call_in_own_process if planned.device == "cuda" else _call
     tools = campaign.Tools(
-        _measuring_function,
-        lambda device, to, n: calibrate.calibrate(device, to, n, progress),
-        calibrate.refresh,
+        lambda kind: partial(call, _measure_kind, kind) if kind in IN_PROCESS else _measuring_function(kind),
+        partial(call, _calibrate),
+        partial(call, calibrate.refresh),
         lambda folder: calibrate.gpu_name(planned.device, folder),
         Cuda.count() if planned.device == "cuda" else None,
     )
@@ -160,6 +166,33 @@ def _campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> No
         return
     for answer in answers.values():
         show(page(answer, brief=True))
+
+
+def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Calls a function in a new process: what that holds of a GPU's memory, its context included, is gone afterwards.
+
+    In the process of the campaign it would be missing in the measurements that follow, and count as theirs.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *given, **options).result()
+
+
+def _call(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Calls a function in this process."""
+    return function(*given, **options)
+
+
+def _measure_kind(kind: str, *given: Any, **options: Any) -> Any:
+    """Measures one kind."""
+    return _measuring_function(kind)(*given, **options)
+
+
+def _calibrate(device: str, folder: Path, processes: int) -> Any:
+    """Calibrates this machine into a folder."""
+    from experiments.pages.published import progress
+    from validation.calibration.device.calibrate import calibrate
+
+    return calibrate(device, folder, processes, progress)
 
 
 def _select_options(kind: str, given: dict[str, Any], takes: Sequence[str]) -> dict[str, Any]:

@@ -158,6 +158,8 @@ class FakeCuda(Cuda):
         """The clocks one after another, then the last of them."""
         if fields == ["driver_version"]:
             return ["595.1"]
+        if fields == ["name", "memory.total"]:
+            return ["NVIDIA H200", "143771"]
         place = self.calls["query"]
         self.calls["query"] += 1
         answers = {"clocks.sm": str(self.clocks[min(place, len(self.clocks) - 1)]), "power.draw": "650.1"}

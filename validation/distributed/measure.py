@@ -283,7 +283,10 @@ def _describe(message: Mapping[str, Any]) -> str:
 
 
 def _device(kind: str) -> Device:
-    return Device.of(kind, int(os.environ.get("LOCAL_RANK", "0")) if kind == "cuda" and launch.under_torchrun() else 0)
+    """The device of this process under torchrun; otherwise the first one, which other processes are going to use."""
+    if kind == "cuda" and launch.under_torchrun():
+        return Device.of(kind, int(os.environ.get("LOCAL_RANK", "0")))
+    return Device.of(kind, select=False)
 
 
 def _remarks(device: str) -> tuple[str, ...]:

@@ -160,11 +160,21 @@ class Cuda:
 
     @cached_property
     def uuid(self) -> str:
-        """Name of this GPU for nvidia-smi, which numbers GPUs otherwise than torch under CUDA_VISIBLE_DEVICES."""
-        if found := getattr(self.properties, "uuid", None):
+        """Name of this GPU for nvidia-smi, which numbers GPUs otherwise than torch under CUDA_VISIBLE_DEVICES.
+
+        A process that has not used CUDA yet is not made to: its context would take memory of the GPU.
+        """
+        if torch.cuda.is_initialized() and (found := getattr(self.properties, "uuid", None)):
             return f"GPU-{found}"
         visible = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
         return visible[self.index] if self.index < len(visible) else str(self.index)
+
+    def name_and_memory(self) -> tuple[str, int]:
+        """Name of this GPU and its memory [bytes]: from nvidia-smi, which takes no memory, or else from torch."""
+        answer = self.query(["name", "memory.total"])
+        if answer is not None and len(answer) == 2 and answer[1].isdigit():
+            return answer[0], int(answer[1]) * 2**20
+        return self.properties.name, self.properties.total_memory
 
     def query(self, fields: Sequence[str]) -> list[str] | None:
         """Asks nvidia-smi for `fields` of this GPU, such as ``clocks.sm``; None if it has no answer."""

@@ -80,9 +80,12 @@ class Device:
     _monitors: list[StateMonitor] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(cls, kind: str, index: int = 0) -> Device:
-        """Selects the device of a kind (``cpu`` or ``cuda``) and, of a GPU, number. Raises PlanError if this machine
-        does not have it."""
+    def of(cls, kind: str, index: int = 0, select: bool = True) -> Device:
+        """Selects the device of a kind (``cpu`` or ``cuda``) and, of a GPU, number.
+
+        select: this process is going to use the GPU; otherwise it takes no memory of it.
+        Raises PlanError if this machine does not have it.
+        """
         if kind not in ("cpu", "cuda"):
             raise PlanError("--device", "the device is cpu or cuda", "Write one of them", kind)
         if kind == "cpu":
@@ -97,7 +100,8 @@ class Device:
             rule = f"this machine has {Cuda.count()} GPUs"
             raise PlanError("--device", rule, "Use one process for each GPU", f"cuda:{index}")
         cuda = Cuda(index)
-        cuda.select()
+        if select:
+            cuda.select()
         return cls("cuda", cuda)
 
     @property
@@ -239,10 +243,8 @@ class Device:
         if not self.cuda:
             return Machine(name=_processor_name(), memory=_host_memory(), **common)
         driver = self.cuda.query(["driver_version"])
-        properties = self.cuda.properties
-        return Machine(
-            name=properties.name, memory=properties.total_memory, driver=driver[0] if driver else None, **common
-        )
+        name, memory = self.cuda.name_and_memory()
+        return Machine(name=name, memory=memory, driver=driver[0] if driver else None, **common)
 
     @contextmanager
     def monitor(self) -> Iterator[Callable[[Machine], Machine]]:

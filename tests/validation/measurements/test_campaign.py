@@ -1,5 +1,6 @@
 """Campaigns: every shipped job can be run, finished files are not measured again."""
 
+import os
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,3 +202,13 @@ def test_mistakes_are_reported_before_any_work(small: Path, old: str, new: str, 
     small.write_text(SMALL.replace(old, new, 1), "utf-8")
     with pytest.raises(Exception, match=message):
         campaign.load(small)
+
+
+def test_what_holds_memory_of_a_gpu_runs_in_a_process_of_its_own() -> None:
+    from experiments.cli.measure import _call_in_own_process
+
+    assert _call_in_own_process(os.getpid) != os.getpid()
+    with pytest.raises(PlanError, match="no job of this name"):
+        _call_in_own_process(campaign.load, FOLDER / "cpu.yaml").job(SimpleNamespace(job="none", name="any", set={}))
+    with pytest.raises(PlanError, match="cannot be read"):
+        _call_in_own_process(campaign.load, FOLDER / "none.yaml")

@@ -153,6 +153,7 @@ def test_a_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None
         return SimpleNamespace(stdout="1980, 2619, 650.12, 55, 0x0000000000000004\n")
 
     monkeypatch.setattr("validation.measurements.cuda.subprocess.run", run)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="12-34"))
     state = read_state(Cuda(0))
     assert "--id=GPU-12-34" in asked[0] and any("clocks_event_reasons.active" in word for word in asked[0])
@@ -162,6 +163,14 @@ def test_a_gpu_is_asked_for_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-77")
     assert [Cuda(0).uuid, Cuda(1).uuid, Cuda(2).uuid] == ["5", "GPU-77", "2"]
+
+
+def test_a_process_that_starts_others_takes_no_memory_of_the_gpu(fake_cuda: Any) -> None:
+    """Its context would be missing for them, and count as theirs: neither torch nor the driver makes one."""
+    machine = Device.of("cuda", select=False).machine()
+    assert not fake_cuda.calls["select"] and (machine.name, machine.memory) == ("NVIDIA H200", 143771 * 2**20)
+    Device.of("cuda")
+    assert fake_cuda.calls["select"] == 1
 
 
 def test_old_drivers_name_the_reasons_otherwise(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,8 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, fake_cuda: Any) -> Any:
     monkeypatch.setattr(describe, "LARGE", 2**20)
     monkeypatch.setattr(device, "FLUSH_BYTES", 2**16)
     monkeypatch.setattr(gpu_state, "INTERVAL", 1e-3)
+    # A new process would know nothing of the fake.
+    monkeypatch.setattr(command_line, "_call_in_own_process", command_line._call)
     monkeypatch.setattr(kernel_measurement, "WARM_UP_SIZE", 32)
     monkeypatch.setattr(kernel_measurement, "COPIES", (2**10,))
     return fake_cuda

@@ -89,12 +89,13 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
 def gpu_name(kind: str, folder: Path) -> str:
     """Name of this machine's device in the catalog, or the file in the folder of a calibration that describes it."""
     described = folder / DEVICE
-    return str(described) if described.is_file() else describe.catalog_name(Device.of(kind).machine())
+    return str(described) if described.is_file() else describe.catalog_name(Device.of(kind, select=False).machine())
 
 
 def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:
     """Measured collectives of a few sizes among processes of this machine."""
-    name = describe.catalog_name(Device.of(kind).machine()) or ("cpu-core" if kind == "cpu" else "h100-sxm")
+    machine = Device.of(kind, select=False).machine()
+    name = describe.catalog_name(machine) or ("cpu-core" if kind == "cpu" else "h100-sxm")
     job = {
         "model": "llama3-8b",  # any: nothing of it is run
         "cluster": {"gpu": name, "gpus": members, "gpus_per_node": members},
