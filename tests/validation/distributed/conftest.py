@@ -14,6 +14,7 @@ from simulator.plan.plan import Plan
 def ranks() -> Iterator[Any]:
     """Makes this process rank `rank` of a plan whose other ranks do not exist: torch's fake backend sends nothing."""
     import torch.distributed as dist
+    from torch.distributed import device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from validation.distributed.process_groups import make_process_groups
@@ -22,6 +23,9 @@ def ranks() -> Iterator[Any]:
     def become(plan: Plan, rank: int) -> Any:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # torch 2.9 keeps flattened meshes longer than the process groups that they name.
+        meshes = getattr(device_mesh, "_mesh_resources", None)
+        getattr(meshes, "root_to_flatten_mapping", {}).clear()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.mesh.world)
         return make_process_groups(plan, Device.of("cpu"))
 
