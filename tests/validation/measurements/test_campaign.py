@@ -208,7 +208,5 @@ def test_what_holds_memory_of_a_gpu_runs_in_a_process_of_its_own() -> None:
     from experiments.cli.measure import _call_in_own_process
 
     assert _call_in_own_process(os.getpid) != os.getpid()
-    with pytest.raises(PlanError, match="no job of this name"):
-        _call_in_own_process(campaign.load, FOLDER / "cpu.yaml").job(SimpleNamespace(job="none", name="any", set={}))
-    with pytest.raises(PlanError, match="cannot be read"):
+    with pytest.raises(PlanError, match="no such file"):
         _call_in_own_process(campaign.load, FOLDER / "none.yaml")
