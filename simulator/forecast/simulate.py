@@ -65,7 +65,8 @@ def simulate(
     assumed = (*costs.assumed, *(costs.assumed_experts if plan.job.model.moe else ()))
     forward = (op for stage in stages for unit_run in one_of(stage).unit_runs for op in unit_run.fragment.forward)
     assumed += costs.assumed_exchanges if any(isinstance(op.work, Exchange) for op in forward) else ()
-    assumed += costs.assumed_hosts(op.work for task in (*program.tasks, *program.updates) for op, _ in task.count_ops())
+    tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
+    assumed += costs.assumed_hosts(op.work for task in tasks for op, _ in task.count_ops())
     assumed += (CONTENTION,) if engine == "shared" else ()
     forecast = play_forecast(plan, stages, program, assumed, engine, skip, uses)
     if plan.schedule.reorders_at_run_time:
