@@ -27,7 +27,7 @@ from validation.kernels.fp8_libraries import (
 from validation.kernels.modes import Bench, check_modes, check_times, sample
 from validation.kernels.operators import LocalOperator, local_operators, optimizer
 from validation.kernels.works import kernel_class, work_fields
-from validation.measurements.device import Device, versions
+from validation.measurements.device import Device, record, versions
 from validation.measurements.forecasts import Forecaster, forecasters
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 from validation.measurements.row_errors import CLASS, WORK
@@ -106,23 +106,12 @@ def measure(
         rows=tuple(trial.row for _, some in trials for trial in some),
         notes=tuple(dict.fromkeys(notes)),
     )
-    measurement.write(out)
-    more: list[str] = []
-    rows: list[MeasurementRow] = []
-    with on.monitor() as add_states:
-        try:
-            warm_up_with_gemms(on)
-            for case, some in trials:
-                for row in _measure_case(case, some, on, more, progress):
-                    rows.append(row)
-        except KeyboardInterrupt:
-            more.append("interrupted: rows without samples were not measured")
-            raise
-        finally:
-            rows += measurement.rows[len(rows) :]
-            measurement = measurement.with_samples(rows, tuple(more), add_states(machine))
-            measurement.write(out)
-    return measurement
+    with record(measurement, out, on) as recording:
+        warm_up_with_gemms(on)
+        for case, some in trials:
+            for row in _measure_case(case, some, on, recording.notes, progress):
+                recording.rows.append(row)  # one by one: an interrupt leaves those before it
+    return recording.measurement
 
 
 def _missing_fp8(device: Device, plan: Plan) -> list[str]:

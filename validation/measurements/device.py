@@ -23,8 +23,8 @@ import torch
 
 from hardware.errors import PlanError
 from validation.measurements.cuda import Cuda
-from validation.measurements.gpu_state import StateMonitor, monitor_state, read_state, warm_up
-from validation.measurements.measurement import GPUState, Machine
+from validation.measurements.gpu_state import StateMonitor, read_state, warm_up
+from validation.measurements.measurement import GPUState, Machine, Measurement, MeasurementRow
 
 Kind = Literal["cpu", "cuda"]
 
@@ -261,12 +261,41 @@ class Device:
                 states["after"] = read_state(self.cuda)
             return machine.model_copy(update={"states": {key: one for key, one in states.items() if one is not None}})
 
-        with monitor_state(self.cuda) if self.cuda else nullcontext() as found:
+        with StateMonitor(self.cuda) if self.cuda else nullcontext() as found:
             self._monitors.extend([found] if found is not None else [])
             try:
                 yield add_states
             finally:
                 del self._monitors[-1:]
+
+
+@dataclass
+class Recording:
+    """Rows and notes of a measurement in progress; `measurement` is complete after the block of `record`."""
+
+    measurement: Measurement
+    rows: list[MeasurementRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def record(blind: Measurement, out: Path, device: Device) -> Iterator[Recording]:
+    """Writes a measurement before the block without samples, and after it with the rows that were recorded inside.
+
+    The states of the device are monitored inside. An interrupt is noted, and leaves in the file what was measured.
+    """
+    blind.write(out)
+    found = Recording(blind)
+    with device.monitor() as add_states:
+        try:
+            yield found
+        except KeyboardInterrupt:
+            found.notes.append("interrupted: rows without samples were not measured")
+            raise
+        finally:
+            rows = [*found.rows, *blind.rows[len(found.rows) :]]
+            found.measurement = blind.with_samples(rows, tuple(found.notes), add_states(blind.machine))
+            found.measurement.write(out)
 
 
 def versions() -> dict[str, str]:

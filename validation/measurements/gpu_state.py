@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from validation.measurements.cuda import Cuda
 from validation.measurements.measurement import GPUState
@@ -67,7 +67,7 @@ def _reasons(text: str) -> tuple[str, ...]:
 
 
 class StateMonitor:
-    """Reads the state of a GPU every `INTERVAL` seconds in a thread.
+    """Reads the state of a GPU every `INTERVAL` seconds in a thread, inside a ``with`` block.
 
     readings: all states so far.
     """
@@ -77,6 +77,14 @@ class StateMonitor:
         self.readings: list[GPUState] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> StateMonitor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
 
     def _read(self) -> None:
         while not self._stop.is_set():
@@ -110,18 +118,6 @@ class StateMonitor:
             temperature=over_all(max, "temperature"),
             throttled=tuple(reasons),
         )
-
-
-@contextmanager
-def monitor_state(cuda: Cuda) -> Iterator[StateMonitor]:
-    """Monitors the state of a GPU inside the block."""
-    found = StateMonitor(cuda)
-    found._thread.start()
-    try:
-        yield found
-    finally:
-        found._stop.set()
-        found._thread.join(timeout=30)
 
 
 def warm_up(runs: int, monitor: StateMonitor | None, agree: Callable[[bool], bool]) -> Iterator[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from validation.kernels.modes import check_times
-from validation.measurements.device import Device, versions
+from validation.measurements.device import Device, record, versions
 from validation.measurements.forecasts import forecasters
 from validation.measurements.measurement import Measurement, MeasurementRow, utc_now
 from validation.reference.model import check
@@ -65,26 +65,15 @@ def measure(
         forecast_written=utc_now(),
         rows=tuple(row for rows in planned for row in rows),
     )
-    measurement.write(out)
-    rows: list[MeasurementRow] = []
-    notes: list[str] = []
-    with on.monitor() as add_states:
-        try:
-            for variant, waiting in zip(variants, planned, strict=True):
-                found = VariantSamples(variant, on, warmup, repeat, progress)
-                try:
-                    found.measure()
-                finally:
-                    notes += found.notes
-                    rows += [found.add_samples(row) for row in waiting]
-        except KeyboardInterrupt:
-            notes.append("interrupted: rows without samples were not measured")
-            raise
-        finally:
-            rows += measurement.rows[len(rows) :]
-            measurement = measurement.with_samples(rows, tuple(notes), add_states(machine))
-            measurement.write(out)
-    return measurement
+    with record(measurement, out, on) as recording:
+        for variant, waiting in zip(variants, planned, strict=True):
+            found = VariantSamples(variant, on, warmup, repeat, progress)
+            try:
+                found.measure()
+            finally:
+                recording.notes += found.notes
+                recording.rows += [found.add_samples(row) for row in waiting]
+    return recording.measurement
 
 
 class VariantSamples:
