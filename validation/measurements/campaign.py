@@ -117,7 +117,7 @@ Measure = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Tools:
-    """What measures on this machine.
+    """Functions that measure on this machine, and its GPUs.
 
     measure_of: measuring function of a kind of measurement.
     calibrate, refresh: functions of device, folder and number of processes.
