@@ -309,25 +309,18 @@ def concatenate(parts: Sequence[PricedBlock]) -> tuple[PricedBlock, list[list[Wh
 
 
 def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:
-    """Merges two passes, one copy of each, into one block: of their next ops the one that can begin earlier is issued
-    first.
+    """Merges two passes, one copy of each, into one block by list scheduling: the op that can begin earliest is issued
+    next. Of ops that a busy stream holds back alike the first is the one whose inputs were made first, or the one from
+    which the longest path leads to the end of its pass: of these two orders the shorter one is kept.
 
     Returns also, for each pass, where its places are in the joint block.
     """
-    issued: list[tuple[int, int]] = []
-    free = dict[str, float]()
-    seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    parts = (one, other)
+    paths = [_longest_paths(part) for part in parts]
+    issued = min((_list_schedule(parts, priority) for priority in (None, paths)), key=lambda found: found[0])[1]
     where: tuple[dict[int, int], dict[int, int]] = ({INPUT: INPUT}, {INPUT: INPUT})
-    parts, at = (one, other), [0, 0]
-    while any(at[i] < len(parts[i].block.ops) for i in (0, 1)):
-        begins = [_begin(parts[i], at[i], free, seen[i]) for i in (0, 1)]
-        i = int(begins[1] < begins[0])
-        part, place = parts[i], at[i]
-        free[part.block.ops[place].stream] = begins[i] + part.seconds[place]
-        seen[i][place] = begins[i] + part.seconds[place] + part.latency[place]
-        where[i][place] = len(issued)
-        issued.append((i, place))
-        at[i] += 1
+    for number, (i, place) in enumerate(issued):
+        where[i][place] = number
     moved = [_place_block(parts[i].block, where[i]) for i in (0, 1)]
     block = Block(
         [parts[i].block.ops[place] for i, place in issued],
@@ -341,12 +334,55 @@ def interleave(one: PricedBlock, other: PricedBlock) -> tuple[PricedBlock, tuple
     return PricedBlock(BlockPrices(block, seconds, sigma, latency), 1), where
 
 
-def _begin(part: PricedBlock, place: int, free: dict[str, float], seen: dict[int, float]) -> float:
-    """Returns the earliest begin of the op at `place`; infinity after the last op."""
-    if place == len(part.block.ops):
-        return np.inf
-    ready = (seen[j] for j in part.block.after[place])
-    return max(free.get(part.block.ops[place].stream, 0.0), *ready, 0.0)
+def _list_schedule(
+    parts: tuple[PricedBlock, PricedBlock], longest: Sequence[Sequence[float]] | None
+) -> tuple[float, list[tuple[int, int]]]:
+    """Returns when the last result of two passes is seen [s], and the order of their ops: pass and place.
+
+    longest: by pass and place, the time from the begin of an op to the end of its pass [s], if that is the priority.
+    """
+    issued: list[tuple[int, int]] = []
+    free: dict[str, float] = defaultdict(float)
+    seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    queues = [(i, stream, places) for i in (0, 1) for stream, places in _queues(parts[i].block).items()]
+
+    def rank(queue: tuple[int, str, list[int]]) -> tuple[float, float]:
+        i, stream, places = queue
+        made = max((seen[i].get(j, np.inf) for j in parts[i].block.after[places[-1]]), default=0.0)
+        return max(free[stream], made), -longest[i][places[-1]] if longest else made
+
+    while queues:
+        (begin, _), at = min((rank(queue), at) for at, queue in enumerate(queues))
+        i, stream, places = queues[at]
+        place = places.pop()
+        free[stream] = begin + parts[i].seconds[place]
+        seen[i][place] = free[stream] + parts[i].latency[place]
+        issued.append((i, place))
+        if not places:
+            del queues[at]
+    return max(seconds for ends in seen for seconds in ends.values()), issued
+
+
+def _queues(block: Block) -> dict[str, list[int]]:
+    """Returns the places on every stream, the first one last."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for place in reversed(range(len(block.ops))):
+        found[block.ops[place].stream].append(place)
+    return found
+
+
+def _longest_paths(part: PricedBlock) -> list[float]:
+    """Returns for every place the time from the begin of its op to the end of the pass, if each op waits for its stream
+    and its inputs only [s]."""
+    block, found = part.block, [0.0] * len(part.block.ops)
+    behind: dict[str, float] = defaultdict(float)
+    for place in reversed(range(len(block.ops))):
+        stream = block.ops[place].stream
+        found[place] = part.seconds[place] + max(behind[stream], found[place] + part.latency[place])
+        behind[stream] = found[place]
+        for other in block.after[place]:
+            found[other] = max(found[other], found[place])
+    return found
 
 
 def _place_block(block: Block, where: dict[int, int]) -> Block:

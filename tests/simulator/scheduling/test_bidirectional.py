@@ -180,17 +180,52 @@ def test_overlapped_passes_take_turns_as_their_inputs_arrive() -> None:
     (one, _), (other, _) = concatenate([forward]), concatenate([backward])
     both, where = interleave(one, other)
     assert [op.stream for op in both.block.ops].count("expert") == 4
-    begin, free, seen = list[float](), dict[str, float](), list[float]()
-    for op, seconds, after in zip(both.block.ops, both.seconds, both.block.after, strict=True):
-        begin.append(max(free.get(op.stream, 0.0), *(seen[i] for i in after), 0.0))
-        free[op.stream] = begin[-1] + seconds
-        seen.append(free[op.stream])
+    begin = begins(both)
+    ends = [start + seconds for start, seconds in zip(begin, both.seconds, strict=True)]
     # Each computes its next layer while the other communicates: 16 seconds instead of 10 and 14.
     assert [begin[where[0][i]] for i in range(6)] == [0, 1, 4, 5, 7, 11]
     assert [begin[where[1][i]] for i in range(6)] == [1, 4, 7, 9, 11, 14]
-    assert max(seen) == 16
+    assert max(ends) == 16
     assert [port.entry for port in both.block.ports] == [(where[i][0],) for i in (0, 1)]
     assert [port.exit for port in both.block.ports] == [(where[i][5],) for i in (0, 1)]
+
+
+def begins(part: PricedBlock) -> list[float]:
+    """When the ops of a block begin."""
+    begin, free, seen = list[float](), dict[str, float](), list[float]()
+    for op, seconds, after in zip(part.block.ops, part.seconds, part.block.after, strict=True):
+        begin.append(max(free.get(op.stream, 0.0), *(seen[i] for i in after), 0.0))
+        free[op.stream] = begin[-1] + seconds
+        seen.append(free[op.stream])
+    return begin
+
+
+def test_of_two_passes_that_wait_for_a_busy_stream_the_longer_path_goes_first() -> None:
+    """Four all-to-alls of the forward pass do not keep waiting that of the backward pass, behind which more follows."""
+    forward = part((COMPUTE, 1, ()), *(("expert", 3, (0,)) for _ in range(4)))
+    backward = part((COMPUTE, 1, ()), ("expert", 3, (0,)), (COMPUTE, 9, (1,)))
+    for one, other in ((forward, backward), (backward, forward)):
+        both, where = interleave(one, other)
+        start = begins(both)
+        assert start[where[int(one is forward)][1]] <= 4
+        assert max(begin + seconds for begin, seconds in zip(start, both.seconds, strict=True)) == 16
+
+
+def test_of_equally_long_paths_the_pass_that_was_ready_first_goes_first() -> None:
+    """All-to-alls of two equal passes take turns."""
+    one, other = (part((COMPUTE, 1, ()), ("expert", 3, (0,)), (COMPUTE, 1, (1,)), ("expert", 3, (2,))) for _ in "12")
+    both, where = interleave(one, other)
+    start = begins(both)
+    assert sorted((start[where[i][place]], i) for i in (0, 1) for place in (1, 3)) == [(1, 0), (4, 1), (7, 0), (10, 1)]
+
+
+def test_an_op_that_waits_does_not_hold_back_other_streams_of_its_pass() -> None:
+    """Kernels of a pass run while its all-to-all, issued before them, waits for that of the other pass."""
+    forward = part((COMPUTE, 1, ()), ("expert", 10, (0,)), (COMPUTE, 4, (0,)), (COMPUTE, 1, (1, 2)))
+    backward = part(("expert", 20, ()), (COMPUTE, 1, (0,)), (COMPUTE, 4, (1,)))
+    both, where = interleave(forward, backward)
+    start = begins(both)
+    assert start[where[0][2]] == 1
 
 
 @pytest.mark.parametrize("use", PAIRED)
