@@ -106,10 +106,12 @@ def page(report: Report, plots: Sequence[Path] = (), trace: str | None = None) -
 def _describe_ranks(noise: dict[str, Any]) -> str:
     """Duration of steps under `noise`, and the slowest rank."""
     steps = len(noise["step_times_s"])
-    median, p90, slowest, mean = (
-        format_seconds(noise[key]) for key in ("median_s", "p90_s", "its_kernels_s", "mean_kernels_s")
+    mean_step, p90, slowest, mean = (
+        format_seconds(noise[key]) for key in ("mean_s", "p90_s", "its_kernels_s", "mean_kernels_s")
     )
-    times = f"{median} a step" + (f" in the median of {steps}, {p90} in nine of ten" if steps > 1 else "")
+    times = f"{mean_step} a step"
+    if steps > 1:
+        times += f" in the mean of {steps} (+- {format_seconds(noise['mean_error_s'])}), {p90} in nine of ten"
     return (
         f"under noise {times}, {100 * (noise['over_equal_ranks'] - 1):+.1f} %; rank {noise['slowest_rank']} runs "
         f"kernels for {slowest}, the mean rank for {mean}"

@@ -1,4 +1,5 @@
-"""A step rank by rank, with jitter and stragglers: every rank runs its kernels at a pace of its own.
+"""A step rank by rank, with jitter and stragglers: every rank runs its kernels at a pace of its own, and every
+collective and message has one.
 
 A pipeline device stands for all ranks of its stage. Here each of its ops has one time for every rank: an array over the
 mesh axes inside a stage. A collective over some of these axes begins for its group when the last rank has come;
@@ -7,7 +8,7 @@ pipeline messages go from a rank to the rank at the same place of another stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,21 +25,30 @@ from simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, ac
 class Pace:
     """How the paces of ranks are drawn.
 
-    jitter: standard deviation of log(duration), drawn for every rank and action.
-    stragglers: share of the ranks that are slow in every action.
-    slow: factor of their durations.
+    jitter: standard deviation of log(duration) of kernels, drawn for every rank and action.
+    stragglers: share of the ranks that are slow in every action of a step.
+    slow: factor of the durations of their kernels.
     seed: of all draws.
+    communication: standard deviation of log(duration) of collectives and messages, drawn for each of them.
+    persistent: the same ranks are stragglers in all steps.
     """
 
     jitter: float = 0.0
     stragglers: float = 0.0
     slow: float = 1.0
     seed: int = 0
+    communication: float = 0.0
+    persistent: bool = False
 
-    def always(self, shape: tuple[int, ...], devices: int) -> np.ndarray:
-        """Factors of the ranks in all steps [devices, *shape]."""
-        draw = np.random.default_rng([self.seed, 0])
+    def always(self, shape: tuple[int, ...], devices: int, step: int = 0) -> np.ndarray:
+        """Factors of the ranks in all actions of one step [devices, *shape]."""
+        draw = np.random.default_rng([self.seed, 0, *([] if self.persistent else [1 + step])])
         return np.where(draw.random((devices, *shape)) < self.stragglers, self.slow, 1.0)
+
+    def transfers(self, step: int, action: Key) -> Callable[[tuple[int, ...]], np.ndarray]:
+        """Factors of the collectives and messages of one action, in the order of their issue, each from its shape."""
+        draw = np.random.default_rng([self.seed, 1 + step, *action, len(ACTION_KINDS)])
+        return lambda shape: np.asarray(np.exp(self.communication * draw.standard_normal(shape)))
 
     def once(self, shape: tuple[int, ...], step: int, action: Key) -> np.ndarray:
         """Factors of the ranks in one action of one step, the same in whichever order actions are played."""
@@ -55,11 +65,13 @@ class Unfolded:
     span: from the begin of the first op to the end of the last, on whichever rank [s].
     busy: how long each rank ran kernels of its own [s]; an array over pipeline devices and the axes inside a stage.
     waited: how long it waited for others in collectives that it had reached [s].
+    updates: ends of the updates that are actions of the timetable, by number of the action [s].
     """
 
     span: float
     busy: np.ndarray
     waited: np.ndarray
+    updates: Mapping[int, float]
 
 
 Key = tuple[int, ...]
@@ -78,7 +90,10 @@ def unfold(
     flat = flat or flatten(program)
     owner = _owners(program, flat)
     last = _last_readers(flat)
-    always = pace.always(shape, program.devices)
+    always = pace.always(shape, program.devices, step)
+    update_ends = {flat.behind[action] - 1: action for actions in program.timetable.updates for action in actions}
+    updates: dict[int, float] = {}
+    draws: dict[Key, Callable[[tuple[int, ...]], np.ndarray]] = {}
     queue: dict[int, int] = {}
     for i, numbers in enumerate(flat.queues.values()):
         queue.update(dict.fromkeys(numbers, i))
@@ -105,14 +120,23 @@ def unfold(
             own = seconds * factor
             busy[device] += own
             end = at + own
+        elif pace.communication and seconds and isinstance(op.work, Communication):
+            key = owner[number]
+            if key not in draws:
+                draws[key] = pace.transfers(step, key)
+            # All ranks of a group are in its collective for as long.
+            group = tuple(1 if i in joined else n for i, n in enumerate(shape))
+            end = at + seconds * draws[key](group)
         else:
             end = at + seconds
         ready[queue[number]] = end
         seen[number] = end + latency if latency else end
         span = max(span, float(end.max()))
+        if number in update_ends:
+            updates[update_ends[number]] = float(end.max())
         for other in last[number]:
             del seen[other]
-    return Unfolded(span, busy, waited)
+    return Unfolded(span, busy, waited, updates)
 
 
 def stretch_passes(
@@ -121,7 +145,7 @@ def stretch_passes(
     """Durations of the passes of a step on the slowest rank of their stage, each as if it were alone [s]."""
     _, shape = _inside(mesh, pipeline)
     table = program.timetable
-    always = pace.always(shape, program.devices)
+    always = pace.always(shape, program.devices, step)
     known: dict[int, float] = {}
     slots = {action: slot for action, slot in zip(table.actions, table.slot, strict=True)}
 
@@ -152,10 +176,12 @@ def _over(work: object, axes: list[str]) -> tuple[int, ...]:
 
 
 def _owners(program: Program, flat: FlatProgram) -> list[Key]:
-    """The action that every op belongs to; an update belongs to its device."""
+    """The action that every op belongs to, messages to the action that sends them; an update belongs to its device."""
     found = [Key()] * len(flat.ops)
     for action, first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
         found[first:behind] = [_key(action)] * (behind - first)
+    for number, _, _ in flat.sent:
+        found[number] = found[number - 1]
     for device, numbers in enumerate(flat.updates):
         for number in numbers:
             found[number] = (device,)

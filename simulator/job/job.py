@@ -138,8 +138,12 @@ class Noise(JobPart):
 
     jitter: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
     """Standard deviation of the logarithm of kernel times, drawn for every rank and action."""
+    communication_jitter: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    """The same for collectives and messages, drawn for each of them. Default: `jitter`."""
     stragglers: float = Field(default=0.0, ge=0, le=1)
-    """Share of the ranks that are stragglers: slow in every action."""
+    """Share of the ranks that are stragglers: slow in every action of a step."""
+    persistent: bool = False
+    """The same ranks are stragglers in all steps, as slow GPUs are. Default: drawn for each step."""
     slow: float = Field(default=1.0, ge=1, le=1000)
     """Kernel time of a straggler over that of the other ranks."""
     seed: int = Field(default=0, strict=True, ge=0)

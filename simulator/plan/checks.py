@@ -103,10 +103,10 @@ def check_noise(plan: Plan) -> None:
 
 
 def check_period(plan: Plan) -> None:
-    """Steps of a period are forecast as their mean, without noise and with a pipeline flush after each."""
-    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.flush):
+    """Steps of a period are forecast as their mean, without noise and with a barrier after each."""
+    if plan.period > 1 and (plan.job.noise is not None or not plan.schedule.barrier):
         index = next(i for i, scheme in enumerate(plan.schemes) if scheme.period > 1)
-        rule = "a period of several steps is forecast without noise, and with a pipeline flush after each step"
+        rule = "a period of several steps is forecast without noise, and with a barrier of the pipeline after each step"
         raise PlanError(f"plan.schemes[{index}].period", rule, "Set it to 1, or leave the other out", plan.period)
 
 

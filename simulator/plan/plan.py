@@ -161,8 +161,8 @@ class Plan:
 
     @cached_property
     def update_interval(self) -> int:
-        """Micro-batches between two optimizer updates of a schedule without a pipeline flush; 0 with a flush."""
-        return 0 if self.schedule.flush else self.schedule.microbatches_per_update(self.shape)
+        """Micro-batches between two optimizer updates of a schedule without a barrier; 0 with one."""
+        return 0 if self.schedule.barrier else self.schedule.microbatches_per_update(self.shape)
 
     @property
     def period(self) -> int:
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def played_shape(self) -> PipelineShape:
-        """What the engine plays: one batch; without a flush as many micro-batches as reach the steady state."""
+        """What the engine plays: one batch; without a barrier as many micro-batches as reach the steady state."""
         return extend_to_steady_state(self.shape, self.update_interval) if self.update_interval else self.shape
 
     @cached_property

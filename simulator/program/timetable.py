@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.errors import ScheduleError
-from simulator.scheduling.no_flush import insert_updates
+from simulator.scheduling.no_flush import insert_updates, orders_of_run
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
@@ -172,14 +172,13 @@ def timetable(
     """Makes the timetable of `schedule`.
 
     durations: of passes, for schedules that ask for them.
-    update_interval: micro-batches per update in schedules without a flush; otherwise 0.
+    update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
     orders: orders that devices followed at run time, in place of those of the schedule.
 
     Raises PlanError for a shape that the schedule does not support, and ScheduleError, which prints the orders, if an
     action is missing or repeated or if the orders deadlock.
     """
-    schedule.check(shape)
-    stated = schedule.orders(shape, durations) if orders is None else orders
+    stated = orders_of_run(schedule, shape, update_interval, durations) if orders is None else orders
     return _TimetableMaker(schedule, shape, [list(order) for order in stated], update_interval).build()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
@@ -11,6 +12,7 @@ import numpy as np
 
 from hardware.units import GIB
 from simulator.engine.per_rank import Pace, Unfolded, stretch_passes, unfold
+from simulator.engine.steady_state import window
 from simulator.ir.routing import Routing
 from simulator.models import flops
 from simulator.program.flatten import flatten
@@ -49,7 +51,8 @@ class Report(Metrics):
         noise, play = self.job.noise, self.play
         if noise is None:
             return []
-        pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed)
+        transfers = noise.jitter if noise.communication_jitter is None else noise.communication_jitter
+        pace = Pace(noise.jitter, noise.stragglers, noise.slow, noise.seed, transfers, noise.persistent)
         return [self._play_ranks(play, pace, step) for step in range(noise.steps)]
 
     def _play_ranks(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
@@ -61,7 +64,13 @@ class Report(Metrics):
             orders = program.timetable.orders
             program = play.rebuild(reorder_at_run_time(plan.schedule, plan.shape, orders, lasts, hop).orders)
             flat = flatten(program)
-        return unfold(program, plan.mesh, plan.pipeline_axis, pace, step, flat)
+        played = unfold(program, plan.mesh, plan.pipeline_axis, pace, step, flat)
+        if not plan.update_interval:
+            return played
+        # Of a run of several batches without a barrier: a step in the steady state.
+        seconds = window(program.timetable, played.updates.__getitem__, plan.shape.m).seconds
+        batches = program.timetable.shape.m / plan.shape.m
+        return replace(played, span=seconds, busy=played.busy / batches, waited=played.waited / batches)
 
     @property
     def step_times(self) -> list[float]:
@@ -122,13 +131,20 @@ class Report(Metrics):
             f"framework {framework.name}: kernels, overlap, buckets and number formats are its defaults",
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
-            *(["no flush: steps are of a full pipe, and gradients have no common norm"] if self.play.window else []),
+            *([self._without_barrier] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),
             *(text for scheme in self.play.plan.schemes for text in scheme.assumptions(self.job.model)),
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
             *self.job.cluster.filled_in,
         ]
+
+    @property
+    def _without_barrier(self) -> str:
+        """How steps follow each other without a barrier."""
+        if self.play.plan.schedule.flush:
+            return "no barrier: steps follow each other on every device, and no update is rolled back"
+        return "no flush: steps are of a full pipe, and gradients have no common norm"
 
     @property
     def _slices(self) -> str:
@@ -192,9 +208,11 @@ class Report(Metrics):
         times = np.array(self.step_times)
         return {
             "step_times_s": times.tolist(),
+            "mean_s": float(times.mean()),
+            "mean_error_s": float(times.std(ddof=1) / np.sqrt(len(times))) if len(times) > 1 else None,
             "median_s": float(np.median(times)),
             "p90_s": float(np.quantile(times, 0.9)),
-            "over_equal_ranks": float(np.median(times)) / self.step_time,
+            "over_equal_ranks": float(times.mean()) / self.step_time,
             "slowest_rank": int(np.argmax(ranks)),
             "its_kernels_s": float(busy.max()),
             "mean_kernels_s": float(busy.mean()),

@@ -1,8 +1,10 @@
-"""Schedules without a flush: where weights are updated, how many versions of them are held, how many updates to play.
+"""Schedules without a flush or a barrier: where weights are updated, how many versions are held, how much to play.
 
-The pipeline fills once and never drains. Every device updates its own weights, so micro-batches in flight use older
-versions (weight stashing, arXiv 1806.03377). The time of an update is read from a run that is long enough for devices
-to repeat themselves: warm-up, then a window of updates in steady state, then the cool-down, which is left out.
+Without a flush the pipeline fills once and never drains. Every device updates its own weights, so micro-batches in
+flight use older versions (weight stashing, arXiv 1806.03377). With a flush but no barrier (post-validation, arXiv
+2401.10241) a device repeats the order of a batch as soon as it has updated its weights; all passes of a batch use one
+version. The time of an update is read from a run that is long enough for devices to repeat themselves: warm-up, then a
+window of updates in steady state, then the cool-down, which is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule, ScheduleItem, actions_of
+from simulator.scheduling.schedule import (
+    Action,
+    OverlappedPasses,
+    PassDurations,
+    PipelineShape,
+    Schedule,
+    ScheduleItem,
+    actions_of,
+)
 
 WARMUP_MICROBATCHES = 4
 """Micro-batches a stage before the part of a run that is measured: by then the pipeline is full and in steady state."""
@@ -38,6 +48,37 @@ def insert_updates(order: Sequence[ScheduleItem], interval: int) -> list[Schedul
                 if not left[update]:
                     found.append(Action(stage, "O", (update + 1) * interval - 1))
     return found
+
+
+def orders_of_run(
+    schedule: Schedule, shape: PipelineShape, interval: int, durations: PassDurations | None = None
+) -> Sequence[Sequence[ScheduleItem]]:
+    """The orders of all devices in a run.
+
+    shape: of the run. interval: micro-batches per update without a barrier; otherwise 0.
+
+    Raises PlanError for a shape that the schedule does not support.
+    """
+    batch = replace(shape, m=interval) if schedule.flush and interval else shape
+    schedule.check(batch)
+    orders = schedule.orders(batch, durations)
+    times = shape.m // batch.m
+    return [_repeat(order, batch.m, times) for order in orders] if times > 1 else orders
+
+
+def _repeat(order: Sequence[ScheduleItem], microbatches: int, times: int) -> list[ScheduleItem]:
+    """The order of one batch, `times` in a row. microbatches: of one batch."""
+
+    def later(action: Action, batch: int) -> Action:
+        return action._replace(microbatch=action.microbatch + batch * microbatches)
+
+    return [
+        OverlappedPasses(*(later(action, batch) for action in item))
+        if isinstance(item, OverlappedPasses)
+        else later(item, batch)
+        for batch in range(times)
+        for item in order
+    ]
 
 
 def peak_weight_versions(schedule: Schedule, shape: PipelineShape, device: int, order: Sequence[ScheduleItem]) -> int:

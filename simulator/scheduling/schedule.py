@@ -130,6 +130,15 @@ class PassDurations:
     kept_for_weights: tuple[float, ...] | None = None
 
 
+class PostValidation(SchemeOptions):
+    """Option of the zero-bubble schedules."""
+
+    post_validation: bool = False
+    """Devices update their weights by the part of the gradients' norm that they know, start the next batch, and roll
+    back if the whole norm demands another update: no barrier between steps (arXiv 2401.10241, section 4). Default: off,
+    as the norm is all-reduced first."""
+
+
 SliceDuration = Callable[[int, int], float]
 """Seconds of a slice on one stage, forward and backward, from its tokens and the tokens before it in the sequence."""
 
@@ -158,6 +167,13 @@ class Schedule(Scheme):
     class Options(SchemeOptions):
         chunks: int = Field(default=1, ge=1, strict=True)
         """Virtual stages a device."""
+
+    @property
+    def barrier(self) -> bool:
+        """Whether no device begins the next batch before all have updated their weights, as gradient clipping by the
+        norm of all gradients demands. Without a barrier the order of a batch is repeated, each device at its own time.
+        """
+        return self.flush and not getattr(self.options, "post_validation", False)
 
     @property
     def lowering_key(self) -> Hashable:

@@ -18,11 +18,14 @@ from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
-from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, VShape
+from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, PostValidation, VShape
 
 
 class VHalf(VShape):
     paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
+
+    class Options(VShape.Options, PostValidation):
+        pass
 
     def block(self, shape: PipelineShape) -> list[tuple[int, int]]:
         """For each stage, the slots of F and B of the first micro-batch."""

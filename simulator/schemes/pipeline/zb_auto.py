@@ -19,7 +19,14 @@ from pydantic import Field
 
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.list_scheduler import MemoryBoundedSchedule
-from simulator.scheduling.schedule import PassDurations, PipelineSetting, PipelineShape, Schedule, ScheduleItem
+from simulator.scheduling.schedule import (
+    PassDurations,
+    PipelineSetting,
+    PipelineShape,
+    PostValidation,
+    Schedule,
+    ScheduleItem,
+)
 
 KEPT_FOR_WEIGHTS = 0.4
 """Share of the activations that W needs, if not known: 32h/(34h + 5as) of table 1, 0.37 to 0.43 for its models."""
@@ -29,7 +36,7 @@ class ZBAuto(Schedule):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
     needs_durations = True
 
-    class Options(Schedule.Options):
+    class Options(Schedule.Options, PostValidation):
         memory_limit: float | None = Field(default=None, ge=1)
         """Micro-batches whose activations a device may hold, a share of them until W; by default p."""
 

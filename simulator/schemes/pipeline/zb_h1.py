@@ -19,11 +19,14 @@ References: Qi et al. 2024, arXiv 2401.10241, section 2.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, PostValidation, Schedule
 
 
 class ZBH1(Schedule):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
+
+    class Options(Schedule.Options, PostValidation):
+        pass
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         m, ahead = shape.m, min(shape.m, shape.p - 1 - device)

@@ -16,11 +16,14 @@ References: Qi et al. 2024, arXiv 2401.10241, section 6.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, VShape
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, PostValidation, VShape
 
 
 class ZBV(VShape):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
+
+    class Options(VShape.Options, PostValidation):
+        pass
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         p = shape.p

@@ -61,8 +61,11 @@ def by_hand(played: Played, pace: Pace) -> float:
     actions = played.program.timetable.actions
     for (stage, kind, k, _), first, behind in zip(actions, flat.first, flat.behind, strict=True):
         owner.update(dict.fromkeys(range(first, behind), (stage, ACTION_KINDS.index(kind), k, 0)))
+    for number, _, _ in flat.sent:
+        owner[number] = owner[number - 1]
     for device, numbers in enumerate(flat.updates):
         owner.update(dict.fromkeys(numbers, (device,)))
+    transfers = {key: pace.transfers(0, key) for key in set(owner.values())}
     always = pace.always(shape, played.plan.shape.p)
     free: dict[tuple[int, str, tuple[int, ...]], float] = {}
     end: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -77,12 +80,16 @@ def by_hand(played: Played, pace: Pace) -> float:
             alone = [tuple(at for i, at in enumerate(place) if i not in joined) for place in places]
             latest = {key: max(begin[p] for p, k in zip(places, alone, strict=True) if k == key) for key in alone}
             begin = {place: latest[key] for place, key in zip(places, alone, strict=True)}
+        slower = np.ones(shape)
+        if pace.communication and isinstance(op.work, Collective | Transfer) and flat.seconds[number]:
+            met = joined if isinstance(op.work, Collective) else []
+            slower = slower * transfers[owner[number]](tuple(1 if i in met else n for i, n in enumerate(shape)))
         for place in places:
             kernel = (
                 op.stream == COMPUTE and not isinstance(op.work, Collective | Transfer) and flat.seconds[number] > 0
             )
             once = np.broadcast_to(pace.once(shape, 0, owner[number]), shape) if kernel else None
-            factor = always[device][place] * once[place] if once is not None else 1.0
+            factor = always[device][place] * once[place] if once is not None else slower[place]
             end[number, place] = begin[place] + flat.seconds[number] * factor
             free[device, op.stream, place] = end[number, place]
     return max(end.values())
@@ -92,7 +99,7 @@ def by_hand(played: Played, pace: Pace) -> float:
 @pytest.mark.parametrize("degrees", [(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)])
 def test_ranks_synchronise_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
     played = play_job(plan(*degrees, data=data), PRICE)
-    for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.3, slow=3.0, seed=2), Pace(0.2, 0.5, 1.5, 11)):
+    for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.3, slow=3.0, seed=2), Pace(0.2, 0.5, 1.5, 11, 0.3)):
         assert spans(played, pace) == [pytest.approx(by_hand(played, pace), rel=1e-12)]
 
 
@@ -101,6 +108,35 @@ def test_draws_depend_on_the_seed_and_the_step_alone() -> None:
     one, same, other = (spans(played, Pace(jitter=0.1, seed=seed), 3) for seed in (1, 1, 2))
     assert one == same and one != other
     assert len(set(one)) == 3, "each step draws anew"
+
+
+def test_stragglers_are_drawn_for_each_step_or_once() -> None:
+    pace, same = (Pace(stragglers=0.3, slow=2.0, seed=4, persistent=persistent) for persistent in (False, True))
+    for one, equal in ((pace, False), (same, True)):
+        first, *others = (one.always((8, 8), 2, step) for step in range(4))
+        assert [bool((first == other).all()) for other in others] == [equal] * 3
+        assert ((first == 2.0) | (first == 1.0)).all() and 0.1 < (first == 2.0).mean() < 0.5
+
+
+def test_collectives_have_a_jitter_of_their_own() -> None:
+    """By default as much as kernels; it lengthens a step of which communication is exposed."""
+    job = plan(1, 4, 1, data="ddp")
+    job["framework"]["set"]["overlap"] = {"dp": False}
+
+    def times(**noise: Any) -> list[float]:
+        return simulate(job | {"noise": {"steps": 4, **noise}}).step_times
+
+    none, only, both = times(), times(communication_jitter=0.5), times(jitter=0.5)
+    assert len(set(none)) == 1 and len(set(only)) == 4
+    assert times(jitter=0.5, communication_jitter=0.5) == both != times(jitter=0.5, communication_jitter=0.0)
+
+
+def test_the_mean_over_the_steps_has_an_error() -> None:
+    report = simulate(plan(2, 2, 2, jitter=0.2, steps=40))
+    noise, times = report.to_dict()["noise"], np.array(report.step_times)
+    assert noise["mean_s"] == pytest.approx(times.mean())
+    assert noise["mean_error_s"] == pytest.approx(times.std(ddof=1) / math.sqrt(40))
+    assert simulate(plan(2, 2, 2, jitter=0.2)).to_dict()["noise"]["mean_error_s"] is None
 
 
 def test_a_straggler_slows_all_but_only_where_they_wait_for_it() -> None:

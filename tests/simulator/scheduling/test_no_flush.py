@@ -22,6 +22,7 @@ from simulator.engine.play import ByMatrices
 from simulator.engine.steady_state import cycle
 from simulator.ir.ops import COMPUTE, Collective
 from simulator.ir.registry import find_scheme
+from simulator.job.load import load_job
 from simulator.program.timetable import timetable
 from simulator.report import trace
 from simulator.scheduling.no_flush import (
@@ -278,7 +279,7 @@ def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict
             assert all(times.end[n] <= begin + 1e-12 or times.begin[n] >= end - 1e-12 for n in own if n not in inside)
         reduced += sum(ops[n].name == "reduce grads" for n in own)
     updates = len(run.program.timetable.updates[0])
-    each = run.plan.played_shape.m if data.get("fsdp") else updates
+    each = run.plan.played_shape.m if data.get("fsdp") and not overlap else updates
     assert reduced > 0 and reduced % each == 0
 
 
@@ -436,3 +437,79 @@ def test_replays_end() -> None:
     found = answer({"schedule": "pipedream", "p": 1024, "m": 8, "t_f": 1, "t_b": 1})
     assert found["status"] == "refused" and "steady" in found["reason"]
     assert replay(ScheduleCase(schedule="1f1b", p=64, m=8, t_f=1.0, t_b=1.0)).makespan == 71 * 2
+
+
+# ---------------------------------------------------------------------------------- without a barrier
+
+ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "zb-auto", "v-half", "v-min")
+
+
+def lifted(name: str, pp: int = 4, m: int = 12, **more: Any) -> dict[str, Any]:
+    """A job of a zero-bubble schedule with post-validation."""
+    found = load_job(job(name, pp, m, **more)).to_dict()
+    for entry in found["plan"]["schemes"]:
+        if entry["use"] == f"pipeline/{name}":
+            entry["post_validation"] = True
+    return found
+
+
+@pytest.mark.parametrize("name", ZERO_BUBBLE)
+def test_post_validation_repeats_the_order_of_a_batch(name: str) -> None:
+    played = play_job(lifted(name))
+    plain = play_job(job(name, 4, 12))
+    every = played.plan.shape.m
+    assert played.plan.played_shape.m > every == plain.plan.played_shape.m
+    for device, order in enumerate(played.program.timetable.orders):
+        batches = [[a for a in actions_of(order) if a.microbatch // every == i] for i in range(2)]
+        passes = [[a._replace(microbatch=a.microbatch % every) for a in one if a.kind != "O"] for one in batches]
+        assert passes[0] == passes[1] == list(actions_of(plain.program.timetable.orders[device]))
+        # All passes of a batch precede the update, and those of the next follow it.
+        assert [a.microbatch // every for a in actions_of(order)] == sorted(
+            a.microbatch // every for a in actions_of(order)
+        )
+        assert peak_weight_versions(played.plan.schedule, played.plan.shape, device, order) == 1
+
+
+@pytest.mark.parametrize("name", ZERO_BUBBLE)
+def test_a_step_without_a_barrier_is_as_long_as_the_longest_span(name: str) -> None:
+    """No shorter than the work of the slowest device, no longer than from the first begin to the last end."""
+    one, other = (simulate(make(name, 4, 12)) for make in (lifted, lambda *given: job(*given)))
+    busy = max(one.sums[device, :, 0].sum() for device in range(4))
+    assert one.play.seconds <= other.play.seconds * (1 + 1e-9)
+    assert one.play.seconds >= other.step_time - other.parts["bubble"] - other.job.framework.step_overhead_s - busy
+    assert [peak.total for peak in one.play.peaks] == [peak.total for peak in other.play.peaks]
+    assert "no barrier" in " ".join(one.assumed)
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 12), (8, 24)])
+def test_zero_bubble_in_a_steady_state(p: int, m: int) -> None:
+    """With equal F, B and W, no messages and 2p - 1 micro-batches in flight no device idles from step to step."""
+    shape, schedule = PipelineShape(p, m), shipped("pipeline/zb-h2")
+    repeated = find_scheme("pipeline/zb-h2")(("pp",), type(schedule).Options(post_validation=True))
+    table = timetable(repeated, extend_to_steady_state(shape, m), update_interval=m)
+    free, ends = [0.0] * p, dict[Any, float]()
+    for action in (table.actions[i] for i in table.sequence):
+        before = {"F": (action.stage - 1, "F"), "B": (action.stage + 1, "B")}.get(action.kind)
+        came = ends.get((*before, action.microbatch), 0.0) if before else 0.0
+        free[action.stage] = max(free[action.stage], came) + (action.kind != "O")
+        ends[action.stage, action.kind, action.microbatch] = free[action.stage]
+    for device in range(p):
+        updates = [ends[device, "O", k * m - 1] for k in (1, 2, 3)]
+        assert np.diff(updates).tolist() == [3 * m, 3 * m]
+
+
+def test_noise_without_a_barrier_is_read_from_the_steady_state() -> None:
+    still, noisy = (
+        simulate(lifted("zb-h1") | {"noise": noise}) for noise in ({"steps": 2}, {"jitter": 0.2, "steps": 3})
+    )
+    assert still.step_times == pytest.approx([still.step_time] * 2, rel=1e-9)
+    assert len(set(noisy.step_times)) == 3 and min(noisy.step_times) > still.step_time
+    assert noisy.to_dict()["noise"]["mean_kernels_s"] == pytest.approx(
+        still.to_dict()["noise"]["mean_kernels_s"], rel=0.1
+    )
+
+
+@examples(20)
+@given(name=st.sampled_from(ZERO_BUBBLE), m=st.integers(8, 12), price=PRICES)
+def test_engines_agree_without_a_barrier(name: str, m: int, price: Any) -> None:
+    check_alike(play_by_engines(lifted(name, 4, m), price))
