@@ -30,8 +30,9 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """The peak of every device. static: bytes that live through the whole step, by category, for every device."""
     table = program.timetable
     # What runs beside the parts takes no memory of its own.
-    known = {parts: task.memory for parts, task in {task.parts: task for task in program.tasks}.items()}
-    profiles = [known[task.parts] for task in program.tasks]
+    distinct = {(task.parts, task.inputs, task.results): task for task in program.tasks}
+    known = {key: task.memory for key, task in distinct.items()}
+    profiles = [known[task.parts, task.inputs, task.results] for task in program.tasks]
     nets, tops = np.array([p.net for p in profiles]), np.array([p.top for p in profiles])
     net, top = nets.sum(axis=1), tops.sum(axis=1)
     buffers = CATEGORIES.index("buffers")

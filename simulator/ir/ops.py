@@ -456,13 +456,20 @@ class StageOps:
     """The ops of a pipeline stage. Its parameters are numbered in forward order, copy after copy.
 
     unit_runs: the runs of equal units in forward order.
-    ahead: side ops from the start of the forward pass on, such as weight gathers.
-    behind: side ops during the backward pass and after it, such as gradient reductions.
+    ahead: side ops of the first forward pass of a step, from its start on, such as weight gathers.
+    behind: side ops of the last backward pass of a step, and after it, such as gradient reductions.
+    again: side ops of the first backward pass of a step, where it follows all forward passes: whole weights that were
+        freed after the last forward pass are gathered again.
+    whole_weights: bytes of gathered weights that live from the first to the last pass of a step.
+    whole_gradients: bytes of gradients that live from the first to the last backward pass of a step.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
     ahead: list[SideOps] = field(default_factory=list)
     behind: list[SideOps] = field(default_factory=list)
+    again: list[SideOps] = field(default_factory=list)
+    whole_weights: int = 0
+    whole_gradients: int = 0
 
     def params(self) -> list[tuple[Param, int]]:
         """The distinct parameters, each with the number of its copies (equal units)."""

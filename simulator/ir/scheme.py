@@ -84,8 +84,8 @@ class Scheme:
 
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
-    `adapt_model`, `assumptions`, `secondary_shards`, `update_shards`, `offloads`, `buffer_bytes`,
-    `unsynchronised_axes`, `period`.
+    `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloads`,
+    `buffer_bytes`, `unsynchronised_axes`, `period`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -96,6 +96,7 @@ class Scheme:
         framework: the traits of the framework that it runs in.
         sequence_axes: parts of the axes of sequence parallelism, along which ranks hold the same weights and other
             tokens.
+        pipelined: whether the plan divides the model among the stages of a pipeline.
     """
 
     family: ClassVar[str]
@@ -121,6 +122,7 @@ class Scheme:
         mesh: Mesh | None = None,
         framework: Any = None,
         sequence_axes: Sequence[str] = (),
+        pipelined: bool = False,
     ) -> None:
         self.axes = tuple(over)
         self.options: Any = options if options is not None else self.Options()
@@ -128,6 +130,7 @@ class Scheme:
         self.over = self.mesh.parts(self.axes)
         self.framework = framework
         self.sequence_axes = tuple(sequence_axes)
+        self.pipelined = pipelined
 
     @classmethod
     def all_axes(cls, over: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -179,6 +182,10 @@ class Scheme:
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         """Axes over which `state` (parameters, gradients, optimizer) of `param` is sharded in memory."""
         return ()
+
+    def accumulation_shards(self, param: Param) -> tuple[str, ...]:
+        """Axes over which the gradient of `param` is sharded while micro-batches add to it."""
+        return self.shards_at_rest("gradients", param)
 
     def offloads(self, state: str) -> bool:
         """Whether `state` is offloaded from the memory of the GPU."""

@@ -50,7 +50,7 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str) -> StageOps:
                 fragment = _offload_unit(unit_run, mine, previous, copies_own, to)
                 made.append(replace(unit_run, fragment=fragment, count=count))
         before = last
-    return StageOps(made, stage_ops.ahead, stage_ops.behind)
+    return replace(stage_ops, unit_runs=made)
 
 
 def _saved_activations(unit_run: UnitRun) -> Saved:

@@ -10,7 +10,7 @@ from simulator.ir.layout import Tensor, output_layout
 from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.ops import Fragment, Op, Param, TensorUse
 from simulator.lowering.grad_accumulation import accumulate_separately
-from simulator.lowering.scope import Scope, shards_at_rest
+from simulator.lowering.scope import Scope, accumulation_shards
 from simulator.lowering.sharded_weights import gather_weights
 
 
@@ -57,7 +57,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     frag.tensor_uses = list(_tensor_uses(scope, operator, at, frag, inputs, weights))
     if not fused_gradients and params and not operator.frozen:
         uncut = {weight.name for weight in operator.weights if scope.at_rest(operator, weight) == at.layout(weight)}
-        kept = (param for param in params if scope.mesh.size(shards_at_rest(scope.schemes, "gradients", param)) == 1)
+        kept = (param for param in params if scope.mesh.size(accumulation_shards(scope.schemes, param)) == 1)
         accumulate_separately(
             frag, operator, at, weights, ready, sum(param.size for param in kept if param.name in uncut)
         )

@@ -176,3 +176,8 @@ class Scope:
 def shards_at_rest(schemes: Iterable[Scheme], state: str, param: Param) -> tuple[str, ...]:
     """Returns the axes over which `state` (parameters, gradients, optimizer) of a parameter is sharded between uses."""
     return tuple(axis for scheme in schemes for axis in scheme.shards_at_rest(state, param))
+
+
+def accumulation_shards(schemes: Iterable[Scheme], param: Param) -> tuple[str, ...]:
+    """Returns the axes over which the gradient of a parameter is sharded while micro-batches add to it."""
+    return tuple(axis for scheme in schemes for axis in scheme.accumulation_shards(param))

@@ -89,7 +89,8 @@ def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
     options = validate_data(kind.Options, given, where, PlanError)
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
-    return kind(axes, options, mesh, job.framework, sequence_axes)
+    stages = [mesh.size(axis) for e in job.plan.schemes if e.use.startswith("pipeline/") for axis in e.over]
+    return kind(axes, options, mesh, job.framework, sequence_axes, max(stages, default=1) > 1)
 
 
 def _check_axes(

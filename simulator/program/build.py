@@ -33,7 +33,7 @@ from simulator.program.block import (
 from simulator.program.memory_profile import CATEGORIES
 from simulator.program.program import EveryStageOps, Program, one_of
 from simulator.program.side_stream import PricedSideOps
-from simulator.program.task import Send, Task, make_task
+from simulator.program.task import PlaceInStep, Send, Task, first_kernels, make_task
 from simulator.program.timetable import Slot, Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
 
@@ -102,6 +102,7 @@ class _Builder:
             tuple[PricedBlock, PricedBlock], tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]
         ] = {}
         self._sends: dict[Hashable, list[Send | None]] = {}
+        self._opening: dict[int, str] = {}
 
     def in_series(self, stage: int, part: int) -> StageOps:
         found = self.stages[stage]
@@ -182,19 +183,53 @@ class _Builder:
         if slot.kind == "O":
             return self._update(self.timetable.device(slot.stage))
         stage_ops = self.in_series(slot.stage, slot.slice)
-        completes = slot.kind in ("BW", "W") and slot.last
-        first = slot.first and slot.kind == "F"
         price = self.price_groups[self.timetable.device(slot.stage)]
-        key = (stage_ops, slot.kind, price, bool(stage_ops.ahead) and first, bool(stage_ops.behind) and completes)
+        place = self._place_in_step(slot, stage_ops)
+        key = stage_ops, slot.kind, price, place
         if key not in self._tasks:
-            plain = self._tasks.get((*key[:3], False, False))
+            plain = self._tasks.get((*key[:3], PlaceInStep()))
             plain = plain or make_task(
                 stage_ops, slot.kind, self.prices[price], self.again, self._parts[price], self.blocks
             )
-            ahead = price_side_ops(stage_ops.ahead, plain, self.prices[price], self.host) if key[3] else []
-            behind = price_side_ops(stage_ops.behind, plain, self.prices[price], self.host) if key[4] else []
-            self._tasks[key] = replace(plain, ahead=ahead, behind=behind)
+
+            def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
+                return price_side_ops(besides, plain, self.prices[price], self.host) if wanted else []
+
+            self._tasks[key] = replace(
+                plain,
+                ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
+                behind=side_ops(stage_ops.behind, place.last_gradient),
+                inputs=plain.inputs + place.allocated(stage_ops),
+                results=place.freed(stage_ops) + plain.results,
+                marks=first_kernels(plain) if place.gathers_again else plain.marks,
+            )
         return self._tasks[key]
+
+    def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
+        """Which events of a step fall on the actions of a slot, as far as its stage has something to do at them."""
+        forward, gradients = slot.kind == "F", slot.kind in ("BW", "W")
+        whole = bool(stage_ops.whole_weights or stage_ops.whole_gradients)
+        opening = self._kind_that_gathers_again(slot.stage) if stage_ops.again else ""
+        return PlaceInStep(
+            first_forward=forward and slot.first and (whole or bool(stage_ops.ahead)),
+            frees_weights=forward and slot.last and bool(opening),
+            gathers_again=slot.kind == opening and slot.first,
+            first_gradient=gradients and slot.first and whole,
+            last_gradient=gradients and slot.last and (whole or bool(stage_ops.behind)),
+        )
+
+    def _kind_that_gathers_again(self, stage: int) -> str:
+        """The kind of the first backward pass of a stage in a step, if there are two or more and all forward passes
+        precede it; otherwise weights stay whole between them."""
+        if stage not in self._opening:
+            table = self.timetable
+            own = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
+            last = [i for i, slot in own if slot.kind == "F" and slot.last]
+            first = [(i, slot.kind) for i, slot in own if slot.kind in ("BW", "B", "R") and slot.first]
+            single = any(slot.first and slot.last for _, slot in own if slot.kind in ("BW", "W"))
+            apart = not single and all(f < b for f, (b, _) in zip(last, first, strict=False))
+            self._opening[stage] = first[0][1] if apart and first else ""
+        return self._opening[stage]
 
     def _move(self, slot: Slot) -> Task:
         """One of the four actions of an activation transfer (BPipe): evict and give back send, keep and load receive.

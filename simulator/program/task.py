@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from simulator.ir.ops import Fragment, Op, StageOps, Transfer
+from simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, Transfer
 from simulator.program.block import (
     SUMS,
     CompiledBlocks,
@@ -85,6 +86,47 @@ class Task:
             yield from ((op, part.count) for op in part.block.ops)
         for side in (*self.ahead, *self.behind):
             yield from ((op, 1) for op in side.ops)
+
+
+class PlaceInStep(NamedTuple):
+    """What an action does besides its pass, as the first or last of its kind on a stage in a step.
+
+    first_forward: it gathers weights that stay whole.
+    frees_weights: it is the last forward pass, after which whole weights are freed.
+    gathers_again: it is the first backward pass, and gathers whole weights again.
+    first_gradient: it allocates gradients that stay unreduced.
+    last_gradient: it reduces them, and frees them and whole weights.
+    """
+
+    first_forward: bool = False
+    frees_weights: bool = False
+    gathers_again: bool = False
+    first_gradient: bool = False
+    last_gradient: bool = False
+
+    def allocated(self, stage_ops: StageOps) -> tuple[Flow, ...]:
+        """Buffers that are allocated at the begin of the action and stay."""
+        weights = self.first_forward or self.gathers_again
+        return _flows(stage_ops, weights, self.first_gradient)
+
+    def freed(self, stage_ops: StageOps) -> tuple[Flow, ...]:
+        """Buffers that are freed at the end of the action."""
+        return _flows(stage_ops, self.frees_weights or self.last_gradient, self.last_gradient)
+
+
+def _flows(stage_ops: StageOps, weights: bool, gradients: bool) -> tuple[Flow, ...]:
+    flows = [(float(stage_ops.whole_weights), "parameters")] if weights and stage_ops.whole_weights else []
+    flows += [(float(stage_ops.whole_gradients), "gradients")] if gradients and stage_ops.whole_gradients else []
+    return tuple(flows)
+
+
+def first_kernels(task: Task) -> list[tuple[tuple[int, ...], ...]]:
+    """Marks by which all parameters of a copy are first used by its first kernel."""
+    found = []
+    for part, marks in zip(task.parts, task.marks, strict=True):
+        kernels = [i for i, op in enumerate(part.block.ops) if op.stream == COMPUTE and op.work is not None]
+        found.append((tuple(kernels[:1]),) * len(marks))
+    return found
 
 
 @dataclass(eq=False)

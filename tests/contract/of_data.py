@@ -154,6 +154,7 @@ def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
 
 OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": (False,),
+    "across_microbatches": (True,),
     "keep_state": ("gathered",),
     "period": (1, 2, 5),
     "average": ("weights and moments",),

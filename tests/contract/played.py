@@ -193,8 +193,28 @@ class Played:
             yield action, flying, "buffers"
             stage, kind, _, part = table.actions[action]
             stage_ops = self.stage_ops(stage, part)
+            yield from ((action, nbytes, category) for nbytes, category in self._whole(stage_ops, action, 1))
             yield from ((action, nbytes, category) for nbytes, category in self._pass(stage_ops, kind, action))
+            yield from ((action, nbytes, category) for nbytes, category in self._whole(stage_ops, action, -1))
             yield action, -flying, "buffers"
+
+    def _whole(self, stage_ops: StageOps, action: int, sign: int) -> Iterator[tuple[float, str]]:
+        """Whole weights and gradients that an action allocates at its begin (sign 1) or frees at its end (-1), of a
+        step with a flush."""
+        table = self.program.timetable
+        stage = table.actions[action].stage
+        own = [number for number, one in enumerate(table.actions) if one.stage == stage]
+        forward = [number for number in own if table.actions[number].kind == "F"]
+        backward = [number for number in own if table.actions[number].kind == "BW"]
+        apart = bool(stage_ops.again) and forward[-1] < backward[0] and len(backward) > 1
+        weights = {
+            1: [forward[0], *backward[: apart or 0]],
+            -1: [*forward[-1 if apart else len(forward) :], backward[-1]],
+        }
+        if action in weights[sign]:
+            yield sign * stage_ops.whole_weights, "parameters"
+        if action == backward[0 if sign == 1 else -1]:
+            yield sign * stage_ops.whole_gradients, "gradients"
 
     def _message(self, action: int, sent: bool) -> int:
         """Bytes that an action sends to other devices, or receives from them."""

@@ -197,34 +197,40 @@ class StepFlow:
                         yield from self._side_problems(side, left, action, ahead)
 
     def _runs_side_ops(self, action: Action, number: int, ahead: bool) -> bool:
+        """Whether the side ops of an action are of its own pass: not, of a pair, of the other one."""
         slot = self.played.program.timetable.slots[self.played.program.timetable.slot[number]]
-        return slot.first and action.kind == "F" if ahead else slot.last and action.kind in ("BW", "W")
+        if ahead:
+            again = bool(self.played.stage_ops(action.stage, action.slice).again) and slot.partner is None
+            return slot.first and (action.kind == "F" or (again and action.kind in ("B", "BW")))
+        return slot.last and action.kind in ("BW", "W")
 
     def _side_problems(
         self, side: PricedSideOps, left: Mapping[Op, Iterator[int]], action: Action, ahead: bool
     ) -> Iterator[str]:
-        params = [*self._params(action, backward=not ahead)]
+        backward = action.kind != "F"
+        params = [*self._params(action, backward)]
         places = [self.places[one] for one in (action, action._replace(kind="B")) if one in self.places]
         for op, numbers in zip(side.ops, np.split(side.params, side.starts[1:]), strict=True):
             at = next(left[op])
-            for param, copy in (params[number] for number in numbers.tolist()):
-                ends = with_work(param.used if ahead else param.ready)
+            for param, copy, kernels in (params[number] for number in numbers.tolist()):
+                ends = kernels if ahead and backward else with_work(param.used if ahead else param.ready)
                 own = [one for place in places for one in self._instances_of(ends, place, copy)]
                 if ahead and not all(self.waits(one, at) for one in own):
                     yield f"{param.name} of {action} is read before {op} has brought it"
                 elif not ahead and not all(self.waits(at, one) for one in own):
                     yield f"{op} of {action} does not wait for the gradient of {param.name}"
 
-    def _params(self, action: Action, backward: bool) -> Iterator[tuple[Param, int]]:
-        """Parameters of a stage by their numbers, each with the turn in which a pass runs this copy of its unit. Equal
-        units of several runs may share a fragment."""
+    def _params(self, action: Action, backward: bool) -> Iterator[tuple[Param, int, list[Op]]]:
+        """Parameters of a stage by their numbers, each with the turn in which a pass runs this copy of its unit, and
+        the kernels of the unit's backward pass. Equal units of several runs may share a fragment."""
         runs = self._runs(action)
         for number, run in enumerate(runs):
             others = runs[number + 1 :] if backward else runs[:number]
             before = sum(other.count for other in others if other.fragment is run.fragment)
+            kernels = [op for op in run.fragment.backward if op.stream == COMPUTE and op.work is not None]
             for copy in range(run.count):
                 turn = before + (run.count - 1 - copy if backward else copy)
-                yield from ((param, turn) for param in run.fragment.params)
+                yield from ((param, turn, kernels) for param in run.fragment.params)
 
     def _runs(self, action: Action) -> list[UnitRun]:
         return self.played.stage_ops(action.stage, action.slice).unit_runs

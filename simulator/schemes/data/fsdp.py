@@ -9,23 +9,32 @@ of the current one, so two units are whole at a time.
                ........ | compute 1  compute 2  ...                    ... compute 3   compute 2   compute 1
                                                                               reduce-scatter 3   reduce-scatter 2 ...
 
+Under a pipeline, weights stay gathered and gradients unreduced from micro-batch to micro-batch, as torch's pipeline
+stages ask for: one all-gather and one reduce-scatter a step, and whole weights and gradients in memory meanwhile. Where
+all forward passes of a stage precede its backward passes (breadth-first) weights are freed in between, and all-gathered
+again for the latter.
+
 With a second axis in `replicate`, groups of F ranks share one copy of the model (hybrid sharding): gradient shards that
 were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
 
-A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients; a third of the
-first term less where weights are not freed after the forward pass. 16/F bytes per parameter are stored: the sharded
+A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients (under a pipeline
+per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter are stored: the sharded
 weights are those that the optimizer updates, in its format. Every unit of `prefetch` is one more that is whole at a
 time.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from pydantic import Field
 
-from simulator.ir.ops import Param
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from hardware.errors import PlanError
+from simulator.ir.modules import Stage
+from simulator.ir.ops import Param, StageOps
+from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
+from simulator.schemes.data.shared.across_microbatches import gather_once
 from simulator.schemes.data.shared.data_parallel import DataSetting
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
@@ -47,6 +56,37 @@ class FSDP(ShardedScheme):
         """Off: in the backward pass a unit is gathered after the reduce-scatter of the one before."""
         reshard: bool = True
         """Off: weights stay gathered from the forward to the backward pass, with one all-gather per micro-batch."""
+        across_microbatches: bool | None = None
+        """Weights stay gathered and gradients unreduced through all micro-batches of a step (`no_sync` in PyTorch).
+        Default: under a pipeline, where the framework overlaps.
+        """
+
+    @property
+    def across_microbatches(self) -> bool:
+        """Whether weights are gathered, and gradients reduced, once per step."""
+        if self.options.across_microbatches is None:
+            return self.pipelined and self.overlaps_backward
+        return bool(self.options.across_microbatches)
+
+    def check_job(self, job: Any) -> None:
+        """Raises PlanError for one reduction per step without overlap, which is not modelled."""
+        if self.options.across_microbatches and not self.overlaps_backward:
+            rule = "weights that stay gathered through all micro-batches are gathered during the first of them"
+            raise PlanError(
+                f"{self.use}.across_microbatches", rule, "Leave it out, or set framework.set.overlap.dp", True
+            )
+
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, self.across_microbatches
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        if self.across_microbatches:
+            return gather_once(self, inner(stage))
+        return super().lower_stage(stage, inner)
+
+    def accumulation_shards(self, param: Param) -> tuple[str, ...]:
+        return () if self.across_microbatches else super().accumulation_shards(param)
 
     @property
     def layers_per_unit(self) -> int:
@@ -58,18 +98,19 @@ class FSDP(ShardedScheme):
         return super().prefetch_depth(forward, sizes) if self.options.prefetch is None else self.options.prefetch
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
-        return () if not self.options.reshard and self.shards_at_rest("parameters", param) else None
+        kept = not self.options.reshard and not self.across_microbatches
+        return () if kept and self.shards_at_rest("parameters", param) else None
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         f, r = setting.n, setting.replicas
         weights, grads = setting.weight_bytes, setting.grad_bytes
-        gathers = 2 if self.options.reshard else 1
+        # Without a pipeline, passes of a stage alternate, so weights are not freed between them.
+        gathers = 2 if self.options.reshard and not self.across_microbatches else 1
+        batches = 1 if self.across_microbatches else setting.batches
         moved = (f - 1) / f * (gathers * weights + grads) + 2 * (r - 1) / r * grads / f
-        yield ClosedForm(
-            "sent_per_step", setting.batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters"
-        )
+        yield ClosedForm("sent_per_step", batches * moved, "arXiv 1910.02054, section 7.2.2: 3 times the parameters")
         if f > 1:
-            kept = 0 if self.options.reshard else 2
+            kept = 0 if self.options.reshard or self.across_microbatches else 2
             yield ClosedForm(
                 "state_bytes_per_parameter", 16 / f + kept, "section 2: 4 + 4 + 8 bytes, sharded fp32 weights"
             )

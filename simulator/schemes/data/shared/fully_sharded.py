@@ -162,7 +162,7 @@ def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
     for unit_run in stage_ops.unit_runs:
         whole, rest = divmod(unit_run.count, layers)
         unit_runs += [_join_copies(unit_run, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
-    return StageOps(unit_runs, stage_ops.ahead, stage_ops.behind)
+    return replace(stage_ops, unit_runs=unit_runs)
 
 
 def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
@@ -244,7 +244,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         if shared and fragment.shared_weights:
             whole = _add_table_gradients(scheme, whole, held[0])
         made.append(replace(whole, allocated_before=(*whole.allocated_before, *table)) if stays else whole)
-    return StageOps(made, stage_ops.ahead, stage_ops.behind)
+    return replace(stage_ops, unit_runs=made)
 
 
 def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun) -> UnitShards:
