@@ -18,9 +18,9 @@ With a second axis in `replicate`, groups of F ranks share one copy of the model
 were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
 
 A rank sends 3 (F-1)/F M + 2 (R-1)/R M/F bytes per micro-batch for M bytes of weights and of gradients (under a pipeline
-per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter are stored: the sharded
-weights are those that the optimizer updates, in its format. Every unit of `prefetch` is one more that is whole at a
-time.
+per step); a third of the first term less where weights are not freed after the forward pass. 16/F bytes per parameter
+are stored: the sharded weights are those that the optimizer updates, in its format. Every unit of `prefetch` is one
+more that is whole at a time.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054.
 """
