@@ -25,6 +25,7 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
+from simulator.costs.kernels.libraries import TRAINING_LIBRARIES, Relative, attention_library
 from simulator.costs.kernels.sections import SECTIONS, section_of, section_on
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import (
@@ -53,19 +54,6 @@ RATES = {
 """Factors that a framework may set for its kernels, 1 by default; none makes work faster than the hardware's peak."""
 
 
-TRAINING_LIBRARIES = {
-    ("attention", "volta"): "flash-2",
-    ("attention", "ampere"): "flash-2",
-    ("attention", "ada"): "flash-2",
-    ("attention", "hopper"): "flash-3",
-    ("attention", "blackwell"): "transformer-engine",
-    ("grouped", "ampere"): "cutlass",
-    ("grouped", "hopper"): "cutlass",
-    ("grouped", "blackwell"): "transformer-engine",
-}
-"""Libraries whose kernels training programs run, by section of the cost model and GPU architecture, where tables of
-measurements have them; otherwise the mean of all libraries is used, most of which serve inference."""
-
 DISPATCH_LIBRARY = "deepep"
 """Library whose kernels dispatch and combine the tokens of experts."""
 
@@ -89,14 +77,17 @@ class Costs:
         alone: bool = False,
         kernels: dict[Work, Estimate] | None = None,
         calibration: Calibration | None = None,
+        attention: str = "",
     ) -> None:
         """Makes the prices on `cluster`.
 
         alone: price kernels as measured one by one, not at the lower sustained rate of a long training step.
         kernels: prices of kernels on this cluster at these rates by this calibration; new ones are added.
         calibration: by default the one that ships with meshcast.
+        attention: library of fused attention; empty: that of today's training programs.
         """
         self.calibration = calibration or Calibration.shipped()
+        self._attention = attention_library(attention, cluster.gpu.architecture)
         self.cluster, self.mesh = cluster, mesh
         self.rates = dict.fromkeys(RATES, 1.0) | _check_rates(rates or {})
         sustained = 1.0 if alone else self.calibration.sustained_rate(cluster.gpu.architecture)
@@ -182,9 +173,12 @@ class Costs:
 
         def price(work: Any) -> Estimate:
             name = section_of(work, gpu)
-            section, library = SECTIONS[name], TRAINING_LIBRARIES.get((name, gpu.architecture), "")
-            found = self.calibration.kernel_model(gpu, name, library, getattr(work, "dtype", "bf16"))
-            return section.price(work, gpu, section.in_training(found.model), factor)
+            known = Relative(TRAINING_LIBRARIES.get((name, gpu.architecture), ""), 1.0, 0.0)
+            library = self._attention if name == "attention" else known
+            section, dtype = SECTIONS[name], getattr(work, "dtype", "bf16")
+            model = section.in_training(self.calibration.kernel_model(gpu, name, library.library, dtype).model)
+            made = section.price(work, gpu, model, factor * library.rate)
+            return made._replace(sigma=math.hypot(made.sigma, library.sigma))
 
         return price
 

@@ -57,13 +57,16 @@ class SharedWork:
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
         """The costs of ops on the plan's cluster, or on another of as many GPUs."""
-        cluster, rates = cluster or plan.job.cluster, plan.job.framework.effective_rates
-        same = cluster, tuple(rates.items())
+        framework = plan.job.framework
+        cluster, rates, attention = cluster or plan.job.cluster, framework.effective_rates, framework.attention_library
+        same = cluster, tuple(rates.items()), attention
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
             (same, tuple(plan.mesh.axes.items())),
-            lambda: Costs(cluster, plan.mesh, rates, kernels=kernels, calibration=self.calibration),
+            lambda: Costs(
+                cluster, plan.mesh, rates, kernels=kernels, calibration=self.calibration, attention=attention
+            ),
         )
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hardware.errors import PlanError, nearest
 from hardware.load import read_yaml, validate_data
 from hardware.shared import shared_instance
+from simulator.costs.kernels.libraries import AttentionLibrary
 
 Format = Literal["fp32", "bf16", "fp16"]
 QuantisedRecipe = Literal["fp8-delayed", "fp8-tensorwise", "fp8-rowwise", "fp8-blockwise", "fp8", "mxfp8", "nvfp4"]
@@ -92,6 +93,8 @@ class Framework(FrameworkPart):
     moments: Format
     attention: Literal["flash", "unfused"]
     """``flash``: a fused kernel that writes no scores to memory."""
+    attention_library: AttentionLibrary | Literal[""] = ""
+    """Library of the fused attention; empty: the one that training programs of today use on the GPU's architecture."""
     gathers_apart: bool = False
     """FSDP all-gathers the weights of a unit into a buffer and copies them out of it, and copies gradients into another
     buffer; a buffer is freed when that of the next unit has arrived (FSDP2). Otherwise weights are used in place."""

@@ -367,7 +367,7 @@ class Architecture:
             name,
             (
                 *self._linear(f"{pre}up", x, ups, *weights),
-                Activation(f"{pre}act", ups, (act,)),
+                Activation(f"{pre}act", ups, (act,), modules=("act",)),
                 *self._linear(f"{pre}down", act, (y,), self._weight(f"w{pre}down", f=f, h=h)),
             ),
         )
@@ -426,7 +426,7 @@ class Architecture:
             Permute("permute", (x,), (sent,)),
             *casts,
             ExpertLinear("expert.up", (arrived,), ups, tuple(weights), *made, sorts="ins"),
-            ExpertActivation("expert.act", ups, (act,), modules=("moe_act",)),
+            ExpertActivation("expert.act", ups, (act,), modules=("moe_act", "act")),
             *more,
             ExpertLinear("expert.down", (inner,), (back,), tuple(last), *made, sorts="outs"),
             Unpermute("unpermute", (back, chosen), (y,)),

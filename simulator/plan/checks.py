@@ -95,6 +95,14 @@ def check_towers(plan: Plan) -> None:
         raise PlanError("batch.sequence", rule, f"{near} would work", seq)
 
 
+def check_attention(plan: Plan) -> None:
+    """FlashAttention-3 runs on Hopper GPUs."""
+    framework, gpu = plan.job.framework, plan.job.cluster.gpu
+    if framework.attention_library == "flash-3" and gpu.architecture != "hopper":
+        rule = f"FlashAttention-3 runs on Hopper GPUs, and {gpu.name} is of architecture {gpu.architecture}"
+        raise PlanError("framework.set.attention_library", rule, "flash-2 would work", framework.attention_library)
+
+
 def check_noise(plan: Plan) -> None:
     """Steps with noise are played one by one, so the pipeline must flush between steps."""
     if plan.job.noise is not None and not plan.schedule.flush:
@@ -222,6 +230,7 @@ ALWAYS = (
     check_experts,
     check_batch,
     check_towers,
+    check_attention,
     check_noise,
     check_period,
 )

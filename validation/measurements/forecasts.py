@@ -62,7 +62,12 @@ class Forecaster:
         """Costs of kernels that are timed one by one, outside a training step."""
         job = self.plan.job
         return Costs(
-            job.cluster, self.plan.mesh, job.framework.effective_rates, alone=True, calibration=self.calibration
+            job.cluster,
+            self.plan.mesh,
+            job.framework.effective_rates,
+            alone=True,
+            calibration=self.calibration,
+            attention=job.framework.attention_library,
         )
 
     def estimate_works(self, works: Iterable[Work]) -> ForecastValue:

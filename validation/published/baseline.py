@@ -28,6 +28,15 @@ MODULES = {
 }
 """Parts of the forward FLOPs that recomputing a module repeats."""
 
+KEPT = {
+    "core_attn": {"attention": 1.0},
+    "qkv": {"qkv": 1.0},
+    "proj": {"proj": 1.0},
+    "linear": {"qkv": 1.0, "proj": 1.0, "mlp": 1.0},
+    "alternate_linear": {"qkv": 0.5, "proj": 0.5, "mlp": 0.5},
+}
+"""Shares of the parts of the forward FLOPs that full recompute does not repeat, by what it keeps."""
+
 
 def peak_format(precision: str | None) -> str:
     """Number format whose peak rate bounds a precision."""
@@ -52,7 +61,10 @@ def hardware_flops(report: Report) -> float:
     for scheme in plan.family("memory"):
         if scheme.name == "recompute-full":
             some = job.model.layers if scheme.options.layers is None else scheme.options.layers
-            again += sum(layers.values()) * sum(min(some, held) for held in plan.layers) / job.model.layers
+            kept = [KEPT[word] for word in scheme.options.keep]
+            repeated = {part: 1.0 - max((one.get(part, 0.0) for one in kept), default=0.0) for part in layers}
+            flops = sum(repeated[part] * value for part, value in layers.items())
+            again += flops * sum(min(some, held) for held in plan.layers) / job.model.layers
         elif scheme.name == "recompute-selective":
             # Fused attention saves no scores, so recomputing the core repeats nothing.
             fused = {"core_attn"} if job.framework.attention == "flash" else set()

@@ -18,7 +18,16 @@ from simulator.ir.registry import find_scheme, scheme_names
 from simulator.job.framework import CommunicationOverlap, Framework, load_framework
 from simulator.scheduling.schedule import PipelineShape, Schedule
 from validation.published.rows import PublishedRun, RunAdapters, Spec
-from validation.published.stacks import FALLBACK, HOST_BOUND_SIGMA, MEGATRON_BASED, SIGMA, Stack, framework, stack
+from validation.published.stacks import (
+    FALLBACK,
+    HOST_BOUND_SIGMA,
+    KEPT,
+    MEGATRON_BASED,
+    SIGMA,
+    Stack,
+    framework,
+    stack,
+)
 
 T = TypeVar("T")
 
@@ -376,8 +385,12 @@ def _memory(spec: Spec, defaults: Stack, assumptions: Assumptions) -> list[dict[
     if kind == "full":
         found.append({"use": "memory/recompute-full", "layers": recompute.layers})
     elif kind == "selective":
-        modules = assumptions.value_or_usual("recompute.modules", recompute.modules, ["core_attn"])
-        found.append({"use": "memory/recompute-selective", "modules": modules})
+        modules = assumptions.value_or_usual("recompute.modules", recompute.modules, list(defaults.selective))
+        kept = [word for module in modules for word in KEPT.get(module, ())]
+        if kept:
+            found.append({"use": "memory/recompute-full", "layers": recompute.layers, "keep": kept})
+        else:
+            found.append({"use": "memory/recompute-selective", "modules": modules})
     if spec.offload.kind not in (None, "none"):
         layers = {} if spec.offload.layers is None else {"layers": spec.offload.layers}
         found.append({"use": "memory/offload", "what": [spec.offload.kind], "to": "cpu", **layers})

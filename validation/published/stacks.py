@@ -18,6 +18,7 @@ class Stack:
 
     near: frameworks that come closest to it, the closest first.
     sharding, recompute, attention, sequence_parallel: its default settings.
+    selective: modules of its selective recompute, or what it keeps (a key of `KEPT`).
     overlap: whether communication overlaps computation, if the program has no framework profile of its own.
     dropout: of the models that were trained with it.
     context: scheme of context parallelism; the default of Megatron-Core's ``cp_comm_type`` is p2p.
@@ -26,6 +27,7 @@ class Stack:
     near: tuple[str, ...] = ()
     sharding: str = "zero1"
     recompute: Literal["none", "selective", "full"] = "none"
+    selective: tuple[str, ...] = ("core_attn",)
     attention: Literal["flash", "unfused"] = "flash"
     sequence_parallel: bool = True
     overlap: bool | None = None
@@ -40,6 +42,14 @@ MEGATRON_BASED = frozenset({"nemo", "mlperf-nemo", "megatron-bridge", "primus"})
 """Programs built on Megatron-Core; its profile was fitted on their published runs."""
 
 ALL_GATHER = "sequence/all-gather"
+
+KEPT = {
+    "save_qkv_out_proj": ("qkv", "proj"),
+    "save_out_proj": ("proj",),
+    "save_dot_only": ("linear",),
+    "save_alternate": ("core_attn", "alternate_linear"),
+}
+"""Policies of recomputation that name what is kept, in words of `memory/recompute-full`."""
 
 FSDP = Stack(near=("llm-foundry", "torchtitan"), sharding="fsdp-full", sequence_parallel=False, context=ALL_GATHER)
 
@@ -62,7 +72,14 @@ STACKS = {
     ),
     "llm-foundry": FSDP,
     "fms-fsdp": FSDP,
-    "torchtitan": Stack(near=("llm-foundry",), sharding="fsdp-full", recompute="selective", context=ALL_GATHER),
+    # Its selective activation checkpointing is op-level by default.
+    "torchtitan": Stack(
+        near=("llm-foundry",),
+        sharding="fsdp-full",
+        recompute="selective",
+        selective=("save_alternate",),
+        context=ALL_GATHER,
+    ),
     "colossalai": Stack(near=("llm-foundry", "torchtitan"), sharding="zero2", sequence_parallel=False),
     "nanotron": Stack(near=("torchtitan",)),
     # MaxText's remat_policy defaults to `full`; PaxML's recipes recompute nearly everything too.

@@ -26,7 +26,14 @@ def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Pri
     without_collectives: collectives within a stage take no time.
     """
     plan = forecaster.plan
-    costs = Costs(plan.job.cluster, plan.mesh, plan.job.framework.effective_rates, calibration=forecaster.calibration)
+    framework = plan.job.framework
+    costs = Costs(
+        plan.job.cluster,
+        plan.mesh,
+        framework.effective_rates,
+        calibration=forecaster.calibration,
+        attention=framework.attention_library,
+    )
 
     def price(work: Work) -> tuple[float, float, float]:
         if without_collectives and isinstance(work, Collective):

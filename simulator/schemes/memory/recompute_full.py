@@ -1,22 +1,30 @@
 """Full recompute: a layer keeps only its input and is computed again in the backward pass.
 
 It saves all activations inside a layer (2 b s h bytes stay, in the layout of the input) for one more forward pass with
-its collectives: about a third more time. Where the results of attention are kept (its output, 2 b s h bytes more, and
-its row sums), neither the attention core nor the communication inside it is repeated: with long sequences this saves
-most of the extra time for little memory.
+its collectives: about a third more time. What is in `keep` is not computed again, nor anything that only leads to it:
+
+- `core_attn`: results of attention (its output, 2 b s h bytes more, and its row sums). With long sequences this saves
+  most of the extra time for little memory.
+- `qkv`, `proj`: outputs of these linear layers of attention (`save_qkv_out_proj` in Praxis).
+- `linear`: outputs of all linear layers (`save_dot_only` in Praxis, `dots_saveable` in JAX).
+- `alternate_linear`: outputs of every second matrix product, from the first one on, as torchtitan's op-level selective
+  recompute counts them; it keeps results of attention, too.
 
 References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; kept results of
-attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3.
+attention: Li et al. 2023 (DistFlashAttn), arXiv 2310.03294, section 3.3; policies: praxis/base_layer.py
+(AutodiffCheckpointType), torchtitan/models/llama3/infra/parallelize.py (_apply_ac_to_transformer_block).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
 from pydantic import Field
 
 from simulator.ir.modules import Module, Stage, Unit
-from simulator.ir.ops import Fragment, StageOps
+from simulator.ir.operators import Linear
+from simulator.ir.ops import Fragment, Gemm, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, MemoryScheme, Paper, SchemeOptions
 from simulator.ir.settings import LayerSetting
 from simulator.schemes.memory.shared.recompute import mark_layers, recompute
@@ -29,7 +37,7 @@ class RecomputeFull(MemoryScheme):
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
         """Layers of each stage, from the first on, that are recomputed; null: all."""
-        keep: tuple[Literal["core_attn"], ...] = ()
+        keep: tuple[Literal["core_attn", "qkv", "proj", "linear", "alternate_linear"], ...] = ()
         """Modules whose results are kept and not recomputed."""
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
@@ -38,11 +46,35 @@ class RecomputeFull(MemoryScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, Unit) or self.role not in module.marks:
             return inner(module)
-        operators = [operator for operator in module.operators() if operator.label in self.options.keep]
-        results = {tensor.name for operator in operators for tensor in operator.outs} | {
-            f"{operator.name}.lse" for operator in operators
-        }
-        return recompute(module, inner, (lambda key: key.partition("@")[0] in results) if operators else None)
+        kept = self._kept_results(module)
+        fragment = recompute(module, inner, (lambda key: key.partition("@")[0] in kept) if kept else None)
+        for operator in module.operators():
+            if isinstance(operator, Linear):
+                self._narrow(fragment, operator, kept)
+        return fragment
+
+    def _kept_results(self, unit: Unit) -> set[str]:
+        """Names of the tensors in `keep`."""
+        found, products = set[str](), 0
+        for operator in unit.operators():
+            names = [tensor.name for tensor in operator.outs]
+            if operator.label in self.options.keep:
+                found |= {*names, f"{operator.name}.lse"}
+            if isinstance(operator, Linear):
+                if "linear" in self.options.keep or operator.name in self.options.keep:
+                    found |= {*names}
+                if "alternate_linear" in self.options.keep:
+                    found |= {name for number, name in enumerate(names, products) if number % 2 == 0}
+                products += len(names)
+        return found
+
+    def _narrow(self, fragment: Fragment, operator: Linear, kept: set[str]) -> None:
+        """Makes the repeated product of a layer with several outputs as narrow as those that are not kept."""
+        sizes = {tensor.name: tensor.local({}, self.mesh) for tensor in operator.outs}
+        share = sum(size for name, size in sizes.items() if name not in kept) / sum(sizes.values())
+        for op in fragment.backward if share < 1 else ():
+            if op.name == f"re {operator.name}" and isinstance(op.work, Gemm):
+                op.work = replace(op.work, n=max(1, round(op.work.n * share)))
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("recomputed_forward_share", 1.0, "section 5: one more forward pass")

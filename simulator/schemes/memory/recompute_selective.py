@@ -8,8 +8,10 @@ Of some modules the intermediate activations are freed, and the module is recomp
 arrives: `core_attn` (the attention core), `attention` (with its linear layers), `mlp`, `moe` (routed and shared
 experts, with their all-to-alls), `shared_experts`. Of others the output is freed (output discarding) and recomputed
 just before the backward pass of its first reader: `layernorm` (both norms of a layer, 4 b s h bytes), `norm` (all norms
-inside a layer), `moe_act` (the activation function of routed experts), `mla_up_proj` (in latent attention the norms of
-the latents, the up-projections and rotary embedding: queries, keys and values of all heads).
+inside a layer), `moe_act` (the activation function of routed experts; Megatron-Core's shared experts keep theirs),
+`act` (the activation functions of all MLPs, routed and shared experts included, as in DeepSeek-V3), `mla_up_proj` (in
+latent attention the norms of the latents, the up-projections and rotary embedding: queries, keys and values of all
+heads).
 
     forward    norm1 -> qkv -> core -> proj        backward   re norm1 -> d proj ... d qkv, w qkv -> d norm1
                      (freed)                                  before its first reader: d qkv or w qkv
@@ -39,7 +41,7 @@ from simulator.schemes.memory.shared.recompute import (
 )
 
 ModuleName = Literal[
-    "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "mla_up_proj"
+    "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "act", "mla_up_proj"
 ]
 
 

@@ -84,3 +84,57 @@ def test_engines_agree(sequence: str | None) -> None:
     slow, fast = (play_job(plan, engine=engine) for engine in ("simpy", "matrices"))
     assert fast.step.span == pytest.approx(slow.step.span, rel=1e-9)
     assert [peak.total for peak in fast.peaks] == [peak.total for peak in slow.peaks]
+
+
+# ------------------------------------------------------------------------------------- policies by name
+
+
+def policy(keep: list[str], tp: int = 1) -> Played:
+    model = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 2, "ffn": 192, "vocab": 128, "seq": 256, "tied": False}
+    model |= {"gated": True, "norm": "rmsnorm", "positions": "rope"}
+    schemes = [{"use": "tensor/megatron-sp", "over": "tp"}, {"use": "memory/recompute-full", "keep": keep}]
+    return play_job(
+        {
+            "model": model,
+            "cluster": {"gpu": "h100-sxm", "gpus": tp},
+            "batch": {"global": 2, "micro": 2},
+            "plan": {"mesh": {"tp": tp}, "schemes": schemes},
+        }
+    )
+
+
+QKV, PROJ, GATE = 64 * (64 + 2 * 16), 64 * 64, 64 * 192
+"""Elements of the matrices of a layer of `policy`: queries, keys and values; projection; gate (up and down alike)."""
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("keep", "repeated"),
+    [
+        ([], QKV + PROJ + 3 * GATE),
+        (["qkv"], PROJ + 3 * GATE),
+        (["qkv", "proj"], 3 * GATE),
+        (["linear"], 0),
+        # torchtitan repeats the second, fourth and sixth product: keys, projection, up.
+        (["core_attn", "alternate_linear"], 64 * 16 + PROJ + GATE),
+    ],
+)
+def test_products_that_are_kept_are_not_computed_again(keep: list[str], repeated: int, tp: int) -> None:
+    played = policy(keep, tp)
+    tokens = 2 * 256
+    assert played.flops("R")["gemm"] == 4 * 2 * tokens * repeated
+    assert (played.flops("R")["attention"] == 0) == ("core_attn" in keep)
+    assert [peak.left for peak in played.peaks] == [0]
+
+
+def test_what_is_kept_costs_its_bytes() -> None:
+    tokens = 2 * 256
+    plain = layer_bytes(policy([]))
+    kept = {
+        "qkv": (64 + 32) * 2,
+        "proj": 64 * 2,
+        "linear": (64 + 32 + 64 + 2 * 192 + 64) * 2,
+        "alternate_linear": (64 + 16 + 192 + 64) * 2,
+    }
+    for word, nbytes in kept.items():
+        assert layer_bytes(policy([word])) - plain == tokens * nbytes

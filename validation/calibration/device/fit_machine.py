@@ -15,7 +15,7 @@ from simulator.costs.calibration.calibration import DEVICE, Calibration
 from simulator.costs.calibration.cost_models import PROCESSES
 from simulator.costs.collectives.links import LinkCostModels, TierCostModels
 from simulator.costs.collectives.processes import ProcessCostModel
-from simulator.costs.costs import TRAINING_LIBRARIES
+from simulator.costs.kernels.libraries import TRAINING_LIBRARIES
 from simulator.costs.kernels.sections import section_of
 from simulator.ir.ops import Work
 from validation.calibration.collectives import tables as collectives

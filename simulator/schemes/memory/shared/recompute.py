@@ -79,7 +79,11 @@ def _skip_kept(again: Fragment, kept: Callable[[str], bool], gradient: Sequence[
         else:
             left.add(op)
             dead.swap(op, [], gradient)
-    again.tensor_uses = [tensor_use for tensor_use in again.tensor_uses if tensor_use.op not in left]
+    # An op with several outputs may be repeated for those that are not kept.
+    forward = set(again.forward)
+    again.tensor_uses = [
+        t for t in again.tensor_uses if t.op not in left and not (t.made and t.op in forward and kept(t.key))
+    ]
     dead.apply()
 
 

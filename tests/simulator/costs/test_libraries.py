@@ -1,0 +1,73 @@
+"""Libraries of attention: measured ones, those known by a ratio, and where a GPU has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hardware import load_cluster
+from hardware.errors import PlanError
+from simulator import simulate
+from simulator.costs.costs import Costs
+from simulator.costs.estimate import Estimate
+from simulator.costs.kernels.libraries import RELATIVE_LIBRARIES
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Attention, Gemm
+
+LONG = Attention(1, 8192, 8192, 32, 32, 128, 128)
+
+
+def cost(library: str, cluster: str = "dgx-h100:1", backward: bool = False) -> Estimate:
+    work = Attention(1, 8192, 8192, 32, 32, 128, 128, backward=backward)
+    return Costs(load_cluster(cluster), Mesh({"dp": 8}), attention=library).estimate(work)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_hopper_has_a_law_for_each_generation(backward: bool) -> None:
+    """FlashAttention-3 is 1.5 to 2.0 times faster than FlashAttention-2 forward, 1.5 to 1.75 times backward (arXiv
+    2407.08608, section 4.1)."""
+    ratio = cost("flash-2", backward=backward).seconds / cost("flash-3", backward=backward).seconds
+    assert 1.35 < ratio < 2.1
+    assert cost("", backward=backward) == cost("flash-3", backward=backward)
+    assert cost("cudnn", backward=backward).seconds != cost("flash-3", backward=backward).seconds
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100:1", "dgx-a100:1"])
+@pytest.mark.parametrize(("library", "slowest", "fastest"), [("flash-1", 1.7, 3.0), ("triton", 1.3, 2.5)])
+def test_older_kernels_lie_in_the_published_range(library: str, slowest: float, fastest: float, cluster: str) -> None:
+    """FlashAttention-2 against them, arXiv 2307.08691, section 4.1."""
+    own, known = cost(library, cluster), cost("flash-2", cluster)
+    assert slowest < own.seconds / known.seconds < fastest
+    assert own.sigma > known.sigma
+    assert own.sigma**2 == pytest.approx(known.sigma**2 + RELATIVE_LIBRARIES[library].sigma ** 2)
+
+
+def test_the_library_of_attention_prices_nothing_else() -> None:
+    work = Gemm(4096, 4096, 4096)
+    one, other = (Costs(load_cluster("dgx-h100:1"), Mesh({"dp": 8}), attention=name) for name in ("", "triton"))
+    assert one.estimate(work) == other.estimate(work) and one.estimate(LONG) != other.estimate(LONG)
+
+
+def job(cluster: str = "dgx-h100:1", **given: Any) -> dict[str, Any]:
+    return {
+        "model": "llama3-8b",
+        "cluster": cluster,
+        "framework": {"name": "megatron-core", "set": given},
+        "batch": {"global": 8, "sequence": 8192},
+        "plan": {"tp": 2},
+    }
+
+
+def test_a_job_names_the_library() -> None:
+    steps = {name: simulate(job(attention_library=name)) for name in ("flash-1", "triton", "flash-2", "flash-3")}
+    attention = [one.parts["attention"] for one in steps.values()]
+    assert attention == sorted(attention, reverse=True) and len(set(attention)) == 4
+    assert simulate(job()).parts["attention"] == attention[-1]
+
+
+def test_flash_attention_3_needs_hopper() -> None:
+    with pytest.raises(PlanError, match="Hopper"):
+        simulate(job("dgx-a100:1", attention_library="flash-3"))
+    with pytest.raises(PlanError, match="flash-2"):
+        simulate(job(attention_library="flash-9"))
