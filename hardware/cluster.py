@@ -257,6 +257,11 @@ class Cluster(Strict):
         nics = self.node.nics
         return _tier(nics.link, ports=nics.count, gpus=self.gpus_per_node) if nics else NONE
 
+    @property
+    def ports_shared(self) -> bool:
+        """Whether several GPUs of a node use one port to the network."""
+        return self.node.nics is not None and self.node.nics.count < self.gpus_per_node
+
     def __hash__(self) -> int:  # cheap: a cluster is a key of what is kept for it
         return hash((self.name, self.node.name, self.nodes, self.used))
 

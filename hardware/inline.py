@@ -25,15 +25,18 @@ class Inter(Strict):
     Attributes:
         kind: family of the network.
         gbps_per_gpu: rate of all ports of a node, divided by its GPUs [Gbit/s], one direction.
+        ports: of a node.
     """
 
     kind: Network | None = None
     gbps_per_gpu: Annotated[float, Field(strict=True, gt=0, le=100_000)] | None = None
+    ports: Annotated[int, Field(strict=True, gt=0, le=1000)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Inter:
-        if self.kind == "none" and self.gbps_per_gpu is not None:
-            raise ValueError("kind is none and gbps_per_gpu is given. Name the network, or leave out gbps_per_gpu")
+        for key in ("gbps_per_gpu", "ports"):
+            if self.kind == "none" and getattr(self, key) is not None:
+                raise ValueError(f"kind is none and {key} is given. Name the network, or leave out {key}")
         return self
 
 
@@ -110,7 +113,7 @@ class ByGPU(Strict):
         )
 
     def _nics(self, per_node: int, usual: Node | None, notes: list[str], domain: int) -> NICs | None:
-        """One port per GPU, at the stated rate; what is not stated is taken from the GPU's usual node."""
+        """The stated ports; what is not stated is taken from the GPU's usual node, or else there is a port per GPU."""
         kind, gbps = self.inter.kind, self.inter.gbps_per_gpu
         if kind == "none" or (kind is None and gbps is None and self.gpus <= max(domain, per_node)):
             return None  # nothing crosses a network
@@ -124,9 +127,15 @@ class ByGPU(Strict):
             if gbps is None:
                 gbps = float(nics.link.bandwidth * nics.count / usual.gpus) * 8 / GIGA
                 notes.append(f"cluster.inter.gbps_per_gpu: {gbps:g}, as in {usual.name}")
-        link = _port(str(kind), gbps * GIGA / 8)
-        similar = nics is not None and link.family == nics.link.family
+        rate = gbps * GIGA / 8 * per_node
+        similar = nics is not None and kind == nics.link.family
+        usual_rate = float(nics.link.bandwidth * nics.count) if nics and usual and per_node == usual.gpus else 0.0
         ports = assumed_value(per_node, "one port per GPU")
+        if self.inter.ports is not None:
+            ports = assumed_value(self.inter.ports, BY_JOB)
+        elif nics and similar and math.isclose(rate, usual_rate):
+            ports = nics.count
+        link = _port(str(kind), rate / ports)
         return NICs(link=link, count=ports, **({"rail_optimised": nics.rail_optimised} if similar and nics else {}))
 
 
@@ -134,7 +143,7 @@ def _port(kind: str, rate: float) -> Link:
     """A port of network `kind` and `rate` [bytes/s, one direction], like the catalog's nearest link of that kind."""
     known: list[Link] = [link for name in catalog("links") if (link := load("links", name)).family == kind]
     link = min(known, key=lambda one: abs(math.log(one.bandwidth / rate)))
-    if link.bandwidth == rate:
+    if math.isclose(link.bandwidth, rate):
         return link
-    stated = assumed_value(rate, "the rate per GPU that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
-    return link.model_copy(update={"name": kind, "rate": stated, "links": assumed_value(1, "one port per GPU")})
+    stated = assumed_value(rate, "the rate that the job gives", f"{rate * 8 / GIGA:g} Gb/s")
+    return link.model_copy(update={"name": kind, "rate": stated, "links": assumed_value(1, "a port")})

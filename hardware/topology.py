@@ -8,8 +8,8 @@ NVL72) counts as one node here: its GPUs reach each other without the network.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hardware.cluster import Cluster
@@ -41,6 +41,8 @@ class Reach:
         levels: levels of the network that it crosses, from the lowest.
         rails: oversubscription of the level above `levels` that traffic between GPUs at different places of their nodes
             has to cross, where ports at the same place share a switch (rails) and no scale-up switch forwards it.
+        ports: ports that a member sends through, over its even share of its node's ports; above 1 where other GPUs at
+            its port send nothing meanwhile.
     """
 
     members: int
@@ -49,6 +51,7 @@ class Reach:
     links: float = 1.0
     levels: tuple[Crossing, ...] = ()
     rails: float = 1.0
+    ports: float = 1.0
 
 
 def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
@@ -100,3 +103,30 @@ def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
     forwarded = node.scale_up is not None and node.scale_up.switched.value and cluster.domain >= cluster.gpus_per_node
     places = {rank % cluster.gpus_per_node for rank in ranks}
     return 1.0 if forwarded or len(places) == 1 else levels[crossed].oversubscription
+
+
+def message_reach(
+    cluster: Cluster, source: int, target: int, leaves: Callable[[int], bool], arrives: Callable[[int], bool]
+) -> Reach:
+    """Returns the `Reach` of a message from rank `source` to rank `target`, which others accompany.
+
+    leaves, arrives: whether a rank sends a message to another node, or receives one from there, at the same time.
+    """
+    found = reach(cluster, (source, target))
+    if found.nodes.number == 1 or not cluster.ports_shared:
+        return found
+    return replace(found, ports=min(_free_ports(cluster, source, leaves), _free_ports(cluster, target, arrives)))
+
+
+def _free_ports(cluster: Cluster, rank: int, busy: Callable[[int], bool]) -> float:
+    """Returns `Reach.ports` of a rank, where neighbours that are `busy` use its port too.
+
+    Of fewer ports than GPUs, NCCL uses the one that is nearest to a GPU, so neighbouring GPUs share a port
+    (`ncclTopoGetLocalNetType` in src/graph/topo.cc of NVIDIA/nccl @5067397).
+    """
+    size, nics = cluster.gpus_per_node, cluster.node.nics
+    count = float(nics.count) if nics else float(size)
+    first, port = rank - rank % size, int(rank % size * count / size)
+    neighbours = (other for other in range(first, min(first + size, cluster.gpus)) if other != rank)
+    sharing = sum(int(other % size * count / size) == port and busy(other) for other in neighbours)
+    return size / count / (1 + sharing)

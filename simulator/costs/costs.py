@@ -19,7 +19,7 @@ from typing import Any
 from hardware.cluster import Cluster, Tier
 from hardware.errors import PlanError, nearest
 from hardware.gpu import GPU
-from hardware.topology import Reach, reach
+from hardware.topology import Reach, message_reach, reach
 from simulator.costs import host
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
@@ -242,8 +242,8 @@ class Costs:
         pair = work.axis, work.source, work.target
         if pair not in self._reaches:
             stride = self.mesh.stride(work.axis)
-            ranks = work.source * stride, work.target * stride
-            self._reaches[pair] = self._slowest_reaches((work.axis,), ranks)
+            source, target = work.source * stride, work.target * stride
+            self._reaches[pair] = self._hop_reaches((work.axis,), {source: target})
         return self._reaches[pair]
 
     def _shift_reaches(self, work: Collective) -> tuple[Reach, ...]:
@@ -252,10 +252,35 @@ class Costs:
         by = work.by % len(ranks)
         key = "shift", work.axes, work.members, by
         if key not in self._reaches:
-            pairs = {(rank, ranks[(i + by) % len(ranks)]) for i, rank in enumerate(ranks) if by}
-            found = (one for pair in pairs for one in self._slowest_reaches(work.axes, pair))
-            self._reaches[key] = tuple(dict.fromkeys(found))
+            hops = {rank: ranks[(i + by) % len(ranks)] for i, rank in enumerate(ranks) if by}
+            self._reaches[key] = self._hop_reaches(work.axes, hops)
         return self._reaches[key]
+
+    def _hop_reaches(self, axes: tuple[str, ...], hops: Mapping[int, int]) -> tuple[Reach, ...]:
+        """Returns the reaches of messages that are sent at the same time and may be the slowest.
+
+        hops: receiver by sender, in the group of rank 0 along `axes`; all groups along them send at the same time.
+        """
+        leaves = self._crosses(axes, hops)
+        arrives = self._crosses(axes, {target: source for source, target in hops.items()})
+        found: dict[Reach, None] = {}
+        for hop in hops.items():
+            pairs = [(offset + hop[0], offset + hop[1]) for offset in self._group_offsets(axes)]
+            reaches = [message_reach(self.cluster, *pair, leaves, arrives) for pair in pairs]
+            most = max(one.nodes.number for one in reaches)
+            found |= dict.fromkeys(one for one in reaches if one.nodes.number == most)
+        return tuple(found)
+
+    def _crosses(self, axes: tuple[str, ...], hops: Mapping[int, int]) -> Callable[[int], bool]:
+        """Returns whether a rank takes part in one of the messages `hops`, to or from a rank of another node."""
+        parts = [(self.mesh.stride(part), self.mesh.size(part)) for part in self.mesh.parts(axes)]
+        size = self.cluster.local_gpus
+
+        def crosses(rank: int) -> bool:
+            place = sum(rank // stride % count * stride for stride, count in parts)
+            return place in hops and (rank - place + hops[place]) // size != rank // size
+
+        return crosses
 
     def _slowest_reaches(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
         """Returns the reaches of those groups along `axes`, shifted copies of `ranks`, that are in most nodes.

@@ -57,6 +57,19 @@ def test_missing_fields_are_assumed_and_listed() -> None:
     assert rate.scale_out.kind == "infiniband-ndr" and len(rate.assumed) == 1
 
 
+def test_ports_that_gpus_share() -> None:
+    inter = {"kind": "infiniband", "gbps_per_gpu": 50, "ports": 2}
+    cluster = load_cluster({**INLINE, "inter": inter})
+    assert cluster.node.nics is not None and cluster.ports_shared
+    assert (cluster.node.nics.count, cluster.node.nics.link.name) == (2, "infiniband-hdr")
+    assert cluster.scale_out.bandwidth == load_cluster({**INLINE, "inter": {**inter, "ports": 8}}).scale_out.bandwidth
+    usual = load_cluster({"gpu": "v100-sxm2-16", "gpus": 16})
+    assert usual.ports_shared and usual.scale_out == load_cluster("dgx-1v:2").scale_out
+    assert not load_cluster(INLINE).ports_shared and not load_cluster("p5:2").ports_shared
+    with pytest.raises(CatalogError, match="kind is none and ports is given"):
+        load_cluster({**INLINE, "gpus": 8, "inter": {"kind": "none", "ports": 2}})
+
+
 def test_part_of_a_node_keeps_the_nodes_network_share() -> None:
     cluster = load_cluster({**INLINE, "gpus": 4})
     assert (cluster.nodes, cluster.gpus, cluster.scale_up_domain, cluster.gpus_per_node) == (1, 4, 4, 8)

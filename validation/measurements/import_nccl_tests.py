@@ -9,7 +9,7 @@ from typing import Any
 
 from hardware.cluster import Cluster
 from hardware.errors import PlanError
-from hardware.topology import reach
+from hardware.topology import message_reach, reach
 from simulator.bridges import nccl_tests
 from simulator.costs.collectives import collective, p2p
 from simulator.ir.ops import Collective
@@ -92,7 +92,10 @@ def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastV
     ranks = _gpus_of(cluster, run)
     if run.operation == "send_recv":
         pairs = [(a, b) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b]
-        prices = [p2p.price(nbytes, reach(cluster, pair), links) for pair in dict.fromkeys(pairs)]
+        far = [(a, b) for a, b in pairs if a // cluster.local_gpus != b // cluster.local_gpus]
+        leaves, arrives = ({pair[end] for pair in far}.__contains__ for end in (0, 1))
+        reaches = dict.fromkeys(message_reach(cluster, *pair, leaves, arrives) for pair in pairs)
+        prices = [p2p.price(nbytes, one, links) for one in reaches]
         price = max(prices, key=lambda one: one.seconds + one.latency)
     else:
         price = collective.price(Collective(run.operation, nbytes, ("all",)), reach(cluster, ranks), links)

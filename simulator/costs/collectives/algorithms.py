@@ -109,7 +109,7 @@ def _slowest_tier(
     usable = _ring_links(reach, links)
     up = scale_up * links.scale_up_byte(shares[0], usable) if scale_up else 0.0
     middle = host * links.host_byte(shares[0]) if crosses_host(reach) else 0.0
-    out = network * links.network_byte(shares[1]) if reach.nodes.number > 1 else 0.0
+    out = network * links.network_byte(shares[1], reach) if reach.nodes.number > 1 else 0.0
     most = max(up, middle, out)
     return most, (usable * up / most, middle / most, out / most)
 
@@ -138,9 +138,7 @@ def _simple_level(reach: Reach, links: Links) -> float:
     """A level of a tree with Simple [s]: each member's chunk goes through the ports in use."""
     net = links.models.network
     members_per_port = _port_share(reach, links) * reach.nodes.fewest
-    return net.simple_level + (
-        net.chunk_bytes * members_per_port / links.network.bandwidth if members_per_port else 0.0
-    )
+    return net.simple_level + (net.chunk_bytes * members_per_port / links.port_rate(reach) if members_per_port else 0.0)
 
 
 def _protocols(model: RingCostModel, reach: Reach, links: Links) -> dict[str, Protocol]:

@@ -82,7 +82,7 @@ def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
     return work.nbytes * max(
         inner / (links.scale_up.bandwidth * reach.links) if d > 1 else 0.0,
         host / links.host.bandwidth if crosses_host(reach) else 0.0,
-        outer / links.network.bandwidth if k > 1 else 0.0,
+        outer / links.port_rate(reach) if k > 1 else 0.0,
     )
 
 

@@ -160,9 +160,16 @@ class Links:
         """Seconds of a byte over one GPU's link to the host, at a share of its nominal rate."""
         return 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
 
-    def network_byte(self, share: float) -> float:
-        """Seconds of a byte over one GPU's port to the network, at a share of its payload rate."""
-        return 1.0 / (self.network.bandwidth * min(1.0, share * self.network.payload * self.speed))
+    def port_rate(self, reach: Reach) -> float:
+        """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the
+        host.
+        """
+        even = self.network.bandwidth
+        return min(even * reach.ports, max(even, self.host.bandwidth))
+
+    def network_byte(self, share: float, reach: Reach) -> float:
+        """Seconds of a byte over a member's ports to the network, at a share of their payload rate."""
+        return 1.0 / (self.port_rate(reach) * min(1.0, share * self.network.payload * self.speed))
 
 
 def crosses_host(reach: Reach) -> bool:

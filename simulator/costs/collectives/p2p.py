@@ -42,7 +42,7 @@ def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
 def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
     """Seconds in which the bytes move."""
     if reach.nodes.number > 1:
-        return nbytes * (fabric.message(reach) * links.network_byte(links.models.network.p2p_share))
+        return nbytes * (fabric.message(reach) * links.network_byte(links.models.network.p2p_share, reach))
     model = links.models_within_node(reach).p2p
     if isinstance(model, ProcessCostModel):
         return nbytes * links.host_byte(model.p2p)
@@ -62,5 +62,5 @@ def use(nbytes: int, reach: Reach, links: Links) -> Use:
 def lower_bound(nbytes: Any, reach: Reach, links: Links) -> Any:
     """Time [s] that no message can beat: the bytes at the nominal rate of the links between the two GPUs."""
     if reach.nodes.number > 1:
-        return nbytes / links.network.bandwidth
+        return nbytes / links.port_rate(reach)
     return nbytes / (links.host.bandwidth if crosses_host(reach) else links.scale_up.bandwidth * reach.links)

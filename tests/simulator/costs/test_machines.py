@@ -49,7 +49,7 @@ def test_every_machine_of_the_published_runs_can_be_given_and_priced(tables: Any
 @pytest.mark.parametrize(
     ("given", "kinds"),
     [
-        ({"gpu": "l40s", "gpus": 64, "gpus_per_node": 4, "scale_up_domain": 1}, ("none", "pcie4", "roce-200")),
+        ({"gpu": "l40s", "gpus": 64, "gpus_per_node": 4, "scale_up_domain": 1}, ("none", "pcie4", "roce")),
         (
             {"gpu": "h200-nvl", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 4},
             ("nvlink4-bridge-4", "pcie5", "none"),

@@ -1,0 +1,100 @@
+"""Messages between nodes: who sends at the same time shares the ports, and nobody else does."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardware import load_cluster
+from simulator.costs.collectives import collective
+from simulator.costs.costs import Costs
+from simulator.ir.mesh import Mesh
+from simulator.ir.ops import Collective, Transfer
+
+MIB = 2**20
+NODES = ("pcie-8xa100", "dgx-2", "p4d", "l40s-4", "jean-zay-a100", "dgx-1v", "dgx-a100", "p5")
+
+
+def boards(ports: int, nodes: int = 4):
+    """Nodes of eight A100 behind `ports` ports of 25 GB/s together."""
+    inter = {"kind": "infiniband", "gbps_per_gpu": 25, "ports": ports}
+    return load_cluster(
+        {"gpu": "a100-sxm-80", "gpus_per_node": 8, "scale_up_domain": 8, "gpus": 8 * nodes, "inter": inter}
+    )
+
+
+def moved_per_s(costs: Costs, work) -> float:
+    """Rate of a large message, over the share of the ports' payload rate that one message reaches [bytes/s]."""
+    share = costs.links.models.network.p2p_share * costs.links.network.payload
+    return work.nbytes / costs.estimate(work).seconds / share
+
+
+def port_of(cluster, rank: int) -> int:
+    """The nearest port of a GPU, or its own ports where there are as many as GPUs."""
+    return int(rank % cluster.gpus_per_node * min(1, cluster.node.nics.count / cluster.gpus_per_node))
+
+
+def test_a_message_that_is_sent_alone_has_the_whole_port():
+    costs = Costs(boards(1), Mesh({"cp": 32}))
+    hop = Collective("shift", 64 * MIB, ("cp",))
+    assert moved_per_s(costs, hop) == pytest.approx(25e9), "one GPU of each node sends to the next node"
+    assert moved_per_s(costs, Transfer(64 * MIB, "cp", 7, 8)) == pytest.approx(25e9)
+
+
+def test_a_ring_attention_hop_and_a_ring_all_gather_agree_about_the_border():
+    """A ring over whole nodes crosses their border once, whether NCCL's steps or explicit messages make it."""
+    costs = Costs(boards(1), Mesh({"cp": 32}))
+    (reach,) = costs._group_reaches(Collective("all_gather", MIB, ("cp",)))
+    gather = collective.find_group("all_gather", reach, costs.links)
+    (simple,) = (one for one in gather.algorithms if one.name == "ring Simple")
+    of_steps = 31 / 32 / simple.byte / costs.links.models.network.share / costs.links.network.payload
+    assert of_steps == pytest.approx(moved_per_s(costs, Collective("shift", 64 * MIB, ("cp",))))
+
+
+@pytest.mark.parametrize(
+    ("ports", "tp", "sharing"),
+    [(1, 1, 1), (1, 2, 2), (1, 8, 8), (4, 1, 1), (4, 2, 2), (4, 4, 2), (4, 8, 2), (8, 8, 1), (2, 2, 2), (2, 8, 4)],
+)
+def test_tensor_parallel_ranks_that_send_at_once_share_the_ports(ports, tp, sharing):
+    """The last stage of a node sends to the first one of the next, each of its ranks through the nearest port."""
+    costs = Costs(boards(ports), Mesh({"pp": 32 // tp, "tp": tp}))
+    message = Transfer(64 * MIB, "pp", 8 // tp - 1, 8 // tp)
+    assert moved_per_s(costs, message) == pytest.approx(25e9 / ports / sharing)
+
+
+def test_data_parallel_replicas_send_at_once():
+    costs = Costs(boards(1), Mesh({"pp": 4, "dp": 4, "tp": 2}))
+    assert moved_per_s(costs, Transfer(64 * MIB, "pp", 1, 2)) == pytest.approx(25e9 / 8)
+
+
+def test_all_shifts_of_an_all_to_all_move_what_the_all_to_all_moves():
+    costs = Costs(boards(1, 2), Mesh({"ep": 16}))
+    shifts = sum(1 / moved_per_s(costs, Collective("shift", MIB, ("ep",), by=by)) for by in range(1, 16))
+    assert shifts == pytest.approx(8 * 8 / 25e9), "eight GPUs send to eight others through one port"
+
+
+def test_a_gpu_alone_gets_no_more_than_its_own_link_to_the_host():
+    costs = Costs(load_cluster("l40s-4:2"), Mesh({"cp": 8}))
+    assert moved_per_s(costs, Collective("shift", 64 * MIB, ("cp",))) == pytest.approx(31e9), "a port has 50 GB/s"
+
+
+@given(st.sampled_from(NODES), st.integers(0, 2), st.integers(0, 2), st.integers(1, 31))
+def test_no_port_carries_more_than_its_rate(node, outer, inner, by):
+    """Counted rank by rank: what leaves and enters each port in the time of a shift."""
+    cluster = load_cluster(f"{node}:4")
+    size, nics = cluster.gpus_per_node, cluster.node.nics
+    axes = {"outer": 2**outer, "cp": cluster.gpus >> outer >> inner, "inner": 2**inner}
+    costs, n = Costs(cluster, Mesh(axes)), axes["cp"]
+    if by % n == 0:
+        return
+    carried = Counter[tuple[str, int, int]]()
+    for rank in range(cluster.gpus):
+        place = rank // axes["inner"] % n
+        target = rank + ((place + by) % n - place) * axes["inner"]
+        if rank // size != target // size:
+            carried["out", rank // size, port_of(cluster, rank)] += 1
+            carried["in", target // size, port_of(cluster, target)] += 1
+    seconds = costs.estimate(Collective("shift", 64 * MIB, ("cp",), by=by)).seconds
+    rate = nics.link.bandwidth * max(1, nics.count / size)
+    assert seconds >= 64 * MIB * max(carried.values(), default=0) / rate
