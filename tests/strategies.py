@@ -257,7 +257,7 @@ def jobs(
         "attention": draw(st.sampled_from(["flash", "unfused"])),
         "launch_s": draw(st.sampled_from(launch)),
     }
-    return {
+    job = {
         "model": model,
         "cluster": {"gpu": "h100-sxm", "gpus": math.prod((pp, dp, cp, t))},
         "framework": {"name": "megatron-core", "set": settings},
@@ -270,6 +270,8 @@ def jobs(
             "partition": draw(partitions(model.layers, stages)),
         },
     }
+    settings["scatter_gather_tensors_in_pipeline"] = draw(st.booleans())
+    return job
 
 
 AXIS = {"data": "dp", "sequence": "cp", "tensor": "tp"}

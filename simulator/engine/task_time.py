@@ -41,7 +41,7 @@ def pass_durations(
 
     hop = 0.0
     if len(stages) > 1:
-        hop = sum(prices[0](Transfer(stages[0].unit_runs[-1].nbytes, axis, 0, 1))[::2])
+        hop = sum(prices[0](Transfer(stages[0].message_nbytes, axis, 0, 1))[::2])
     for stage_ops, price in zip(stages, prices, strict=True):
         if stage_ops not in parts:
             grown = [make_task(stage_ops, kind, price, blocks=compiled).memory.grown for kind in "FW"]

@@ -15,6 +15,7 @@ from simulator.engine.task_time import task_seconds
 from simulator.forecast.stages import make_lowering
 from simulator.ir.ops import Transfer
 from simulator.lowering.lower import LoweredUnits
+from simulator.lowering.scatter_gather import scatter_gather
 from simulator.plan.partition import LayerCosts
 from simulator.plan.plan import Plan
 from simulator.program.block import CompiledBlocks, Price
@@ -82,11 +83,13 @@ class SliceTimes:
 
     def _forecast(self, tokens: int, before: int) -> float:
         architecture = self.plan.architecture.slice(before, before + tokens)
-        stage_ops = self.lowering.run(self.plan.stage(self.part, architecture))
+        stage = self.plan.stage(self.part, architecture)
+        shares = self.plan.shape.p > 1 and self.plan.job.framework.scatter_gather_tensors_in_pipeline
+        stage_ops = scatter_gather(self.lowering, stage, self.lowering.run(stage), shares, shares)
         blocks = CompiledBlocks()
         tasks = [make_task(stage_ops, kind, self.price, again=False, blocks=blocks) for kind in ("F", "BW")]
         seconds = sum(task_seconds(task, self.host) for task in tasks)
         if self.plan.shape.p > 1:
-            work = Transfer(stage_ops.unit_runs[0].nbytes, self.plan.pipeline_axis, 0, 1)
+            work = Transfer(stage_ops.message_nbytes, self.plan.pipeline_axis, 0, 1)
             seconds += 2 * sum(self.price(work)[::2])
         return seconds

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from simulator.ir.modules import Update
 from simulator.ir.ops import BYTES, Fragment, Param, StageOps
 from simulator.lowering.lower import LoweredUnits, Lowering
+from simulator.lowering.scatter_gather import scatter_gather
 from simulator.lowering.scope import shards_at_rest
 from simulator.plan.plan import Plan
 from simulator.program.program import EveryStageOps, one_of
@@ -19,6 +20,7 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
     units: units that were lowered before, for this plan or another.
     """
     last = plan.parts - 1
+    gathers = _received_shares(plan)
     known: dict[Hashable, StageOps | Sequence[StageOps]] = {}
     stages = []
     for index in range(plan.shape.stages):
@@ -26,10 +28,12 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
         embeds = part == last and plan.device(index) in plan.holders(0)
         slices = [plan.stage(part, blocks) for blocks in plan.slices]
         idle = plan.schedule.unused_roles(plan.shape, index)
-        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle)
+        key = (tuple((unit.children, unit.count) for unit in slices[0].units), embeds, idle, gathers[index])
         if key not in known:
             lowering = make_lowering(plan, units, idle)
-            stage_ops = [lowering.run(stage, embeds) for stage in slices]
+            stage_ops = [
+                scatter_gather(lowering, stage, lowering.run(stage, embeds), *gathers[index]) for stage in slices
+            ]
             known[key] = stage_ops if len(stage_ops) > 1 else stage_ops[0]
         stages.append(known[key])
     known_updates: dict[Hashable, Fragment] = {}
@@ -41,6 +45,19 @@ def lower_stages(plan: Plan, units: LoweredUnits | None = None) -> tuple[EverySt
             known_updates[update_key] = make_lowering(plan, units).lower(_update(plan, device, params, shared))
         updates.append(known_updates[update_key])
     return stages, updates
+
+
+def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
+    """For every virtual stage, whether it all-gathers its input, and the gradient of its output, from shares that ranks
+    of another device sent.
+    """
+    found = [[False, False] for _ in range(plan.shape.stages)]
+    if plan.job.framework.scatter_gather_tensors_in_pipeline:
+        for index in range(plan.shape.stages):
+            for before in plan.schedule.predecessors(plan.shape, index):
+                if plan.device(before) != plan.device(index):
+                    found[index][0] = found[before][1] = True
+    return [(first, last) for first, last in found]
 
 
 def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:

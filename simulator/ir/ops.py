@@ -462,6 +462,7 @@ class StageOps:
         freed after the last forward pass are gathered again.
     whole_weights: bytes of gathered weights that live from the first to the last pass of a step.
     whole_gradients: bytes of gradients that live from the first to the last backward pass of a step.
+    message_shares: ranks that hold the same results and send one share of them each.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -470,6 +471,12 @@ class StageOps:
     again: list[SideOps] = field(default_factory=list)
     whole_weights: int = 0
     whole_gradients: int = 0
+    message_shares: int = 1
+
+    @property
+    def message_nbytes(self) -> int:
+        """Bytes that a rank sends to the next stage; of the gradient of that, bytes that it receives."""
+        return self.unit_runs[-1].nbytes // self.message_shares
 
     def params(self) -> list[tuple[Param, int]]:
         """The distinct parameters, each with the number of its copies (equal units)."""

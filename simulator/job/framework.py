@@ -102,6 +102,9 @@ class Framework(FrameworkPart):
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     regather: bool
     """All-gathered inputs of linear layers are saved as shards, and gathered again for the weight gradient."""
+    scatter_gather_tensors_in_pipeline: bool = False
+    """Of a pipeline message that all tensor-parallel ranks hold, each sends one share, and the receivers all-gather
+    them. Otherwise each sends the whole message."""
     vocab_multiple: int = Field(ge=1)
     """The vocabulary is padded to a multiple of this times tp."""
     overlap: CommunicationOverlap

@@ -8,7 +8,7 @@ op is made. Units of a stage share the residual stream only, so each is lowered 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from simulator.ir.mesh import Mesh
@@ -74,9 +74,13 @@ class Lowering:
     def _unit_run(self, unit: Unit) -> UnitRun:
         tied = any(getattr(operator, "tied", False) for operator in unit.operators()) and self.scope.embeds
         key = (unit.lowering_key, unit.marks, tied, self._lowering_key) if unit.lowering_key is not None else unit
+        return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)
+
+    def shared_run(self, key: Hashable, make: Callable[[], UnitRun]) -> UnitRun:
+        """The unit run that depends on `key` alone, made once for all stages and plans."""
         if key not in self._known:
-            self._known[key] = self._lower_unit(unit)
-        return replace(self._known[key], count=unit.count, marks=unit.marks)
+            self._known[key] = make()
+        return self._known[key]
 
     def _lower_unit(self, unit: Unit) -> UnitRun:
         keys, nbytes = self.scope.enter(unit)

@@ -135,9 +135,7 @@ class _Builder:
         forward, stage_ops = slot.kind == "F", self.in_series(slot.stage, slot.slice)
         stream = "pipeline-forward" if forward else "pipeline-backward"
         # What comes back to one of several that were joined is its own share.
-        nbytes = (
-            stage_ops.unit_runs[-1].nbytes if forward else self.in_series(receiver, slot.slice).unit_runs[-1].nbytes
-        )
+        nbytes = (stage_ops if forward else self.in_series(receiver, slot.slice)).message_nbytes
         work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
         # What goes from one kind of GPU to another is as slow as the slower one.
         prices = [self.prices[end](work) for end in (work.source, work.target)]
@@ -147,7 +145,7 @@ class _Builder:
         """Bytes that a slot receives from other devices."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
         givers = far if slot.kind == "F" else [slot.stage] * len(far)
-        return sum(self.in_series(stage, slot.slice).unit_runs[-1].nbytes for stage in givers)
+        return sum(self.in_series(stage, slot.slice).message_nbytes for stage in givers)
 
     # ------------------------------------------------------------------------------------------- tasks
 

@@ -1,0 +1,70 @@
+"""Scatter-gather of pipeline messages: each tensor-parallel rank sends its share of what all of them hold.
+
+Under plain tensor parallelism every one of t ranks holds the whole residual stream at the border of two stages. Each
+sends 1/t of it to its counterpart, through a network port of its own where there is one, and the receivers all-gather
+the shares among themselves, over NVLink, before their pass begins (Narayanan et al. 2021, arXiv 2104.04473, section
+4.1; `scatter_gather_tensors_in_pipeline` of Megatron-LM, `PartitionedTensor` of DeepSpeed). A residual stream that is
+sharded (sequence parallelism, grids) has no copies, and is sent as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.ir.modules import Stage
+from simulator.ir.operators import Boundary
+from simulator.ir.ops import Collective, Fragment, Op, StageOps, UnitRun
+from simulator.lowering.lower import Lowering
+
+
+def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forward: bool, backward: bool) -> StageOps:
+    """The ops of a stage that sends shares of its messages, and all-gathers those that it receives.
+
+    forward: whether its input comes from another device; backward: whether the gradient of its output does.
+    """
+    if not (forward or backward):
+        return stage_ops
+    axes, nbytes = _copies(lowering, stage), stage_ops.unit_runs[-1].nbytes
+    shares = lowering.scope.mesh.size(axes)
+    if shares == 1 or nbytes % shares:
+        return stage_ops
+    runs = list(stage_ops.unit_runs)
+    if forward and (name := runs[0].residual_in):
+        runs.insert(0, _gather(lowering, name, runs[0].nbytes, axes, "F"))
+    if backward and (name := runs[-1].residual_out):
+        runs.append(_gather(lowering, name, runs[-1].nbytes, axes, "B"))
+    return replace(stage_ops, unit_runs=runs, message_shares=shares)
+
+
+def _copies(lowering: Lowering, stage: Stage) -> tuple[str, ...]:
+    """The tensor-parallel axes along which ranks hold copies of what enters and leaves a stage."""
+    scope = lowering.scope
+    residual = next(one for one in (stage.units[0].residual_in, stage.units[-1].residual_out) if one is not None)
+    border = Boundary("border", (residual,), (residual,))
+    sharded = border.output_layout(residual, scope.division(border))
+    axes = [axis for one in scope.schemes if one.family == "tensor" and not one.view for axis in one.over]
+    return tuple(axis for axis in axes if axis not in sharded and scope.mesh.size(axis) > 1)
+
+
+def _gather(lowering: Lowering, name: str, nbytes: int, axes: tuple[str, ...], phase: str) -> UnitRun:
+    """A unit without work of its own that all-gathers the residual stream, or (phase B) its gradient.
+
+    What is gathered has its place in memory from the begin of the pass on, as the input of the first unit.
+    """
+
+    def make() -> UnitRun:
+        came, back = Op(f"{name} in"), Op(f"d{name} in", phase="B")
+        whole = lowering.scope.op(
+            f"gather {'d' * (phase == 'B')}{name}",
+            Collective("all_gather", nbytes, axes),
+            [came if phase == "F" else back],
+            phase,
+        )
+        fragment = Fragment([], [], {name: came}, {name: came}, {name: back}, {name: back})
+        if phase == "F":
+            fragment.forward, fragment.exit = [whole], {name: whole}
+        else:
+            fragment.backward, fragment.grad_exit = [whole], {name: whole}
+        return UnitRun(f"receive {name}", fragment, 1, name, name, (name, name), nbytes)
+
+    return lowering.shared_run(("scatter-gather", name, nbytes, axes, phase), make)
