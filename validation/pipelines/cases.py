@@ -41,6 +41,8 @@ from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind, Pipe
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Shares = Share | list[Share]
 
 MAX_CHUNKS = 1_000_000
 """Most forward passes of chunks in a case; so many take some ten seconds."""
@@ -77,6 +79,9 @@ class ScheduleCase(BaseModel):
     slices: int | list[float] | None = None
     waves: int | None = None
     memory_limit: float | None = None
+    m_w: Shares | None = None
+    """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
+    zero-bubble papers); by default not known."""
     path: str | None = None
     """CSV file of an order, for `from-file`."""
 
@@ -141,17 +146,25 @@ class ScheduleReplay:
 
         Activations in transfer are held by both devices until the transfer has ended.
         """
-        allocating = ("F", ActionKind.KEEP, ActionKind.LOAD)
-        freeing = (until, "BW", ActionKind.EVICT, ActionKind.GIVE_BACK)
+        shape = self.table.shape
+        return list(map(round, self.peak_held([1.0] * shape.slices, [float(until == "W")] * shape.stages)))
+
+    def peak_held(self, sizes: Sequence[float], kept: Sequence[float]) -> list[float]:
+        """By device, the peak of activations held, in the unit of `sizes`.
+
+        sizes: activations of a chunk's forward pass, by slice.
+        kept: share of them that stays from the end of B to the end of W, by stage.
+        """
+        whole = dict.fromkeys(("F", ActionKind.KEEP, ActionKind.LOAD), 1.0)
+        whole |= dict.fromkeys(("BW", ActionKind.EVICT, ActionKind.GIVE_BACK), -1.0)
         peaks = []
         for order, begins, finished in zip(self.table.orders, self.begin, self.end, strict=True):
             events = []
             for action, begin, end in zip(actions_of(order), begins, finished, strict=True):
-                if action.kind in allocating:
-                    events.append((begin, 1))
-                elif action.kind in freeing:
-                    events.append((end, -1))
-            held = peak = 0
+                share = kept[action.stage]
+                change = {"B": share - 1, "W": -share, **whole}.get(action.kind, 0.0) * sizes[action.slice]
+                events.append((begin if change > 0 else end, change))
+            held = peak = 0.0
             # A device runs one action at a time, so at equal times the release belongs to the earlier action.
             for _, change in sorted(events):
                 held += change
@@ -181,6 +194,7 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
     if schedule.needs_durations:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
         durations = pass_durations(whole, [price] * shape.stages, "pp")
+        durations = replace(durations, kept_for_weights=_kept_for_weights(case, schedule, shape))
     table = timetable(schedule, shape, durations)
     program = build(table, stages, price)
     program.tasks = [_merge_overlapped(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]
@@ -254,12 +268,20 @@ def count_weight_versions(case: ScheduleCase) -> list[int] | None:
     return [peak_weight_versions(schedule, shape, i, insert_updates(order, every)) for i, order in enumerate(orders)]
 
 
+def peak_microbatches(case: ScheduleCase, run: ScheduleReplay) -> list[float]:
+    """By device, the peak of activations held, in those of one micro-batch through all layers of a device."""
+    schedule, shape = _schedule(case), run.table.shape
+    sizes = [share * shape.p * schedule.directions / shape.stages for share in schedule.slices]
+    return run.peak_held(sizes, _kept_for_weights(case, schedule, shape) or (1.0,) * shape.stages)
+
+
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
     """The answer to one case: its figures, or ``refused`` with the reason."""
     try:
         checked = validate_data(ScheduleCase, dict(case), where, PlanError)
         run = replay(checked)
         without_flush = {"period": period(checked), "weight_versions": count_weight_versions(checked)}
+        memory = {} if checked.m_w is None else {"memory": peak_microbatches(checked, run)}
     except MeshcastError as error:
         return {"status": "refused", "reason": str(error)}
     span, busy = max(run.spans), math.fsum(run.busy) / len(run.busy)
@@ -271,6 +293,7 @@ def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
         "bubble_rate_span": 1 - busy / span if span else 0.0,
         "in_flight_b": run.in_flight("B"),
         "in_flight_w": run.in_flight("W"),
+        **memory,
         **without_flush,
     }
     if checked.order:
@@ -283,16 +306,29 @@ def answers(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [answer(case, f"case {number}") for number, case in enumerate(cases, 1)]
 
 
-def _time(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
-    """The time `name` (t_f, t_b, t_w or t_r) of one virtual stage."""
+def _value(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
+    """The value of `name` for one virtual stage."""
     given = getattr(case, name)
     parts = shape.stages // schedule.directions
     if isinstance(given, list):
         if len(given) not in (shape.p, parts):
-            rule = f"a list has one time a device ({shape.p}) or a virtual stage ({parts})"
+            entry = "share" if name == "m_w" else "time"
+            rule = f"a list has one {entry} a device ({shape.p}) or a virtual stage ({parts})"
             raise PlanError(name, rule, "Correct its length", given)
         given = given[schedule.model_part(shape, stage) if len(given) == parts else schedule.device(shape, stage)]
-    return float(given) * shape.p / parts
+    return float(given)
+
+
+def _time(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
+    """The time `name` (t_f, t_b, t_w or t_r) of one virtual stage."""
+    return _value(case, name, schedule, shape, stage) * shape.p * schedule.directions / shape.stages
+
+
+def _kept_for_weights(case: ScheduleCase, schedule: Schedule, shape: PipelineShape) -> tuple[float, ...] | None:
+    """By stage, the share of its activations that stays until W; None if the case does not state it."""
+    if case.m_w is None:
+        return None
+    return tuple(_value(case, "m_w", schedule, shape, stage) for stage in range(shape.stages))
 
 
 def _stage(

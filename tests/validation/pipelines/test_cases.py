@@ -251,6 +251,34 @@ def test_no_work_at_all_is_no_bubble() -> None:
     assert (found["makespan"], found["bubble_rate"], found["bubble_rate_span"]) == (0, 0, 0)
 
 
+@given(p=st.integers(1, 8), more=st.integers(0, 8), share=st.sampled_from([0.0, 0.25, 0.4, 1.0]))
+def test_memory_counts_the_share_that_w_needs(p: int, more: int, share: float) -> None:
+    """arXiv 2401.10241, table 2: stage i (from 0) of ZB-H1 holds (p - i) M_B + i M_W."""
+    found = played(case("zb-h1", p, p + more, m_w=share))
+    assert found["memory"] == pytest.approx([p - i + i * share for i in range(p)])
+    assert "memory" not in played(case("zb-h1", p, p + more))
+    by_stage = [share * i / p for i in range(p)]
+    found = played(case("zb-h1", p, p + more, m_w=by_stage))
+    assert found["memory"] == pytest.approx([p - i + i * by_stage[i] for i in range(p)])
+
+
+@given(m=st.integers(1, 12), share=st.sampled_from([0.0, 0.5, 1.0]))
+def test_memory_is_in_micro_batches_whatever_a_chunk_is(m: int, share: float) -> None:
+    assert played(case("1f1b", 4, m, m_w=share))["memory"] == [min(m, 4 - i) for i in range(4)]
+    halves = played(case("v-half", 4, m, m_w=1.0))
+    assert halves["memory"] == pytest.approx([chunks / 2 for chunks in halves["in_flight_w"]])
+    slices = played(case("gpipe", 4, m, m_w=share))["memory"], played(case("terapipe", 4, m, m_w=share))["memory"]
+    assert slices[0] == pytest.approx(slices[1]) == [m] * 4
+
+
+@given(limit=st.integers(4, 8), share=st.sampled_from([0.0, 0.2, 0.4, 0.8, 1.0]))
+def test_zb_auto_knows_what_w_needs(limit: int, share: float) -> None:
+    """Within the same limit less memory for W's admits an order that is at least as short."""
+    found = [played(case("zb-auto", 4, 12, (1, 1, 1), memory_limit=limit, m_w=one)) for one in (share, 1.0)]
+    assert max(found[0]["memory"]) <= limit + 1e-9
+    assert found[0]["span_max"] <= found[1]["span_max"]
+
+
 # ------------------------------------------------------------------------------------------------ refused
 
 GOOD = case("1f1b", 2, 4)
@@ -274,6 +302,8 @@ BAD = {
     "list too short": ({"t_f": [1]}, ["t_f", "one time a device (2)"]),
     "list too long": ({"t_w": [1, 1, 1]}, ["t_w", "one time a device (2)"]),
     "empty list": ({"t_b": []}, ["t_b", "one time a device (2)"]),
+    "share above 1": ({"m_w": 1.5}, ["m_w", "at most 1"]),
+    "shares too short": ({"m_w": [0.5]}, ["m_w", "one share a device (2)"]),
     "chunks where there are none": ({"v": 2}, ["1f1b", "chunk"]),
     "one chunk interleaved": ({"schedule": "interleaved-1f1b"}, ["interleaved-1f1b", "at least 2 chunks"]),
     "m % p": ({"schedule": "interleaved-1f1b", "v": 2, "m": 5}, ["multiples of pp = 2", "6"]),
