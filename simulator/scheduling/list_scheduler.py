@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
+from typing import Self
 
 from simulator.scheduling.schedule import (
     Action,
@@ -19,6 +20,7 @@ from simulator.scheduling.schedule import (
     Schedule,
     ScheduleItem,
     actions_of,
+    split_1f1b,
 )
 
 ItemDuration = Callable[[ScheduleItem], float]
@@ -59,6 +61,12 @@ class PartialSchedule:
         """Per device, from the begin of its first item to the end of its last."""
         begins = [self.begin[actions_of(order[:1])[0]] for order in self.orders]
         return [end - begin for end, begin in zip(self.free_at, begins, strict=True)]
+
+    def step_time(self, barrier: bool) -> tuple[float, float]:
+        """What a step takes: the makespan if the devices meet at its end (`barrier`), otherwise the longest span of a
+        device; and behind it the other one. To nine digits: orders that differ by rounding alone are equally short."""
+        makespan, span = (float(f"{max(ends):.9g}") for ends in (self.free_at, self.spans))
+        return (makespan, span) if barrier else (span, makespan)
 
     def arrival(self, item: ScheduleItem) -> float:
         """When the inputs of an item from other stages have arrived on its device; inf while that is not known."""
@@ -122,6 +130,15 @@ class MemoryBoundedSchedule(PartialSchedule):
         """Runs the next pass of a kind on a device."""
         self.append(self.next_pass(kind, device))
         self.count[kind][device] += 1
+
+    def follow_split_1f1b(self, rounds: int) -> Self:
+        """Runs all passes in the orders of `split_1f1b`."""
+        remaining = [split_1f1b(self.shape, device, rounds)[::-1] for device in range(self.shape.p)]
+        while any(remaining):
+            for device, order in enumerate(remaining):
+                while order and self.arrival(order[-1]) < inf:
+                    self.append_next(order.pop().kind, device)
+        return self
 
     def pending_weight_passes(self, device: int) -> int:
         """Passes B of a device whose W has not run."""

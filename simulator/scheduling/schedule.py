@@ -120,6 +120,9 @@ class PassDurations:
     recomputation: forward passes that are repeated for a backward pass (R).
     hop: a message between two devices.
     kept_for_weights: share of a forward pass's activations that stays until the gradients of weights; None: not known.
+    barrier: whether the devices wait for each other after their last passes, as for the global norm of the gradients: a
+        step then takes the makespan. Otherwise the next step begins on each device by itself, and a step takes the
+        longest span of a device.
     """
 
     forward: tuple[float, ...]
@@ -128,6 +131,7 @@ class PassDurations:
     recomputation: tuple[float, ...]
     hop: float = 0.0
     kept_for_weights: tuple[float, ...] | None = None
+    barrier: bool = False
 
 
 class PostValidation(SchemeOptions):
@@ -323,6 +327,18 @@ def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Actio
     steady_forward = forward[warmup:]
     steady = [action for pair in zip(steady_forward, backward, strict=False) for action in pair]
     return [*forward[:warmup], *steady, *backward[len(steady_forward) :]]
+
+
+def split_1f1b(shape: PipelineShape, device: int, rounds: int) -> list[Action]:
+    """1F1B with split backward passes, a warm-up of `rounds` x (p - 1 - device) + 1 forward passes, and every W
+    `rounds` x device B's behind its own: ZB-H1 (1 round) and ZB-H2 (2 rounds) of arXiv 2401.10241."""
+    m, warmup, delay = shape.m, min(shape.m, rounds * (shape.p - 1 - device) + 1), rounds * device
+    order = [Action(device, "F", k) for k in range(warmup)]
+    for k in range(m + delay):
+        # Passes beyond the last micro-batch drop out: first forward passes, then B's.
+        candidates = [("B", k), ("W", k - delay), ("F", warmup + k)]
+        order += [Action(device, kind, i) for kind, i in candidates if 0 <= i < m]
+    return order
 
 
 def v_shape_device(shape: PipelineShape, stage: int) -> int:

@@ -82,6 +82,8 @@ class ScheduleCase(BaseModel):
     m_w: Shares | None = None
     """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
     zero-bubble papers); by default not known."""
+    barrier: bool = False
+    """Whether the devices wait for each other at the end of a step, as for the clipping of gradients."""
     path: str | None = None
     """CSV file of an order, for `from-file`."""
 
@@ -194,7 +196,7 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
     if schedule.needs_durations:
         whole = [_stage(case, schedule, shape, stage, (1.0,))[0] for stage in range(shape.stages)]
         durations = pass_durations(whole, [price] * shape.stages, "pp")
-        durations = replace(durations, kept_for_weights=_kept_for_weights(case, schedule, shape))
+        durations = replace(durations, kept_for_weights=_kept_for_weights(case, schedule, shape), barrier=case.barrier)
     table = timetable(schedule, shape, durations)
     program = build(table, stages, price)
     program.tasks = [_merge_overlapped(task, case.t_pair, shape.v // schedule.directions) for task in program.tasks]

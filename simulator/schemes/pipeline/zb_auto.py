@@ -3,9 +3,9 @@
 In every round a device runs a forward pass and a B (gradients of inputs); a W (gradients of weights) runs where the
 device would idle, or where memory must be freed. Three questions are open: may warm-up forward passes delay the first
 backward pass (ALLOW), may a forward pass be put off for a backward pass (PRIO), does a W fill a gap shorter than itself
-(GREEDY)? Of the eight combinations the one is kept whose longest span (first begin to last end on a device) is least.
-
-bubble of the longest span (p-1)(t_f + t_b - t_w) [s] for t_w <= t_f, t_b, m >= p and memory for p micro-batches: ZB-1p.
+(GREEDY)? Of the eight orders, and ZB-H1 and ZB-H2 if they fit, that of the shortest step is kept: of least makespan
+where devices meet to clip gradients, else of the least longest span (first begin to last end on a device), with a
+bubble of (p-1)(t_f + t_b - t_w) [s] for t_w <= t_f, t_b, m >= p and memory for p micro-batches: ZB-1p.
 
 References: Qi et al. 2024, arXiv 2401.10241, section 3.
 """
@@ -45,15 +45,15 @@ class ZBAuto(Schedule):
         durations = durations or PassDurations(one, one, one, (0.0,) * shape.p)
         # Orders that count whole activations come first: of two equally short ones they hold less.
         kept = dict.fromkeys((one, durations.kept_for_weights or (KEPT_FOR_WEIGHTS,) * shape.p))
-        tried = product(kept, product((True, False), repeat=3))
-        runs = [_Search(self, shape, durations, limit, share).search(*choices) for share, choices in tried]
-        # To nine digits: orders that differ by rounding alone are equally short.
-        return min(runs, key=lambda run: [float(f"{max(of):.9g}") for of in (run.spans, run.free_at)]).orders
+        tried = product(kept, *[(True, False)] * 3)
+        runs = [_Search(self, shape, durations, limit, share).search(*choices) for share, *choices in tried]
+        fit = (n for n in (1, 2) if n * (shape.p - 1) <= limit - 1)
+        runs += [_Search(self, shape, durations, limit, one).follow_split_1f1b(n) for n in fit]
+        return min(runs, key=lambda run: run.step_time(durations.barrier)).orders
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, t_f, t_b, t_w = setting.shape.p, setting.shape.m, setting.t_f, setting.t_b, setting.t_w
-        short_w = t_w <= min(t_f, t_b)
-        if short_w and m >= p:
+        if (short_w := t_w <= min(t_f, t_b)) and m >= p:
             yield ClosedForm("bubble_span", (p - 1) * (t_f + t_b - t_w), "tables 5 and 6: ZB-1p is as good as ZB-H1")
         if short_w and m <= p:
             yield ClosedForm("bubble", (m + p - 1) * (t_f + t_b) + t_w - m * setting.t_total, "appendix H")

@@ -18,7 +18,14 @@ References: Qi et al. 2024, arXiv 2401.10241, section 2.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, PostValidation, Schedule
+from simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    PostValidation,
+    Schedule,
+    split_1f1b,
+)
 
 
 class ZBH2(Schedule):
@@ -28,13 +35,7 @@ class ZBH2(Schedule):
         pass
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        m, ahead = shape.m, min(shape.m, 2 * (shape.p - device) - 1)
-        order = [Action(device, "F", k) for k in range(ahead)]
-        for k in range(m + 2 * device):
-            # Passes beyond the last micro-batch drop out: first forward passes, then B's.
-            candidates = [("B", k), ("W", k - 2 * device), ("F", ahead + k)]
-            order += [Action(device, kind, i) for kind, i in candidates if 0 <= i < m]
-        return order
+        return split_1f1b(shape, device, 2)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, t_f, t_b, t_w = setting.shape.p, setting.shape.m, setting.t_f, setting.t_b, setting.t_w
