@@ -110,7 +110,7 @@ class Costs:
         self._reaches: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
         self._offsets: dict[tuple[str, ...], list[int]] = {}
         self._price: dict[type, Callable[[Any], Estimate]] = {
-            Gemm: self._kernel_price(self._speed),
+            Gemm: self._gemm_price(self._kernel_price(self._speed)),
             Attention: self._kernel_price(self._speed * self.rates["attention"]),
             Memory: self._kernel_price(self.rates["memory_bound"]),
             Collective: self._price_collective,
@@ -182,6 +182,16 @@ class Costs:
 
         return price
 
+    def _gemm_price(self, price: Callable[[Any], Estimate]) -> Callable[[Gemm], Estimate]:
+        """Returns a function that prices GEMMs, some of whose multiprocessors may communicate."""
+        number = self.cluster.gpu.multiprocessors
+
+        def price_rest(work: Gemm) -> Estimate:
+            whole = price(work)
+            return whole._replace(seconds=whole.seconds * number / (number - work.sms)) if work.sms else whole
+
+        return price_rest
+
     def _price_collective(self, work: Collective) -> Estimate:
         if work.operation == "shift":
             return _slowest(p2p.price(work.nbytes, one, self.links) for one in self._shift_reaches(work))
@@ -216,7 +226,10 @@ class Costs:
                 price, most = self.estimate(work), slowest_rank(work)
                 reaches = self._group_reaches(most)
                 slowest = next(one for one in reaches if collective.price(most, one, self.links) == price)
-                return collective.use(most, slowest, self.links)
+                use = collective.use(most, slowest, self.links)
+                if work.sms is None:
+                    return use
+                return replace(use, multiprocessors=work.sms / self.cluster.gpu.multiprocessors)
             case Exchange():
                 most = slowest_rank(work)
                 return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)

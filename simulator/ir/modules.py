@@ -300,6 +300,17 @@ def every_module(module: Module) -> Iterator[Module]:
 M = TypeVar("M", bound=Module)
 
 
+def replace_children(module: M, change: Callable[[Module], Module]) -> M:
+    """A copy of `module` in which `change` has replaced modules inside it, enclosed ones first; those that it returns
+    as they are stay the same objects."""
+    children = _children(module)
+    changed = tuple(change(replace_children(child, change)) for child in children)
+    if all(one is other for one, other in zip(children, changed, strict=True)):
+        return module
+    inside: dict[str, Any] = {"units" if isinstance(module, Stage) else "children": changed}
+    return replace(module, **inside)
+
+
 def add_marks(module: M, marks: Mapping[Module, frozenset[Hashable]]) -> M:
     """A copy of `module` with further `marks` on modules; modules without marked ones inside stay the same object."""
     children = _children(module)

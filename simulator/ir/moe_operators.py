@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from simulator.ir.layout import Tensor
 from simulator.ir.modules import LocalShapes, Operator
 from simulator.ir.operators import Activation, Cast, Linear
-from simulator.ir.ops import Memory, Work
+from simulator.ir.ops import BYTES, Memory, Work
 
 EXPERTS = "experts"
 """The view of the mesh that shards the operators of experts."""
@@ -94,6 +94,58 @@ class ExpertLinear(Linear):
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         first, sort = super().backward_inputs(at), self._permute(at)
         return [*sort, *first] if self.sorts == "outs" else [*first, *sort]
+
+
+@dataclass(frozen=True, eq=False)
+class FusedExpertLinear(ExpertLinear):
+    """A linear layer of every expert whose grouped GEMM permutes: one side of it holds tokens once each, the other a
+    copy of a token for each of its experts.
+
+    `sorts` names the side with tokens. ``ins``: the GEMM reads rows of tokens through an index; their gradient is the
+    sum over the copies. ``outs``: the results of the copies are added up, weighted by the router (the second input).
+    """
+
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
+        tokens, copies = at.dims(self._tokens), at.dims(self._copies)
+        rows, experts = math.prod(copies[dim] for dim in "bse"), at.dims(self.weights[0])["e"]
+        width = len(self.outs) * copies["f"] if self.sorts == "ins" else copies["f"]
+        columns, inner = (width, tokens["h"]) if self.sorts == "ins" else (tokens["h"], width)
+        return math.ceil(rows / experts), columns, inner, experts
+
+    @property
+    def _tokens(self) -> Tensor:
+        return self.ins[0] if self.sorts == "ins" else self.outs[0]
+
+    @property
+    def _copies(self) -> Tensor:
+        return self.outs[0] if self.sorts == "ins" else self.ins[0]
+
+    def _unsummed_bytes(self, at: LocalShapes) -> int:
+        """Bytes of the results of all copies, or of the gradients of all copies."""
+        rows, columns, inner, experts = self._sizes(at)
+        width = inner if self.sorts == "ins" else columns
+        return int(rows * experts * width * BYTES[self._tokens.gradient.dtype])
+
+    def _add_copies(self, at: LocalShapes) -> Memory:
+        return Memory("permute", self._unsummed_bytes(at), at.bytes(self._tokens.gradient))
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        product = Linear.forward(self, at)
+        return [*product, self._add_copies(at)] if self.sorts == "outs" else product
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        product = Linear.backward_inputs(self, at)
+        return [*product, self._add_copies(at)] if self.sorts == "ins" else product
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        if backward != (self.sorts == "ins"):
+            return []
+        last = len(self.backward_inputs(at) if backward else self.forward(at)) - 1
+        return [(last - 1, last, self._unsummed_bytes(at))]
+
+    @property
+    def saved_for_weights(self) -> tuple[Tensor, ...]:
+        return self.ins[:1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,7 @@ class Gemm:
     groups: of a grouped GEMM the experts by their tokens, (number of experts, tokens of each), without experts that
         have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
     pace: work of the slowest rank over the mean, see `slowest_rank`.
+    sms: multiprocessors of the kernel that communicate, in a kernel fused with communication.
     """
 
     m: float
@@ -56,6 +57,7 @@ class Gemm:
     what: str = "gemm"
     groups: tuple[tuple[float, float], ...] = ()
     pace: float = 1.0
+    sms: int = 0
 
     @property
     def flops(self) -> float:
@@ -145,6 +147,7 @@ class Collective:
     members: positions in the group of the ranks that take part; None: all.
     by: distance of a shift.
     pace: bytes of the slowest rank over the mean, see `slowest_rank`.
+    sms: multiprocessors that it takes from kernels; None: those of NCCL's kernel.
     """
 
     operation: str
@@ -153,6 +156,7 @@ class Collective:
     members: tuple[int, ...] | None = None
     by: int = 1
     pace: float = 1.0
+    sms: int | None = None
 
     flops = 0.0
 

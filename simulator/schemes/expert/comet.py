@@ -8,25 +8,38 @@ one kernel, and so are GEMM and combine.
     dispatch       |t|tttttt|          last GEMM     |ppppppp|
     first GEMM       |......|          combine       |.......|t|
 
-An all-to-all of c seconds and a GEMM of g seconds and n tiles of rows (or panels of columns) take max(g + c/n, c)
-together: all but the first tile, which the GEMM waits for, or the last panel is hidden. Kernels between the first and
-the last GEMM run after the one and before the other. The exchange uses the multiprocessors of an all-to-all.
+Tokens come in one of two ways. All-to-all: a copy of a token for each of its experts, as in expert/all-to-all.
+All-gather, as in the public kernels: every token once, to all ranks that share the experts; the first GEMM reads its
+rows through an index, so no kernel permutes tokens, and starts with a rank's own. The last kernel adds up the results
+of each token's experts on the rank, panel by panel, and reduce-scatters the sums. With P ranks of whole experts, Q
+ranks on each of them and k experts per token (times the capacity factor) a rank sends, of T tokens of its own, 2 (P Q -
+1) T forward, in place of 2 k T ((P - 1)/P + Q - 1).
 
-References: Zhang et al. 2025, arXiv 2502.19811, sections 3.1 and 3.2.
+An all-to-all of c seconds and a GEMM of g seconds and n tiles of rows (or panels of columns) take max(g + c/n, c)
+together: all but the first tile, which the GEMM waits for, or the last panel is hidden. An all-gather takes max(g, c),
+GEMM, sums and reduce-scatter max(g, c (n - 1)/n) + c/n. Kernels between the first and the last GEMM run after the one
+and before the other. Some multiprocessors of a fused kernel communicate and are missing in its GEMM; gathered tokens
+are brought by copy engines.
+
+References: Zhang et al. 2025, arXiv 2502.19811, sections 3.1 and 3.2; all-gather and reduce-scatter:
+https://github.com/bytedance/flux, docs/design.md and src/moe_ag_scatter.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from math import ceil
+from typing import Any, Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import COMPUTE, Fragment, Gemm, Op
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
-from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work_by
+from hardware.errors import PlanError
+from simulator.ir.modules import Module, MoE, Stage, replace_children
+from simulator.ir.moe_operators import Permute
+from simulator.ir.ops import Fragment, Gemm, StageOps
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper
+from simulator.lowering.rewrite import Rewrite
+from simulator.schemes.expert.shared import fused_exchange as fusion
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
-from simulator.schemes.expert.shared.token_dispatch import ExpertRound, find_rounds, wait_for_tokens_only
+from simulator.schemes.expert.shared.token_gather import find_gather_rounds, fuse_permutations
 
 
 class Comet(ExpertScheme):
@@ -36,66 +49,70 @@ class Comet(ExpertScheme):
 
     class Options(ExpertScheme.Options):
         tile: int = Field(default=128, ge=1, strict=True)
-        """Rows, and columns, of an output tile of a GEMM; the default is assumed."""
+        """Rows of an output tile of a GEMM."""
+        panel: int = Field(default=1024, ge=1, strict=True)
+        """Columns of a panel, whose results are sent together; flux: 128 to 1280, by default 1024."""
+        dispatch: Literal["auto", "all-to-all", "all-gather"] = "auto"
+        """How tokens come to the ranks of their experts: auto as fewer bytes are sent."""
+        sms: int = Field(default=28, ge=0, strict=True)
+        """Multiprocessors of a fused kernel that communicate; flux on Hopper: 28 of 132."""
+
+    def check_job(self, job: Any) -> None:
+        super().check_job(job)
+        if self.options.sms >= (number := job.cluster.gpu.multiprocessors):
+            rule = f"{self.use} leaves some of the {number} multiprocessors of {job.cluster.gpu.name} to the GEMM"
+            raise PlanError("plan.schemes", rule, f"sms below {number} would work", self.options.sms)
+
+    def gathers_tokens(self, copies: float) -> bool:
+        """Whether tokens are all-gathered. copies: expert slots that a token takes."""
+        p, q = self.ranks, self.mesh.size(self.axes[1:])
+        fewer = p * q - 1 <= copies * ((p - 1) / p + q - 1)
+        return p * q > 1 and (fewer if self.options.dispatch == "auto" else self.options.dispatch == "all-gather")
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        def fuse(module: Module) -> Module:
+            if isinstance(module, MoE):
+                (permute,) = (one for one in module.operators() if isinstance(one, Permute))
+                if self.gathers_tokens(float(permute.outs[0].dims["s"].unit)):
+                    return fuse_permutations(module)
+            return module
+
+        return super().lower_stage(replace_children(stage, fuse), inner)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment = super().lower(module, inner)
-        if isinstance(module, MoE) and self.ranks > 1:
-            fused = Rewrite(fragment)
-            for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
-                self._fuse_round(fused, one)
-            fragment = fused.apply()
-        return fragment
+        if not isinstance(module, MoE) or self.mesh.size(self.axes) == 1:
+            return super().lower(module, inner)
+        if any(isinstance(one, Permute) for one in module.operators()):
+            fragment = super().lower(module, inner)
+            return self._fuse(fragment, fusion.find_all_to_all_rounds(fragment, self.mesh.parts(self.axes[:1])), False)
+        # Whatever the routing, every rank gathers all tokens.
+        fragment = inner(module)
+        return self._fuse(fragment, find_gather_rounds(fragment, self.over), True)
 
-    def _fuse_round(self, fused: Rewrite, one: ExpertRound) -> None:
-        """Fuses the all-to-alls of a round with the GEMMs next to them."""
-        ops = one.ops
-        first, *_, last = [i for i, op in enumerate(ops) if isinstance(op.work, Gemm)]
-        wait_for_tokens_only(one)
-        moving = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
-        coming = len(ops) - next(i for i, op in enumerate(reversed(ops)) if op.stream == COMPUTE)
-        up, down = ops[first].work, ops[last].work
-        assert isinstance(up, Gemm) and isinstance(down, Gemm)
-        rows, panels = ceil(up.batch * up.m / self.options.tile), ceil(down.n / self.options.tile)
-        if rows > 1:
-            self._fuse_dispatch(fused, ops[:moving], ops[moving : first + 1], rows)
-        if panels > 1:
-            self._fuse_combine(fused, ops[last:coming], ops[coming:], panels)
-
-    def _fuse_dispatch(self, fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
-        """The first GEMM waits for one tile of the dispatch, and what follows it also for the rest."""
-        tile = self._split_exchange(moving, (1, tiles - 1), 0, moving[0].after)
-        rest = self._split_exchange(moving, (1, tiles - 1), 1, moving[0].after)
-        fused.swap(moving[0], [*tile, *rest], rest[:1])
-        for op, end in zip(moving[1:], rest[1:], strict=True):
-            fused.swap(op, [], [end])
-        for op in kernels:
-            op.after = replace_dependencies(op.after, {moving[-1]: tile[-1:]})
-        fused.swap(kernels[-1], kernels[-1:], [kernels[-1], rest[-1]])
-
-    def _fuse_combine(self, fused: Rewrite, kernels: list[Op], moving: list[Op], panels: int) -> None:
-        """All panels but the last are sent during the last GEMM."""
-        most = self._split_exchange(moving, (panels - 1, 1), 0, kernels[0].after)
-        panel = self._split_exchange(moving, (panels - 1, 1), 1, kernels[-1:])
-        fused.swap(moving[0], [*most, *panel], [most[0], panel[0]])
-        for op, sent, end in zip(moving[1:], most[1:], panel[1:], strict=True):
-            fused.swap(op, [], [sent, end])
-
-    def _split_exchange(self, moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
-        """One of two parts, of relative `sizes`, of every op of an exchange, one after the other."""
-        found: list[Op] = []
-        for op in moving:
-            assert op.work is not None
-            work = split_work_by(op.work, sizes)[which]
-            found.append(replace(op, name=f"{op.name} {which}", work=work, after=[*(found[-1:] or after)]))
-        return found
+    def _fuse(self, fragment: Fragment, rounds: Iterable[fusion.FusedRound], gathered: bool) -> Fragment:
+        """Fuses the collectives of every round with the GEMMs next to them. Copy engines gather tokens."""
+        fused, options = Rewrite(fragment), self.options
+        for one in rounds:
+            up, down = one.first[-1].work, one.last[0].work
+            assert isinstance(up, Gemm) and isinstance(down, Gemm)
+            fusion.give_multiprocessors(one, 0 if gathered else options.sms, options.sms)
+            rows, panels = ceil(up.batch * up.m / options.tile), ceil(down.n / options.panel)
+            if one.dispatch and (gathered or rows > 1):
+                fusion.fuse_dispatch(fused, one.dispatch, one.first, 0 if gathered else rows)
+            if one.combine and panels > 1:
+                fusion.fuse_combine(fused, one.last, one.combine, panels)
+        return fused.apply()
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("expert_parameters", setting.expert_parameters / setting.ep, "E/P experts per rank")
-        if setting.ep > 1:
-            rows, panels = (
-                ceil(n / self.options.tile) for n in (setting.b * setting.s * setting.slots_per_token, setting.h)
-            )
+        p, tokens, copies = setting.ep, setting.b * setting.s, setting.slots_per_token
+        if p > 1 and p <= copies:
+            sent = (p - 1) * tokens * (4 * setting.h * 2 + 2 * setting.top_k * 4)
+            yield ClosedForm("sent_per_layer", sent, "flux: every token once, with the router's weights")
+            return
+        yield ClosedForm("sent_per_layer", 4 * (p - 1) / p * tokens * copies * setting.h * 2, "2.1: as all-to-alls")
+        if p > 1:
+            rows, panels = ceil(tokens * copies / self.options.tile), ceil(setting.h / self.options.panel)
             c, g = setting.exchange_s, setting.compute_s / 2
             taken = max(g + c / rows, c) + max(g + c / panels, c)
             yield ClosedForm("forward_round", taken, "3.1: two GEMMs, one fused with each all-to-all")

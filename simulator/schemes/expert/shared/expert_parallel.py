@@ -17,7 +17,7 @@ from pydantic import Field
 from simulator.ir.layout import Dim, Tensor
 from simulator.ir.modules import Module, MoE, Operator, Stage, add_marks, every_module
 from simulator.ir.moe_operators import EXPERTS, Permute
-from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps, TensorUse
+from simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op, StageOps
 from simulator.ir.registry import find_scheme
 from simulator.ir.routing import ExpertLoad, RoutingOption
 from simulator.ir.scheme import LowerModule, LowerStage, Rule, Scheme, SchemeOptions
@@ -159,7 +159,7 @@ class ExpertScheme(Scheme):
         if expert_load is not None and isinstance(module, MoE):
             return skew_collectives(inner(module), self, expert_load)
         if expert_load is not None and isinstance(module, Operator) and module.view == EXPERTS:
-            return skew_expert_work(inner(module), expert_load)
+            return skew_expert_work(inner(module), module, expert_load)
         return inner(module)
 
 
@@ -189,8 +189,13 @@ def skew_collectives(fragment: Fragment, scheme: ExpertScheme, expert_load: Expe
     return fragment
 
 
-def skew_expert_work(fragment: Fragment, expert_load: ExpertLoad) -> Fragment:
-    """Gives the kernels and memory of an expert operator the pace of its most loaded rank."""
+def skew_expert_work(fragment: Fragment, operator: Operator, expert_load: ExpertLoad) -> Fragment:
+    """Gives the kernels and memory of an expert operator the pace of its most loaded rank.
+
+    Memory of tokens that every rank gathers, and of weights, whose keys have no layout, stays as it is.
+    """
+    # With the dot that ends the name: a tensor's cast has its name and a number format.
+    routed = tuple(f"{tensor.name}." for tensor in (*operator.ins, *operator.outs) if tensor.has("e"))
     for op in (*fragment.forward, *fragment.backward):
         if isinstance(op.work, Gemm):
             ((_, mean),) = op.work.groups
@@ -199,10 +204,8 @@ def skew_expert_work(fragment: Fragment, expert_load: ExpertLoad) -> Fragment:
         elif isinstance(op.work, Memory) and op.phase != "W":
             # Kernels of phase W read weights only.
             op.work = replace(op.work, pace=expert_load.most_loaded)
-    fragment.tensor_uses = [skew_memory(tensor_use, expert_load.most_loaded) for tensor_use in fragment.tensor_uses]
+    for i, tensor_use in enumerate(fragment.tensor_uses):
+        stem, of_tensor, _ = tensor_use.key.partition("@")
+        if of_tensor and f"{stem.removeprefix('d:')}.".startswith(routed):
+            fragment.tensor_uses[i] = replace(tensor_use, nbytes=round(expert_load.most_loaded * tensor_use.nbytes))
     return fragment
-
-
-def skew_memory(tensor_use: TensorUse, pace: float) -> TensorUse:
-    """A use of token memory on the most loaded rank; memory of weights, whose key has no layout, stays as it is."""
-    return replace(tensor_use, nbytes=round(pace * tensor_use.nbytes)) if "@" in tensor_use.key else tensor_use

@@ -1,0 +1,90 @@
+"""Exchanges fused with the GEMM before or after them (Comet): a GEMM waits for one tile of a dispatch, and all but one
+panel of a combine is sent during the GEMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op
+from simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work_by
+from simulator.schemes.expert.shared.token_dispatch import find_rounds, wait_for_tokens_only
+
+
+@dataclass(frozen=True)
+class FusedRound:
+    """One pass of tokens through the experts, as two fused kernels and what lies between them.
+
+    dispatch: the collectives that bring the rows of the first GEMM; none where a rank has them.
+    first: the kernels that read them, up to the first GEMM.
+    last: the last GEMM, and kernels on its rows.
+    combine: the ops that send its results, and a kernel that adds them up before.
+    """
+
+    dispatch: list[Op]
+    first: list[Op]
+    last: list[Op]
+    combine: list[Op]
+
+
+def find_all_to_all_rounds(fragment: Fragment, parts: Iterable[str]) -> list[FusedRound]:
+    """The rounds between all-to-alls among the ranks of `parts`."""
+    found = []
+    for one in find_rounds(fragment, parts):
+        ops = one.ops
+        first, *_, last = [i for i, op in enumerate(ops) if isinstance(op.work, Gemm)]
+        wait_for_tokens_only(one)
+        moving = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
+        coming = len(ops) - next(i for i, op in enumerate(reversed(ops)) if op.stream == COMPUTE)
+        found.append(FusedRound(ops[:moving], ops[moving : first + 1], ops[last:coming], ops[coming:]))
+    return found
+
+
+def give_multiprocessors(one: FusedRound, to_dispatch: int, to_combine: int) -> None:
+    """Gives some multiprocessors of the two fused kernels to their communication."""
+    for product, moving, sms in ((one.first[-1:], one.dispatch, to_dispatch), (one.last[:1], one.combine, to_combine)):
+        for op in (*product, *moving) if moving else ():
+            if isinstance(op.work, Gemm):
+                op.work = replace(op.work, sms=sms)
+            elif isinstance(op.work, Collective):
+                # Those of its GEMM.
+                op.work = replace(op.work, sms=0)
+
+
+def fuse_dispatch(fused: Rewrite, moving: list[Op], kernels: list[Op], tiles: int) -> None:
+    """The first of `kernels` waits for one of `tiles` of the ops `moving`, and what follows the last also for the rest.
+
+    With tiles of 0 no kernel waits: the first tiles are the rank's own.
+    """
+    ready = {op: moving[0].after for op in moving}
+    ends = moving[-1:]
+    if tiles:
+        tile, ends = (_split_exchange(moving, (1, tiles - 1), part, moving[0].after) for part in (0, 1))
+        fused.swap(moving[0], [*tile, *ends], ends[:1])
+        for op, end in zip(moving[1:], ends[1:], strict=True):
+            fused.swap(op, [], [end])
+        ready = {moving[-1]: tile[-1:]}
+    for op in kernels:
+        op.after = replace_dependencies(op.after, ready)
+    fused.swap(kernels[-1], kernels[-1:], [kernels[-1], ends[-1]])
+
+
+def fuse_combine(fused: Rewrite, kernels: list[Op], moving: list[Op], panels: int) -> None:
+    """All of `panels` but the last are sent, by the ops `moving`, during `kernels`, a GEMM and what follows it."""
+    most = _split_exchange(moving, (panels - 1, 1), 0, kernels[0].after)
+    panel = _split_exchange(moving, (panels - 1, 1), 1, kernels[-1:])
+    fused.swap(moving[0], [*most, *panel], [most[0], panel[0]])
+    for op, sent, end in zip(moving[1:], most[1:], panel[1:], strict=True):
+        fused.swap(op, [], [sent, end])
+
+
+def _split_exchange(moving: list[Op], sizes: tuple[int, int], which: int, after: Sequence[Op]) -> list[Op]:
+    """One of two parts, of relative `sizes`, of every op of an exchange, one after the other on its stream."""
+    found: list[Op] = []
+    for op in moving:
+        assert op.work is not None
+        work, stream = split_work_by(op.work, sizes)[which], moving[-1].stream
+        behind = [*(found[-1:] or after)]
+        found.append(replace(op, name=f"{op.name} {which}", stream=stream, work=work, after=behind))
+    return found

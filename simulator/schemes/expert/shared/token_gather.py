@@ -1,0 +1,92 @@
+"""Token gather: every token goes once to all ranks that share the experts, and the expert GEMMs permute (Comet).
+
+The experts' first GEMM reads rows of gathered tokens through an index, their last one adds up the results of each token
+on the rank, and a reduce-scatter adds up those of all ranks. `fuse_permutations` rebuilds a block so, before it is
+lowered; `find_gather_rounds` finds the ops of its passes in the lowered block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+from simulator.ir.layout import Tensor
+from simulator.ir.modules import Module, MoE
+from simulator.ir.moe_operators import ExpertCast, ExpertLinear, FusedExpertLinear, Permute, Unpermute
+from simulator.ir.operators import Boundary, Cast
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Memory, Op
+from simulator.lowering.rewrite import working_predecessors
+from simulator.schemes.expert.shared.fused_exchange import FusedRound
+
+
+def fuse_permutations(block: MoE) -> MoE:
+    """The block with its permutations inside the GEMMs of the experts."""
+    (permute,) = (child for child in block.children if isinstance(child, Permute))
+    (unpermute,) = (child for child in block.children if isinstance(child, Unpermute))
+    (tokens,), (copies,), (results, weights) = permute.ins, permute.outs, unpermute.ins
+    sent = {copies.name: replace(tokens, name=copies.name)}
+    children: list[Module] = []
+    for child in block.children:
+        if child is permute:
+            children.append(Boundary("tokens", (tokens,), (sent[copies.name],)))
+        elif isinstance(child, ExpertCast) and child.ins[0].name in sent:
+            given, made = sent[child.ins[0].name], child.outs[0]
+            sent[made.name] = replace(made, dims=given.dims)
+            children.append(Cast(child.name, (given,), (sent[made.name],), (), child.quantised))
+        elif isinstance(child, ExpertLinear) and child.ins[0].name in sent:
+            children.append(_fuse_linear(child, ins=(sent[child.ins[0].name],)))
+        elif isinstance(child, ExpertLinear) and child.outs[0].name == results.name:
+            summed = replace(unpermute.outs[0], name=results.name)
+            children.append(_fuse_linear(child, ins=(*child.ins, weights), outs=(summed,)))
+        elif child is unpermute:
+            children.append(Boundary("combine", (summed,), unpermute.outs))
+        else:
+            children.append(child)
+    return replace(block, children=tuple(children))
+
+
+def _fuse_linear(linear: ExpertLinear, **tensors: tuple[Tensor, ...]) -> FusedExpertLinear:
+    own: dict[str, Any] = {field.name: getattr(linear, field.name) for field in fields(linear)}
+    return FusedExpertLinear(**{**own, **tensors})
+
+
+def find_gather_rounds(fragment: Fragment, parts: Iterable[str]) -> list[FusedRound]:
+    """The rounds among the ranks of `parts` in a fragment with one block whose GEMMs permute.
+
+    Their all-gathers wait for the router: they are launched after it, together with the GEMM that reads its choice.
+    """
+    mine, found = set(parts), list[FusedRound]()
+    for issued in (fragment.forward, fragment.backward):
+        for phase in dict.fromkeys(op.phase for op in issued if op.phase != "W"):
+            ops = [op for op in issued if op.phase == phase]
+            products = [op for op in ops if isinstance(op.work, Gemm) and op.work.groups]
+            if len(products) > 1:
+                found.append(_gather_round(ops, products[0], products[-1], mine))
+    return found
+
+
+def _gather_round(ops: list[Op], first: Op, last: Op, parts: set[str]) -> FusedRound:
+    needed, left = set[Op](), [first]
+    while left:
+        further = working_predecessors(left.pop()) & set(ops) - needed
+        needed |= further
+        left += further
+    gathers = [op for op in ops if op in needed and _is_collective(op, parts, "all_gather")]
+    for op in ops[: ops.index(gathers[0])] if gathers else ():
+        gathers[0].after += [op] if isinstance(op.work, Memory) and op.work.what == "router" else []
+    kernels = [] if gathers else [first]
+    for op in ops[: ops.index(first) + 1]:
+        if op.stream == COMPUTE and op in {*needed, first} and working_predecessors(op) & {*gathers, *kernels}:
+            kernels.append(op)
+    sends: list[Op] = []
+    for op in ops[ops.index(last) + 1 :]:
+        adds = isinstance(op.work, Memory) and op.work.what == "permute" and not sends
+        reduces = _is_collective(op, parts, "reduce_scatter", "all_reduce") and sends
+        if (adds or reduces) and working_predecessors(op) & {last, *sends}:
+            sends.append(op)
+    return FusedRound(gathers, kernels, [last], sends)
+
+
+def _is_collective(op: Op, parts: set[str], *operations: str) -> bool:
+    return isinstance(op.work, Collective) and op.work.operation in operations and parts >= set(op.work.axes)
