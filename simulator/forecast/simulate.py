@@ -122,8 +122,8 @@ def build_program(
         durations = pass_durations(
             [one_of(stage) for stage in stages], stage_prices, plan.pipeline_axis, host, shared.blocks
         )
-        # With a flush gradients are clipped by their global norm, for which all devices meet.
-        durations = replace(durations, barrier=plan.schedule.flush)
+        # Gradients are clipped by their global norm, for which all devices meet.
+        durations = replace(durations, barrier=plan.schedule.barrier)
     if orders is None:
         table = shared.timetable(plan.schedule, plan.played_shape, durations, plan.update_interval)
     else:
