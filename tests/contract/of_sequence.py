@@ -43,6 +43,8 @@ def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
         for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
                 yield SequenceLayer(cp, b, s, kv_heads, h, regather)
+            if "merge" in kind.Options.model_fields:
+                yield SequenceLayer(cp, b, s, kv_heads, h, options=(("merge", "eager"),))
 
 
 def of_family(ops: Sequence[Op]) -> list[Op]:

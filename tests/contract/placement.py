@@ -4,7 +4,7 @@ All ranks run the same ops, so the place of data is relative to a rank. A *part*
 that came in; it lies so many ranks further round a group than where it was made. `Contents` follows the parts through
 a fragment: a shift moves the parts that it carries, an addition joins them, any other op makes new ones. It demands:
 
-1. No rank receives its own part, or one part twice.
+1. No rank receives its own part, or one part twice; but gradients that go round a whole ring come home (`HOME`).
 2. A sum has each part once, and at most one op's result from each other rank.
 3. Attention in steps (`attention_problems`) computes each block of queries and keys once, with the FLOPs that a causal
    mask leaves of this block; the results of all steps are in the output, and all their gradients in those of queries,
@@ -26,6 +26,9 @@ from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Attention, Collective, Fragment, HostCopy, Memory, Op
 from simulator.ir.scheme import LowerModule, Scheme
 from tests.contract.dataflow import STATES, through_marks
+
+HOME = "ring home"
+"""The name of the last message of gradients that go round a whole ring, as in zhuzilin/ring-flash-attention."""
 
 Shift = tuple[tuple[tuple[str, ...], int], ...]
 """Ranks further round a group, by the axes of the group; groups without a shift are left out."""
@@ -108,7 +111,7 @@ class Contents:
             there = part, tuple(sorted((group, by) for group, by in to.items() if by))
             found[there] += count
             arrived[there] += 1
-            if op.work.by % ranks == 0 or not there[1]:
+            if op.work.by % ranks == 0 or (not there[1] and not op.name.startswith(HOME)):
                 self.problems.append(f"{op} brings a rank its own {name_of(part)}")
             elif arrived[there] > 1:
                 self.problems.append(f"{op} brings {name_of(part)} of one rank again")

@@ -51,12 +51,12 @@ RING_MISTAKES = {
         "reads core.o1 before <F core 1 on compute> writes it",
     ),
     "messages have zero bytes": Mistake(
-        r"kv, dkv = steps\.nbytes\(k, v\), steps\.nbytes\(dk, dv\)\n\n    came",
-        "kv, dkv = steps.nbytes(), steps.nbytes(dk, dv)\n\n    came",
+        r"kv, dkv, queries = steps\.nbytes\(k, v\), steps\.nbytes\(dk, dv\)",
+        "kv, dkv, queries = steps.nbytes(), steps.nbytes(dk, dv)",
         "sends zero bytes",
     ),
     "gradients of keys and values are never added": Mistake(
-        r"            gradients = \[steps\.add_gradients\([\s\S]*?steps\.use_tensors\(gradients\[0\], dk, dv\)\n",
+        r"            gradients = steps\.add_gradients\([\s\S]*?steps\.use_tensors\(gradients\[0\], dk, dv\)\n",
         "",
         "no kernel reads core.d:part1",
     ),
@@ -66,13 +66,13 @@ RING_MISTAKES = {
         "pairs of its block",
     ),
     "gradients are sent to the wrong rank": Mistake(
-        r'(steps\.shift\("ring back", .*), -1,',
-        r"\1, 1,",
+        r'(steps\.shift\("ring back", .*), by,',
+        r"\1, -by,",
         "results for dk come to another rank",
     ),
     "gradients are added twice": Mistake(
-        r"( +total = steps\.add_gradients\(.*\n)",
-        r"\1\1",
+        r"( +)(behind, ends = .*\n)( +sums = steps\.add_gradients\(.*\n)",
+        r"\1\2\3\1total = sums[-1:]\n\1\2\3",
         "2 times",
     ),
     "the block that arrives is never read": Mistake(

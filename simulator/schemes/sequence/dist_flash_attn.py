@@ -28,7 +28,8 @@ from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import Fragment
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.ir.settings import SequenceSetting
-from simulator.schemes.sequence.shared.ring_attention import RingScheme, attend_with_helpers
+from simulator.schemes.sequence.shared.attention_helpers import attend_with_helpers
+from simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 
 class DistFlashAttn(RingScheme):

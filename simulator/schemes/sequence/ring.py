@@ -12,8 +12,13 @@ p-th position) and zigzag (one part from the start and one from the end) balance
     rank 2  q2 x kv2      q2 x kv1      q2 x kv0
 
 With n tokens and k the width of keys, 2 (p-1)/p n k elements are sent forward; backward their gradients travel too,
-twice as many. A step takes max(block, transfer). Where p/2 blocks per rank are ideal, the slowest rank takes the time
-of p - 1/2 with contiguous shards, p/2 (1 + (p-1)/s) striped, and p/2 zigzag.
+twice as many. A step takes max(block, transfer) and the merge of its output, by the kernels of `merge`. Where p/2
+blocks per rank are ideal, the slowest rank takes the time of p - 1/2 with contiguous shards, p/2 (1 + (p-1)/s) striped,
+and p/2 zigzag.
+
+Eager PyTorch kernels merge o' into o by o - sigmoid(l' - l) (o - o'), in fp32, each operation a kernel of its own: they
+move 38 bytes per element of the output where one fused kernel moves 10. Running sums of gradients are fp32 too, and
+those of keys and values travel p times, in fp32.
 
 Two rings over two axes, the outer one first, form a double ring: while keys go round the inner ring of near ranks,
 those of the next outer step are being sent. sequence/ulysses over one axis and a ring over another is USP.
@@ -37,15 +42,28 @@ class Ring(RingScheme):
         balance: Literal["contiguous", "striped", "zigzag"] = "zigzag"
         """Which positions a rank holds."""
 
+        merge: Literal["fused", "eager"] = "fused"
+        """Kernels that merge the partial results of the steps: fused as in Transformer Engine, or eager PyTorch on fp32
+        copies as in zhuzilin/ring-flash-attention, USP and torch, whose gradients of keys and values travel in fp32.
+        """
+
     @property
     def token_order(self) -> str:
         return str(self.options.balance)
+
+    @property
+    def merges_eagerly(self) -> bool:
+        return bool(self.options.merge == "eager")
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, s = setting.cp, setting.s
         hops = (p - 1) / p * setting.b * s * setting.kv_width * 2
         yield ClosedForm("sent_forward", 2 * hops, "keys and values, p-1 hops")
-        yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
+        if self.merges_eagerly and p > 1:
+            fp32 = 2 * setting.b * s * setting.kv_width * 4
+            yield ClosedForm("sent_backward", 2 * hops + fp32, "keys and values p-1 hops, fp32 gradients p hops")
+        else:
+            yield ClosedForm("sent_backward", 4 * hops, "keys and values, and their gradients, p-1 hops each")
         efficiency = {"contiguous": p / (2 * p - 1), "striped": s / (s + p - 1), "zigzag": 1.0}
         yield ClosedForm(
             "attention_efficiency",

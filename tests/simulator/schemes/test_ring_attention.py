@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator.costs.costs import IdealCosts
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op, UnitRun, slowest_rank
+from simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memory, Op, UnitRun, slowest_rank
 from simulator.ir.registry import find_scheme
 from simulator.lowering.lower import Lowering
 from simulator.models.architecture import Architecture
@@ -348,6 +348,40 @@ def test_arriving_blocks_are_awaited_and_have_a_free_buffer(name: str, backward:
         assert incoming[i - 1] in waits_for(kernel)
         assert kernels[i] not in waits_for(incoming[i - 1])
         assert i < 2 or kernels[i - 2] in waits_for(incoming[i - 1])
+
+
+@pytest.mark.parametrize("p", [2, 3, 8])
+def test_eager_merges_move_the_bytes_of_every_operation(p: int) -> None:
+    """Of n elements of the output in bf16: a first copy in fp32 (6 n); in each further step a copy (6 n), a difference
+    (12 n), a product with the row sums' (8 n) and another difference (12 n), and five kernels on row sums; at the end
+    the copy back (6 n). One fused kernel reads two outputs and writes one (8, then 10, at last 8 n). All of it on the
+    slowest rank, whose queries are whole in every step.
+    """
+    moved = {}
+    for merge in ("fused", "eager"):
+        fragment = layer("ring", p, merge=merge).fragment
+        ops = [op for op in fragment.forward if op.name.startswith("merge")]
+        assert all(isinstance(op.work, Memory) and op.stream == COMPUTE for op in ops)
+        moved[merge] = sum(slowest_rank(op.work).bytes for op in ops)
+        assert len(ops) == (p - 1 if merge == "fused" else 5 * (p - 1) + 2)
+    n, rows = 48 // p * 192, 48 // p * 24
+    last = 8 * n + 3 * 4 * rows if p > 2 else 0
+    fused = last + (p - 3) * (10 * n + 3 * 4 * rows) + 8 * n + 3 * 4 * rows if p > 2 else 6 * n + 3 * 4 * rows
+    assert moved["fused"] == pytest.approx(fused, rel=1e-3)
+    assert moved["eager"] == pytest.approx(12 * n + (p - 1) * (38 * n + 14 * 4 * rows), rel=1e-3)
+
+
+@pytest.mark.parametrize("p", [2, 3, 8])
+def test_eager_gradients_of_keys_travel_in_fp32_and_come_home(p: int) -> None:
+    """zhuzilin/ring-flash-attention: from the rank's own keys on in the direction of the forward pass."""
+    fragment = layer("ring", p, merge="eager").fragment
+    hops = [op.work for op in of_family(fragment.backward)]
+    kv = 2 * 48 // p * 192 * 2
+    assert [hop.nbytes for hop in hops] == [kv, *[3 * kv] * (p - 2), 2 * kv, 2 * kv]  # type: ignore[union-attr]
+    assert {hop.by for hop in hops} == {1}  # type: ignore[union-attr]
+    sums = [op for op in fragment.backward if op.name == "add dq"]
+    # In fp32, with a copy before the first sum and one after the last.
+    assert sum(slowest_rank(op.work).bytes for op in sums) == pytest.approx((12 + 10 * (p - 1)) * 48 // p * 192)
 
 
 def test_helpers_return_their_results_before_the_merge() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hardware.errors import PlanError
+from simulator.engine.play import ENGINES
 from simulator.forecast.planning import resolve_plan
 from simulator.ir.ops import Collective
 from simulator.job.load import load_job
@@ -21,6 +22,8 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "usp": [("ring", "far", {}), ("ulysses", "near", {})],
     "usp the other way round": [("ulysses", "far", {}), ("ring", "near", {"balance": "striped"})],
     "double ring": [("ring", "far", {"balance": "contiguous"}), ("ring", "near", {"balance": "contiguous"})],
+    "eager": [("ring", "far", {"merge": "eager"}), ("ulysses", "near", {})],
+    "eager double ring": [("ring", "far", {"merge": "eager"}), ("ring", "near", {"merge": "eager"})],
     "helpers": [("ulysses", "far", {}), ("dist-flash-attn", "near", {})],
     "megatron": [("megatron-cp", "far", {}), ("megatron-cp", "near", {"comm": "a2a"})],
 }
@@ -77,6 +80,11 @@ def test_whole_jobs_do_all_work_once_and_leave_no_memory(name: str, variant: dic
     # Gradients are summed over the ranks of all sequence schemes, too.
     reduced = {op.work.axes for _, op in played.instances() if op.stream == "data" and isinstance(op.work, Collective)}
     assert reduced == {("dp", "far", "near")}
+
+
+def test_eager_merges_take_the_same_time_on_all_engines() -> None:
+    spans = [play_job(a_job("eager double ring"), engine=engine).step.span for engine in ENGINES[:3]]
+    assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3, 4])

@@ -3,6 +3,13 @@
 Each step computes a rank's queries against the keys at hand, lowered by the schemes inside. The outputs of the steps
 are merged by their row sums (online softmax), in fp32 until the last step; gradients are added up. What the next step
 needs arrives during the current one, in a second buffer.
+
+One kernel merges an output (Transformer Engine), or *eager* kernels do, one for each operation of
+
+    out - sigmoid(sum' - sum) (out - out')
+
+on fp32 copies of the outputs (zhuzilin/ring-flash-attention, utils.py; torch.distributed.tensor.experimental). Then
+running sums of gradients are fp32 too.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from hardware.errors import PlanError
-from simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
+from simulator.ir.attention_mask import DIAGONAL, RankShare, ScoreBlock
 from simulator.ir.modules import Module, Operator
 from simulator.ir.operators import CoreAttention
 from simulator.ir.ops import BYTES, Collective, Fragment, Memory, Op, TensorUse
@@ -27,6 +34,9 @@ INNER = "sequence-inner"
 
 Shares = tuple[Fraction, float]
 """A share of the work, mean over ranks, and the pace of the most loaded rank (see `slowest_rank`)."""
+
+KernelBytes = tuple[int, int, bool]
+"""Bytes that a kernel reads and writes, and whether all ranks work on the whole."""
 
 HALF = Fraction(1, 2)
 
@@ -68,9 +78,15 @@ class RingScheme(SequenceScheme):
             return inner(module)
         return self.attend(module, inner)
 
+    @property
+    def merges_eagerly(self) -> bool:
+        """Whether every operation of a merge is a kernel of its own."""
+        return False
+
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """The attention core on several ranks."""
-        return ring(operator, inner, self.ring_axes, mask_blocks(self.token_order, self.ranks))
+        blocks = mask_blocks(self.token_order, self.ranks)
+        return ring(operator, inner, self.ring_axes, blocks, self.merges_eagerly)
 
     def check_job(self, job: Any) -> None:
         """Raises PlanError where sequences cannot be split so, or where attention has more than a causal mask."""
@@ -127,9 +143,11 @@ def mask_blocks(token_order: str, ranks: int) -> list[ScoreBlock]:
 
 
 class AttentionSteps:
-    """The attention of one operator in steps, one for each score block, whose outputs `merges` kernels merge.
+    """The attention of one operator in steps, one for each score block, whose outputs are merged `merges` times.
 
     Inside an off-diagonal block of an outer ring all steps are equal parts of that block.
+
+    eager: every operation of a merge is a kernel of its own.
     """
 
     def __init__(
@@ -139,8 +157,10 @@ class AttentionSteps:
         ring_axes: tuple[str, ...],
         mask_blocks: Sequence[ScoreBlock],
         merges: int,
+        eager: bool = False,
     ) -> None:
         self.operator, self.ring_axes, self.count, self.merges_left = operator, ring_axes, len(mask_blocks), merges
+        self.eager = eager
         inside = operator.block if operator.block not in (None, DIAGONAL) else None
         self.step_operators = [
             replace(operator, name=f"{operator.name} {i}", block=inside or block) for i, block in enumerate(mask_blocks)
@@ -213,59 +233,110 @@ class AttentionSteps:
     def merge_output(self, shares: Shares, after: Sequence[Op], *parts: tuple[str, int]) -> None:
         """Merges a partial output, in memory `parts`, into the running output, both rescaled by their row sums."""
         self.merges_left -= 1
-        part, last = self.nbytes(self.o), not self.merges_left
-        total = part // BYTES[self.operator.outs[0].dtype] * 4
-        held = total if self._sums else part
-        mean, pace = shares
-        read, write = held + part + 2 * self.lse, (part if last else total) + self.lse
-        work = Memory("add", round(mean * read), round(mean * write), pace=pace)
-        op = Op(
-            f"merge {self.operator.name}",
-            work=work,
-            after=[*(self._sums or [self.step_fragments[0].exit[self.o]]), *after],
-        )
-        if not self._sums:
-            self.use_memory(op, *self.partial_output(0))
-        if held == total or not last:
-            self.use_memory(op, (self.memory_key("sum"), total), made=not self._sums)
-        self.use_memory(op, *parts)
-        self.use_memory(op, (self.memory_key("lse"), self.lse), made=not self._sums)
+        first, last = not self._sums, not self.merges_left
+        total = self.nbytes(self.o) // BYTES[self.operator.outs[0].dtype] * 4
+        behind = [*(self._sums or [self.step_fragments[0].exit[self.o]]), *after]
+        ops = self._kernels(f"merge {self.operator.name}", self._merge_bytes(first, last, total), shares, behind, "F")
+        if first:
+            self.use_memory(ops[0], *self.partial_output(0))
+        if self.eager or not (first and last):
+            self.use_through(ops, (self.memory_key("sum"), total), made=first)
+        if self.eager:
+            # The fp32 copy of the partial output, the difference, and the product or the new output.
+            self.use_through(ops, (self.memory_key("merged", self.merges_left), 3 * total), made=True)
+        self.use_through(ops, *parts)
+        self.use_memory(ops[-1], (self.memory_key("lse"), self.lse), made=first)
         if last:
-            self.use_tensors(op, self.o, made=True)
-            self.fragment.exit = {self.o: op}
-        self._sums = [op]
-        self.fragment.forward.append(op)
+            self.use_tensors(ops[-1], self.o, made=True)
+            self.fragment.exit = {self.o: ops[-1]}
+        self._sums = ops[-1:]
+        self.fragment.forward += ops
 
-    def add_gradients(self, name: str, nbytes: int, shares: Shares, after: Sequence[Op]) -> Op:
-        """Adds gradients of `nbytes` to the running sum."""
+    def _merge_bytes(self, first: bool, last: bool, total: int) -> list[KernelBytes]:
+        """What the kernels of a merge read and write. total: bytes of the output in fp32."""
+        part, lse = self.nbytes(self.o), self.lse
+        if not self.eager:
+            return [((part if first else total) + part + 2 * lse, (part if last else total) + lse, False)]
+        # Row sums: two differences and two functions of them, and the new sums.
+        sums = (8 * lse, 5 * lse, False)
+        merge = [(part, total, False), sums, (2 * total, total, False), (total + lse, total, False)]
+        begin, end = [(part, total, True)] * first, [(total, part, True)] * last
+        return [*begin, *merge, (2 * total, total, False), *end]
+
+    def add_gradients(
+        self, name: str, nbytes: int, shares: Shares, after: Sequence[Op], ends: tuple[bool, bool] | None = None
+    ) -> list[Op]:
+        """Adds gradients of `nbytes` to the running sum; eager sums are in fp32.
+
+        ends: whether this is the first, and whether it is the last sum; None: the running sum is in fp32 before and
+            after, in memory of its own.
+        """
+        total, (first, last) = 2 * nbytes if self.eager else nbytes, ends if self.eager and ends else (False, False)
+        begin, end = [(nbytes, total, True)] * first, [(total, nbytes, True)] * last
+        ops = self._kernels(f"add {name}", [*begin, (nbytes + total, total, False), *end], shares, after, "B")
+        if self.eager and ends:
+            self.use_through(ops, (self.memory_key(f"d:sum {name}"), total), made=first)
+        self.fragment.backward += ops
+        return ops
+
+    def use_through(self, ops: Sequence[Op], *memory: tuple[str, int], made: bool = False) -> None:
+        """Notes that kernels one after another use memory, which the first of them writes or reads."""
+        self.use_memory(ops[0], *memory, made=made)
+        if len(ops) > 1 or made:
+            self.use_memory(ops[-1], *memory)
+
+    def convert_gradients(self, name: str, moved: tuple[int, int], after: Sequence[Op]) -> Op:
+        """Converts gradients to fp32, or back. moved: bytes before and after."""
+        ops = self._kernels(f"convert {name}", [(*moved, True)], (Fraction(1), 1.0), after, "B")
+        self.fragment.backward += ops
+        return ops[0]
+
+    def _kernels(
+        self, name: str, moved: Iterable[KernelBytes], shares: Shares, after: Sequence[Op], phase: str
+    ) -> list[Op]:
+        """Kernels one after another; those that do not work on the whole work on `shares` of it."""
         mean, pace = shares
-        work = Memory("add", round(2 * mean * nbytes), round(mean * nbytes), pace=pace)
-        op = Op(f"add {name}", work=work, after=list(after), phase="B")
-        self.fragment.backward.append(op)
-        return op
+        ops: list[Op] = []
+        for read, write, whole in moved:
+            work = Memory("add", read, write) if whole else Memory("add", round(mean * read), round(mean * write))
+            work = work if whole else replace(work, pace=pace)
+            ops.append(Op(name, work=work, after=[*(ops[-1:] or after)], phase=phase))
+        return ops
 
 
 def ring(
-    operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], mask_blocks: Sequence[ScoreBlock]
+    operator: CoreAttention,
+    inner: LowerModule,
+    ring_axes: tuple[str, ...],
+    mask_blocks: Sequence[ScoreBlock],
+    eager: bool = False,
 ) -> Fragment:
     """Ring attention: in every step each rank computes the block of the keys at hand and sends them one place further.
 
     Backward they go round the other way, from where the forward pass left them, and their gradients with them: those of
     a step travel during the next one, and all are home after the last (Transformer Engine). So of p steps p-1 send keys
     and values, and p-1 their gradients. The keys left by the forward pass occupy the memory of the local ones.
+
+    Eager kernels go round as in the forward pass, from the rank's own keys, and gradients one place more than keys and
+    values, in fp32 (zhuzilin/ring-flash-attention).
     """
-    steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1)
+    steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1, eager)
     out, p = steps.fragment, steps.count
     q, k, v, o = steps.q, steps.k, steps.v, steps.o
     dq, dk, dv = (f"d:{name}" for name in (q, k, v))
-    kv, dkv = steps.nbytes(k, v), steps.nbytes(dk, dv)
+    kv, dkv, queries = steps.nbytes(k, v), steps.nbytes(dk, dv), steps.nbytes(dq)
+    carried, by = (2 * dkv, 1) if eager else (dkv, -1)
+
+    def turn(i: int) -> int:
+        """The number of the backward step that goes back through step i, and the other way round."""
+        return i if eager else p - 1 - i
 
     came, free = [out.entry[k], out.entry[v]], list[Op]()
     for i, one in enumerate(steps.step_fragments):
         buffer = steps.memory_key("kv", i)
         one.entry[k].after += came
         one.entry[v].after += came
-        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, _backward_keys(steps, p - 1 - i))
+        steps.take_over_memory(i, {k: buffer, v: buffer} if i else {}, _backward_keys(steps, turn(i)))
         if i < p - 1:
             hop = steps.shift("ring", kv, 1, [*came, *free], "F")
             if i:
@@ -282,11 +353,12 @@ def ring(
 
     arrived: list[Op] = [out.grad_entry[o]]
     gradients: list[Op] = []
-    total = steps.step_fragments[-1].grad_exit[q]
-    for b, one in enumerate(reversed(steps.step_fragments)):
+    total = [steps.step_fragments[turn(0)].grad_exit[q]]
+    for b in range(p):
+        one, block = steps.step_fragments[turn(b)], steps.step_operators[turn(b)].computed_block
         # The keys and values of the next step travel with the gradients of all earlier steps.
         taken, grads, made = steps.memory_key("d:kv", b), steps.memory_key("d:dkv", b - 1), steps.memory_key("d:dkv", b)
-        hop = steps.shift("ring back", kv * (b < p - 1) + dkv * (b > 0), -1, [*arrived, *gradients], "B")
+        hop = steps.shift("ring back", kv * (b < p - 1) + carried * (b > 0), by, [*arrived, *gradients], "B")
         if b < p - 1:
             if b:
                 steps.use_memory(hop, (taken, kv))
@@ -294,31 +366,45 @@ def ring(
                 steps.use_tensors(hop, k, v)
             steps.use_memory(hop, (steps.memory_key("d:kv", b + 1), kv), made=True)
         if b:
-            steps.use_memory(hop, (grads, dkv))
-            steps.use_memory(hop, (made, dkv), made=True)
+            steps.use_memory(hop, (grads, carried))
+            steps.use_memory(hop, (made, carried), made=True)
         out.backward.append(hop)
         one.grad_entry[o].after += arrived
         out.backward += one.backward
         gradients = [one.grad_exit[k], one.grad_exit[v]]
         if b:
-            block = steps.step_operators[p - 1 - b].computed_block
-            total = steps.add_gradients(f"d{q}", steps.nbytes(dq), block.queries, [total, one.grad_exit[q]])
-            steps.use_memory(total, (steps.memory_key("d:q", b), steps.nbytes(dq)))
-            steps.use_tensors(total, dq)
-            gradients = [steps.add_gradients(f"d{k} d{v}", dkv, block.keys, [hop, *gradients])]
-            steps.use_memory(gradients[0], (made, dkv))
-            if b < p - 1:
+            behind, ends = [*total, one.grad_exit[q]], (b == 1, b == p - 1)
+            sums = steps.add_gradients(f"d{q}", queries, block.queries, behind, ends)
+            steps.use_through(sums, (steps.memory_key("d:q", b), queries))
+            total = sums[-1:]
+            for op in dict.fromkeys([*sums[:1], *total]):
+                steps.use_tensors(op, dq)
+            gradients = steps.add_gradients(f"d{k} d{v}", dkv, block.keys, [hop, *gradients])
+            steps.use_memory(gradients[0], (made, carried))
+            if b < p - 1 or eager:
                 steps.use_memory(gradients[0], (steps.memory_key("d:part", b), dkv))
             else:
                 steps.use_tensors(gradients[0], dk, dv)
+        elif eager:
+            gradients = [steps.convert_gradients(f"d{k} d{v}", (dkv, carried), gradients)]
+            steps.use_memory(gradients[0], (steps.memory_key("d:part", b), dkv))
+            steps.use_memory(gradients[0], (made, carried), made=True)
         arrived = [hop]
-    out.grad_exit = {q: total, k: gradients[0], v: gradients[0]}
+    if eager:
+        home = steps.shift("ring home", carried, by, gradients, "B")
+        steps.use_memory(home, (steps.memory_key("d:dkv", p - 1), carried))
+        steps.use_memory(home, (steps.memory_key("d:dkv", p), carried), made=True)
+        out.backward.append(home)
+        gradients = [steps.convert_gradients(f"d{k} d{v}", (carried, dkv), [home])]
+        steps.use_memory(gradients[0], (steps.memory_key("d:dkv", p), carried))
+        steps.use_tensors(gradients[0], dk, dv, made=True)
+    out.grad_exit = {q: total[0], k: gradients[0], v: gradients[0]}
     return out
 
 
 def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
     """Memory keys of backward step b. The first step starts with the local keys and values and the gradient of the
-    queries; the last one produces the gradients of the local keys and values.
+    queries; the last one produces the gradients of the local keys and values, unless these are summed in fp32.
     """
     q, k, v = steps.q, steps.k, steps.v
     kept = (
@@ -326,113 +412,5 @@ def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
         if b
         else {}
     )
-    part = steps.memory_key("d:part", b) if b else steps.memory_key("d:dkv", b)
-    return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 else {})
-
-
-def attend_with_helpers(
-    operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], ranks: int
-) -> Fragment:
-    """DistFlashAttn: step t computes on the keys and values of the rank t places before; the first t ranks, which have
-    none, help the last t.
-
-    What step t needs is fetched during the step before, and what it computed for other ranks is returned during the
-    next: outputs of helpers; backward, the gradients of fetched keys and values, and of the queries of helped ranks.
-    """
-    p, last = ranks, ranks // 2
-    helpers = [t if 2 * t < p else 0 for t in range(last + 1)]
-    found = [DIAGONAL, *(WHOLE if helpers[t] else ScoreBlock((RankShare(HALF),)) for t in range(1, last + 1))]
-    steps = AttentionSteps(operator, inner, ring_axes, found, last + sum(n > 0 for n in helpers))
-    out, q, k, v, o = steps.fragment, steps.q, steps.k, steps.v, steps.o
-    dq, dk, dv = (f"d:{name}" for name in (q, k, v))
-    kv, dkv, queries, output = (steps.nbytes(*names) for names in ((k, v), (dk, dv), (q,), (o,)))
-
-    def send(name: str, t: int, by: int, keys: int, other: int, after: Sequence[Op], phase: str) -> Op:
-        """p - t ranks send `keys` bytes of keys and values; ranks that help or are helped send `other` bytes of
-        queries.
-        """
-        nbytes = [keys] * (p - t) + [other] * helpers[t]
-        mean = Fraction(sum(nbytes), p)
-        return steps.shift(name, float(mean), by, after, phase, float(max(nbytes) / mean))
-
-    def behind(t: int) -> Shares:
-        return Fraction(p - t, p), p / (p - t)
-
-    def few(t: int) -> Shares:
-        return Fraction(t, p), p / t
-
-    def fetch(t: int, asked: int, after: Sequence[Op], phase: str, one: Fragment) -> Op:
-        """Fetches keys and values, or for helpers queries and what goes with them, for step t."""
-        hop = send("fetch", t, t, kv, asked, after, phase)
-        key, nbytes = steps.memory_key(f"{phase} fetched", t), max(kv, asked) if helpers[t] else kv
-        steps.use_tensors(hop, q, k, v)
-        steps.use_memory(hop, (key, nbytes), made=True)
-        ops = one.forward if phase == "F" else one.backward
-        steps.use_memory(ops[0], (key, nbytes))
-        steps.use_memory(ops[-1], (key, nbytes))
-        return hop
-
-    came, free = list[Op](), list[Op]()
-    for t in range(last + 2):
-        arrived = came
-        if t < last:
-            came = [fetch(t + 1, queries, [*out.entry.values(), *free], "F", steps.step_fragments[t + 1])]
-            out.forward += came
-        back = t > 0 and helpers[t - 1]
-        if back:
-            hop = send("return", t - 1, 1 - t, 0, output, free, "F")
-            steps.use_memory(hop, *steps.partial_output(t - 1))
-            steps.use_memory(hop, (steps.memory_key("returned", t - 1), output + steps.lse), made=True)
-            out.forward.append(hop)
-        if t <= last:
-            one = steps.step_fragments[t]
-            made = (
-                {dq: steps.memory_key("d:q", t), dk: steps.memory_key("d:kv", t), dv: steps.memory_key("d:kv", t)}
-                if t
-                else {}
-            )
-            steps.take_over_memory(t, {}, made)
-            one.entry[k].after += arrived
-            out.forward += one.forward
-            free = [one.exit[o]]
-            if t:
-                steps.merge_output(behind(t), free, *steps.partial_output(t))
-        if back:
-            steps.merge_output(few(t - 1), [hop], (steps.memory_key("returned", t - 1), output + steps.lse))
-
-    came, free = [], []
-    total = {q: [steps.step_fragments[0].grad_exit[q]], k: [steps.step_fragments[0].grad_exit[name] for name in (k, v)]}
-
-    def add_gradients(name: str, nbytes: int, shares: Shares, after: Sequence[Op], key: str) -> None:
-        whole = (dq,) if name == q else (dk, dv)
-        total[name] = [steps.add_gradients(" ".join(whole).replace(":", ""), nbytes, shares, [*total[name], *after])]
-        steps.use_memory(total[name][0], (key, nbytes))
-        steps.use_tensors(total[name][0], *whole)
-
-    for t in range(last + 2):
-        arrived = came
-        if t < last:
-            asked = queries + 2 * output
-            came = [fetch(t + 1, asked, [out.grad_entry[o], *free], "B", steps.step_fragments[t + 1])]
-            out.backward += came
-        key = steps.memory_key("d:returned", t - 1)
-        if t > 1:
-            hop = send("return", t - 1, 1 - t, dkv, queries, free, "B")
-            steps.use_memory(hop, (steps.memory_key("d:kv", t - 1), dkv), (steps.memory_key("d:q", t - 1), queries))
-            steps.use_memory(hop, (key, max(dkv, queries)), made=True)
-            out.backward.append(hop)
-        if t <= last:
-            one = steps.step_fragments[t]
-            one.grad_entry[o].after += arrived
-            out.backward += one.backward
-            free = [one.grad_exit[name] for name in (q, k, v)]
-            if t:
-                add_gradients(q, queries, behind(t), free, steps.memory_key("d:q", t))
-            if helpers[t]:
-                add_gradients(k, dkv, few(t), free, steps.memory_key("d:kv", t))
-        if t > 1:
-            add_gradients(k, dkv, behind(t - 1), [hop], key)
-        if t > 1 and helpers[t - 1]:
-            add_gradients(q, queries, few(t - 1), [hop], key)
-    out.grad_exit = {q: total[q][0], k: total[k][0], v: total[k][0]}
-    return out
+    part = steps.memory_key("d:part", b) if b or steps.eager else steps.memory_key("d:dkv", b)
+    return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 or steps.eager else {})
