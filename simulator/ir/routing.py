@@ -72,6 +72,27 @@ class Routing:
         rows = np.array(self.counts or [np.arange(1.0, experts + 1) ** -self.zipf])
         return np.asarray(rows * experts / rows.sum(axis=1, keepdims=True))
 
+    def limit_outgoing(self, ranks: int, experts: int, machine: int, most: float, topk: int) -> Routing:
+        """The routing behind a gate that lets a share `most` of a rank's tokens leave their machine, with one copy.
+
+        Where the first choice of more tokens is on another machine, all other copies choose among the experts of the
+        own machine, of `machine` ranks.
+        """
+        shares, inside = self.shares(experts), _own_machine(ranks, experts, machine)
+        near = np.where(inside, shares, 0.0)
+        far = np.where(inside, 0.0, shares)
+        outside = far.sum(axis=1, keepdims=True) / experts
+        leaving = np.where(outside > most, most / topk, outside)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rows = near * np.nan_to_num((1 - leaving) / (1 - outside)) + far * np.nan_to_num(leaving / outside)
+        return replace(self, zipf=0.0, counts=tuple(map(tuple, rows.tolist())))
+
+    def outgoing(self, ranks: int, experts: int, machine: int, replicated: tuple[int, ...] = ()) -> float:
+        """Share of all copies that are sent to another machine. replicated: see `load`."""
+        far = np.where(_own_machine(ranks, experts, machine), 0.0, self.shares(experts))
+        far[:, list(replicated)] = 0.0
+        return float(far.sum() / (ranks * experts))
+
     def load(
         self, ranks: int, experts: int, capacity: float | None = None, replicated: tuple[int, ...] = ()
     ) -> ExpertLoad:
@@ -118,6 +139,11 @@ class ExpertLoad:
         ranks = [filled[at : at + own] for at in range(0, len(filled), own)]
         most = max(ranks, key=sum)
         return replace(self, most_loaded=sum(most) / own, expert_loads=tuple(most))
+
+
+def _own_machine(ranks: int, experts: int, machine: int) -> np.ndarray:
+    """Whether each expert is on the machine of each source rank [ranks, experts]."""
+    return np.arange(experts) * ranks // experts // machine == np.arange(ranks)[:, None] // machine
 
 
 @lru_cache(maxsize=256)

@@ -59,9 +59,9 @@ class Rewrite:
         """
         self._ops[op], self._ends[op] = list(ops), list(ends or ops[-1:])
 
-    def chunk(self, ops: Sequence[Op], n: int) -> list[list[Op]]:
-        """Splits the chain `ops`, given in issue order, into `n` parts, each of which waits only for its own part of
-        the op before.
+    def chunk(self, ops: Sequence[Op], sizes: Sequence[int]) -> list[list[Op]]:
+        """Splits the chain `ops`, given in issue order, into parts of these relative sizes, each of which waits only
+        for its own part of the op before.
 
         Communication before the first kernel is issued for all parts first, then one part after another: so on a stream
         of communication all dispatches precede the combines (PipeMoE, INFOCOM 2023).
@@ -69,7 +69,8 @@ class Rewrite:
         made: dict[Op, list[Op]] = {}
         for op in ops:
             assert op.work is not None
-            made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in enumerate(split_work(op.work, n))]
+            works = enumerate(split_work_by(op.work, sizes))
+            made[op] = [replace(op, name=f"{op.name} {i}", work=work) for i, work in works]
             for i, part in enumerate(made[op]):
                 part.after = replace_dependencies(op.after, {other: [made[other][i]] for other in made})
             self.swap(op, made[op], made[op])
@@ -77,7 +78,7 @@ class Rewrite:
         for issued in (self.fragment.forward, self.fragment.backward):
             if ops[0] in issued:
                 ahead = [part for op in ops[:first] for part in made[op]]
-                rest = [made[op][i] for i in range(n) for op in ops[first:]]
+                rest = [made[op][i] for i in range(len(sizes)) for op in ops[first:]]
                 self._reissue(issued, ops, first, ahead, rest)
         return [made[op] for op in ops]
 

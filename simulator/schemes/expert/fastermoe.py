@@ -15,7 +15,10 @@ falls: none under even routing. All steps together send the bytes of one all-to-
 that they take the time of PipeMoE's closed form (expert/tutel). GEMMs of shadows belong to the last step, which waits
 for them.
 
-References: He et al. 2022, doi 10.1145/3503221.3508418, section 4; constants: laekov/fastmoe, fmoe/fastermoe.
+With a topology-aware gate (`outgoing`) at most a share of the tokens leaves its machine, with one copy of k each; the
+others choose among the experts of their machine, in steps within machines, then between them. It changes the model.
+
+References: He et al. 2022, doi 10.1145/3503221.3508418, section 4; constants and gate: laekov/fastmoe, fmoe/fastermoe.
 """
 
 from collections.abc import Iterable
@@ -25,23 +28,24 @@ import numpy as np
 from pydantic import Field
 
 from simulator.ir.modules import Module, MoE
-from simulator.ir.ops import BYTES, Collective, Fragment, Op
+from simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Op
 from simulator.ir.routing import ExpertLoad
 from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared import token_dispatch as dispatch
-from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import ExpertRound, MoESizes
+from simulator.schemes.expert.shared.topology_gate import GatedScheme
 
 
-class FasterMoE(ExpertScheme):
+class FasterMoE(GatedScheme):
     paper = Paper(
         "doi:10.1145/3503221.3508418",
         "FasterMoE: Modeling and Optimizing Training of Large-Scale Dynamic Pre-Trained Models",
         2022,
     )
 
-    class Options(ExpertScheme.Options):
+    class Options(GatedScheme.Options):
         shadow: bool = True
         """Whether experts are shadowed."""
         group: int = Field(default=4, ge=1, strict=True)
@@ -59,7 +63,7 @@ class FasterMoE(ExpertScheme):
             return ()
         routed, width = MoESizes.of(module), BYTES[self.framework.weights]
         copies = routed.copies / (self.mesh.size(self.mesh.views[self.view]) / self.mesh.size(self.axes))
-        loads = copies / routed.experts * self.options.routing.shares(routed.experts).mean(axis=0)
+        loads = copies / routed.experts * self.routing(module).shares(routed.experts).mean(axis=0)
         each = 3 * 2 * routed.weights / self.options.bw_mm + 4 * routed.hidden * width / self.options.bw_net
         shadow = self.options.transfers * routed.weights * width / self.options.bw_net
         taken: list[int] = []
@@ -73,36 +77,36 @@ class FasterMoE(ExpertScheme):
 
     def expert_load(self, module: MoE) -> ExpertLoad:
         stay = self.shadows(module) if self.ranks > 1 else ()
-        found: ExpertLoad = self.options.routing.load(self.ranks, module.experts, module.capacity, stay)
-        return found
+        return self.routing(module).load(self.ranks, module.experts, module.capacity, stay)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         number, found = len(self.shadows(module)), dispatch.find_rounds(fragment, self.mesh.parts(self.axes[:1]))
-        nbytes = round(MoESizes.of(module).weights * BYTES[self.framework.weights])
-        shadows = dispatch.broadcast_shadows(fragment, found[0], number, nbytes) if number and found else []
+        size = round(MoESizes.of(module).weights * BYTES[self.framework.weights])
+        shadows = dispatch.broadcast_shadows(fragment, found[0], number, size) if number and found else []
         steps = Rewrite(fragment)
         for one in found:
-            last = self._exchange_in_steps(steps, one)
+            last = self._exchange_in_steps(steps, one, module)
             last.after += shadows if last.phase == "F" else []
         fragment = steps.apply()
         if shadows:
             dispatch.reduce_shadow_gradients(fragment, shadows)
         return fragment
 
-    def _exchange_in_steps(self, steps: Rewrite, one: ExpertRound) -> Op:
+    def _exchange_in_steps(self, steps: Rewrite, one: ExpertRound, module: MoE) -> Op:
         """Splits a round into steps between groups; returns the first kernel of the last step."""
         assert isinstance(one.out.work, Collective)
         ranks = self.mesh.size(one.out.work.axes)
-        size = max(n for n in range(1, self.options.group + 1) if ranks % n == 0)
-        if ranks == size:
-            return one.inside[0]
-        out, first, *_, back = dispatch.chunk_round(steps, one, ranks // size)
-        for parts in (out, back):
-            dispatch.shift_between_groups(parts, size)
-        return first[-1]
+        machine = self.options.machine if self.limits_outgoing and ranks == self.ranks else ranks
+        size = max(n for n in range(1, self.options.group + 1) if machine % n == 0)
+        if machine < ranks:
+            outgoing = self.routing(module).outgoing(ranks, module.experts, machine, self.shadows(module))
+            return dispatch.exchange_within_machines(steps, one, self.expert_load(module), outgoing, machine, size)
+        if ranks > size:
+            return dispatch.exchange_between_groups(steps, one, ranks, size)
+        return next(op for op in one.inside if op.stream == COMPUTE)
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p = setting.ep

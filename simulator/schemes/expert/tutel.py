@@ -64,7 +64,7 @@ class Tutel(ExpertScheme):
         parts = Rewrite(fragment)
         sent = []
         for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
-            out, *_, back = chunk_round(parts, one, self.options.degree)
+            out, *_, back = chunk_round(parts, one, (1,) * self.options.degree)
             sent += [*out, *back]
         fragment = parts.apply()
         if self.options.two_level:

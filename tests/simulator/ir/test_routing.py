@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,3 +173,39 @@ def test_blocks_waste_less_than_one_each_expert(data: st.DataObject, places: tup
     assert (filled.busiest_exchange, filled.rank_loads) == (spread.busiest_exchange, spread.rank_loads), (
         "padding is not sent"
     )
+
+
+# ---------------------------------------------------------------------------------------------- a gate
+
+
+@given(
+    zipf=st.sampled_from([0.0, 0.5, 1.5]),
+    machines=st.sampled_from([2, 4]),
+    each=st.sampled_from([1, 2, 4]),
+    own=st.sampled_from([1, 2]),
+    most=st.sampled_from([0.0, 0.14, 0.5, 1.0]),
+    topk=st.sampled_from([1, 2, 4]),
+)
+def test_a_gate_lets_one_copy_of_few_tokens_leave_their_machine(
+    zipf: float, machines: int, each: int, own: int, most: float, topk: int
+) -> None:
+    """Of a rank: all copies as before where few enough first choices are elsewhere, else one of each token that may."""
+    ranks, experts = machines * each, machines * each * own
+    free = Routing(zipf)
+    gated = free.limit_outgoing(ranks, experts, each, most, topk)
+    before, after = np.broadcast_to(free.shares(experts), (ranks, experts)), gated.shares(experts)
+    assert after.sum(axis=1) == pytest.approx(np.full(ranks, experts))
+    leaving = []
+    for rank in range(ranks):
+        inside = [expert // (own * each) == rank // each for expert in range(experts)]
+        elsewhere, now = (sum(row[rank][~np.array(inside)]) / experts for row in (before, after))
+        assert now == pytest.approx(elsewhere if elsewhere <= most else most / topk)
+        leaving.append(now)
+        # Among the experts of one side the popular ones stay popular.
+        for side in (np.array(inside), ~np.array(inside)):
+            if after[rank][side].sum():
+                shares = [row[rank][side] / row[rank][side].sum() for row in (before, after)]
+                assert shares[0] == pytest.approx(shares[1])
+    assert gated.outgoing(ranks, experts, each) == pytest.approx(sum(leaving) / ranks)
+    if not zipf:
+        assert gated.load(ranks, experts).rank_loads == pytest.approx([1] * ranks)

@@ -215,7 +215,7 @@ def test_each_part_waits_for_its_part_of_the_one_before(drawn: tuple[Fragment, l
     before = {op: working_predecessors(op) for op in frag.forward}
     work = {op: op.work for op in stage_ops}
     rewrite = Rewrite(frag)
-    made = dict(zip(stage_ops, rewrite.chunk(stage_ops, n), strict=True))
+    made = dict(zip(stage_ops, rewrite.chunk(stage_ops, (1,) * n), strict=True))
     rewrite.apply()
     standing = {op: made.get(op, [op]) for op in before}
     assert set(frag.forward) == {one for ops in standing.values() for one in ops}
@@ -242,7 +242,7 @@ def test_leading_communication_is_issued_for_all_parts_first() -> None:
     combine = Op("combine", "expert", Collective("all_to_all", 12, ("ep",)), [down])
     frag = Fragment(forward=[dispatch, up, down, combine], entry={"x": begin}, exit={"y": combine})
     rewrite = Rewrite(frag)
-    rewrite.chunk([dispatch, up, down, combine], 2)
+    rewrite.chunk([dispatch, up, down, combine], (1, 1))
     rewrite.apply()
     turns = ["dispatch 0", "dispatch 1", "up 0", "down 0", "combine 0", "up 1", "down 1", "combine 1"]
     assert [op.name for op in frag.forward] == turns

@@ -240,6 +240,50 @@ def test_steps_between_groups_send_the_bytes_of_an_all_to_all(p: int, group: int
     assert all_sent(steps, mesh) == pytest.approx(all_sent(flat, mesh))
 
 
+@pytest.mark.parametrize(("p", "machine", "group"), [(8, 4, 4), (8, 4, 2), (8, 2, 4), (16, 8, 4), (4, 2, 1), (8, 4, 1)])
+@pytest.mark.parametrize("zipf", [0.0, 1.0])
+def test_a_gate_keeps_most_tokens_on_their_machine(p: int, machine: int, group: int, zipf: float) -> None:
+    """14 % of the tokens leave it, with one of K copies; the exchange within a machine brings what is left."""
+    options = {"group": group, "machine": machine, "outgoing": 0.14, "shadow": False, "routing": {"zipf": zipf}}
+    fragment, copies = layer("expert/fastermoe", p, seq=256, **options), 256 * K * H * 2  # type: ignore[arg-type]
+    steps = [op.work for op in fragment.forward if op.stream == "expert" and isinstance(op.work, Collective)]
+    out = steps[: len(steps) // 2]
+    size = max(n for n in range(1, group + 1) if machine % n == 0)
+    between = [work for work in out if work.members is None]
+    assert len(out) == p // size and len(between) == (p - machine) // size
+    assert {work.by // machine for work in between} == set(range(1, p // machine))
+    assert all(work.by % machine == 0 for work in between)
+    assert sum(work.nbytes for work in between) == pytest.approx(0.14 / K * copies, rel=1e-3)
+    if not zipf:
+        near = sum(work.nbytes * ((size - 1) / size if work.by == 1 and not i else 1) for i, work in enumerate(out))
+        near -= sum(work.nbytes for work in between)
+        assert near == pytest.approx((1 - 0.14 / K) * copies * (machine - 1) / machine, rel=1e-2)
+    whole = layer("expert/all-to-all", p, seq=256)
+    flops = [sum(op.work.flops for op in f.forward if op.work) for f in (whole, fragment)]
+    assert flops[0] == pytest.approx(flops[1], rel=1e-6)
+
+
+def test_a_gate_needs_whole_machines_and_their_experts() -> None:
+    for options, rule in (
+        ({"machine": 3}, "whole machines"),
+        ({"machine": 2, "capacity": 1.0}, "without a capacity factor"),
+    ):
+        with pytest.raises(PlanError, match=rule):
+            play_job(job("expert/fastermoe", outgoing=0.14, **options))
+    few = job("expert/fastermoe", outgoing=0.14, machine=1)
+    few["model"]["moe"]["top_k"] = 3
+    with pytest.raises(PlanError, match="3 experts of one machine, which has 2"):
+        play_job(few)
+
+
+def test_a_gate_is_played_alike_by_all_engines() -> None:
+    one = job("expert/fastermoe", outgoing=0.14, machine=2, group=1, routing={"zipf": 1.0})
+    played = play_job(one)
+    assert [peak.left for peak in played.peaks] == [0, 0]
+    spans = [play_job(one, engine=engine).step.span for engine in ENGINES[:3]]
+    assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)
+
+
 def all_sent(fragment: Fragment, mesh: Mesh) -> float:
     return sent([op for op in (*fragment.forward, *fragment.backward) if op.stream == "expert"], mesh)
 

@@ -14,7 +14,8 @@ from math import prod
 
 from simulator.ir.modules import MoE
 from simulator.ir.moe_operators import ExpertLinear, Permute, TopK
-from simulator.ir.ops import Collective, Fragment, Op, TensorUse
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Op, TensorUse
+from simulator.ir.routing import ExpertLoad
 from simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
@@ -105,12 +106,12 @@ def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
     return [op for op in ops if op in reached and op in needed and op is not out]
 
 
-def chunk_round(rewrite: Rewrite, one: ExpertRound, n: int) -> list[list[Op]]:
-    """Splits a round into `n` chunks of its tokens, each dispatched, computed and combined by itself. Gradients of
-    weights follow the last chunk.
+def chunk_round(rewrite: Rewrite, one: ExpertRound, sizes: Sequence[int]) -> list[list[Op]]:
+    """Splits a round into chunks of its tokens, of these relative sizes, each dispatched, computed and combined by
+    itself. Gradients of weights follow the last chunk.
     """
     wait_for_tokens_only(one)
-    return rewrite.chunk(one.ops, n)
+    return rewrite.chunk(one.ops, sizes)
 
 
 def wait_for_tokens_only(one: ExpertRound) -> None:
@@ -122,17 +123,60 @@ def wait_for_tokens_only(one: ExpertRound) -> None:
         op.after = [other for other in op.after if other.phase != "W"]
 
 
-def shift_between_groups(steps: Sequence[Op], size: int) -> None:
-    """Splits an all-to-all into shifted steps: in step j each group of `size` ranks sends to group (i + j) mod n.
+def exchange_between_groups(rewrite: Rewrite, one: ExpertRound, ranks: int, size: int) -> Op:
+    """Splits a round into shifted steps: in step j each group of `size` ranks sends to group (i + j) mod n.
 
-    Step 0 stays within a group; a group of one rank moves nothing.
+    Step 0 stays within a group; a group of one rank moves nothing. Returns the first kernel of the last step.
     """
-    for step, op in enumerate(steps):
-        assert isinstance(op.work, Collective)
-        if step:
-            op.work = replace(op.work, operation="shift", by=step * size)
-        else:
-            op.work = replace(op.work, nbytes=op.work.nbytes if size > 1 else 0, members=tuple(range(size)))
+    out, *inside, back = chunk_round(rewrite, one, (1,) * (ranks // size))
+    for steps in (out, back):
+        for step, op in enumerate(steps):
+            assert isinstance(op.work, Collective)
+            if step:
+                op.work = replace(op.work, operation="shift", by=step * size)
+            else:
+                op.work = replace(op.work, nbytes=op.work.nbytes if size > 1 else 0, members=tuple(range(size)))
+    return _first_kernels(inside)[-1]
+
+
+def _first_kernels(parts: Sequence[list[Op]]) -> list[Op]:
+    """The parts of the first kernel: gathers over ranks that share experts may come before it."""
+    return next(ops for ops in parts if ops[0].stream == COMPUTE)
+
+
+PARTS = 1 << 20
+"""Parts of all tokens of which unequal chunks are multiples."""
+
+
+def exchange_within_machines(
+    rewrite: Rewrite, one: ExpertRound, load: ExpertLoad, outgoing: float, machine: int, size: int
+) -> Op:
+    """Splits a round into shifted steps between the groups of `size` ranks of one machine of `machine` ranks, and then
+    between machines, to which a share `outgoing` of the copies goes. Returns the first kernel of the last step.
+
+    Step j within a machine goes to the j-th group further round in it; the steps to the d-th machine further round, one
+    for each group, go to the ranks at the same place there.
+    """
+    work = one.out.work
+    assert isinstance(work, Collective)
+    ranks, groups = len(load.rank_loads), machine // size
+    machines, copies = ranks // machine, work.nbytes / load.remote if load.remote else 0.0
+    far = outgoing * copies
+    near = max(0.0, work.nbytes * (ranks - 1) / ranks - far) / max(1, machine - 1) * size
+    share = round(PARTS * outgoing / (groups * (machines - 1)))
+    sizes = [round(PARTS * (1 - outgoing) / groups)] * groups + [share] * (groups * (machines - 1) if share else 0)
+    out, *inside, back = chunk_round(rewrite, one, sizes)
+    for steps in (out, back):
+        for step, op in enumerate(steps):
+            assert isinstance(op.work, Collective)
+            if step < groups:
+                nbytes = round(near) if step or size > 1 else 0
+                op.work = replace(op.work, nbytes=nbytes, members=tuple(range(machine if step else size)))
+                op.work = replace(op.work, operation="shift", by=step * size) if step else op.work
+            else:
+                by, nbytes = ((step - groups) // groups + 1) * machine, round(far / (len(steps) - groups))
+                op.work = replace(op.work, operation="shift", by=by, nbytes=nbytes)
+    return _first_kernels(inside)[-1]
 
 
 def broadcast_shadows(fragment: Fragment, one: ExpertRound, number: int, nbytes: int) -> list[Op]:
