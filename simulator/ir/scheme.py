@@ -84,7 +84,7 @@ class Scheme:
 
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
-    `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloads`,
+    `alternatives`, `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloads`,
     `buffer_bytes`, `unsynchronised_axes`, `period`.
 
     Attributes:
@@ -156,6 +156,16 @@ class Scheme:
 
     def check_job(self, job: Any) -> None:
         """Raises PlanError if the job has something that the scheme does not support."""
+
+    def alternatives(self) -> Sequence[Scheme]:
+        """The scheme with each of the options that its system tries at run time, to keep those of the fastest layer;
+        empty if its options say everything."""
+        return ()
+
+    def with_options(self, **options: Any) -> Scheme:
+        """The scheme with some other options."""
+        changed = self.options.model_copy(update=options)
+        return type(self)(self.axes, changed, self.mesh, self.framework, self.sequence_axes, self.pipelined)
 
     def layouts(self, operator: Operator) -> str | Rule | None:
         """The dim that its axes shard at this operator; None: none."""

@@ -1,7 +1,8 @@
 """Resolves the plan of a job to a `Plan`: makes scheme objects, checks rules, partitions layers, slices sequences.
 
 The order of the checks decides which of several mistakes is reported: number formats, world size and axes first, then
-the checks of each scheme, the number of passes to simulate, the schedule, the partition, divisibility, and the slices.
+the checks of each scheme, the number of passes to simulate, the schedule, options that schemes try out, the partition,
+divisibility, and the slices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
 
 StageLayerCosts = Callable[[Plan], Sequence[LayerCosts]]
-"""Returns the costs of the layers on every stage, for `partition: by-cost`; the given plan has no layers yet."""
+"""Returns the costs of the layers on every stage, for `partition: by-cost` and for options that schemes try out; the
+given plan has no layers yet."""
 
 SliceSeconds = Callable[[Plan], SliceDuration]
 """Returns the durations of slices, for schedules that balance them; the given plan has no slices yet."""
@@ -59,6 +61,7 @@ def resolve(
         plan = replace(plan, shape=_shape(plan))
         check_size(plan)
         plan.schedule.check(plan.shape)
+        plan = _choose_alternatives(plan, layer_costs, known)
         plan = replace(plan, layers=tuple(_layers(plan, layer_costs, known)))
         check_divisible(plan, known)
         return _slice_sequences(plan, slice_seconds)
@@ -122,6 +125,20 @@ def _shape(plan: Plan) -> PipelineShape:
     microbatches = batch.total // (batch.micro * plan.replicas)
     slices = max(1, len(plan.schedule.slices))
     return PipelineShape(plan.mesh.size(plan.pipeline_axis), microbatches, plan.schedule.chunks_per_device(), slices)
+
+
+def _choose_alternatives(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> Plan:
+    """Gives every scheme that tries several options those under which all layers take the least time, each alone."""
+
+    def seconds(candidate: Plan) -> float:
+        return sum(sum(costs.layers) for costs in layer_costs(candidate))
+
+    for i, scheme in enumerate(plan.schemes):
+        if found := scheme.alternatives():
+            check_divisible(plan, divisible)
+            before, behind = plan.schemes[:i], plan.schemes[i + 1 :]
+            plan = min((replace(plan, schemes=(*before, one, *behind)) for one in found), key=seconds)
+    return plan
 
 
 def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> list[int]:

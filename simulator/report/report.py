@@ -134,6 +134,7 @@ class Report(Metrics):
             *([self._without_barrier] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not self.play.plan.family("expert") else []),
             *(text for scheme in self.play.plan.schemes for text in scheme.assumptions(self.job.model)),
+            *self._chosen_options,
             *([f"slices of {self._slices} tokens, as they take least"] if not self.play.plan.schedule.slices else []),
             *self.play.assumed,
             *self.job.cluster.filled_in,
@@ -145,6 +146,21 @@ class Report(Metrics):
         if self.play.plan.schedule.flush:
             return "no barrier: steps follow each other on every device, and no update is rolled back"
         return "no flush: steps are of a full pipe, and gradients have no common norm"
+
+    @property
+    def _chosen_options(self) -> list[str]:
+        """Options that the plan leaves to the scheme and that its fastest layer decided."""
+        entries = zip(self.job.plan.schemes, self.play.plan.schemes, strict=True)
+        options = [
+            (scheme.use, key, given, getattr(scheme.options, key, given))
+            for entry, scheme in entries
+            for key, given in (entry.model_extra or {}).items()
+        ]
+        return [
+            f"{use} with {key} = {value}, whose layers take least"
+            for use, key, given, value in options
+            if given == "auto" != value
+        ]
 
     @property
     def _slices(self) -> str:

@@ -17,7 +17,7 @@ References: Hwang et al. 2023, arXiv 2206.03382, sections 3.2 and 3.3. Closed fo
 (PipeMoE), doi 10.1109/INFOCOM53939.2023.10228874, section IV.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,18 +27,22 @@ from hardware.errors import PlanError
 from simulator.ir.modules import Module, MoE
 from simulator.ir.ops import Collective, Fragment, Memory, Op
 from simulator.ir.routing import least_capacity
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Scheme
 from simulator.lowering.rewrite import Rewrite
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import chunk_round, find_rounds
+
+DEGREES = (1, 2, 4, 8)
+"""Numbers of chunks that adaptive pipelining tries."""
 
 
 class Tutel(ExpertScheme):
     paper = Paper("arXiv:2206.03382", "Tutel: Adaptive Mixture-of-Experts at Scale", 2022)
 
     class Options(ExpertScheme.Options):
-        degree: Literal[1, 2, 4, 8] = 2
-        """Chunks of the tokens."""
+        degree: Literal[1, 2, 4, 8, "auto"] = 2
+        """Chunks of the tokens; auto: the number with the fastest layer, as Tutel finds by profiling and PipeMoE by a
+        model of it."""
         two_level: int | None = Field(default=None, ge=2, strict=True)
         """Ranks of a node, which exchange among themselves first; null: all ranks exchange at once."""
 
@@ -52,6 +56,9 @@ class Tutel(ExpertScheme):
                 "plan.schemes", f"two_level must divide the {self.ranks} ranks of the experts", remedy, near
             )
 
+    def alternatives(self) -> Sequence[Scheme]:
+        return [self.with_options(degree=degree) for degree in DEGREES] if self.options.degree == "auto" else ()
+
     def capacity(self, moe: Any) -> float | None:
         chosen = super().capacity(moe)
         needed = least_capacity(self.options.routing, moe.experts) if self.ranks > 1 else None
@@ -62,6 +69,7 @@ class Tutel(ExpertScheme):
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         parts = Rewrite(fragment)
+        assert self.options.degree != "auto", "a plan chooses it"
         sent = []
         for one in find_rounds(fragment, self.mesh.parts(self.axes[:1])):
             out, *_, back = chunk_round(parts, one, (1,) * self.options.degree)

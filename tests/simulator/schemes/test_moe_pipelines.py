@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hardware import load_cluster
 from hardware.errors import PlanError
+from simulator import simulate
 from simulator.costs.costs import Costs
 from simulator.engine.play import ENGINES
 from simulator.ir.mesh import Mesh
@@ -22,6 +23,7 @@ from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import working_predecessors
 from simulator.models.architecture import Architecture
 from simulator.models.model import Model
+from simulator.report.report import Report
 from simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, sent, waits_for
 from tests.contract.of_experts import span
@@ -151,6 +153,42 @@ def test_two_levels_send_the_same_over_the_network_in_fewer_messages(p: int, nea
     copies = [op for op in levels.forward if op.stream == "expert" and isinstance(op.work, Memory)]
     assert len(copies) == 2 * 2
     assert all(isinstance(op.work, Memory) and op.work.read == moved(flat)[0].nbytes for op in copies)
+
+
+@pytest.mark.parametrize(("network", "ffn"), [(400, 64), (400, 14336), (25, 2048), (3200, 512)])
+def test_an_adaptive_degree_is_that_of_the_fastest_layer(network: float, ffn: int) -> None:
+    """Among experts on all ranks, nothing else is communicated: the shortest step has the fastest layers."""
+
+    def steps(degree: Any) -> Report:
+        return simulate(
+            {
+                "model": {
+                    "layers": 2, "hidden": 2048, "heads": 16, "vocab": 512, "seq": 4096,
+                    "moe": {"experts": 16, "top_k": 2, "expert_ffn": ffn},
+                },
+                "cluster": {
+                    "gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8,
+                    "inter": {"kind": "infiniband", "gbps_per_gpu": network},
+                },
+                "batch": {"global": 16},
+                "plan": {
+                    "mesh": {"dp": 16},
+                    "views": {"experts": {"edp": 1, "ep": 16}},
+                    "schemes": [
+                        {"use": "data/ddp", "over": "dp"},
+                        {"use": "expert/tutel", "over": "ep", "degree": degree},
+                    ],
+                },
+            }
+        )  # fmt: skip
+
+    times = {degree: steps(degree).step_time for degree in (1, 2, 4, 8)}
+    best, chosen = min(times, key=lambda degree: times[degree]), steps("auto")
+    assert chosen.step_time == pytest.approx(times[best])
+    assert [text for text in chosen.assumed if "degree" in text] == [
+        f"expert/tutel with degree = {best}, whose layers take least"
+    ]
+    assert not [text for text in steps(2).assumed if "degree" in text]
 
 
 def test_levels_divide_the_ranks() -> None:
