@@ -84,8 +84,8 @@ class Scheme:
 
     Customise by: `layouts` (sharding of activations and weights), `lower` and `lower_stage` (ops added to or changed in
     a module or a stage), `shards_at_rest` and `reduces` (data parallelism), `closed_forms`. Seldom: `check_job`,
-    `alternatives`, `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`, `offloads`,
-    `buffer_bytes`, `unsynchronised_axes`, `period`.
+    `alternatives`, `adapt_model`, `assumptions`, `secondary_shards`, `accumulation_shards`, `update_shards`,
+    `offloads`, `buffer_bytes`, `unsynchronised_axes`, `period`.
 
     Attributes:
         name: name of the scheme in a plan, from the name of its file.
@@ -96,7 +96,7 @@ class Scheme:
         framework: the traits of the framework that it runs in.
         sequence_axes: parts of the axes of sequence parallelism, along which ranks hold the same weights and other
             tokens.
-        pipelined: whether the plan divides the model among the stages of a pipeline.
+        pipelined: whether the plan divides the model among the stages of a pipeline that flushes after each step.
     """
 
     family: ClassVar[str]

@@ -92,8 +92,9 @@ def _scheme(job: Job, mesh: Mesh, index: int) -> Scheme:
     options = validate_data(kind.Options, given, where, PlanError)
     sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
     sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
-    stages = [mesh.size(axis) for e in job.plan.schemes if e.use.startswith("pipeline/") for axis in e.over]
-    return kind(axes, options, mesh, job.framework, sequence_axes, max(stages, default=1) > 1)
+    pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
+    pipelined = any(getattr(one, "flush", True) and mesh.size(e.over) > 1 for e, one in pipelines)
+    return kind(axes, options, mesh, job.framework, sequence_axes, pipelined)
 
 
 def _check_axes(

@@ -197,8 +197,8 @@ class _Builder:
                 plain,
                 ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
                 behind=side_ops(stage_ops.behind, place.last_gradient),
-                inputs=plain.inputs + place.allocated(stage_ops),
-                results=place.freed(stage_ops) + plain.results,
+                inputs=plain.inputs + place.allocates(stage_ops),
+                results=place.frees(stage_ops) + plain.results,
                 marks=first_kernels(plain) if place.gathers_again else plain.marks,
             )
         return self._tasks[key]

@@ -104,12 +104,12 @@ class PlaceInStep(NamedTuple):
     first_gradient: bool = False
     last_gradient: bool = False
 
-    def allocated(self, stage_ops: StageOps) -> tuple[Flow, ...]:
+    def allocates(self, stage_ops: StageOps) -> tuple[Flow, ...]:
         """Buffers that are allocated at the begin of the action and stay."""
         weights = self.first_forward or self.gathers_again
         return _flows(stage_ops, weights, self.first_gradient)
 
-    def freed(self, stage_ops: StageOps) -> tuple[Flow, ...]:
+    def frees(self, stage_ops: StageOps) -> tuple[Flow, ...]:
         """Buffers that are freed at the end of the action."""
         return _flows(stage_ops, self.frees_weights or self.last_gradient, self.last_gradient)
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from simulator.scheduling.schedule import (
     Action,
+    Orders,
     OverlappedPasses,
     PassDurations,
     PipelineShape,
@@ -52,7 +53,7 @@ def insert_updates(order: Sequence[ScheduleItem], interval: int) -> list[Schedul
 
 def orders_of_run(
     schedule: Schedule, shape: PipelineShape, interval: int, durations: PassDurations | None = None
-) -> Sequence[Sequence[ScheduleItem]]:
+) -> Orders:
     """The orders of all devices in a run.
 
     shape: of the run. interval: micro-batches per update without a barrier; otherwise 0.

@@ -86,6 +86,10 @@ ScheduleItem = Action | OverlappedPasses
 """One entry in the order of a device."""
 
 
+Orders = Sequence[Sequence[ScheduleItem]]
+"""The orders of all devices."""
+
+
 @dataclass(frozen=True)
 class PipelineShape:
     """Size of a pipeline. Stages are numbered from 0 to p v - 1.
@@ -188,7 +192,7 @@ class Schedule(Scheme):
         """All actions of one device, in the order of execution. A schedule defines this or `orders`."""
         return self.orders(shape)[device]
 
-    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Sequence[Sequence[ScheduleItem]]:
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
         """The orders of all devices. durations: given if `needs_durations`."""
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
@@ -265,6 +269,13 @@ class Schedule(Scheme):
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         """Closed forms of the paper that hold at `setting`; tests/contract/of_pipeline.py lists the quantities."""
         return ()
+
+
+class ZeroBubble(Schedule):
+    """Base of the schedules with split backward passes and one stage a device."""
+
+    class Options(Schedule.Options, PostValidation):
+        pass
 
 
 class Bidirectional(Schedule):

@@ -198,6 +198,24 @@ class Played:
             yield from ((action, nbytes, category) for nbytes, category in self._whole(stage_ops, action, -1))
             yield action, -flying, "buffers"
 
+    def gathers_again(self, stage: int) -> bool:
+        """Whether whole weights of a stage are freed after its forward passes and gathered again for its backward
+        passes: where the latter are several and follow the former."""
+        own = [
+            one.kind for one in self.program.timetable.actions if one.stage == stage and one.kind in ("F", "B", "BW")
+        ]
+        backward = [kind for kind in own if kind != "F"]
+        return bool(self.stage_ops(stage).again) and own[-len(backward) :] == backward and len(backward) > 1
+
+    def weight_moves(self, stage: int) -> tuple[int, int]:
+        """How often the sharded weights of a stage are gathered in a step, and its gradients reduced."""
+        plan = self.plan
+        (data,) = plan.family("data")
+        if getattr(data, "across_microbatches", False):
+            return 1 + self.gathers_again(stage), 1
+        passes = len(plan.schedule.microbatches(plan.played_shape, stage)) * plan.shape.slices
+        return 2 * passes, passes
+
     def _whole(self, stage_ops: StageOps, action: int, sign: int) -> Iterator[tuple[float, str]]:
         """Whole weights and gradients that an action allocates at its begin (sign 1) or frees at its end (-1), of a
         step with a flush."""
@@ -206,7 +224,7 @@ class Played:
         own = [number for number, one in enumerate(table.actions) if one.stage == stage]
         forward = [number for number in own if table.actions[number].kind == "F"]
         backward = [number for number in own if table.actions[number].kind == "BW"]
-        apart = bool(stage_ops.again) and forward[-1] < backward[0] and len(backward) > 1
+        apart = self.gathers_again(stage)
         weights = {
             1: [forward[0], *backward[: apart or 0]],
             -1: [*forward[-1 if apart else len(forward) :], backward[-1]],
@@ -222,9 +240,11 @@ class Played:
         stage, kind, _, part = table.actions[action]
         total = 0
         for taker in range(shape.stages):
-            gives = {giver: self.stage_ops(giver, part).unit_runs[-1].nbytes for giver in predecessors(shape, taker)}
-            assert not gives or self.stage_ops(taker, part).unit_runs[0].nbytes == sum(gives.values())
-            for giver, nbytes in gives.items():
+            givers = {giver: self.stage_ops(giver, part) for giver in predecessors(shape, taker)}
+            whole = sum(given.unit_runs[-1].nbytes for given in givers.values())
+            assert not givers or self.stage_ops(taker, part).unit_runs[0].nbytes == whole
+            for giver, given in givers.items():
+                nbytes = given.message_nbytes
                 # Back comes as much as was given.
                 if stage == (giver if (kind == "F") == sent else taker) and table.elsewhere(giver, taker):
                     total += nbytes

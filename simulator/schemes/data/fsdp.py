@@ -33,6 +33,7 @@ from pydantic import Field
 from hardware.errors import PlanError
 from simulator.ir.modules import Stage
 from simulator.ir.ops import Param, StageOps
+from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import ClosedForm, LowerStage, Paper, SchemeOptions
 from simulator.schemes.data.shared.across_microbatches import gather_once
 from simulator.schemes.data.shared.data_parallel import DataSetting
@@ -69,9 +70,10 @@ class FSDP(ShardedScheme):
         return bool(self.options.across_microbatches)
 
     def check_job(self, job: Any) -> None:
-        """Raises PlanError for one reduction per step without overlap, which is not modelled."""
-        if self.options.across_microbatches and not self.overlaps_backward:
-            rule = "weights that stay gathered through all micro-batches are gathered during the first of them"
+        """Raises PlanError for one reduction per step without overlap or without a flush, which is not modelled."""
+        flush = all(getattr(find_scheme(entry.use), "flush", True) for entry in job.plan.schemes)
+        if self.options.across_microbatches and not (self.overlaps_backward and flush):
+            rule = "weights stay gathered through a step that ends with a flush, and are gathered as its passes begin"
             raise PlanError(
                 f"{self.use}.across_microbatches", rule, "Leave it out, or set framework.set.overlap.dp", True
             )

@@ -19,28 +19,21 @@ from pydantic import Field
 
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.list_scheduler import MemoryBoundedSchedule
-from simulator.scheduling.schedule import (
-    PassDurations,
-    PipelineSetting,
-    PipelineShape,
-    PostValidation,
-    Schedule,
-    ScheduleItem,
-)
+from simulator.scheduling.schedule import Orders, PassDurations, PipelineSetting, PipelineShape, ZeroBubble
 
 KEPT_FOR_WEIGHTS = 0.4
 """Share of the activations that W needs, if not known: 32h/(34h + 5as) of table 1, 0.37 to 0.43 for its models."""
 
 
-class ZBAuto(Schedule):
+class ZBAuto(ZeroBubble):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
     needs_durations = True
 
-    class Options(Schedule.Options, PostValidation):
+    class Options(ZeroBubble.Options):
         memory_limit: float | None = Field(default=None, ge=1)
         """Micro-batches whose activations a device may hold, a share of them until W; by default p."""
 
-    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
         one, limit = (1.0,) * shape.p, self.options.memory_limit or shape.p
         durations = durations or PassDurations(one, one, one, (0.0,) * shape.p)
         # Orders that count whole activations come first: of two equally short ones they hold less.

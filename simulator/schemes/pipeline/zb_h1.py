@@ -19,21 +19,11 @@ References: Qi et al. 2024, arXiv 2401.10241, section 2.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.schedule import (
-    Action,
-    PipelineSetting,
-    PipelineShape,
-    PostValidation,
-    Schedule,
-    split_1f1b,
-)
+from simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, ZeroBubble, split_1f1b
 
 
-class ZBH1(Schedule):
+class ZBH1(ZeroBubble):
     paper = Paper("arXiv:2401.10241", "Zero Bubble Pipeline Parallelism", 2024)
-
-    class Options(Schedule.Options, PostValidation):
-        pass
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         return split_1f1b(shape, device, 1)

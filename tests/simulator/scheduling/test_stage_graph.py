@@ -328,7 +328,8 @@ def test_a_branch_sends_its_own_part_of_a_sequence(job: dict[str, Any]) -> None:
     assert plan.job.batch.sequence is not None
     whole = plan.job.batch.micro * plan.job.batch.sequence * plan.job.model.hidden * BYTES["bf16"]
     sp = any(scheme.use == "tensor/megatron-sp" for scheme in plan.stage_schemes)
-    each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if sp else 1)
+    shared = sp or plan.job.framework.scatter_gather_tensors_in_pipeline
+    each = whole // plan.mesh.size("cp") // (plan.mesh.size("tp") if shared else 1)
     wanted: dict[tuple[int, str], list[int]] = {}
     trunk = getattr(plan.schedule.options, "trunk", 1)
     for stage, other in ((a, b) for b in range(shape.stages) for a in plan.schedule.predecessors(shape, b)):
@@ -353,10 +354,14 @@ def test_gradients_of_a_graph_are_reduced_once(job: dict[str, Any], bucket: floa
             if op.stream == "data":
                 assert isinstance(op.work, Collective)
                 found["gathered" if op.work.operation == "all_gather" else "reduced"] += op.work.nbytes
-        held = sum(param.size for param in run.held(device) if plan.mesh.size(summed_over(param, plan)) > 1)
-        turns = plan.shape.m if sharded else 1
-        assert found["reduced"] == 4 * turns * held
-        assert found["gathered"] == {"data/fsdp": 4 * turns, "data/zero-1": 2}.get(data.use, 0) * held
+        stages = [stage for stage in range(plan.shape.stages) if plan.device(stage) == device]
+        sizes = {
+            stage: sum(p.size for p in params_of(run.stage_ops(stage)) if plan.mesh.size(summed_over(p, plan)) > 1)
+            for stage in stages
+        }
+        moves = {stage: run.weight_moves(stage) if sharded else (data.use == "data/zero-1", 1) for stage in stages}
+        assert found["reduced"] == 4 * sum(moves[stage][1] * size for stage, size in sizes.items())
+        assert found["gathered"] == 2 * sum(moves[stage][0] * size for stage, size in sizes.items())
 
 
 def test_a_graph_is_as_deep_as_its_longest_path() -> None:

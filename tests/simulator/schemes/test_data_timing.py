@@ -309,7 +309,7 @@ def test_steps_of_a_period_need_equal_ranks_and_an_empty_pipe() -> None:
         "mesh": {"pp": 2, "dp": 2},
         "schemes": [{"use": "pipeline/pipedream", "over": "pp"}, {"use": "data/local-sgd", "over": "dp"}],
     }
-    with pytest.raises(PlanError, match="pipeline flush"):
+    with pytest.raises(PlanError, match="barrier of the pipeline"):
         load_and_plan(config | {"plan": plan})
 
 

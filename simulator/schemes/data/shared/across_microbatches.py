@@ -28,18 +28,18 @@ def gather_once(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     def shards(param: Param) -> Axes:
         return scheme.shards_at_rest("parameters", param)
 
-    def summed(param: Param) -> Axes:
+    def reduces(param: Param) -> Axes:
         return scheme.reduces(param) if param.trained else ()
 
     sizes = stage_ops.of_params([param.size for param in params]).astype(int)
     gathered = stage_ops.of_params([bool(shards(param)) for param in params]).astype(bool)
-    accumulated = stage_ops.of_params([bool(summed(param)) for param in params]).astype(bool)
+    accumulated = stage_ops.of_params([bool(reduces(param)) for param in params]).astype(bool)
     backward = any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
     return replace(
         stage_ops,
         ahead=stage_ops.ahead + _gathers(scheme, stage_ops, units, shards, "F"),
         again=_gathers(scheme, stage_ops, units[::-1], shards, "B") if scheme.options.reshard and backward else [],
-        behind=stage_ops.behind + _reductions(scheme, stage_ops, units[::-1], summed),
+        behind=stage_ops.behind + _reductions(scheme, stage_ops, units[::-1], reduces),
         whole_weights=int(sizes[gathered].sum()) * BYTES[scheme.framework.weights],
         whole_gradients=int(sizes[accumulated].sum()) * BYTES[scheme.framework.gradients],
     )
@@ -82,7 +82,8 @@ def _gathers(
     found = []
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         ops = [
-            made.setdefault((axes, size), scheme.gather(axes, size, phase, "every")) for size in _sizes(stage_ops, side)
+            made.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
+            for size in _sizes(stage_ops, side)
         ]
         found.append(replace(side, ops=ops))
     return found
@@ -97,7 +98,9 @@ def _reductions(
         steps: dict[int, list[Op]] = defaultdict(list)
         made: dict[int, list[Op]] = {}
         for size in _sizes(stage_ops, side):
-            for step, op in enumerate(made.setdefault(size, scheme.reduce_unit(axes, size))):
+            if size not in made:
+                made[size] = [replace(op, when="last") for op in scheme.reduce_unit(axes, size)]
+            for step, op in enumerate(made[size]):
                 steps[step].append(op)
         before: SideOps | None = None
         for ops in steps.values():
