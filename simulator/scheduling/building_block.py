@@ -1,16 +1,24 @@
 """Schedules from a building block: the slots of one micro-batch's passes, repeated for every micro-batch.
 
-The method of Qi et al. 2024 (arXiv 2405.15362, section 3). `repeat_block` repeats the block without collisions. Its
-gaps need no squeezing here: an order holds no idle slots, every pass begins as soon as it can.
-`reorder_warmup_and_cooldown` then fills the idle time at both ends. All passes take one slot.
+The method of Qi et al. 2024 (arXiv 2405.15362, section 3). `repeat_block` repeats the block without collisions; all
+passes take one slot. The gaps of an order need no squeezing: every pass begins as soon as it can. What is idle at both
+ends is filled with other passes, by `reorder_warmup_and_cooldown` in slots, or by `reorder_both_ends`, which also knows
+how long passes take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from heapq import heappop, heappush
+from typing import Self
 
 from simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_dependencies
-from simulator.scheduling.schedule import Action, PipelineShape, Schedule
+from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
+from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem
+
+STEPS = 10**9
+"""Steps in which the longest pass is timed: of whole steps, equal times are equal whatever they were added up from."""
 
 
 def repeat_block(schedule: Schedule, shape: PipelineShape, block: Sequence[tuple[int, int]]) -> list[list[Action]]:
@@ -51,15 +59,38 @@ def _insert_weight_passes(slots: Mapping[int, Action]) -> list[Action]:
 def reorder_warmup_and_cooldown(
     schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[Action]]
 ) -> list[list[Action]]:
-    """Orders whose idle slots in warm-up and cool-down are filled with later passes, at no higher peak of chunks.
+    """Orders whose idle slots in warm-up and cool-down are filled with later passes, at no higher peak of chunks on any
+    device.
 
     Backwards from the end, W's are moved behind the B's that other devices wait for. Then, forwards from the start, a
     device that would idle takes the next ready pass of its order.
     """
-    dependencies = pass_dependencies(schedule, shape, split_backward=True)
-    peaks = [_peak_chunks(order) for order in orders]
-    late = _reverse(_fill_idle_slots(_reverse(orders), invert_dependencies(dependencies), peaks, "W", "F", "W"))
-    return _fill_idle_slots(late, dependencies, peaks, "F", "W", "FBW")
+    filling = _Filling(schedule, shape, [_peak_chunks(order) for order in orders])
+    return filling.forwards(filling.backwards(orders, "W"))
+
+
+def reorder_both_ends(
+    schedule: Schedule, shape: PipelineShape, orders: Sequence[Sequence[Action]], durations: PassDurations | None = None
+) -> list[list[Action]]:
+    """Orders whose idle time is filled, at no higher peak of chunks than that of the fullest device.
+
+    First in slots: forwards from the start a device that would idle takes the next ready pass of its order, then
+    backwards from the end W's and B's move behind passes that other devices wait for. Then once more as long as passes
+    take, where a device waits for a pass of its order rather than to delay it. Of both the shorter step is kept.
+    """
+    peaks = [max(map(_peak_chunks, orders))] * len(orders)
+    in_slots = _Filling(schedule, shape, peaks)
+    found = in_slots.backwards(in_slots.forwards(orders), "WB")
+    if durations is None:
+        return found
+    timed = in_slots.with_durations(durations)
+    again = timed.forwards(timed.backwards(found, "WB"), patience=1.0)
+
+    def step_time(candidate: Sequence[Sequence[ScheduleItem]]) -> tuple[float, float]:
+        played: PartialSchedule = reorder_at_run_time(schedule, shape, candidate, timed.duration, timed.hop)
+        return played.step_time(durations.barrier)
+
+    return min((found, again), key=step_time)
 
 
 def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
@@ -75,49 +106,113 @@ def _peak_chunks(order: Sequence[Action]) -> int:
     return peak
 
 
-def _fill_idle_slots(
-    orders: Sequence[Sequence[Action]],
-    dependencies: Dependencies,
-    peaks: Sequence[int],
-    allocating: str,
-    freeing: str,
-    movable: str,
-) -> list[list[Action]]:
-    """Orders in which, slot by slot, each device takes the next pass of its order or, if that is not ready, the first
-    movable one that is.
+class _Filling:
+    """Fills idle time of orders with other passes. Times are in whole steps.
 
-    peaks: chunks that each device may hold, from a pass of kind `allocating` to one of kind `freeing`.
-    movable: kinds of passes that may go before others.
+    No pass is moved so that the last stage holds a second micro-batch, whose logits would take memory, too.
     """
-    remaining, held = [list(order) for order in orders], [0] * len(orders)
-    lanes = [len({(action.stage, action.kind) for action in order}) for order in orders]
-    done: set[Action] = set()
-    filled: list[list[Action]] = [[] for _ in orders]
 
-    def change(action: Action) -> int:
-        return (action.kind == allocating) - (action.kind == freeing)
+    def __init__(self, schedule: Schedule, shape: PipelineShape, peaks: Sequence[int]) -> None:
+        """peaks: chunks that each device may hold."""
+        self.peaks, self.last = peaks, shape.stages - 1
+        self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
+        self.dependencies = pass_dependencies(schedule, shape, split_backward=True)
+        self.dependents = invert_dependencies(self.dependencies)
+        self.hop, self.steps = 0, {kind: [1] * shape.stages for kind in "FBW"}
 
-    def pick(device: int) -> Action | None:
-        peak = after = held[device]
-        seen: set[tuple[int, str]] = set()
-        for action in remaining[device]:
-            # The next pass of the order is always within the peak. Passes of one kind on one stage never swap.
-            lane = action.stage, action.kind
-            fits = not seen or (action.kind in movable and lane not in seen and peak + change(action) <= peaks[device])
-            if fits and done.issuperset(dependencies[action]):
-                return action
-            seen.add(lane)
-            if len(seen) == lanes[device]:
-                break
-            after += change(action)
-            peak = max(peak, after)
-        return None
+    def with_durations(self, durations: PassDurations) -> Self:
+        """The same, with passes that take as long as given; as it is made, all take one slot."""
+        again = zip(durations.input_gradients, durations.recomputation, strict=True)
+        seconds = {"F": durations.forward, "B": [sum(both) for both in again], "W": durations.weight_gradients}
+        longest = max(map(max, seconds.values())) or 1.0
+        timed = copy(self)
+        timed.steps = {kind: [round(t / longest * STEPS) for t in times] for kind, times in seconds.items()}
+        timed.hop = round(durations.hop / longest * STEPS)
+        return timed
 
-    while any(remaining):
-        taken = [(device, action) for device in range(len(remaining)) if (action := pick(device))]
-        for device, action in taken:
-            remaining[device].remove(action)
-            filled[device].append(action)
-            held[device] += change(action)
-        done.update(action for _, action in taken)
-    return filled
+    def duration(self, item: ScheduleItem) -> int:
+        """Steps of a pass."""
+        assert isinstance(item, Action)
+        return self.steps[item.kind][item.stage]
+
+    def forwards(self, orders: Sequence[Sequence[Action]], patience: float = 0.0) -> list[list[Action]]:
+        """Fills idle time from the start."""
+        return self._fill(orders, self.dependencies, self.dependents, ("F", "W"), "FBW", patience)
+
+    def backwards(self, orders: Sequence[Sequence[Action]], movable: str) -> list[list[Action]]:
+        """Fills idle time from the end."""
+        return _reverse(self._fill(_reverse(orders), self.dependents, self.dependencies, ("W", "F"), movable, 0.0))
+
+    def _fill(
+        self,
+        orders: Sequence[Sequence[Action]],
+        dependencies: Dependencies,
+        dependents: Dependencies,
+        memory: tuple[str, str],
+        movable: str,
+        patience: float,
+    ) -> list[list[Action]]:
+        """Orders in which each free device takes the next pass of its order or, if that is not ready, the first movable
+        one that is.
+
+        memory: kinds of passes that allocate and free a chunk.
+        movable: kinds of passes that may go before others.
+        patience: a pass does not go before one that is ready within this share of its duration.
+        """
+        allocating, freeing = memory
+        remaining, held, held_last = [list(order) for order in orders], [0] * len(orders), 0
+        lanes = [len({(action.stage, action.kind) for action in order}) for order in orders]
+        missing = {action: len(others) for action, others in dependencies.items()}
+        arrived = dict.fromkeys(missing, 0)
+        ready = {action: 0 for action, count in missing.items() if not count}
+        free_at = [0] * len(orders)
+        filled: list[list[Action]] = [[] for _ in orders]
+
+        def change(action: Action) -> int:
+            return (action.kind == allocating) - (action.kind == freeing)
+
+        def pick(device: int, now: int) -> Action | None:
+            peak = after = held[device]
+            peak_last = after_last = held_last
+            seen: set[tuple[int, str]] = set()
+            soon = None
+            for action in remaining[device]:
+                # The next pass of the order is always within the peak. Passes of one kind on one stage never swap.
+                lane = action.stage, action.kind
+                more = change(action)
+                more_last = more * (action.stage == self.last)
+                movable_here = action.kind in movable and lane not in seen and peak + more <= self.peaks[device]
+                if not seen or (movable_here and peak_last + more_last <= 1):
+                    at = ready.get(action)
+                    if at is not None and at <= now:
+                        late = soon is not None and soon - now < patience * self.duration(action)
+                        return None if late else action
+                    soon = at if soon is None or (at is not None and at < soon) else soon
+                seen.add(lane)
+                if len(seen) == lanes[device]:
+                    break
+                after, after_last = after + more, after_last + more_last
+                peak, peak_last = max(peak, after), max(peak_last, after_last)
+            return None
+
+        questions = [(0, device) for device in range(len(orders))]
+        while questions:
+            now, asked = questions[0][0], set()
+            while questions and questions[0][0] == now:
+                asked.add(heappop(questions)[1])
+            free = [device for device in asked if remaining[device] and free_at[device] <= now]
+            for device, action in [(device, action) for device in free if (action := pick(device, now))]:
+                remaining[device].remove(action)
+                filled[device].append(action)
+                held[device] += change(action)
+                held_last += change(action) * (action.stage == self.last)
+                end = free_at[device] = now + self.duration(action)
+                heappush(questions, (end, device))
+                for other in dependents[action]:
+                    owner = self.device[other.stage]
+                    arrived[other] = max(arrived[other], end + self.hop * (owner != device))
+                    missing[other] -= 1
+                    if not missing[other]:
+                        ready[other] = arrived[other]
+                        heappush(questions, (ready[other], owner))
+        return filled

@@ -3,7 +3,7 @@
 Memory is the time that chunks live. The building block fixes the slots of one micro-batch's passes, and every
 micro-batch repeats it. Forward passes take every second slot on the way down and every slot on the way up, backward
 passes the other way round: a device that holds one of its chunks for long holds the other one briefly. W's fill free
-slots; then later passes fill the idle slots of warm-up and cool-down at no higher peak.
+slots; then other passes fill the idle time of warm-up and cool-down at no higher peak, as long as passes take.
 
     p = 4, slots of the first micro-batch (upper case: down, lower case: up)
     device 0   F . . . . . . . . . f . . . b . . . . . . . . . . B
@@ -17,12 +17,13 @@ References: Qi et al. 2024, arXiv 2405.15362, section 3.
 from collections.abc import Iterable
 
 from simulator.ir.scheme import ClosedForm, Paper
-from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
+from simulator.scheduling.building_block import reorder_both_ends, repeat_block
 from simulator.scheduling.schedule import Action, PassDurations, PipelineSetting, PipelineShape, PostValidation, VShape
 
 
 class VHalf(VShape):
     paper = Paper("arXiv:2405.15362", "Pipeline Parallelism with Controllable Memory", 2024)
+    needs_durations = True
 
     class Options(VShape.Options, PostValidation):
         pass
@@ -37,7 +38,7 @@ class VHalf(VShape):
         return down + up
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
-        return reorder_warmup_and_cooldown(self, shape, repeat_block(self, shape, self.block(shape)))
+        return reorder_both_ends(self, shape, repeat_block(self, shape, self.block(shape)), durations)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m
