@@ -19,6 +19,7 @@ from simulator.ir.registry import find_scheme
 from simulator.program.timetable import timetable
 from simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
 from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, actions_of
+from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS
 from validation.pipelines.cases import answer
 
@@ -151,7 +152,72 @@ def test_zb_v_is_the_order_of_torch(p: int, m: int) -> None:
         assert actions == list(shipped("zb-v").order(PipelineShape(p, m, 2), rank))
 
 
+def order_of_torch(rank: int, p: int, m: int, v: int) -> list[Action]:
+    """The order of one rank of torch's interleaved 1F1B, whose method needs only the sizes of a pipeline."""
+    of_torch = pytest.importorskip("torch.distributed.pipelining.schedules").ScheduleInterleaved1F1B
+    known = SimpleNamespace(
+        pp_group_size=p, _n_microbatches=m, n_local_stages=v, microbatches_per_round=m // max(1, m // p)
+    )
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "BW"}
+    theirs = of_torch._calculate_single_rank_operations(known, rank)
+    return [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("p", "m", "v"), [(4, 10, 2), (4, 3, 2), (2, 6, 3), (3, 3, 2), (4, 15, 4), (5, 14, 2), (8, 27, 2), (4, 8, 2)]
+)
+def test_interleaved_in_groups_is_the_order_of_torch(p: int, m: int, v: int) -> None:
+    """torch makes groups of m // max(1, m // p) micro-batches."""
+    kind = find_scheme("pipeline/interleaved-1f1b")
+    ours = kind(("pp",), kind.Options(chunks=v, group=m // max(1, m // p)))
+    assert isinstance(ours, Schedule)
+    for rank in range(p):
+        assert order_of_torch(rank, p, m, v) == ours.order(PipelineShape(p, m, v), rank)
+
+
+def test_interleaved_in_groups_is_the_order_that_megatron_documents() -> None:
+    """PP=2, VP=2, groups of 3, 5 micro-batches: forward passes of rank 0, from model_parallel_config.py."""
+    found = played("interleaved-1f1b", 2, 5, v=2, group=3, order=True)
+    forward = [action for action in found["order"][0] if "F" in action]
+    assert forward == ["0F0", "0F1", "0F2", "2F0", "2F1", "2F2", "0F3", "0F4", "2F3", "2F4"]
+
+
 # ------------------------------------------------------------------------------------------ closed forms
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 24), v=st.integers(2, 4), times=st.tuples(SECONDS, SECONDS, SECONDS))
+def test_interleaved_in_groups_of_any_size_idles_as_long(p: int, m: int, v: int, times: Any) -> None:
+    """The bubble does not depend on the group as long as every group, also the last one, has p micro-batches."""
+    case = {
+        "schedule": "interleaved-1f1b",
+        "p": p,
+        "m": m,
+        "v": v,
+        **dict(zip(("t_f", "t_b", "t_w"), times, strict=True)),
+    }
+    for group in range(1, m + 2):
+        found = answer({**case, "group": group})
+        if group == m or (p <= group <= m and (m % group == 0 or m % group >= p)):
+            assert found["status"] == "played", found
+            if group >= p:
+                assert bubbles(found, m, times)[0] == near((p - 1) * sum(times) / v)
+                held = [min(m * v, 2 * (p - 1 - i) + (v - 1) * group + 1) for i in range(p)]
+                assert all(most <= bound for most, bound in zip(found["in_flight_b"], held, strict=True))
+        else:
+            assert found["status"] == "refused" and "group" in found["reason"]
+            assert "would work" in found["reason"]
+
+
+@given(p=st.integers(2, 6), m=st.integers(1, 24))
+def test_micro_batches_that_p_does_not_divide_name_a_group_that_works(p: int, m: int) -> None:
+    case = {"schedule": "interleaved-1f1b", "p": p, "m": m, "v": 2, "t_f": 1, "t_b": 1, "t_w": 1}
+    found = answer(case)
+    if m % p:
+        assert found["status"] == "refused"
+        group = int(found["reason"].rpartition("group: ")[2].split(".")[0])
+        found = answer({**case, "group": group})
+    assert found["status"] == "played"
 
 
 @given(p=st.integers(1, 8), m=st.integers(1, 20), times=st.tuples(SECONDS, SECONDS, SECONDS), v=st.integers(1, 4))
@@ -360,6 +426,31 @@ def test_waves_divide_the_bubble(p: int, waves: int) -> None:
             bubble = (p - 1) * (times[1] + times[2]) / waves
             found = played("hanayo", p, p, times, waves=waves)
             assert bubbles(found, p, times)[0] == near(bubble)
+
+
+# ------------------------------------------------------------------------------------------ whole jobs
+
+
+def job(use: str, batch: int, **options: Any) -> dict[str, Any]:
+    return {
+        "model": {"layers": 16, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32},
+        "cluster": {"gpu": "h100-sxm", "gpus": 4},
+        "framework": {"name": "megatron-core", "set": {"launch_s": 0.0}},
+        "batch": {"global": batch},
+        "plan": {"mesh": {"pp": 4}, "schemes": [{"use": f"pipeline/{use}", "over": "pp", **options}]},
+    }
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        job("interleaved-1f1b", 10, chunks=2, group=5),
+        job("interleaved-1f1b", 11, chunks=4, group=7),
+    ],
+    ids=["groups", "groups of two sizes"],
+)
+def test_all_engines_agree_on_options_of_static_orders(config: dict[str, Any]) -> None:
+    check_reports(config)
 
 
 # ------------------------------------------------------------------------------------------ shapes
