@@ -51,7 +51,7 @@ def _lower_layer(setting: LayerSetting, use: str | None) -> tuple[UnitRun, Mesh]
 def sent_per_layer(setting: Any, scheme: str) -> float:
     unit_run, mesh = setting.layer(scheme)
     family = scheme.partition("/")[0]
-    ops = [op for op in unit_run.fragment.forward + unit_run.fragment.backward if op.stream == family]
+    ops = [op for op in unit_run.fragment.forward + unit_run.fragment.backward if op.stream.partition("-")[0] == family]
     return sent(ops, mesh)
 
 

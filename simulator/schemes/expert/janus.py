@@ -3,10 +3,10 @@
 A rank still owns E/P of the experts. But where many tokens meet small experts, all ranks fetch the weights of all
 experts, process their own tokens with them, and send the gradients of weights back to the owners, where they are
 summed: no token travels, and no rank waits for a more loaded one. Weights do not depend on the router's choice, so they
-are fetched from the start of the layer on.
+are fetched during the layer before.
 
-    fetch experts  |W W W W|            gradients |   |G G G G|
-    kernels        attention, router [up | act | down]
+    fetch experts   of layer 1   of layer 2   of layer 3
+    kernels         layer 0      layer 1      layer 2
 
 With T tokens on a rank, k experts per token, and E/P experts of w matrices h x f on each of the P ranks of n machines,
 the bytes of tokens that leave a machine, dispatch and combine, relate to the bytes of weights that enter it, each once,
@@ -26,9 +26,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.ir.modules import Module, MoE, Operator, Unit
-from simulator.ir.ops import Collective, Fragment, Op
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, Rule
+from simulator.ir.modules import Module, MoE, Operator, Stage, Unit
+from simulator.ir.ops import Collective, Fragment, Op, StageOps
+from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, Rule
+from simulator.schemes.expert.shared.expert_fetch import fetch_a_unit_ahead
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import MoESizes
 
@@ -48,6 +49,8 @@ class Janus(ExpertScheme):
         """Whether experts move: auto where R > 1."""
         machine: int = Field(default=8, ge=1, strict=True)
         """Ranks of a machine, which fetch an expert once."""
+        prefetch: bool = True
+        """Whether experts are fetched during the layer before theirs; otherwise from the start of their layer on."""
 
     def marks_of(self, layer: MoE) -> frozenset[Hashable]:
         return frozenset({MOVING}) if self._moves_experts(layer) else super().marks_of(layer)
@@ -62,7 +65,11 @@ class Janus(ExpertScheme):
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
-        return self._fetch_ahead(fragment) if isinstance(module, Unit) else fragment
+        return self._fetch_early(fragment) if isinstance(module, Unit) else fragment
+
+    def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        stage_ops = super().lower_stage(stage, inner)
+        return fetch_a_unit_ahead(stage_ops, self._is_fetch) if self.options.prefetch else stage_ops
 
     def _moves_experts(self, module: MoE) -> bool:
         if self.ranks == 1 or self.options.when != "auto":
@@ -75,7 +82,7 @@ class Janus(ExpertScheme):
         sent = 2 * routed.copies * routed.hidden / self.mesh.size(self.mesh.views[self.view])
         return sent / (machines * routed.weights * routed.experts / self.ranks)
 
-    def _fetch_ahead(self, fragment: Fragment) -> Fragment:
+    def _fetch_early(self, fragment: Fragment) -> Fragment:
         """Issues the all-gathers of expert weights at the start of the unit."""
         weights = {use.op for use in fragment.tensor_uses if use.made and use.category == "parameters"}
         for issued, begin in ((fragment.forward, fragment.entry), (fragment.backward, fragment.grad_entry)):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hardware import load_cluster
 from hardware.errors import PlanError
 from simulator import simulate
-from simulator.costs.costs import Costs
+from simulator.costs.costs import Costs, Estimate
 from simulator.engine.play import ENGINES
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory, Op
+from simulator.ir.ops import COMPUTE, Attention, Collective, Exchange, Fragment, Gemm, Memory, Op
 from simulator.lowering.lower import Lowering
 from simulator.lowering.rewrite import working_predecessors
 from simulator.models.architecture import Architecture
@@ -47,7 +47,8 @@ def layer(use: str, p: int = 4, experts: int = E, seq: int = S, **options: Any) 
 
 
 def moved(fragment: Fragment, phases: str = "FBW") -> list[Collective]:
-    ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream == "expert" and op.phase in phases]
+    ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream.startswith("expert")]
+    ops = [op for op in ops if op.phase in phases]
     return [op.work for op in ops if isinstance(op.work, Collective)]
 
 
@@ -371,6 +372,67 @@ def test_experts_are_fetched_from_the_begin_of_the_layer() -> None:
     assert [op.name for op in fragment.forward[:2]] == ["gather wexpert.up", "gather wexpert.down"]
     begin = list(fragment.entry.values())
     assert all(op.after == begin for op in fragment.forward[:2])
+
+
+def fetching_job(layers: int, regather: bool = False, **options: Any) -> dict[str, Any]:
+    return {
+        "model": {
+            "layers": layers, "hidden": 32, "heads": 4, "vocab": 64, "seq": 64, "tied": False,
+            "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32},
+        },
+        "cluster": {"gpu": "h100-sxm", "gpus": 4},
+        "framework": {"name": "megatron-core", "set": {"regather": regather, "cuda_graphs": True}},
+        "batch": {"global": 4},
+        "plan": {
+            "mesh": {"dp": 4},
+            "views": {"experts": {"edp": 1, "ep": 4}},
+            "schemes": [
+                {"use": "data/ddp", "over": "dp"},
+                {"use": "expert/janus", "over": "ep", "when": "always", **options},
+            ],
+        },
+    }  # fmt: skip
+
+
+@examples(15)
+@given(fetching=st.integers(0, 64), attention=st.integers(1, 16), experts=st.integers(1, 16), layers=st.integers(1, 5))
+def test_experts_are_fetched_during_the_layer_before(fetching: int, attention: int, experts: int, layers: int) -> None:
+    """The fetch of a layer begins with the layer before, once the fetch before has ended; that of the first layer with
+    the embedding, which takes no time.
+    """
+
+    def price(work: Any) -> Estimate:
+        seconds = {"all_gather": fetching / 2}.get(getattr(work, "operation", ""), 0.0)
+        if isinstance(work, Gemm) and work.groups:
+            seconds = experts / 2
+        return Estimate(attention if isinstance(work, Attention) else seconds, 0.0)
+
+    starts, begin, fetched = [], 0.0, 0.0
+    for layer in range(layers):
+        fetched = max(fetched, starts[layer - 1] if layer else 0.0) + fetching
+        starts.append(begin)
+        begin = max(begin + attention, fetched) + experts
+    for engine in ENGINES[:3]:
+        played = play_job(fetching_job(layers), price, engine=engine)
+        forward = [i for i, op in enumerate(played.flat.ops) if op.phase == "F" and op.work and op.stream == COMPUTE]
+        assert max(played.times.end[i] for i in forward) == pytest.approx(begin, rel=1e-9)
+
+
+@pytest.mark.parametrize("regather", [False, True])
+def test_fetching_ahead_moves_the_same_bytes_and_no_later(regather: bool) -> None:
+    early, late = (play_job(fetching_job(4, regather, prefetch=ahead)) for ahead in (True, False))
+    sizes = [
+        sorted(op.work.nbytes for _, op in played.instances() if isinstance(op.work, Collective))
+        for played in (early, late)
+    ]
+    assert sizes[0] == sizes[1]
+    assert early.times.span <= late.times.span
+    assert [peak.left for peak in (*early.peaks, *late.peaks)] == [0, 0]
+    weights = 8 * (2 * 32 * 32 + 32 + 32) * 2
+    # Where gathered weights are kept for the backward pass, the last layer holds those of all layers either way.
+    assert 0 <= early.peaks[0].total - late.peaks[0].total <= weights
+    counts = [run.count for run in early.stages[0].unit_runs if run.name == "layer"]
+    assert counts == ([1, 2, 1] if regather else [3, 1])
 
 
 # ------------------------------------------------------------------------------------------------------- Comet
