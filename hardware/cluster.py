@@ -23,6 +23,16 @@ from hardware.node import Node
 MAX_GPUS = 1_000_000
 """Most GPUs of a cluster: ten times the largest one built; a larger number is a typing error."""
 
+STAGING = 63e9
+"""Rate at which a host copies data between its GPUs where the node does not state it [bytes/s]: the geometric mean of
+four machines, for which NCCL's bus bandwidth times the number of GPUs is 60 GB/s (8 L20; bytedance/flux @19831ca,
+docs/performance.md), 72 (4 RTX 4090; NVIDIA/nccl issue 1603), 224 (8 RTX 5090; issue 1639) and 16 (4 and 8 L40S;
+ai-dynamo/aiconfigurator @095f58a, NCCL tables)."""
+
+STAGING_SIGMA = 1.1
+"""Standard deviation of the logarithm of that rate among the four: a host's memory, its channels and the placement of
+buffers decide."""
+
 Size = Annotated[int, Field(strict=True, gt=0, le=MAX_GPUS)]
 Narrower = Annotated[float, Field(strict=True, ge=1, le=1000)]
 
@@ -261,6 +271,17 @@ class Cluster(Strict):
     def ports_shared(self) -> bool:
         """Whether several GPUs of a node use one port to the network."""
         return self.node.nics is not None and self.node.nics.count < self.gpus_per_node
+
+    @property
+    def staged(self) -> bool:
+        """Whether data between GPUs that no scale-up link joins passes through the memory of their host."""
+        facts = (self.node.peer_access, self.gpu.peer_access)
+        return self.over_host and any(fact is not None and not fact.value for fact in facts)
+
+    @property
+    def staging(self) -> float:
+        """Rate at which it does, for all GPUs of a node together [bytes/s]."""
+        return float(self.node.staging or STAGING)
 
     def __hash__(self) -> int:  # cheap: a cluster is a key of what is kept for it
         return hash((self.name, self.node.name, self.nodes, self.used))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from hardware.link import Link
-from hardware.load import Bandwidth, Bytes, Count, Flops, Frequency, Power, Strict, by_name, catalog_model
+from hardware.load import Bandwidth, Bytes, Count, Fact, Flops, Frequency, Power, Strict, by_name, catalog_model
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
 
@@ -26,6 +26,7 @@ class GPU(Strict):
         power: board power limit [W].
         scale_up: catalog name of its scale-up link; None without one.
         host: its link to the host, over which it also reaches GPUs that no scale-up link joins.
+        peer_access: whether its driver lets others read and write its memory over PCIe; None: as its node says.
         usual_node: catalog name of the node that it is mostly sold in, for clusters that do not state their node.
     """
 
@@ -41,6 +42,7 @@ class GPU(Strict):
     power: Power
     scale_up: str | None = None
     host: Annotated[Link, by_name("links", Link)]
+    peer_access: Fact[bool] | None = None
     usual_node: str | None = None
     note: str = ""
 

@@ -63,6 +63,8 @@ def slowest(nodes: list[Node], size: int) -> Node:
         scale_up=_scale_up(ups, domain) if domain > 1 else None,
         nics=_nics(nodes, size),
         host=_host(nodes, size),
+        peer_access=next((node.peer_access for node in nodes if node.peer_access and not node.peer_access.value), None),
+        staging=_staging(nodes, size),
     )
 
 
@@ -81,6 +83,7 @@ def _gpu(gpus: list[GPU]) -> GPU:
         power=max(gpu.power for gpu in gpus),
         scale_up=slow.scale_up,
         host=host,
+        peer_access=next((gpu.peer_access for gpu in gpus if gpu.peer_access and not gpu.peer_access.value), None),
         usual_node=slow.usual_node,
         **figures,
     )
@@ -106,6 +109,12 @@ def _host(nodes: list[Node], size: int) -> Host | None:
         if rates and (key == "uplinks" or len(rates) == len(hosts)):
             found[key] = assumed_value(min(rates) * size, "the slowest host of the groups")
     return Host(**found)  # type: ignore[arg-type]
+
+
+def _staging(nodes: list[Node], size: int) -> Value | None:
+    """The least rate, for each GPU, at which a host copies between its GPUs, of those that are known."""
+    rates = [node.staging / node.gpus for node in nodes if node.staging]
+    return assumed_value(min(rates) * size, "the slowest host of the groups") if rates else None
 
 
 def _nics(nodes: list[Node], size: int) -> NICs | None:

@@ -121,6 +121,11 @@ class Node(Strict):
         scale_up: links between them; None if PCIe alone joins them.
         nics: network ports; None for a node that stands alone.
         host: CPUs, memory and disks; None if unknown.
+        peer_access: whether GPUs that no scale-up link joins reach each other directly over PCIe. NCCL does so below
+            PCIe switches, and not from one host bridge of the CPUs to another (`ncclTopoCheckP2p` in
+            src/graph/paths.cc of NVIDIA/nccl @5067397): there data is copied to the memory of the host and from there.
+            None: they do, as below switches.
+        staging: rate of that for all GPUs of the node together; None: unknown.
     """
 
     name: str = "inline"
@@ -130,6 +135,8 @@ class Node(Strict):
     scale_up: ScaleUp | None = None
     nics: NICs | None = None
     host: Host | None = None
+    peer_access: Fact[bool] | None = None
+    staging: Together | None = None
     note: str = ""
 
     @property

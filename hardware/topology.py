@@ -42,7 +42,7 @@ class Reach:
         rails: oversubscription of the level above `levels` that traffic between GPUs at different places of their nodes
             has to cross, where ports at the same place share a switch (rails) and no scale-up switch forwards it.
         ports: ports that a member sends through, over its even share of its node's ports; above 1 where other GPUs at
-            its port send nothing meanwhile.
+            its port send nothing meanwhile. Within a node likewise of the memory of the host, where data is staged.
     """
 
     members: int
@@ -105,28 +105,47 @@ def _rails(cluster: Cluster, ranks: Sequence[int], crossed: int) -> float:
     return 1.0 if forwarded or len(places) == 1 else levels[crossed].oversubscription
 
 
-def message_reach(
-    cluster: Cluster, source: int, target: int, leaves: Callable[[int], bool], arrives: Callable[[int], bool]
-) -> Reach:
-    """Returns the `Reach` of a message from rank `source` to rank `target`, which others accompany.
+Peer = Callable[[int], int | None]
+"""The rank to which a rank sends at some time, or from which it receives; None: it does not."""
 
-    leaves, arrives: whether a rank sends a message to another node, or receives one from there, at the same time.
+
+def message_reach(cluster: Cluster, source: int, target: int, sends_to: Peer, receives_from: Peer) -> Reach:
+    """Returns the `Reach` of a message from rank `source` to rank `target`.
+
+    sends_to, receives_from: the messages that are sent at the same time, this one included.
     """
     found = reach(cluster, (source, target))
-    if found.nodes.number == 1 or not cluster.ports_shared:
-        return found
-    return replace(found, ports=min(_free_ports(cluster, source, leaves), _free_ports(cluster, target, arrives)))
+    if found.nodes.number > 1 and cluster.ports_shared:
+        return replace(
+            found, ports=min(_free_ports(cluster, source, sends_to), _free_ports(cluster, target, receives_from))
+        )
+    if found.nodes.number == 1 < found.domains.number and cluster.staged:
+        size, domain = cluster.gpus_per_node, cluster.domain
+        peers = [(rank, sends_to(rank)) for rank in _node_ranks(cluster, source)]
+        staged = [
+            rank
+            for rank, to in peers
+            if to is not None and to // size == rank // size and to // domain != rank // domain
+        ]
+        return replace(found, ports=len(peers) / len(staged))
+    return found
 
 
-def _free_ports(cluster: Cluster, rank: int, busy: Callable[[int], bool]) -> float:
-    """Returns `Reach.ports` of a rank, where neighbours that are `busy` use its port too.
+def _node_ranks(cluster: Cluster, rank: int) -> range:
+    """Returns the ranks of the node of a rank."""
+    first = rank - rank % cluster.gpus_per_node
+    return range(first, min(first + cluster.gpus_per_node, cluster.gpus))
+
+
+def _free_ports(cluster: Cluster, rank: int, peer: Peer) -> float:
+    """Returns `Reach.ports` of a rank whose message leaves its node, or comes from another.
 
     Of fewer ports than GPUs, NCCL uses the one that is nearest to a GPU, so neighbouring GPUs share a port
     (`ncclTopoGetLocalNetType` in src/graph/topo.cc of NVIDIA/nccl @5067397).
     """
-    size, nics = cluster.gpus_per_node, cluster.node.nics
+    size, local, nics = cluster.gpus_per_node, cluster.local_gpus, cluster.node.nics
     count = float(nics.count) if nics else float(size)
-    first, port = rank - rank % size, int(rank % size * count / size)
-    neighbours = (other for other in range(first, min(first + size, cluster.gpus)) if other != rank)
-    sharing = sum(int(other % size * count / size) == port and busy(other) for other in neighbours)
-    return size / count / (1 + sharing)
+    port = int(rank % size * count / size)
+    neighbours = [other for other in _node_ranks(cluster, rank) if int(other % size * count / size) == port]
+    far = [other for other in neighbours if (to := peer(other)) is not None and to // local != other // local]
+    return size / count / len(far)

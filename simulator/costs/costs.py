@@ -101,6 +101,7 @@ class Costs:
             *dict.fromkeys(self._assumed_kernels("gemm", "attention", "memory")),
             *(scale_up.assumed if cluster.scale_up_domain > 1 else ()),
             *(to_host.assumed if cluster.over_host else ()),
+            *self._assumed_staging(),
             *(network.assumed if cluster.gpus > cluster.local_gpus else ()),
         )
         self.assumed_experts = self._assumed_kernels("grouped")
@@ -154,6 +155,13 @@ class Costs:
         found = [work for work in works if isinstance(work, Host)]
         disks = any(work.to == "nvme" if isinstance(work, HostCopy) else work.loaded for work in found)
         return (*(self._host.assumed if found else ()), *(self._host.assumed_disks if disks else ()))
+
+    def _assumed_staging(self) -> tuple[str, ...]:
+        """Returns what was assumed of copies through the memory of hosts."""
+        if not self.cluster.staged or self.cluster.node.staging is not None:
+            return ()
+        rate = f"{self.cluster.staging / 1e9:g} GB/s for all GPUs of a node together"
+        return (f"GPUs without peer access: copies through the memory of their host at {rate}",)
 
     def _assumed_kernels(self, *sections: str) -> tuple[str, ...]:
         """Returns what the calibration had to borrow for these sections."""
@@ -274,26 +282,25 @@ class Costs:
 
         hops: receiver by sender, in the group of rank 0 along `axes`; all groups along them send at the same time.
         """
-        leaves = self._crosses(axes, hops)
-        arrives = self._crosses(axes, {target: source for source, target in hops.items()})
+        sends_to = self._peers(axes, hops)
+        receives_from = self._peers(axes, {target: source for source, target in hops.items()})
         found: dict[Reach, None] = {}
         for hop in hops.items():
             pairs = [(offset + hop[0], offset + hop[1]) for offset in self._group_offsets(axes)]
-            reaches = [message_reach(self.cluster, *pair, leaves, arrives) for pair in pairs]
+            reaches = [message_reach(self.cluster, *pair, sends_to, receives_from) for pair in pairs]
             most = max(one.nodes.number for one in reaches)
             found |= dict.fromkeys(one for one in reaches if one.nodes.number == most)
         return tuple(found)
 
-    def _crosses(self, axes: tuple[str, ...], hops: Mapping[int, int]) -> Callable[[int], bool]:
-        """Returns whether a rank takes part in one of the messages `hops`, to or from a rank of another node."""
+    def _peers(self, axes: tuple[str, ...], hops: Mapping[int, int]) -> Callable[[int], int | None]:
+        """Returns a function that finds the other end of the message of a rank, if it has one among `hops`."""
         parts = [(self.mesh.stride(part), self.mesh.size(part)) for part in self.mesh.parts(axes)]
-        size = self.cluster.local_gpus
 
-        def crosses(rank: int) -> bool:
+        def peer(rank: int) -> int | None:
             place = sum(rank // stride % count * stride for stride, count in parts)
-            return place in hops and (rank - place + hops[place]) // size != rank // size
+            return rank - place + hops[place] if place in hops else None
 
-        return crosses
+        return peer
 
     def _slowest_reaches(self, axes: tuple[str, ...], ranks: tuple[int, ...]) -> tuple[Reach, ...]:
         """Returns the reaches of those groups along `axes`, shifted copies of `ranks`, that are in most nodes.

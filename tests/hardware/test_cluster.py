@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
+from hardware.cluster import STAGING
 from hardware.load import MAX_BYTES, line_of
 
 INLINE = {
@@ -68,6 +69,41 @@ def test_ports_that_gpus_share() -> None:
     assert not load_cluster(INLINE).ports_shared and not load_cluster("p5:2").ports_shared
     with pytest.raises(CatalogError, match="kind is none and ports is given"):
         load_cluster({**INLINE, "gpus": 8, "inter": {"kind": "none", "ports": 2}})
+
+
+def test_cards_without_peer_access() -> None:
+    board = load_cluster("l20-8:2")
+    assert board.staged and board.staging == 60e9
+    assert load_cluster({"gpu": "l20", "gpus": 8}).staging == 60e9
+    half = load_cluster({"gpu": "l20", "gpus": 4, "gpus_per_node": 4})
+    assert half.staged and half.node.staging is None and half.staging == STAGING
+    assert not load_cluster("l40s-4:2").staged and not load_cluster("pcie-8xh100:1").staged
+    mixed = load_cluster({"groups": [{"node": "l20-8", "nodes": 1}, {"node": "pcie-8xa100", "nodes": 1}]})
+    assert mixed.staged and mixed.staging == 60e9
+
+
+def test_a_board_without_peer_access_makes_its_node_one() -> None:
+    stated = {"kind": "assumed", "source": "a test"}
+    figures = {
+        "memory": "24 GiB",
+        "memory_bandwidth": "1 TB/s",
+        "l2": "72 MiB",
+        "multiprocessors": 128,
+        "power": "450 W",
+    }
+    board: dict[str, Any] = {key: {"value": value, **stated} for key, value in figures.items()}
+    board |= {
+        "name": "card",
+        "architecture": "ada",
+        "host": "pcie4",
+        "peak": {"bf16": {"value": "165 TFLOP/s", **stated}},
+    }
+    node = {"name": "desk", "gpus": {"value": 4, **stated}}
+    without = {**board, "peer_access": {"value": False, **stated}}
+    assert not load_cluster({"node": {**node, "gpu": board}, "nodes": 1}).staged
+    assert load_cluster({"node": {**node, "gpu": without}, "nodes": 1}).staged
+    joined = {**node, "gpu": without, "scale_up": {"link": "nvlink4"}}
+    assert not load_cluster({"node": joined, "nodes": 1}).staged, "NVLink needs no PCIe"
 
 
 def test_part_of_a_node_keeps_the_nodes_network_share() -> None:

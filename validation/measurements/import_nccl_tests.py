@@ -92,9 +92,8 @@ def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastV
     ranks = _gpus_of(cluster, run)
     if run.operation == "send_recv":
         pairs = [(a, b) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True) if a != b]
-        far = [(a, b) for a, b in pairs if a // cluster.local_gpus != b // cluster.local_gpus]
-        leaves, arrives = ({pair[end] for pair in far}.__contains__ for end in (0, 1))
-        reaches = dict.fromkeys(message_reach(cluster, *pair, leaves, arrives) for pair in pairs)
+        sends_to, receives_from = dict(pairs).get, {b: a for a, b in pairs}.get
+        reaches = dict.fromkeys(message_reach(cluster, *pair, sends_to, receives_from) for pair in pairs)
         prices = [p2p.price(nbytes, one, links) for one in reaches]
         price = max(prices, key=lambda one: one.seconds + one.latency)
     else:

@@ -24,8 +24,10 @@ groups):
 
 In a node of several scale-up domains these are joined by the host: rings of PCIe cards, bridged in pairs or not, share
 one link to it (two bridged A100 or H100 and two more reach 0.77 of one link, as eight cards without bridges do); for an
-all-to-all the host acts like the network. Without a switch a group can use only the links between its members. All
-tiers work concurrently, so the slowest one determines the time; `fabric` adds what the network's upper levels cost.
+all-to-all the host acts like the network. Where cards have no peer access, all that they send at the same time passes
+through the memory of the host, at one rate for all of them (`Cluster.staging`). Without a switch a group can use only
+the links between its members. All tiers work concurrently, so the slowest one determines the time; `fabric` adds what
+the network's upper levels cost.
 """
 
 from __future__ import annotations
@@ -99,16 +101,23 @@ class Protocol(NamedTuple):
 
 
 def _slowest_tier(
-    reach: Reach, links: Links, scale_up: float, host: float, network: float, shares: tuple[float, float]
+    reach: Reach,
+    links: Links,
+    scale_up: float,
+    host: float,
+    network: float,
+    shares: tuple[float, float],
+    host_senders: float = 0.0,
 ) -> tuple[float, LinkShares]:
     """Seconds of a byte of the buffer over the slowest tier, and `Algorithm.busy`.
 
     scale_up, host, network: bytes over each link for each byte of the buffer. shares: of the rate that is reached, in
-    nodes and between them.
+    nodes and between them. host_senders: GPUs of a node that send over the host; by default one of each domain in each
+    group, as in rings.
     """
-    usable = _ring_links(reach, links)
+    usable, senders = _ring_links(reach, links), host_senders or links.node_gpus / reach.domains.fewest
     up = scale_up * links.scale_up_byte(shares[0], usable) if scale_up else 0.0
-    middle = host * links.host_byte(shares[0]) if crosses_host(reach) else 0.0
+    middle = host * links.host_byte(shares[0], senders) if crosses_host(reach) else 0.0
     out = network * links.network_byte(shares[1], reach) if reach.nodes.number > 1 else 0.0
     most = max(up, middle, out)
     return most, (usable * up / most, middle / most, out / most)
@@ -238,7 +247,9 @@ def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
         (LL, LL_MESSAGE * n, 0.0, net.ll_level, model.ll_share, 0.0),
         (SIMPLE, math.inf, model.simple_setup, simple, model.simple_share * model.rate_ratio, model.exposed_fill),
     ):
-        byte, busy = _slowest_tier(reach, links, inner, (n - d) / n, out, (share, net.all_to_all_share))
+        byte, busy = _slowest_tier(
+            reach, links, inner, (n - d) / n, out, (share, net.all_to_all_share), links.node_gpus
+        )
         latency = model.peer_latency * (n - 1) + setup + (RING_STEP * level + wires if k > 1 else 0.0)
         found.append(Algorithm(f"p2p {name}", max_bytes, latency, byte, fill, channels, busy))
     return tuple(found)

@@ -48,7 +48,8 @@ def price(work: Collective, reach: Reach, links: Links) -> Estimate:
         return NOTHING
     group = find_group(work.operation, reach, links)
     time, _ = choose_algorithm(work.nbytes, group)
-    return Estimate(time, estimate_sigma(group.model, time, group.overhead))
+    sigma = estimate_sigma(group.model, time, group.overhead)
+    return Estimate(time, math.hypot(sigma, links.staging_sigma(reach)))
 
 
 def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
@@ -125,9 +126,6 @@ def find_group(operation: str, reach: Reach, links: Links) -> Group:
             group = links.groups[operation, reach] = Group(model.launch, (one,), model.launch + one.latency, model)
             return group
         algorithms, launch = ALGORITHMS[operation](reach, links), model.launch + model.call_overhead
-        if model.host_contention and crosses_host(reach):
-            slowdown = (reach.members / 2) ** model.host_contention
-            algorithms = tuple(one._replace(byte=one.byte * slowdown) for one in algorithms)
         overhead = launch + min(one.latency for one in algorithms)
         of_sigma = links.models.network if reach.nodes.number > 1 else model
         group = links.groups[operation, reach] = Group(launch, algorithms, overhead, of_sigma)

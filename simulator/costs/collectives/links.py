@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hardware.cluster import Cluster, Tier
+from hardware.cluster import STAGING_SIGMA, Cluster, Tier
 from hardware.topology import Reach
 from simulator.costs.coefficients import coefficient
 
@@ -40,9 +40,6 @@ class RingCostModel:
     call_overhead: float = coefficient("overhead of a call against plain NCCL [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
     step_ratio: float = coefficient("duration of a step against plain NCCL", 0.2, 3.0, 1.0, "library", 1.0)
     rate_ratio: float = coefficient("rate against plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
-    host_contention: float = coefficient(
-        "exponent of the members by which the rate over the host falls", 0.0, 4.0, 0.0, "library", 0.0
-    )
     sigma: float = 0.0
     sigma_short: float = 0.0
 
@@ -60,9 +57,6 @@ class AllToAllCostModel:
     exposed_fill: float = coefficient("exposed share of filling and draining the channels", 0.0, 2.0, 0.3)
     call_overhead: float = coefficient("overhead of a call against plain NCCL [s]", -5e-6, 80e-6, 0.0, "library", 0.0)
     rate_ratio: float = coefficient("rate against plain NCCL", 0.7, 1.3, 1.0, "library", 1.0)
-    host_contention: float = coefficient(
-        "exponent of the members by which the rate over the host falls", 0.0, 4.0, 0.0, "library", 0.0
-    )
     sigma: float = 0.0
     sigma_short: float = 0.0
 
@@ -156,9 +150,24 @@ class Links:
         rate = self.scale_up.bandwidth
         return 1.0 / (rate * links * min(1.0, share * self.speed)) if rate else math.inf
 
-    def host_byte(self, share: float) -> float:
-        """Seconds of a byte over one GPU's link to the host, at a share of its nominal rate."""
-        return 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
+    @property
+    def node_gpus(self) -> int:
+        """GPUs in use of a node."""
+        return min(self.cluster.gpus, self.cluster.gpus_per_node)
+
+    def host_byte(self, share: float, senders: float = 1.0) -> float:
+        """Seconds of a byte over one GPU's link to the host, at a share of its nominal rate.
+
+        senders: GPUs of the node that send so at the same time, which share the memory of the host where data is staged
+        there.
+        """
+        own = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
+        return max(own, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else own
+
+    def staging_sigma(self, reach: Reach) -> float:
+        """Sigma of what a group sends through the memory of the host, where the rate of that is not known."""
+        unknown = self.cluster.staged and self.cluster.node.staging is None
+        return STAGING_SIGMA if unknown and crosses_host(reach) else 0.0
 
     def port_rate(self, reach: Reach) -> float:
         """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the

@@ -8,6 +8,7 @@ draining the channels, as in `collective`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hardware.topology import Reach
@@ -24,7 +25,8 @@ def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
         return NOTHING
     model = links.models.network if reach.nodes.number > 1 else links.models_within_node(reach).p2p
     busy, latency = seconds(nbytes, reach, links)
-    return Estimate(busy, estimate_sigma(model, busy + latency, latency), latency)
+    sigma = estimate_sigma(model, busy + latency, latency)
+    return Estimate(busy, math.hypot(sigma, links.staging_sigma(reach)), latency)
 
 
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
@@ -47,7 +49,11 @@ def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
     if isinstance(model, ProcessCostModel):
         return nbytes * links.host_byte(model.p2p)
     host = crosses_host(reach)
-    return nbytes * (links.host_byte(model.share) if host else links.scale_up_byte(model.share, reach.links))
+    return nbytes * (
+        links.host_byte(model.share, links.node_gpus / reach.ports)
+        if host
+        else links.scale_up_byte(model.share, reach.links)
+    )
 
 
 def use(nbytes: int, reach: Reach, links: Links) -> Use:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hardware import load_cluster, reach
+from hardware.load import Fact, assumed_value
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives import collective, tuner
 from simulator.costs.collectives.links import (
@@ -166,13 +167,43 @@ def test_overhead_of_a_library():
     assert ratio == pytest.approx(1 / 0.8, rel=0.01)
 
 
-def test_staged_copies_contend_for_the_host():
-    staged = LINK._replace(ring=plain(RingCostModel, host_contention=2.0))
-    links = links_of("pcie-8xa100", models=TierCostModels(staged, staged, TIERS.network))
-    two, eight = (2 * (n - 1) / n * GIB / seconds(links, "all_reduce", GIB, range(n)) for n in (2, 8))
-    assert two / eight == pytest.approx(16, rel=0.05)
-    bridged = links_of("dgx-a100", models=TierCostModels(staged, staged, TIERS.network))
-    assert seconds(bridged, "all_reduce", GIB, range(8)) == seconds(links_of("dgx-a100"), "all_reduce", GIB, range(8))
+def without_peers(node: str, staging: float = 63e9):
+    """A node of the catalog whose cards have no peer access, and its links."""
+    never = Fact[bool](value=False, kind="assumed", source="a test")
+    cluster = load_cluster({"node": node, "nodes": 1})
+    changed = {"peer_access": never, "staging": assumed_value(staging, "a test")}
+    return Links(cluster.model_copy(update={"node": cluster.node.model_copy(update=changed)}), TIERS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_cards_without_peer_access_share_the_memory_of_the_host(operation):
+    """What all cards of the node send at once passes at one rate, however many groups they form."""
+    sent = {
+        "all_reduce": 2 * 7 / 8,
+        "all_gather": 7 / 8,
+        "reduce_scatter": 7 / 8,
+        "all_to_all": 7 / 8,
+        "broadcast": 1.0,
+    }
+    links = without_peers("pcie-8xa100")
+    whole = seconds(links, operation, 64 * GIB, range(8))
+    assert whole == pytest.approx(8 * sent[operation] * 64 * GIB / 63e9, rel=0.02)
+    fast, direct = without_peers("pcie-8xa100", 1e12), links_of("pcie-8xa100")
+    assert seconds(fast, operation, GIB, range(8)) == seconds(direct, operation, GIB, range(8))
+    switched = without_peers("dgx-a100"), links_of("dgx-a100")
+    assert seconds(switched[0], operation, GIB, range(8)) == seconds(switched[1], operation, GIB, range(8))
+
+
+def test_groups_of_half_of_a_node_pass_through_its_memory_at_the_same_time():
+    links = without_peers("pcie-8xa100")
+    half, whole = (seconds(links, "all_gather", 64 * GIB, range(n)) for n in (4, 8))
+    assert half / whole == pytest.approx((3 / 4) / (7 / 8), rel=0.01)
+
+
+def test_bridged_pairs_send_half_as_much_through_the_memory_of_the_host():
+    pairs, cards = without_peers("h100-nvl-8"), without_peers("pcie-8xh100")
+    ratio = seconds(pairs, "all_gather", 64 * GIB, range(8)) / seconds(cards, "all_gather", 64 * GIB, range(8))
+    assert ratio == pytest.approx(1 / 2, rel=0.05)
 
 
 def test_rings_of_a_cube_mesh_take_two_links_of_a_gpu():

@@ -232,5 +232,5 @@ def test_a_coefficient_that_no_file_has_is_refused(monkeypatch):
 def test_unmeasured_coefficients_of_a_library_are_neutral():
     tier = Tier("nvlink4", 450e9, 0.0)
     plain, other = (SHIPPED.link_models(tier, library).model.ring for library in ("", "a program of tomorrow"))
-    assert (plain.call_overhead, plain.step_ratio, plain.rate_ratio, plain.host_contention) == (0.0, 1.0, 1.0, 0.0)
+    assert (plain.call_overhead, plain.step_ratio, plain.rate_ratio) == (0.0, 1.0, 1.0)
     assert plain == other

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware import load_cluster
+from hardware import load, load_cluster
+from hardware.load import Fact
 from simulator.costs.collectives import collective
 from simulator.costs.costs import Costs
 from simulator.ir.mesh import Mesh
@@ -98,3 +99,37 @@ def test_no_port_carries_more_than_its_rate(node, outer, inner, by):
     seconds = costs.estimate(Collective("shift", 64 * MIB, ("cp",), by=by)).seconds
     rate = nics.link.bandwidth * max(1, nics.count / size)
     assert seconds >= 64 * MIB * max(carried.values(), default=0) / rate
+
+
+def test_messages_through_the_memory_of_the_host_share_it_by_who_sends():
+    """Eight cards without peer access, of which one, two or all send at once."""
+    never = Fact[bool](value=False, kind="assumed", source="a test")
+    node = load("nodes", "pcie-8xa100").model_copy(update={"peer_access": never})
+    cluster = load_cluster("pcie-8xa100:1").model_copy(update={"node": node})
+
+    def rate(axes, work) -> float:
+        return work.nbytes / Costs(cluster, Mesh(axes)).estimate(work).seconds
+
+    big = 2**36
+    everyone = rate({"cp": 8}, Collective("shift", big, ("cp",)))
+    assert everyone == pytest.approx(cluster.staging / 8, rel=1e-3)
+    four = rate({"pp": 2, "tp": 4}, Transfer(big, "pp", 0, 1))
+    assert four == pytest.approx(cluster.staging / 4, rel=1e-3)
+    alone = rate({"pp": 8}, Transfer(big, "pp", 0, 1))
+    direct = big / Costs(load_cluster("pcie-8xa100:1"), Mesh({"pp": 8})).estimate(Transfer(big, "pp", 0, 1)).seconds
+    assert alone == pytest.approx(direct), "one card reaches what its own link does"
+    assumed = Costs(cluster, Mesh({"tp": 8})).assumed
+    assert sum("without peer access" in one for one in assumed) == 1
+    assert Costs(cluster, Mesh({"tp": 8})).estimate(Collective("all_gather", big, ("tp",))).sigma > 1
+
+
+def test_eight_l20_of_flux():
+    """FLUX (bytedance/flux @19831ca, docs/performance.md): NCCL gathers 4096 x 12288 elements in 16 bits over
+    eight L20 in 11.2 ms, and reduces and scatters as much in 12.3."""
+    costs = Costs(load_cluster("l20-8:1"), Mesh({"tp": 8}))
+    gather, scatter = (
+        costs.estimate(Collective(operation, 4096 * 12288 * 2, ("tp",))).seconds
+        for operation in ("all_gather", "reduce_scatter")
+    )
+    assert 0.85 < gather / 11.2e-3 < 1.15 and 0.85 < scatter / 12.273e-3 < 1.15
+    assert not any("peer access" in one for one in costs.assumed), "its node states the rate of its host"

@@ -82,7 +82,8 @@ def test_racks_cards_and_pairs():
     assert rack.reach.nodes == (2, 72) and rack.cluster.scale_out.bandwidth == pytest.approx(50e9)
     assert one(gpu="gb200", interconnect="NVLink5 NVL72", gpus=72, nodes=18).reach.nodes == (1, 72)
     cards = one(gpu="l40s", interconnect="PCIe4 x16", gpus=4)
-    assert cards.link == "pcie4" and "node-large" not in cards.classes and cards.library == "nccl-tests-staged"
+    assert cards.link == "pcie4" and "node-large" not in cards.classes and cards.library == "nccl-tests"
+    assert cards.cluster.staged and not one(gpu="l40s", interconnect="PCIe4 x16", gpus=2).cluster.staged
     pairs = one(gpu="a100_pcie_pairwise", interconnect="NVLink3 bridge pairs + PCIe4", gpus=4)
     assert pairs.reach.domains == (2, 2) and family(pairs.link) == "pcie"
 

@@ -21,7 +21,6 @@ from validation.calibration.collectives.fit import (
     start_model,
 )
 from validation.calibration.collectives.predict import node_models
-from validation.calibration.collectives.reader import STAGED
 from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.fit import Fit
 from validation.calibration.tables.calibrated import (
@@ -118,14 +117,13 @@ def _make_section(
 ) -> dict[str, Any]:
     samples = [sample for sample, _ in pairs]
     libraries = sorted(found.libraries) if section != NETWORK else ["any"]
-    of = {lib: [s for s in samples if lib in ("any", s.library)] for lib in libraries}
+    # What passes through the memory of a host shows the spread of hosts.
+    direct = [sample for sample in samples if not sample.cluster.staged] or samples
+    of = {lib: [s for s in direct if lib in ("any", s.library)] for lib in libraries}
     own = {lib: sigmas_by_kind([(s, _price(calibration, s, section, found)) for s in some]) for lib, some in of.items()}
-    rows = {lib: sum(len(s.index) for s in some) for lib, some in of.items()}
+    rows = {lib: sum(len(s.index) for s in samples if lib in ("any", s.library)) for lib in libraries}
     sources = {lib: "; ".join(dict.fromkeys(o for s, o in pairs if lib in ("any", s.library))) for lib in libraries}
-    # Unnamed programs are priced as plain NCCL: copies staged in host memory are no measure of it.
-    plain = [sample for sample in samples if sample.library != STAGED]
-    prices = [(sample, _price(calibration, sample, section, found, "")) for sample in plain]
-    prices = prices or [(sample, _price(calibration, sample, section, found)) for sample in samples]
+    prices = [(sample, _price(calibration, sample, section, found, "")) for sample in direct]
     unnamed = {"any": sigmas_of_all(prices)}
     return make_section(MODELS[section], found, own, unnamed, rows, dict.fromkeys(libraries, "any"), sources)
 

@@ -16,7 +16,6 @@ import numpy as np
 from simulator.costs.calibration.cost_models import LINK_MODELS
 from simulator.costs.coefficients import coefficients
 from simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
-from validation.calibration.collectives.reader import STAGED
 from validation.calibration.collectives.sample import CollectiveSample, predict
 from validation.calibration.fit import Fit, fit
 
@@ -77,13 +76,9 @@ def _fit_library(
     seconds: Callable[[CollectiveSample, Any], np.ndarray],
     held: Mapping[str, float],
 ) -> Fit:
-    """The fit of one program. `host_contention` is free for copies staged in host memory alone."""
-    library, held = samples[0].library, dict(held)
-    if library == STAGED:
-        held.pop("host_contention", None)
-    elif "host_contention" in coefficients(model):
-        held["host_contention"] = 0.0
-    found = fit(model, samples, seconds, held=held)
+    """The fit of one program."""
+    library = samples[0].library
+    found = fit(model, samples, seconds, held=dict(held))
     errors = dict.fromkeys(found.libraries[library], 0.0) | found.library_errors[library]
     return replace(found, library_errors={library: errors})
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from hardware import CatalogError, Cluster, gpus, load, load_cluster, reach
+from hardware.load import Fact, assumed_value
 from simulator.ir.ops import Collective, Transfer
 from validation.calibration.collectives.sample import CollectiveSample
 
@@ -58,9 +59,10 @@ LIBRARIES = (
 )
 """Programs that call and time collectives, by patterns of sources; the first match counts."""
 
-STAGED = "nccl-tests-staged"
-"""Without peer access between cards: four and eight L40S reach 5 and 2 GB/s of 31, as data is staged in host memory and
-waits there for other data. The other tables of cards do not show that."""
+STAGING = assumed_value(16e9, "ai-dynamo/aiconfigurator @095f58a, NCCL tables of four and eight L40S", "16 GB/s")
+"""Rate at which the host of the L40S of the tables copies between them: four and eight reach 5 and 1 to 2 GB/s of 31.
+Two of them, between which NCCL uses peer access on AMD's CPUs (`ncclTopoCheckP2p` in src/graph/paths.cc of NVIDIA/nccl
+@5067397), reach 20."""
 
 NETWORKS = (
     (r"EFA", "efa"),
@@ -110,10 +112,11 @@ def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, al
     if OPERATIONS[op] == "p2p" and n != 2:
         raise ValueError("a message has two ends")
     library = next((lib for pattern, lib in LIBRARIES if re.search(pattern, source)), "")
-    if name == "l40s" and library:
-        library = STAGED
+    cluster = _cluster(name, joined, int(n), int(nodes))
+    if name == "l40s" and n > 2:
+        cluster = _without_peer_access(cluster)
     nvls = library != "nccl-tests-int8" and not re.match(r"Ring|Tree", algo)
-    return name, op, library, nvls, _cluster(name, joined, int(n), int(nodes)), int(n), int(nodes)
+    return name, op, library, nvls, cluster, int(n), int(nodes)
 
 
 @cache
@@ -129,6 +132,14 @@ def _cluster(gpu: str, joined: str, n: int, nodes: int) -> Cluster:
     if nodes > 1 and nodes * per > (usual.domain if usual and usual.domain > per else 0):
         spec["inter"] = _network(joined, per)
     return load_cluster(spec)
+
+
+@cache
+def _without_peer_access(cluster: Cluster) -> Cluster:
+    """The same without peer access."""
+    never = Fact[bool](value=False, kind="assumed", source="NCCL tables of four and eight L40S")
+    node = cluster.node.model_copy(update={"peer_access": never, "staging": STAGING})
+    return cluster.model_copy(update={"node": node})
 
 
 def _network(joined: str, per: int) -> dict[str, Any]:
