@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, wraps
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -213,8 +214,16 @@ class Calibration:
         lenders, form = self.lenders(gpu, without), format_of(dtype)
         made = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
         given = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
+        model = made.model
+        if made.distance == "generation" and hasattr(model, "peak_share"):
+            more = _power_ratio(gpu, load("gpus", made.lender))
+            others = [one for one in lenders if one[1] not in ("", "generation")]
+            if more > 1 and any("common" in self.sections(name).get(section, {}) for name, _ in others):
+                most = self._compose(KERNEL_MODELS[section], section, others, library, form, kind).model.peak_share
+                model = _raise_shares(model, more, most)
+                given += f", up to {more:.3g} times higher for its power"
         borrowed = (given,) if made.distance else ()
-        return Found(made.model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
+        return Found(model, (*borrowed, *made.gaps(f"{section} kernels of {gpu.name}")))
 
     @_cache_per_calibration
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
@@ -316,6 +325,26 @@ def _fill_gap(section: str, name: str, wanted: Coefficient, files: Sequence[str]
         remedy = "Calibrate hardware that shows it, or write it into a file of --calibration"
         raise CatalogError(f"calibration {section}.{name}", rule, remedy)
     return float(entry["value"]), False
+
+
+def _power_ratio(one: GPU, other: GPU) -> float:
+    """Power of one GPU for each FLOP/s of its peak in 16 bits, over that of another; 1 where a peak is not known."""
+    if "bf16" not in one.peak or "bf16" not in other.peak:
+        return 1.0
+    return float(one.power / one.peak["bf16"] / (other.power / other.peak["bf16"]))
+
+
+def _raise_shares(model: Any, more: float, most: float) -> Any:
+    """A cost model of a GPU that is limited by its power, for one of its generation with `more` power for each FLOP/s.
+
+    What power leaves of the peak grows with it: GEMMs reach 0.5 of the peak of an L40S (362 TFLOP/s at 350 W) and 0.90
+    of that of an L20 (119.5 at 275 W; bytedance/flux @19831ca, docs/performance.md), which have the same chip. most:
+    the share that other generations reach.
+    """
+    found = {"peak_share": max(model.peak_share, min(most, model.peak_share * more))}
+    if hasattr(model, "power_limited_rate"):
+        found["power_limited_rate"] = min(1.0, model.power_limited_rate * more)
+    return replace(model, **found)
 
 
 def _unlikeness(one: GPU, other: GPU) -> float:

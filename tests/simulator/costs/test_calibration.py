@@ -8,6 +8,8 @@ import pytest
 from hardware import load
 from hardware.cluster import Tier
 from hardware.errors import CatalogError
+from hardware.gpu import GPU
+from hardware.load import assumed_value
 from simulator import simulate
 from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.calibration.cost_models import KERNEL_MODELS, LINK_MODELS, family
@@ -234,3 +236,33 @@ def test_unmeasured_coefficients_of_a_library_are_neutral():
     plain, other = (SHIPPED.link_models(tier, library).model.ring for library in ("", "a program of tomorrow"))
     assert (plain.call_overhead, plain.step_ratio, plain.rate_ratio) == (0.0, 1.0, 1.0)
     assert plain == other
+
+
+def described(architecture: str, tflops: float, watts: float) -> GPU:
+    """A GPU like an L40S with another peak and power."""
+    like = load("gpus", "l40s")
+    peak = {form: assumed_value(tflops * 1e12, "a test") for form in ("fp16", "bf16")}
+    changed = {"name": "a test", "architecture": architecture, "peak": peak, "power": assumed_value(watts, "a test")}
+    return like.model_copy(update=changed)
+
+
+@pytest.mark.parametrize("section", ["gemm", "attention"])
+def test_more_power_for_each_flop_leaves_more_of_the_peak(section: str) -> None:
+    """Up to the share that other generations reach; less power takes nothing off, for the lender may not be limited."""
+    lent = SHIPPED.kernel_model(load("gpus", "l40s"), section).model
+    other = SHIPPED.kernel_model(described("ampere", 362, 350), section, without="l40s").model
+    shares = [SHIPPED.kernel_model(described("ada", 362, watts), section).model.peak_share for watts in (300, 350, 400)]
+    assert shares[0] == shares[1] == lent.peak_share
+    assert shares[2] == pytest.approx(min(other.peak_share, lent.peak_share * 400 / 350), rel=0.1)
+    plenty = SHIPPED.kernel_model(described("ada", 362, 3000), section)
+    assert lent.peak_share < plenty.model.peak_share <= 1 and "times higher for its power" in plenty.assumed[0]
+    half = SHIPPED.kernel_model(described("ada", 181, 350), section).model
+    assert half.peak_share == SHIPPED.kernel_model(described("ada", 362, 700), section).model.peak_share
+
+
+def test_power_limits_a_gemm_less_where_there_is_more_of_it() -> None:
+    lent = SHIPPED.kernel_model(load("gpus", "l40s"), "gemm").model
+    rates = [
+        SHIPPED.kernel_model(described("ada", 362, watts), "gemm").model.power_limited_rate for watts in (350, 385, 900)
+    ]
+    assert rates == pytest.approx([lent.power_limited_rate, lent.power_limited_rate * 1.1, 1.0])
