@@ -33,6 +33,9 @@ STAGING_SIGMA = 1.1
 """Standard deviation of the logarithm of that rate among the four: a host's memory, its channels and the placement of
 buffers decide."""
 
+STATED_STAGING_SIGMA = 0.3
+"""The same where a node states the rate: four and eight L40S of one table show 20 and 12 GB/s."""
+
 Size = Annotated[int, Field(strict=True, gt=0, le=MAX_GPUS)]
 Narrower = Annotated[float, Field(strict=True, ge=1, le=1000)]
 

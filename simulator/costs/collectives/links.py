@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hardware.cluster import STAGING_SIGMA, Cluster, Tier
+from hardware.cluster import STAGING_SIGMA, STATED_STAGING_SIGMA, Cluster, Tier
 from hardware.topology import Reach
 from simulator.costs.coefficients import coefficient
 
@@ -165,9 +165,10 @@ class Links:
         return max(own, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else own
 
     def staging_sigma(self, reach: Reach) -> float:
-        """Sigma of what a group sends through the memory of the host, where the rate of that is not known."""
-        unknown = self.cluster.staged and self.cluster.node.staging is None
-        return STAGING_SIGMA if unknown and crosses_host(reach) else 0.0
+        """Sigma of the rate at which a group sends through the memory of the host."""
+        if not self.cluster.staged or not crosses_host(reach):
+            return 0.0
+        return STAGING_SIGMA if self.cluster.node.staging is None else STATED_STAGING_SIGMA
 
     def port_rate(self, reach: Reach) -> float:
         """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the
