@@ -10,12 +10,15 @@ warm-up and cool-down consist of passes of slices.
     device 1   ... F0a F0b B0b F1a B0a F1b B1b B1a
 
 For slices of equal duration: bubble (p-1)(t_f + t_B)/s [s], min(m s, p - i + s - 1) slices in flight on device i (t_f,
-t_B: forward and whole backward pass of a micro-batch on a device).
+t_B: forward and whole backward pass of a micro-batch on a device). With v chunks a device (Seq1F1B-I) micro-batches
+run chunk by chunk as in interleaved 1F1B, in groups of at least p slices and as few micro-batches (N) as divide m:
+bubble (p-1)(t_f + t_B)/(v s) [s], 2 (p-1-i) + (v-1) N s + s chunks of slices in flight.
 
 Of slices of equal length the later ones take longer, since their tokens attend to more preceding tokens; `balanced`
 chooses lengths of equal forecast duration.
 
-References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3.
+References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3; https://github.com/thunlp/Seq1F1B (with chunks in
+groups of p slices: the same where s divides p).
 """
 
 from collections.abc import Iterable
@@ -27,7 +30,9 @@ from simulator.scheduling.schedule import (
     PipelineSetting,
     PipelineShape,
     SliceDuration,
+    interleaved_1f1b,
     one_forward_one_backward,
+    smallest_interleaved_group,
 )
 from simulator.scheduling.sequence_slicing import (
     SliceCount,
@@ -56,7 +61,6 @@ class Seq1F1B(SlicedSchedule):
         return () if self.options.balanced else super().slices
 
     def check(self, shape: PipelineShape) -> None:
-        super().check(shape)
         if self.options.balanced and not isinstance(self.options.slices, int):
             rule = f"{self.use} chooses the lengths of balanced slices itself"
             raise PlanError("slices", rule, "Give their number, or leave out balanced", list(self.options.slices))
@@ -65,11 +69,26 @@ class Seq1F1B(SlicedSchedule):
         return choose_balanced_slices(sequence, step, seconds, min(self.options.slices, sequence // step))
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
+        if shape.v > 1:
+            return interleaved_1f1b(shape, device, _group(shape.p, shape.m, shape.slices))
         forward, s = forward_slices(shape, device), shape.slices
         backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
         return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        p, m, s = setting.shape.p, setting.shape.m, len(self.slices)
-        yield ClosedForm("bubble", (p - 1) * setting.t_total / s, "section 3.2")
-        yield ClosedForm("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")
+        p, m, v, s = setting.shape.p, setting.shape.m, setting.shape.v, len(self.slices)
+        group = _group(p, m, s)
+        if v == 1 or group * s >= p:
+            yield ClosedForm(
+                "bubble", (p - 1) * setting.t_total / (v * s), "section 3.2; with chunks, replay of the order"
+            )
+        if v == 1:
+            yield ClosedForm("in_flight_b", [min(m * s, p - i + s - 1) for i in range(p)], "section 3.2")
+        elif m % group == 0:
+            held = [min(m * v * s, 2 * (p - 1 - i) + (v - 1) * group * s + s) for i in range(p)]
+            yield ClosedForm("in_flight_b", held, "replay of the order")
+
+
+def _group(p: int, m: int, slices: int) -> int:
+    """Micro-batches that run through a chunk in a row: the fewest whose slices keep all devices busy."""
+    return smallest_interleaved_group(m, -(-p // slices))

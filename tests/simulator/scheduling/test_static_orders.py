@@ -209,6 +209,47 @@ def test_interleaved_in_groups_of_any_size_idles_as_long(p: int, m: int, v: int,
             assert "would work" in found["reason"]
 
 
+def order_in_groups_of_slices(p: int, m: int, v: int, s: int, device: int) -> list[Action]:
+    """Seq1F1B-I as its code states it (thunlp/Seq1F1B @6893466, schedules.py): slice k of all chunks' forward passes is
+    one of a group of p slices; backward the queue of a micro-batch's slices is taken from its end."""
+
+    def at(k: int, backward: bool) -> Action:
+        group, inside = divmod(k, p * v)
+        chunk, number = inside // p, group * p + inside % p
+        stage = (v - 1 - chunk if backward else chunk) * p + device
+        part = s - 1 - number % s if backward else number % s
+        return Action(stage, "BW" if backward else "F", number // s, part)
+
+    total = m * s * v
+    warmup = min(total, (v - 1) * p + 2 * (p - device - 1) + s - 1)
+    order = [at(k, False) for k in range(warmup)]
+    for k in range(total - warmup):
+        order += [at(warmup + k, False), at(k, True)]
+    return order + [at(k, True) for k in range(total - warmup, total)]
+
+
+@pytest.mark.parametrize(("p", "m", "v", "s"), [(4, 8, 2, 2), (4, 8, 3, 4), (2, 6, 2, 2), (8, 8, 2, 4), (6, 6, 4, 3)])
+def test_seq1f1b_with_chunks_is_the_order_of_its_code(p: int, m: int, v: int, s: int) -> None:
+    kind = find_scheme("pipeline/seq1f1b")
+    ours = kind(("pp",), kind.Options(chunks=v, slices=s))
+    assert isinstance(ours, Schedule)
+    for device in range(p):
+        assert order_in_groups_of_slices(p, m, v, s, device) == ours.order(PipelineShape(p, m, v, s), device)
+
+
+@given(
+    p=st.integers(1, 6),
+    m=st.integers(1, 12),
+    v=st.integers(1, 4),
+    s=st.integers(1, 6),
+    times=st.tuples(SECONDS, SECONDS, SECONDS),
+)
+def test_seq1f1b_divides_the_bubble_by_chunks_and_slices(p: int, m: int, v: int, s: int, times: Any) -> None:
+    found = played("seq1f1b", p, m, times, v=v, slices=s)
+    if v == 1 or m * s >= p:
+        assert bubbles(found, m, times)[0] == near((p - 1) * sum(times) / (v * s))
+
+
 @given(p=st.integers(2, 6), m=st.integers(1, 24))
 def test_micro_batches_that_p_does_not_divide_name_a_group_that_works(p: int, m: int) -> None:
     case = {"schedule": "interleaved-1f1b", "p": p, "m": m, "v": 2, "t_f": 1, "t_b": 1, "t_w": 1}
@@ -446,8 +487,10 @@ def job(use: str, batch: int, **options: Any) -> dict[str, Any]:
     [
         job("interleaved-1f1b", 10, chunks=2, group=5),
         job("interleaved-1f1b", 11, chunks=4, group=7),
+        job("seq1f1b", 6, chunks=2, slices=4),
+        job("seq1f1b", 5, chunks=2, slices=2, balanced=True),
     ],
-    ids=["groups", "groups of two sizes"],
+    ids=["groups", "groups of two sizes", "slices and chunks", "balanced slices and chunks"],
 )
 def test_all_engines_agree_on_options_of_static_orders(config: dict[str, Any]) -> None:
     check_reports(config)
