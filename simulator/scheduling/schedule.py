@@ -164,8 +164,8 @@ class Schedule(Scheme):
     most_axes = 1
     needs_durations: ClassVar[bool] = False
     """Whether its orders depend on the durations of passes."""
-    directions: ClassVar[int] = 1
-    """Directions through the devices; each has stages of its own, which hold the same parts of the model."""
+    directions: int = 1
+    """Ways through the devices; each has stages of its own, which hold the same parts of the model."""
     reorders_at_run_time: ClassVar[bool] = False
     """Whether a device may deviate from its order, by `next_item`, when passes last longer or shorter than planned."""
     flush: ClassVar[bool] = True

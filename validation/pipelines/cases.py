@@ -79,6 +79,7 @@ class ScheduleCase(BaseModel):
     slices: int | list[float] | None = None
     waves: int | None = None
     group: int | None = None
+    pairs: int | None = None
     memory_limit: float | None = None
     m_w: Shares | None = None
     """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
@@ -98,7 +99,7 @@ class FixedDuration:
     flops = 0.0
 
 
-SCHEDULE_OPTIONS = ("slices", "waves", "group", "memory_limit", "path")
+SCHEDULE_OPTIONS = ("slices", "waves", "group", "pairs", "memory_limit", "path")
 """Keys of a case that are options of some schedules."""
 
 

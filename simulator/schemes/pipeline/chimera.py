@@ -10,13 +10,19 @@ of unit slots in which the two directions never collide; groups of p micro-batch
     device 2   .. f0 F0 f1 F1 B0 b0 B1 b1
     device 3   f0 .. f1 F0 B0 F1 B1 b0 .. b1
 
-bubble (p-2) t_B + (m/p - 1)(p-2)(t_B - t_f) [s] for t_B = t_b + t_w >= t_f; from p/2 + 1 (first and last device) to p
-(middle) micro-batches in flight. Needs an even p and m a multiple of p.
+With f pairs of pipelines (`pairs`) every device holds 2 f stages: pair i enters i p/f devices further on, around the
+ring, and takes 1/f of the micro-batches. f divides p/2.
+
+bubble (q-2) t_B + (m/p - 1)(q-2)(t_B - t_f) [s] for q = p/f and t_B = t_b + t_w >= t_f; from p - q/2 + 1 to p
+micro-batches in flight. Needs an even p and m a multiple of p.
 
 References: Li and Hoefler 2021, arXiv 2107.06925, section 3.
 """
 
 from collections.abc import Iterable
+from typing import Any
+
+from pydantic import Field
 
 from hardware.errors import PlanError
 from simulator.ir.scheme import ClosedForm, Paper
@@ -30,20 +36,37 @@ class Chimera(Bidirectional):
         2021,
     )
 
+    class Options(Bidirectional.Options):
+        pairs: int = Field(default=1, ge=1, strict=True)
+        """Pairs of pipelines, one down and one up each (f)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.directions = 2 * self.options.pairs
+
+    def device(self, shape: PipelineShape, stage: int) -> int:
+        pipeline, position = divmod(stage, shape.p)
+        pairs = self.options.pairs
+        on_ring = (position + pipeline % pairs * shape.p // pairs) % shape.p
+        return on_ring if pipeline < pairs else shape.p - 1 - on_ring
+
     def check(self, shape: PipelineShape) -> None:
         super().check(shape)
+        if shape.p // 2 % self.options.pairs:
+            rule = f"the pairs of {self.use} divide half of its devices, {shape.p // 2}"
+            raise PlanError("pairs", rule, "1 would work", self.options.pairs)
         if shape.m % shape.p:
             near = nearest_multiple(shape.m, shape.p)
             rule = f"{self.use} needs micro-batches in multiples of pp = {shape.p}"
             raise PlanError("micro-batches per replica", rule, f"{near} would work: change batch.global or dp", shape.m)
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
-        p, half = shape.p, shape.p // 2
+        p, share = shape.p, shape.p // self.directions
         slots = {}
-        # The stage of each direction on this device, and its position in that direction.
-        for stage, position in ((device, device), (2 * p - 1 - device, p - 1 - device)):
+        for stage in (stage for stage in range(shape.stages) if self.device(shape, stage) == device):
+            position = self.model_part(shape, stage)
             for index, k in enumerate(self.microbatches(shape, stage)):
-                group, number = divmod(index, half)
+                group, number = divmod(index, share)
                 begin = 2 * p * group + 2 * number
                 slots[begin + position] = Action(stage, "F", k)
                 slots[begin + 2 * p - 1 - position] = Action(stage, "BW", k)
@@ -51,10 +74,9 @@ class Chimera(Bidirectional):
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, groups = setting.shape.p, setting.shape.m // setting.shape.p
-        backward = setting.t_b + setting.t_w
+        backward, apart = setting.t_b + setting.t_w, p // self.options.pairs
         if backward >= setting.t_f:
-            bubble = (p - 2) * (backward + (groups - 1) * (backward - setting.t_f))
-            yield ClosedForm("bubble", bubble, "section 3; between groups, replay of the order")
-        yield ClosedForm(
-            "in_flight_b", [p // 2 + 1 + min(i, p - 1 - i) for i in range(p)], "section 3, table 2; replay of the order"
-        )
+            bubble = (apart - 2) * (backward + (groups - 1) * (backward - setting.t_f))
+            yield ClosedForm("bubble", bubble, "sections 3 and 3.6; between groups, replay of the order")
+        held = [p + 1 - apart // 2 + min(i % apart, apart - 1 - i % apart) for i in range(p)]
+        yield ClosedForm("in_flight_b", held, "section 3, table 2; replay of the order")

@@ -119,6 +119,20 @@ def max_idle(run: ScheduleReplay) -> float:
     return run.makespan - min(run.busy)
 
 
+@given(apart=st.integers(1, 4), pairs=st.integers(1, 4), groups=st.integers(1, 3), tf=SECONDS, tb=SECONDS, tw=SECONDS)
+def test_pairs_of_chimera_idle_like_fewer_devices(
+    apart: int, pairs: int, groups: int, tf: float, tb: float, tw: float
+) -> None:
+    """D/f - 2 bubbles of equal passes in place of D - 2 (arXiv 2107.06925, section 3.6); none for f = D/2."""
+    q = 2 * apart
+    p, m = q * pairs, q * pairs * groups
+    run = replay(ScheduleCase(schedule="chimera", p=p, m=m, t_f=tf, t_b=tb, t_w=tw, pairs=pairs))
+    alone = replay(ScheduleCase(schedule="chimera", p=q, m=q * groups, t_f=tf, t_b=tb, t_w=tw))
+    work = tf + tb + tw
+    assert run.makespan - m * work == pytest.approx(alone.makespan - q * groups * work, abs=1e-9)
+    assert max(run.in_flight("B")) == p and min(run.in_flight("B")) == p + 1 - apart
+
+
 @given(half=st.integers(1, 8), groups=st.integers(1, 4), tf=SECONDS, tb=SECONDS, tw=SECONDS)
 def test_the_bubble_of_chimera(half: int, groups: int, tf: float, tb: float, tw: float) -> None:
     p, m = 2 * half, 2 * half * groups
@@ -371,6 +385,17 @@ def test_two_directions_hold_and_reduce_everything_twice(use: str, data: str, dp
         assert work.members == tuple(sorted((device, 3 - device)))
         assert work.nbytes == pytest.approx(4 * held[device] / cut)
     assert not any(summed(one, device) for device in (1, 2))
+
+
+def test_pairs_of_chimera_hold_and_reduce_everything_as_often() -> None:
+    schemes = [{"use": "pipeline/chimera", "over": "pp", "pairs": 2}]
+    four = play_job(job({"mesh": {"pp": 4}, "schemes": schemes}, batch=16))
+    held = [sum(param.size for param in four.held(device)) for device in range(4)]
+    assert sum(held) == 4 * four.plan.job.model.parameters
+    for device in range(4):
+        (work,) = summed(four, device)
+        assert work.members == (0, 1, 2, 3)
+        assert work.nbytes == pytest.approx(4 * held[device])
 
 
 @pytest.mark.parametrize("use", BIDIRECTIONAL)

@@ -489,8 +489,9 @@ def job(use: str, batch: int, **options: Any) -> dict[str, Any]:
         job("interleaved-1f1b", 11, chunks=4, group=7),
         job("seq1f1b", 6, chunks=2, slices=4),
         job("seq1f1b", 5, chunks=2, slices=2, balanced=True),
+        job("chimera", 8, pairs=2),
     ],
-    ids=["groups", "groups of two sizes", "slices and chunks", "balanced slices and chunks"],
+    ids=["groups", "groups of two sizes", "slices and chunks", "balanced slices and chunks", "pairs"],
 )
 def test_all_engines_agree_on_options_of_static_orders(config: dict[str, Any]) -> None:
     check_reports(config)
