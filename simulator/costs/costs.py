@@ -262,8 +262,7 @@ class Costs:
             return ()
         pair = work.axis, work.source, work.target
         if pair not in self._reaches:
-            stride = self.mesh.stride(work.axis)
-            source, target = work.source * stride, work.target * stride
+            source, target = (self.mesh.offset(work.axis, end) for end in (work.source, work.target))
             self._reaches[pair] = self._hop_reaches((work.axis,), {source: target})
         return self._reaches[pair]
 

@@ -63,7 +63,7 @@ class SharedWork:
         kernels: dict[Work, Estimate] = _get_or_make(self._kernels, same, dict)
         return _get_or_make(
             self._costs,
-            (same, tuple(plan.mesh.axes.items())),
+            (same, tuple(plan.mesh.axes.items()), tuple(plan.mesh.places.items())),
             lambda: Costs(
                 cluster, plan.mesh, rates, kernels=kernels, calibration=self.calibration, attention=attention
             ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,7 @@ class Mesh:
         named_axes: the axes of the mesh with their sizes.
         views: the axes of each view with their sizes.
         axes: the parts with their sizes, outermost first.
+        places: for an axis whose positions are not in the order of ranks, the place of each along the axis.
 
     Raises:
         PlanError: a view has another number of ranks, or its axes do not nest with the others.
@@ -53,6 +55,7 @@ class Mesh:
         region: Sequence[str] = (),
     ) -> None:
         self.named_axes = dict(axes)
+        self.places: dict[str, tuple[int, ...]] = {}
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
             if "." in axis:  # the names of parts have one
@@ -116,6 +119,24 @@ class Mesh:
         """Difference of the rank numbers of neighbours along `axis`."""
         return self._strides[self.parts(axis)[-1]]
 
+    def place(self, axis: str, position: int) -> int:
+        """The place of a position along an axis."""
+        return self.places[axis][position] if axis in self.places else position
+
+    def offset(self, axis: str, position: int) -> int:
+        """Difference of the rank numbers of a position along an axis and of the first place."""
+        return self.place(axis, position) * self.stride(axis)
+
+    def with_places(self, axis: str, places: Iterable[int]) -> Mesh:
+        """This mesh with other places for the positions along an axis.
+
+        >>> Mesh({"pp": 4, "tp": 2}).with_places("pp", (0, 2, 3, 1)).ranks(("pp",))
+        (0, 4, 6, 2)
+        """
+        found = copy(self)
+        found.places = {**self.places, axis: tuple(places)}
+        return found
+
     @cached_property
     def _strides(self) -> dict[str, int]:
         strides, stride = {}, 1
@@ -129,11 +150,12 @@ class Mesh:
 
         members: positions in the group of the ranks to return; None: all.
         """
-        ranks = [0]
+        ranks = [(0, 0)]  # of each position where it would be in the order of ranks, and where it is
         for axis in self.parts(axes):
-            steps = [i * self.stride(axis) if axis in self.axes else 0 for i in range(self.axes.get(axis, 1))]
-            ranks = [rank + step for rank in ranks for step in steps]
-        found = sorted(ranks)
+            count = self.axes.get(axis, 0)
+            steps = [(i * self.stride(axis), self.offset(axis, i)) for i in range(count)] or [(0, 0)]
+            ranks = [(a + i, b + j) for a, b in ranks for i, j in steps]
+        found = [rank for _, rank in sorted(ranks)]
         return tuple(found if members is None else [found[i] for i in members])
 
     def inner_first(self, axes: Iterable[str]) -> list[str]:

@@ -188,5 +188,7 @@ class Plan:
         within = [0]
         for size, stride in strides:
             within = [rank + i * stride for rank in within for i in range(size)]
-        step = mesh.stride(self.pipeline_axis) if self.pipeline_axis else 0
-        return [cluster.where([device * step + rank for rank in within]) for device in range(self.shape.p)]
+        firsts = [
+            mesh.offset(self.pipeline_axis, device) if self.pipeline_axis else 0 for device in range(self.shape.p)
+        ]
+        return [cluster.where([first + rank for rank in within]) for first in firsts]

@@ -61,6 +61,7 @@ def resolve(
         plan = replace(plan, shape=_shape(plan))
         check_size(plan)
         plan.schedule.check(plan.shape)
+        plan = replace(plan, mesh=_place_devices(plan))
         plan = _choose_alternatives(plan, layer_costs, known)
         plan = replace(plan, layers=tuple(_layers(plan, layer_costs, known)))
         check_divisible(plan, known)
@@ -140,6 +141,12 @@ def _choose_alternatives(plan: Plan, layer_costs: StageLayerCosts, divisible: se
             before, behind = plan.schemes[:i], plan.schemes[i + 1 :]
             plan = min((replace(plan, schemes=(*before, one, *behind)) for one in found), key=seconds)
     return plan
+
+
+def _place_devices(plan: Plan) -> Mesh:
+    """The mesh with the pipeline's devices where the schedule places them."""
+    places = [plan.schedule.place(plan.shape, device) for device in range(plan.shape.p)]
+    return plan.mesh if places == sorted(places) else plan.mesh.with_places(plan.pipeline_axis, places)
 
 
 def _layers(plan: Plan, layer_costs: StageLayerCosts, divisible: set[Hashable]) -> list[int]:

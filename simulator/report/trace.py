@@ -311,7 +311,8 @@ def describe_ranks(mesh: Mesh, axis: str, position: int) -> str:
     ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 32 ranks')
     """
     stride = mesh.stride(axis) if axis in mesh.axes else 1
-    found = [rank for rank in range(mesh.world) if rank // stride % mesh.size(axis) == position]
+    place = mesh.place(axis, position)
+    found = [rank for rank in range(mesh.world) if rank // stride % mesh.size(axis) == place]
     if len(found) == 1:
         return f"rank {found[0]}"
     if found[-1] - found[0] == len(found) - 1:

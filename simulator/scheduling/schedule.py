@@ -155,8 +155,9 @@ class Schedule(Scheme):
     """Base of the pipeline schedules.
 
     Customise by: `order` (one device) or `orders` (all devices), `check` (shapes that exist), `closed_forms`.
-    Less often: `device`, `model_part`, `predecessors` and `microbatches` (a graph of stages that is not one chain),
-    `choose_slices`, `next_item` (decisions at run time), `microbatches_per_update` and `weight_version` (no flush).
+    Less often: `device`, `place`, `model_part`, `predecessors` and `microbatches` (a graph of stages that is not one
+    chain), `choose_slices`, `next_item` (decisions at run time), `microbatches_per_update` and `weight_version` (no
+    flush).
     """
 
     family = "pipeline"
@@ -215,6 +216,10 @@ class Schedule(Scheme):
     def device(self, shape: PipelineShape, stage: int) -> int:
         """The device that holds `stage`: by default chunks go round-robin."""
         return stage % shape.p
+
+    def place(self, shape: PipelineShape, device: int) -> int:
+        """The place of a device along the pipeline's axis: by default devices are in the order of ranks."""
+        return device
 
     def model_part(self, shape: PipelineShape, stage: int) -> int:
         """The part of the model that a stage holds; part 0 has the embedding."""

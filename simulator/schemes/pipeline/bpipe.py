@@ -9,6 +9,9 @@ since activations in transfer take memory on both devices.
     device 0   F0 F1 E1 F2 E2 F3 L1 B0 E3 F4 L2 B1 E4 F5 L3 B2 E5 F6 L4 B3 ..
     device 3   K1 K2 F0 B0 F1 B1 F2 G1 B2 K3 F3 G2 B3 K4 F4 G3 B4 K5 F5 G4 ..
 
+Partners are neighbours along the pipeline's axis, so that activations move inside a node (pair-adjacent assignment):
+devices 0, p-1, 1, p-2, .. have places 0, 1, 2, 3, ..; in return more messages between stages leave the node.
+
 If a link transfers a micro-batch's activations in less time than one pass takes, the bubble is 1F1B's, (p-1)(t_f + t_B)
 [s] (t_f, t_B: forward and whole backward pass of a device). The memory saved allows a larger micro-batch or less
 recomputation.
@@ -17,6 +20,8 @@ References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.ht
 """
 
 from collections.abc import Iterable
+
+from pydantic import Field
 
 from simulator.ir.scheme import ClosedForm, Paper
 from simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
@@ -38,6 +43,14 @@ class BPipe(Schedule):
         2023,
     )
     needs_durations = True
+
+    class Options(Schedule.Options):
+        pair_adjacent: bool = Field(default=True, strict=True)
+        """Whether partners are neighbours along the pipeline's axis; otherwise devices are in the order of stages."""
+
+    def place(self, shape: PipelineShape, device: int) -> int:
+        first = min(device, shape.p - 1 - device)
+        return 2 * first + (device > first) if self.options.pair_adjacent else device
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[ScheduleItem]]:
         passes = []

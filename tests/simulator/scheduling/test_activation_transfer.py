@@ -12,8 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.errors import ScheduleError
+from simulator import simulate
+from simulator.forecast.planning import resolve_plan
+from simulator.forecast.shared_work import SharedWork
 from simulator.ir.ops import Transfer
 from simulator.ir.registry import find_scheme
+from simulator.job.load import load_job
 from simulator.program.timetable import timetable
 from simulator.scheduling.activation_transfer import ActivationTransfer, insert_transfers
 from simulator.scheduling.schedule import (
@@ -303,3 +307,59 @@ def test_a_backward_pass_waits_for_its_load() -> None:
         assert gone <= come and waits, "the backward pass begins after the load"
         assert times.end[flat.behind[where[f"0BW{k}"]] - 1] > come
     assert run.step.span > play_job(job("1f1b", 6), Ideal(links=1e5)).step.span
+
+
+# ------------------------------------------------------------------------------------------------- places
+
+
+def across_nodes(pp: int, tp: int, **options: Any) -> dict[str, Any]:
+    """Stages of which 8 / tp lie in a node."""
+    schemes = [{"use": "pipeline/bpipe", "over": "pp", **options}, {"use": "tensor/megatron-sp", "over": "tp"}]
+    return {
+        "model": {"layers": 4 * pp, "hidden": 4096, "heads": 32, "vocab": 51200, "seq": 2048},
+        "cluster": f"dgx-a100:{pp * tp // 8}",
+        "framework": {"name": "megatron-core", "set": {"launch_s": 0.0}},
+        "batch": {"global": 4 * pp, "micro": 2},
+        "plan": {"mesh": {"pp": pp, "tp": tp}, "schemes": schemes},
+    }
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 5, 8, 11])
+def test_partners_have_neighbouring_places(pp: int) -> None:
+    schedule = find_scheme("pipeline/bpipe")(("pp",))
+    assert isinstance(schedule, Schedule)
+    places = [schedule.place(PipelineShape(pp, 2 * pp), device) for device in range(pp)]
+    assert sorted(places) == list(range(pp))
+    assert [places[pp - 1 - x] - places[x] for x in range(pp // 2)] == [1] * (pp // 2)
+
+
+def test_activations_move_inside_a_node_and_not_between_nodes() -> None:
+    shared = SharedWork()
+    costs = {
+        pair: shared.costs(resolve_plan(load_job(across_nodes(8, 4, pair_adjacent=pair)), shared))
+        for pair in (True, False)
+    }
+    nbytes = 1 << 30
+    within = shared.costs(resolve_plan(load_job(across_nodes(8, 2)), shared)).estimate(Transfer(nbytes, "pp", 0, 7))
+    for x in range(4):
+        near, far = (costs[pair].estimate(Transfer(nbytes, "pp", x, 7 - x)).seconds for pair in (True, False))
+        assert near == pytest.approx(within.seconds)
+        # In the order of stages only the two in the middle share a node or are in neighbouring ones; no pair does here.
+        assert far > 5 * near
+    # Neighbouring stages, of which every second pair shared a node, no longer do.
+    between = [costs[True].estimate(Transfer(nbytes, "pp", x, x + 1)).seconds for x in range(7)]
+    assert min(between[:3] + between[4:]) > 5 * within.seconds > between[3]
+
+
+def test_a_step_across_nodes_is_as_short_as_without_transfers() -> None:
+    def seconds(**options: Any) -> float:
+        return simulate(across_nodes(8, 2, **options)).step_time
+
+    plain = across_nodes(8, 2)
+    plain["plan"]["schemes"][0] = {"use": "pipeline/1f1b", "over": "pp"}
+    assert seconds() <= 1.02 * simulate(plain).step_time
+    assert seconds(pair_adjacent=False) > 1.1 * seconds()
+
+
+def test_all_engines_agree_on_places() -> None:
+    check_reports(across_nodes(4, 4))
