@@ -9,7 +9,8 @@ any m >= p and gives messages more time (N = m: all of the batch at once).
     device 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 b2 b3 B2 B3
 
 Bubble (p-1)(t_f + t_B)/v [s] (t_f, t_B: forward and whole backward pass of a micro-batch through all chunks of a
-device); at most 2 (p-1-i) + (v-1) N + 1 chunks in flight on device i. Needs v >= 2; the last group, of what is left of
+device) and the latency of 2 p v - 2 messages, whatever m is: later ones are hidden, where 1F1B's are not. At most
+2 (p-1-i) + (v-1) N + 1 chunks in flight on device i. Needs v >= 2; the last group, of what is left of
 m, needs p micro-batches, too, or passes of its chunks would wait for each other.
 
 References: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; N: Llama Team 2024, arXiv 2407.21783, section 3.3.2,
@@ -69,6 +70,8 @@ class Interleaved1F1B(Schedule):
         group = self.options.group or p
         if p <= group:
             yield ClosedForm("bubble", (p - 1) * setting.t_total / v, "section 2.2.2")
+            if p > 1:
+                yield ClosedForm("bubble_per_hop", 2 * p * v - 2, "replay of the order with a constant latency a hop")
         if m % group == 0:
             held = [min(m * v, 2 * (p - 1 - i) + (v - 1) * group + 1) for i in range(p)]
             yield ClosedForm("in_flight_b", held, "replay of the order")
