@@ -384,6 +384,17 @@ def test_eager_gradients_of_keys_travel_in_fp32_and_come_home(p: int) -> None:
     assert sum(slowest_rank(op.work).bytes for op in sums) == pytest.approx((12 + 10 * (p - 1)) * 48 // p * 192)
 
 
+@pytest.mark.parametrize("p", [4, 5, 8])
+def test_helpers_fetch_and_return_in_one_group_of_messages(p: int) -> None:
+    """By one port, in the order of the steps: what a rank fetches, then what it returns."""
+    fragment = layer("dist-flash-attn", p).fragment
+    for issued in (fragment.forward, fragment.backward):
+        names = [op.name.split(" ")[0] for op in of_family(issued)]
+        assert {op.stream for op in of_family(issued)} == {"sequence"}
+        assert names.count("fetch") == p // 2 and "return" in names
+        assert names[0] == "fetch" and names[-1] == "return"
+
+
 def test_helpers_return_their_results_before_the_merge() -> None:
     unit_run = layer("dist-flash-attn", 5)
     returns = [op for op in unit_run.fragment.forward if op.name.startswith("return")]

@@ -1,4 +1,8 @@
-"""DistFlashAttn: the steps of attention in which ranks that the causal mask would leave idle help later ranks."""
+"""DistFlashAttn: the steps of attention in which ranks that the causal mask would leave idle help later ranks.
+
+What a rank fetches and what it returns during one step is one batched group of messages in the public code (LightSeq,
+async_communication.py: batch_isend_irecv), which leaves by the same port: both are on one stream, one after the other.
+"""
 
 from __future__ import annotations
 

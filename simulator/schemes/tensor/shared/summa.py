@@ -8,7 +8,8 @@ rows to the l-th rank; for B' = A^T C' blocks of A are broadcast and products re
 multiplies by the transposed embedding table, B^T.
 
 The blocks of the next step are broadcast during the GEMM of the current one, into the second of two buffers per
-operand. A rank accumulates its own block of a weight gradient after the last step.
+operand. Rows and columns have communicators, and so streams, of their own (Colossal-AI, parallel_2d/_operation.py):
+blocks go along both at the same time. A rank accumulates its own block of a weight gradient after the last step.
 
 References: van de Geijn and Watts 1997, doi:10.1002/(SICI)1096-9128(199704)9:4<255::AID-CPE250>3.0.CO;2-2; the three
 products as in Xu et al. 2021, arXiv 2104.05343, section 3.
@@ -134,7 +135,7 @@ class Summa(TensorGrid):
             for block in broadcast:
                 work = Collective("broadcast", block.nbytes, block.axes)
                 name = f"broadcast {block.name} {op.name} {step}"
-                arrived[step].append(replace(op, name=name, stream=self.family, work=work, after=list(free)))
+                arrived[step].append(replace(op, name=name, stream=self._stream(block), work=work, after=list(free)))
             ops.extend(arrived[step])
 
         issue_broadcasts(0)
@@ -147,9 +148,15 @@ class Summa(TensorGrid):
             if reduced:
                 to = Collective("reduce", reduced.nbytes, reduced.axes)
                 name = f"reduce {reduced.name} {op.name} {step}"
-                sums.append(replace(op, name=name, stream=self.family, work=to, after=[kernels[step], *sums[-1:]]))
+                behind, stream = [kernels[step], *sums[-1:]], self._stream(reduced)
+                sums.append(replace(op, name=name, stream=stream, work=to, after=behind))
                 ops.append(sums[step])
         return ops
+
+    def _stream(self, block: OperandBlock) -> str:
+        """Returns the stream of the communicator along which a block moves; other collectives of the scheme run among
+        the ranks of a row."""
+        return f"{self.family}-row" if block.axes == self.axis("row") else self.family
 
     def _step_works(self, work: Work | None, dtype: str, reduced: OperandBlock | None) -> list[Work]:
         """Returns the GEMM of each step, which accumulates in place or writes a partial result to be reduced."""
