@@ -40,6 +40,7 @@ THREADS = (
     "sequence-inner",
     "expert",
     "expert-fetch",
+    "expert-fetch-far",
     "data",
     "pipeline-forward",
     "pipeline-backward",

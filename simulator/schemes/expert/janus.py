@@ -3,7 +3,7 @@
 A rank still owns E/P of the experts. But where many tokens meet small experts, all ranks fetch the weights of all
 experts, process their own tokens with them, and send the gradients of weights back to the owners, where they are
 summed: no token travels, and no rank waits for a more loaded one. Weights do not depend on the router's choice, so they
-are fetched during the layer before.
+are fetched during the layer before: those of the own machine beside the others, so that kernels begin with them.
 
     fetch experts   of layer 1   of layer 2   of layer 3
     kernels         layer 0      layer 1      layer 2
@@ -16,7 +16,7 @@ as
 
 and so do their gradients. Experts move where R > 1. The all-gather crosses each machine's border once per expert; it is
 repeated in the backward pass where the framework regathers (1.5 times the bytes), else the gathered weights are kept.
-All weights of a linear arrive before its first expert starts.
+All near weights of a linear arrive before its first expert starts.
 
 References: Liu, Wang, Jiang 2023, doi 10.1145/3603269.3604869: the data-centric paradigm, its ratio R, prefetching.
 """
@@ -29,7 +29,12 @@ from pydantic import Field
 from simulator.ir.modules import Module, MoE, Operator, Stage, Unit
 from simulator.ir.ops import Collective, Fragment, Op, StageOps
 from simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, Rule
-from simulator.schemes.expert.shared.expert_fetch import fetch_a_unit_ahead
+from simulator.schemes.expert.shared.expert_fetch import (
+    NEAR,
+    fetch_a_unit_ahead,
+    fetch_near_first,
+    issue_fetches_first,
+)
 from simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from simulator.schemes.expert.shared.token_dispatch import MoESizes
 
@@ -51,6 +56,8 @@ class Janus(ExpertScheme):
         """Ranks of a machine, which fetch an expert once."""
         prefetch: bool = True
         """Whether experts are fetched during the layer before theirs; otherwise from the start of their layer on."""
+        near_first: bool = True
+        """Whether experts of the own machine are fetched beside the others, and compute while those come."""
 
     def marks_of(self, layer: MoE) -> frozenset[Hashable]:
         return frozenset({MOVING}) if self._moves_experts(layer) else super().marks_of(layer)
@@ -64,12 +71,19 @@ class Janus(ExpertScheme):
         return Rule(divide, {part: "e" for part in parts if operator.has("e")})
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment = super().lower(module, inner)
-        return self._fetch_early(fragment) if isinstance(module, Unit) else fragment
+        fragment, machine = super().lower(module, inner), self.options.machine
+        if not isinstance(module, Unit):
+            return fragment
+        for use in fragment.tensor_uses:
+            if use.made and use.category == "parameters" and self._gathers_experts(use.op):
+                use.op.stream = NEAR
+        if self.options.near_first and machine < self.ranks and self.ranks % machine == 0:
+            fragment = fetch_near_first(fragment, machine, self.ranks)
+        return issue_fetches_first(fragment)
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         stage_ops = super().lower_stage(stage, inner)
-        return fetch_a_unit_ahead(stage_ops, self._is_fetch) if self.options.prefetch else stage_ops
+        return fetch_a_unit_ahead(stage_ops) if self.options.prefetch else stage_ops
 
     def _moves_experts(self, module: MoE) -> bool:
         if self.ranks == 1 or self.options.when != "auto":
@@ -82,20 +96,10 @@ class Janus(ExpertScheme):
         sent = 2 * routed.copies * routed.hidden / self.mesh.size(self.mesh.views[self.view])
         return sent / (machines * routed.weights * routed.experts / self.ranks)
 
-    def _fetch_early(self, fragment: Fragment) -> Fragment:
-        """Issues the all-gathers of expert weights at the start of the unit."""
-        weights = {use.op for use in fragment.tensor_uses if use.made and use.category == "parameters"}
-        for issued, begin in ((fragment.forward, fragment.entry), (fragment.backward, fragment.grad_entry)):
-            ops = [op for op in issued if op in weights and self._is_fetch(op)]
-            for op in ops:
-                op.after = list(begin.values())
-            issued[:] = [*ops, *(op for op in issued if op not in ops)]
-        return fragment
-
-    def _is_fetch(self, op: Op) -> bool:
-        work = op.work
+    def _gathers_experts(self, op: Op) -> bool:
+        work, parts = op.work, self.mesh.parts(self.axes[:1])
         gathers = isinstance(work, Collective) and work.operation == "all_gather" and op.stream == self.family
-        return gathers and {*work.axes} <= {*self.mesh.parts(self.axes[:1])}  # type: ignore[union-attr]
+        return gathers and {*work.axes} <= {*parts}  # type: ignore[union-attr]
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p, slots = setting.ep, setting.b * setting.s * setting.slots_per_token

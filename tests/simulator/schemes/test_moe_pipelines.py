@@ -324,7 +324,7 @@ def test_a_gate_is_played_alike_by_all_engines() -> None:
 
 
 def all_sent(fragment: Fragment, mesh: Mesh) -> float:
-    return sent([op for op in (*fragment.forward, *fragment.backward) if op.stream == "expert"], mesh)
+    return sent([op for op in (*fragment.forward, *fragment.backward) if op.stream.startswith("expert")], mesh)
 
 
 # ------------------------------------------------------------------------------------------------------- Janus
@@ -346,10 +346,11 @@ def test_experts_move_where_that_is_fewer_bytes_between_machines(p: int, machine
     m = min(machine, p)
     n = p // m
     leaving = m * (n - 1) / n * sum(work.nbytes for work in moved(tokens, "F"))
-    coming = (n - 1) / n * sum(work.nbytes for work in moved(experts, "F"))
+    fetched = [work for work in moved(experts, "F") if work.members is None]
+    coming = (p - 1) / p * sum(work.nbytes for work in fetched)
     ratio = seq * K * 2 / (n * E / p * 2 * F)
     if n > 1:
-        assert ratio == pytest.approx(leaving / coming)
+        assert ratio == pytest.approx(leaving / coming, rel=1e-4)
     wanted = "all_gather" if ratio > 1 else "all_to_all"
     assert {work.operation for work in moved(chosen, "F")} == {wanted}
 
@@ -372,6 +373,32 @@ def test_experts_are_fetched_from_the_begin_of_the_layer() -> None:
     assert [op.name for op in fragment.forward[:2]] == ["gather wexpert.up", "gather wexpert.down"]
     begin = list(fragment.entry.values())
     assert all(op.after == begin for op in fragment.forward[:2])
+
+
+@examples(40)
+@given(near=TIMES, far=TIMES, u=TIMES, p=st.sampled_from([4, 8]))
+def test_kernels_begin_with_the_experts_of_the_own_machine(near: float, far: float, u: float, p: int) -> None:
+    """While the others come: (near experts once they are there, then the rest) of every linear."""
+    fragment = layer("expert/janus", p, when="always", machine=2, prefetch=False)
+    names = [op.name for op in fragment.forward if op.stream.startswith("expert-fetch")]
+    assert names == [f"gather wexpert.{kind} {place}" for kind in ("up", "down") for place in ("near", "far")]
+
+    def lasts(op: Op) -> float:
+        if op.stream.startswith("expert-fetch"):
+            return near if op.stream == "expert-fetch" else far
+        return u * op.work.batch / E if isinstance(op.work, Gemm) and op.work.groups else 0.0
+
+    first, rest = u * 2 / p, u * (p - 2) / p
+    # The kernels of near experts, of both linears, come before those of the others.
+    begun = max(near + first, 2 * near) + first
+    wanted = max(max(begun, far) + rest, 2 * far) + rest
+    assert span(fragment.forward, lasts) == pytest.approx(wanted, rel=1e-9)
+    whole = layer("expert/janus", p, when="always", machine=p)
+    for one in (fragment, whole):
+        assert sum(op.work.flops for op in one.forward if op.work) == pytest.approx(
+            sum(op.work.flops for op in whole.forward if op.work)
+        )
+    assert all_sent(fragment, Mesh({"dp": p})) == pytest.approx(all_sent(whole, Mesh({"dp": p})), rel=1e-3)
 
 
 def fetching_job(layers: int, regather: bool = False, **options: Any) -> dict[str, Any]:
@@ -419,8 +446,12 @@ def test_experts_are_fetched_during_the_layer_before(fetching: int, attention: i
 
 
 @pytest.mark.parametrize("regather", [False, True])
-def test_fetching_ahead_moves_the_same_bytes_and_no_later(regather: bool) -> None:
-    early, late = (play_job(fetching_job(4, regather, prefetch=ahead)) for ahead in (True, False))
+@pytest.mark.parametrize("machine", [8, 2])
+def test_fetching_ahead_moves_the_same_bytes_and_no_later(regather: bool, machine: int) -> None:
+    jobs = [fetching_job(4, regather, prefetch=ahead, machine=machine) for ahead in (True, False)]
+    early, late = map(play_job, jobs)
+    spans = [play_job(jobs[0], engine=engine).step.span for engine in ENGINES[:3]]
+    assert spans == pytest.approx([spans[0]] * 3, rel=1e-9)
     sizes = [
         sorted(op.work.nbytes for _, op in played.instances() if isinstance(op.work, Collective))
         for played in (early, late)
@@ -433,6 +464,17 @@ def test_fetching_ahead_moves_the_same_bytes_and_no_later(regather: bool) -> Non
     assert 0 <= early.peaks[0].total - late.peaks[0].total <= weights
     counts = [run.count for run in early.stages[0].unit_runs if run.name == "layer"]
     assert counts == ([1, 2, 1] if regather else [3, 1])
+
+
+@pytest.mark.parametrize("use", ["tensor/megatron", "tensor/megatron-sp"])
+def test_gathers_of_tokens_are_no_fetches(use: str) -> None:
+    """Without sequence parallelism results are gathered over tensor ranks; experts that stay are as any others."""
+    jobs = [job("expert/janus", when="never"), job("expert/all-to-all")]
+    for one in jobs:
+        one["plan"]["views"] = {"experts": {"edp": 4, "ep": 4}}
+        one["plan"]["schemes"][2]["use"], one["plan"]["schemes"][3]["over"] = use, "ep"
+    found = [play_job(one) for one in jobs]
+    assert found[0].times == found[1].times
 
 
 # ------------------------------------------------------------------------------------------------------- Comet
