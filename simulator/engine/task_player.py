@@ -17,8 +17,8 @@ from simulator.engine.maxplus import NEVER, Coordinates, ahead, product
 from simulator.program.block import PricedBlock
 from simulator.program.flatten import FlatProgram, flatten_updates
 from simulator.program.program import Program
+from simulator.program.rounds import Rounds
 from simulator.program.task import Task
-from simulator.program.timetable import Rounds
 
 
 @dataclass(frozen=True)

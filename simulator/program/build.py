@@ -37,6 +37,9 @@ from simulator.program.task import PlaceInStep, Send, Task, first_kernels, make_
 from simulator.program.timetable import Slot, Timetable
 from simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind
 
+NORM_BYTES = 8
+"""Bytes of the sum of the squares of gradients, and whether they are finite."""
+
 MOVING = "pipeline-moves"
 """The stream of activations that go to another device to rest there, and come back."""
 
@@ -133,9 +136,10 @@ class _Builder:
         if not self.timetable.elsewhere(slot.stage, receiver):
             return None
         forward, stage_ops = slot.kind == "F", self.in_series(slot.stage, slot.slice)
-        stream = "pipeline-forward" if forward else "pipeline-backward"
+        stream = "pipeline-backward" if slot.kind in ("BW", "B") else "pipeline-forward"
         # What comes back to one of several that were joined is its own share.
         nbytes = (stage_ops if forward else self.in_series(receiver, slot.slice)).message_nbytes
+        nbytes = NORM_BYTES if slot.kind == "O" else nbytes
         work = Transfer(nbytes, self.axis, self.timetable.device(slot.stage), self.timetable.device(receiver))
         # What goes from one kind of GPU to another is as slow as the slower one.
         prices = [self.prices[end](work) for end in (work.source, work.target)]
@@ -144,6 +148,8 @@ class _Builder:
     def received_bytes(self, slot: Slot) -> int:
         """Bytes that a slot receives from other devices."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+        if slot.kind == "O":
+            return NORM_BYTES * len(far)
         givers = far if slot.kind == "F" else [slot.stage] * len(far)
         return sum(self.in_series(stage, slot.slice).message_nbytes for stage in givers)
 
@@ -153,7 +159,8 @@ class _Builder:
         """The update of a device between two of its passes (schedules without a flush).
 
         It begins when all streams of the device are idle, and they continue when it ends. Collectives over the pipeline
-        axis do not wait for other devices.
+        axis do not wait for other devices. With post-validation the sum of the gradients' norms goes from device to
+        device, and weights are updated by the sum so far.
         """
         fragment, price = self.updates[device], self.price_groups[device]
         own = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
@@ -173,7 +180,10 @@ class _Builder:
                 made[op] = Op(op.name, op.stream, op.work, after or begin, op.phase)
             ops = [*begin, *made.values()]
             ops += _everywhere("end", key[-1], list(ops))
-            block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), [])
+            waits = resolve_dependencies(ops, None, None)[0]
+            norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.timetable.chained else []
+            entry = tuple(i for i, others in enumerate(waits) if {*norm} & {*others})
+            block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), [])
             self._tasks[key] = Task((price_block(block, 1, self.prices[price]),), [], [])
         return self._tasks[key]
 

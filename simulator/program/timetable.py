@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.errors import ScheduleError
+from simulator.program.rounds import Rounds, find_rounds
 from simulator.scheduling.no_flush import insert_updates, orders_of_run
 from simulator.scheduling.schedule import (
     ACTION_KINDS,
@@ -58,20 +59,6 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """The steady state: `count` rounds of `length` actions per device, equal except for the micro-batches.
-
-    first: by device, the number of the first action of the first round. A round needs no result of a later one.
-    waiting: results made before the first round and needed in it or later; after each round the same, `length` higher.
-    """
-
-    first: list[int]
-    length: int
-    count: int
-    waiting: list[int]
-
-
-@dataclass(frozen=True)
 class Timetable:
     """Actions numbered device by device, in the order of each device.
 
@@ -83,7 +70,8 @@ class Timetable:
     predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
     further_needs: by action, the results that it needs besides `need`.
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
-    update_interval: micro-batches per update in schedules without a flush; otherwise 0.
+    update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
+    chained: every update needs the norm of the gradients of the devices before (post-validation).
     """
 
     shape: PipelineShape
@@ -99,6 +87,7 @@ class Timetable:
     further_needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     extra_results: dict[int, range] = field(default_factory=dict)
     update_interval: int = 0
+    chained: bool = False
 
     @cached_property
     def slot_array(self) -> np.ndarray:
@@ -123,7 +112,7 @@ class Timetable:
     def rounds(self) -> Rounds | None:
         """The steady state, if one is found."""
         plain = not (self.further_needs or self.extra_results or any(slot.follows for slot in self.slots))
-        return _rounds(self) if plain else None
+        return find_rounds(self.shape, self.starts, self.need, self.slot_array, self.update_interval) if plain else None
 
     @cached_property
     def updates(self) -> list[list[int]]:
@@ -144,12 +133,16 @@ class Timetable:
         return slot.keeper if slot.kind in (ActionKind.KEEP, ActionKind.GIVE_BACK) else self.stage_device[slot.stage]
 
     def takes_from(self, slot: Slot) -> tuple[int, ...]:
-        """Returns the stages whose results a slot needs."""
-        return _by_kind(slot, self.predecessors, self.successors)
+        """Returns the stages whose results a slot needs; an update needs that of the device before (`chained`)."""
+        return self._chain(slot, -1) if slot.kind == "O" else _by_kind(slot, self.predecessors, self.successors)
 
     def gives_to(self, slot: Slot) -> tuple[int, ...]:
         """Returns the stages that need the result of a slot."""
-        return _by_kind(slot, self.successors, self.predecessors)
+        return self._chain(slot, 1) if slot.kind == "O" else _by_kind(slot, self.successors, self.predecessors)
+
+    def _chain(self, slot: Slot, step: int) -> tuple[int, ...]:
+        """Returns the first stage of the device before or after that of an update."""
+        return (slot.stage + step,) if self.chained and 0 <= slot.stage + step < self.shape.p else ()
 
     def elsewhere(self, stage: int, other: int) -> bool:
         """Whether two stages are on different devices."""
@@ -189,6 +182,7 @@ class _TimetableMaker:
         self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], interval: int
     ) -> None:
         self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
+        self.chained = schedule.flush and interval > 0
         self.orders = orders = [insert_updates(order, interval) for order in stated] if interval else stated
         self.devices = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [tuple(schedule.predecessors(shape, stage)) for stage in range(shape.stages)]
@@ -245,7 +239,7 @@ class _TimetableMaker:
         sequence = self._sequence(sources)
         return Timetable(
             self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self.predecessors,
-            self.successors, further_needs, extra_results, self.update_interval,
+            self.successors, further_needs, extra_results, self.update_interval, self.chained,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
@@ -266,6 +260,10 @@ class _TimetableMaker:
         ):
             first = np.array([others[0] if others else -1 for others in tables])[self.stage]
             need = np.where(mask & (first >= 0), made[first, self.unit], need)
+        if self.chained:
+            # An update is an action of the first stage of its device, and stages go down the devices.
+            chain = (self.kind == O) & (self.stage > 0)
+            need = np.where(chain, self.action_at[self.stage - 1, O, self.unit], need)
         return need.tolist()
 
     def _needs(self) -> tuple[list[int], dict[int, tuple[int, ...]], dict[int, range], dict[int, tuple[int, ...]]]:
@@ -443,57 +441,3 @@ def _wrong(groups: Sequence[list[Action]], order: Sequence[Action], counts: Coun
         move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1 and action._replace(kind="F") in counts
         found += [] if move or action in own else [action]
     return found
-
-
-def _rounds(table: Timetable) -> Rounds | None:
-    """Looks for the steady state: rounds of one update, or of 1, p or p v micro-batches, whose slots and needs repeat.
-
-    A round begins on every device after all that one action of device 0 depends on, directly or not; so no action of an
-    earlier round depends on it.
-    """
-    shape = table.shape
-    need, slot = np.asarray(table.need), table.slot_array
-    bounds = table.starts
-    per_microbatch = (bounds[1] - bounds[0]) // shape.m
-    lengths = [per_microbatch * step for step in (1, shape.p, shape.p * shape.v)]
-    if table.update_interval:
-        lengths.insert(0, (bounds[1] - bounds[0]) * table.update_interval // shape.m)
-    for length in dict.fromkeys(lengths):
-        if length * 3 > bounds[1] - bounds[0]:
-            continue
-        same = slot[length:] == slot[:-length]
-        same &= np.where(need[:-length] >= 0, need[:-length] + length, -1) == need[length:]
-        spans = []
-        for begin, end in itertools.pairwise(bounds):
-            # The longest run of actions that recur one round later.
-            breaks = np.flatnonzero(~same[begin : end - length])
-            edges = np.concatenate([[-1], breaks, [end - length - begin]])
-            widest = int(np.argmax(np.diff(edges)))
-            spans.append((begin + int(edges[widest]) + 1, begin + int(edges[widest + 1]) + length))
-        if any(stop - start < 2 * length for start, stop in spans):
-            continue
-        # No dependency leads backwards over the border behind all that an action depends on.
-        reached = table.starts[:-1]
-        for at in range(spans[0][0], spans[0][0] + length):
-            _extend_to(table, at, reached)
-            if all(begin >= start for begin, (start, _) in zip(reached, spans, strict=True)):
-                count = min((stop - begin) // length for begin, (_, stop) in zip(reached, spans, strict=True))
-                if count < 2:
-                    break
-                made = np.concatenate([np.arange(b, r) for b, r in zip(bounds[:-1], reached, strict=True)])
-                later = np.ones(len(need), bool)
-                later[made] = False
-                wanted = np.unique(need[later & (need >= 0)])
-                return Rounds(list(reached), length, count, wanted[~later[wanted]].tolist())
-    return None
-
-
-def _extend_to(table: Timetable, action: int, reached: list[int]) -> None:
-    """Extends `reached` (by device, the end of a prefix of its actions) to `action` and all that it depends on."""
-    left = [action]
-    while left:
-        at = left.pop()
-        device = table.device_of[at]
-        if at >= reached[device]:
-            left += [need for need in table.need[reached[device] : at + 1] if need >= 0]
-            reached[device] = at + 1

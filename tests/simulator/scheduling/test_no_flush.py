@@ -513,3 +513,30 @@ def test_noise_without_a_barrier_is_read_from_the_steady_state() -> None:
 @given(name=st.sampled_from(ZERO_BUBBLE), m=st.integers(8, 12), price=PRICES)
 def test_engines_agree_without_a_barrier(name: str, m: int, price: Any) -> None:
     check_alike(play_by_engines(lifted(name, 4, m), price))
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
+def test_a_device_updates_by_the_norm_of_those_before_it(name: str) -> None:
+    """The sum of the norms goes from device to device, as a message of its own, and no further than the last one."""
+    run = play_job(lifted(name, tp=2), PAID)
+    ops, times, flat = run.flat.ops, run.times, run.flat
+    norms: dict[tuple[int, int], float] = {}
+    for device, updates in enumerate(run.program.timetable.updates):
+        for turn, action in enumerate(updates):
+            named = {ops[number].name: number for number in run.ops(action)}
+            norms[device, turn] = times.end[named["grad-norm"]]
+            if device:
+                assert times.begin[named["adam"]] > norms[device - 1, turn]
+    sent = [(source, target) for number, source, target in flat.sent if ops[number].name.split()[1].find("O") > 0]
+    assert sorted(set(sent)) == [(device, device + 1) for device in range(3)]
+    assert len(sent) == 3 * len(run.program.timetable.updates[0])
+
+
+def test_a_slow_first_device_delays_the_updates_of_all_others() -> None:
+    def waits(partition: list[int]) -> float:
+        run = play_job(lifted("zb-h1", model={"layers": 12}, partition=partition), FREE)
+        last = run.program.timetable.updates[-1][0]
+        named = {run.flat.ops[number].name: number for number in run.ops(last)}
+        return run.times.begin[named["adam"]] - run.times.end[named["grad-norm"]]
+
+    assert waits([9, 1, 1, 1]) > waits([1, 1, 1, 9]) >= 0

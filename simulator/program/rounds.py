@@ -1,0 +1,80 @@
+"""The steady state of a timetable: rounds whose actions repeat but for their micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.scheduling.schedule import PipelineShape
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The steady state: `count` rounds of `length` actions per device, equal except for the micro-batches.
+
+    first: by device, the number of the first action of the first round. A round needs no result of a later one.
+    waiting: results made before the first round and needed in it or later; after each round the same, `length` higher.
+    """
+
+    first: list[int]
+    length: int
+    count: int
+    waiting: list[int]
+
+
+def find_rounds(
+    shape: PipelineShape, bounds: Sequence[int], needs: Sequence[int], slot: np.ndarray, update_interval: int = 0
+) -> Rounds | None:
+    """Looks for the steady state: rounds of one update, or of 1, p or p v micro-batches, whose slots and needs repeat.
+
+    A round begins on every device after all that one action of device 0 depends on, directly or not; so no action of an
+    earlier round depends on it.
+    """
+    need = np.asarray(needs)
+    device_of = np.repeat(np.arange(shape.p), np.diff(bounds)).tolist()
+    per_microbatch = (bounds[1] - bounds[0]) // shape.m
+    lengths = [per_microbatch * step for step in (1, shape.p, shape.p * shape.v)]
+    if update_interval:
+        lengths.insert(0, (bounds[1] - bounds[0]) * update_interval // shape.m)
+    for length in dict.fromkeys(lengths):
+        if length * 3 > bounds[1] - bounds[0]:
+            continue
+        same = slot[length:] == slot[:-length]
+        same &= np.where(need[:-length] >= 0, need[:-length] + length, -1) == need[length:]
+        spans = []
+        for begin, end in itertools.pairwise(bounds):
+            # The longest run of actions that recur one round later.
+            breaks = np.flatnonzero(~same[begin : end - length])
+            edges = np.concatenate([[-1], breaks, [end - length - begin]])
+            widest = int(np.argmax(np.diff(edges)))
+            spans.append((begin + int(edges[widest]) + 1, begin + int(edges[widest + 1]) + length))
+        if any(stop - start < 2 * length for start, stop in spans):
+            continue
+        # No dependency leads backwards over the border behind all that an action depends on.
+        reached = list(bounds[:-1])
+        for at in range(spans[0][0], spans[0][0] + length):
+            _extend_to(needs, device_of, at, reached)
+            if all(begin >= start for begin, (start, _) in zip(reached, spans, strict=True)):
+                count = min((stop - begin) // length for begin, (_, stop) in zip(reached, spans, strict=True))
+                if count < 2:
+                    break
+                made = np.concatenate([np.arange(b, r) for b, r in zip(bounds[:-1], reached, strict=True)])
+                later = np.ones(len(need), bool)
+                later[made] = False
+                wanted = np.unique(need[later & (need >= 0)])
+                return Rounds(list(reached), length, count, wanted[~later[wanted]].tolist())
+    return None
+
+
+def _extend_to(needs: Sequence[int], device_of: Sequence[int], action: int, reached: list[int]) -> None:
+    """Extends `reached` (by device, the end of a prefix of its actions) to `action` and all that it depends on."""
+    left = [action]
+    while left:
+        at = left.pop()
+        device = device_of[at]
+        if at >= reached[device]:
+            left += [need for need in needs[reached[device] : at + 1] if need >= 0]
+            reached[device] = at + 1
