@@ -142,9 +142,9 @@ class PostValidation(SchemeOptions):
     """Option of the zero-bubble schedules."""
 
     post_validation: bool = False
-    """Devices update their weights by the sum of the gradients' norms up to their own, which goes from device to device,
-    start the next batch, and roll back if the whole norm demands another update: no barrier between steps (arXiv
-    2401.10241, section 4). Default: off, as the norm is all-reduced first."""
+    """Devices update their weights by the sum of the gradients' norms up to their own, which goes from device to
+    device, start the next batch, and roll back if the whole norm demands another update: no barrier between steps
+    (arXiv 2401.10241, section 4). Default: off, as the norm is all-reduced first."""
 
 
 SliceDuration = Callable[[int, int], float]

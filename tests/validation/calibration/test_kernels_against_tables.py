@@ -24,6 +24,8 @@ FARTHER = {
     ("grouped", "experts-bf16", "tuned-4k"): (1.0, 1.35),
     ("grouped", "experts-fp8", "tuned-4k"): (1.0, 1.8),
     ("ring", "all_reduce", "node-small"): (1.0, 2.3),
+    # One rate of the host does not fit four and eight L40S without peer access.
+    ("all_to_all", "all_to_all", "alltoall-large"): (1.8, 1.5),
 }
 """By what factor median and 90th percentile may miss a goal."""
 
@@ -84,4 +86,4 @@ def test_coefficients_of_other_hardware_are_near(room: Room) -> None:
     large = [one for one in room.held if one.sample.operation == "gemm" and one.sample.kind == "bf16"]
     for (gpu,), own in group(large, "gpu").items():
         if gpu != "l40s" and figures(own, "large")["rows"] >= SCORED:
-            assert figures(own, "large")["borrowed"] <= 0.12, gpu
+            assert figures(own, "large")["borrowed"] <= 0.13, gpu

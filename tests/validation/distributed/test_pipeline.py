@@ -147,10 +147,11 @@ def done(plan: Plan, place: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     ],
 )
 def test_torch_runs_the_plans_order(ranks: Any, monkeypatch: pytest.MonkeyPatch, degrees: dict[str, Any]) -> None:
+    from validation.reference.orders import action_orders
+
     given = job(degrees["pp"], model={**GPT, "layers": 8}, **degrees)
     plan = resolve_plan(load_job({**given, "batch": {"global": 16, "micro": 2}}))
-    for device in range(plan.shape.p):
-        order = plan.schedule.order(plan.shape, device)
+    for device, order in enumerate(action_orders(plan)):
         assert done(plan, ranks(plan, device), monkeypatch) == [tuple(action[:3]) for action in order]
 
 

@@ -20,6 +20,7 @@ from validation.measurements.measurement import read  # noqa: E402
 from validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
 from validation.reference.model import build_stage  # noqa: E402
 from validation.reference.optimizer import gradient  # noqa: E402
+from validation.reference.orders import action_orders  # noqa: E402
 from validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 from validation.reference.tokens import make_tokens  # noqa: E402
 from validation.stages import measure as stages  # noqa: E402
@@ -73,7 +74,7 @@ def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int]
     for number, wanted in enumerate(held):
         device = DeviceReplay(of, number, cpu)
         played = device.play()
-        assert played.order == of.schedule.order(of.shape, number)
+        assert played.order == action_orders(of)[number]
         assert played.held == wanted
         assert not device.in_flight and not device.passed_on
         turns = Counter((action.stage, action.kind) for action in played.order)
