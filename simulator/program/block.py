@@ -343,24 +343,29 @@ def _list_schedule(
     """
     issued: list[tuple[int, int]] = []
     free: dict[str, float] = defaultdict(float)
-    seen: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    # When the result of every op is seen; infinity before it is issued.
+    seen = [[np.inf] * len(part.block.ops) for part in parts]
     queues = [(i, stream, places) for i in (0, 1) for stream, places in _queues(parts[i].block).items()]
-
-    def rank(queue: tuple[int, str, list[int]]) -> tuple[float, float]:
-        i, stream, places = queue
-        made = max((seen[i].get(j, np.inf) for j in parts[i].block.after[places[-1]]), default=0.0)
-        return max(free[stream], made), -longest[i][places[-1]] if longest else made
-
+    made = [np.inf] * len(queues)
+    """By queue, when the inputs of its next op are there."""
     while queues:
-        (begin, _), at = min((rank(queue), at) for at, queue in enumerate(queues))
+        best, at = (np.inf, np.inf), 0
+        for number, (i, stream, places) in enumerate(queues):
+            place = places[-1]
+            if made[number] == np.inf:
+                made[number] = max([seen[i][j] for j in parts[i].block.after[place]], default=0.0)
+            rank = max(free[stream], made[number]), -longest[i][place] if longest else made[number]
+            if rank < best:
+                best, at = rank, number
         i, stream, places = queues[at]
         place = places.pop()
-        free[stream] = begin + parts[i].seconds[place]
+        free[stream] = best[0] + parts[i].seconds[place]
         seen[i][place] = free[stream] + parts[i].latency[place]
         issued.append((i, place))
+        made[at] = np.inf
         if not places:
-            del queues[at]
-    return max(seconds for ends in seen for seconds in ends.values()), issued
+            del queues[at], made[at]
+    return max(seconds for ends in seen for seconds in ends), issued
 
 
 def _queues(block: Block) -> dict[str, list[int]]:
