@@ -62,6 +62,20 @@ class Unpermute(Operator):
 
 
 @dataclass(frozen=True, eq=False)
+class ExpertPermute(Permute):
+    """Copies every token once for each of its experts on this rank; the ranks of the experts hold all tokens."""
+
+    view = EXPERTS
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertUnpermute(Unpermute):
+    """Adds up the results of each token's experts on this rank: a partial sum over the ranks of the experts."""
+
+    view = EXPERTS
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertLinear(Linear):
     """A linear layer of every expert over the tokens routed to it: one grouped GEMM over the experts of a rank.
 

@@ -1,8 +1,9 @@
-"""Token gather: every token goes once to all ranks that share the experts, and the expert GEMMs permute (Comet).
+"""Token gather: every token goes once to all ranks that share the experts.
 
-The experts' first GEMM reads rows of gathered tokens through an index, their last one adds up the results of each token
-on the rank, and a reduce-scatter adds up those of all ranks. `fuse_permutations` rebuilds a block so, before it is
-lowered; `find_gather_rounds` finds the ops of its passes in the lowered block.
+`permute_after_gather` rebuilds a block so that its permutations follow the gather (Megatron-Core's all-gather
+dispatcher). In Comet the expert GEMMs permute: the first one reads rows of gathered tokens through an index, the last
+one adds up the results of each token on the rank, and a reduce-scatter adds up those of all ranks. `fuse_permutations`
+rebuilds a block so, before it is lowered; `find_gather_rounds` finds the ops of its passes in the lowered block.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from typing import Any
 
 from simulator.ir.layout import Tensor
 from simulator.ir.modules import Module, MoE
-from simulator.ir.moe_operators import ExpertCast, ExpertLinear, FusedExpertLinear, Permute, Unpermute
+from simulator.ir.moe_operators import (
+    ExpertCast,
+    ExpertLinear,
+    ExpertPermute,
+    ExpertUnpermute,
+    FusedExpertLinear,
+    Permute,
+    Unpermute,
+)
 from simulator.ir.operators import Boundary, Cast
 from simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Memory, Op
 from simulator.lowering.rewrite import working_predecessors
@@ -41,6 +50,22 @@ def fuse_permutations(block: MoE) -> MoE:
             children.append(_fuse_linear(child, ins=(*child.ins, weights), outs=(summed,)))
         elif child is unpermute:
             children.append(Boundary("combine", (summed,), unpermute.outs))
+        else:
+            children.append(child)
+    return replace(block, children=tuple(children))
+
+
+def permute_after_gather(block: MoE) -> MoE:
+    """The block with its permutations on the ranks of the experts, which hold all tokens."""
+    children: list[Module] = []
+    for child in block.children:
+        if isinstance(child, Permute):
+            children.append(ExpertPermute(child.name, child.ins, child.outs))
+        elif isinstance(child, Unpermute):
+            children.append(ExpertUnpermute(child.name, child.ins, child.outs))
+        elif isinstance(child, ExpertLinear):
+            # The permutation has sorted the tokens by expert.
+            children.append(replace(child, sorts=""))
         else:
             children.append(child)
     return replace(block, children=tuple(children))
