@@ -229,15 +229,12 @@ class Costs:
                 price, nbytes = self.estimate(work), slowest_rank(work).nbytes
                 reaches = self._shift_reaches(work)
                 slowest = next(one for one in reaches if p2p.price(nbytes, one, self.links) == price)
-                return p2p.use(nbytes, slowest, self.links)
+                return self._with_multiprocessors(p2p.use(nbytes, slowest, self.links), work)
             case Collective():
                 price, most = self.estimate(work), slowest_rank(work)
                 reaches = self._group_reaches(most)
                 slowest = next(one for one in reaches if collective.price(most, one, self.links) == price)
-                use = collective.use(most, slowest, self.links)
-                if work.sms is None:
-                    return use
-                return replace(use, multiprocessors=work.sms / self.cluster.gpu.multiprocessors)
+                return self._with_multiprocessors(collective.use(most, slowest, self.links), work)
             case Exchange():
                 most = slowest_rank(work)
                 return max((dispatch.use(*one) for one in self._exchanges(most)), key=lambda use: use.moving)
@@ -246,6 +243,10 @@ class Costs:
                 slowest = next(one for one in reaches if p2p.price(work.nbytes, one, self.links) == price)
                 return p2p.use(work.nbytes, slowest, self.links)
         return ALONE
+
+    def _with_multiprocessors(self, use: Use, work: Collective) -> Use:
+        """Returns `use` with the multiprocessors that the work states, if it does."""
+        return use if work.sms is None else replace(use, multiprocessors=work.sms / self.cluster.gpu.multiprocessors)
 
     # --------------------------------------------------------------------------------- places of ranks
 

@@ -6,7 +6,8 @@ Every op has a rate: 1 if it shares no link and no SM with others, less if it do
   (`simulator.engine.fair_share`), in both directions. A message uses the outgoing links of its sender and the incoming
   ones of its receiver. A device stands for all ranks of a stage: each rank has links of its own, and the groups of one
   stage communicate at the same time.
-- From launch to end, communication occupies SMs. A kernel that needs all SMs (GEMM, attention) then takes
+- From launch to end, communication occupies SMs, a message those of both ends. A kernel that needs all SMs (GEMM,
+  attention) then takes
 
       seconds (1 + c),   c = occupied / (all - occupied)
 
@@ -95,9 +96,10 @@ class Traffic:
         if isinstance(self.flat.ops[number].work, Communication):
             moving = min(use.moving, seconds) if links else 0.0
             one = Running(number, self.flat.ops[number], device, moving, links, done)
-            if use.multiprocessors:
-                self.kept[device][number] = use.multiprocessors
-                self._pace_kernels(device)
+            # A kernel sends, and one of the receiver receives.
+            for end in {device, self._receiver.get(number, device)} if use.multiprocessors else ():
+                self.kept[end][number] = use.multiprocessors
+                self._pace_kernels(end)
             latency = self.env.timeout(seconds - moving)
             latency.callbacks.append(lambda _: self._move(one))
         else:
@@ -185,5 +187,6 @@ class Traffic:
             near |= self.flows[place]
         if near:
             self._share(near.values())
-        if self.kept[one.device].pop(one.number, None):
-            self._pace_kernels(one.device)
+        for end in {one.device, self._receiver.get(one.number, one.device)}:
+            if self.kept[end].pop(one.number, None):
+                self._pace_kernels(end)

@@ -13,10 +13,13 @@ from typing import Any
 
 from hardware.topology import Reach
 from simulator.costs.coefficients import estimate_sigma
-from simulator.costs.collectives import fabric
+from simulator.costs.collectives import fabric, tuner
 from simulator.costs.collectives.links import Links, crosses_host
 from simulator.costs.collectives.processes import ProcessCostModel
 from simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
+
+CHANNEL_RATE = 14e9
+"""Rate of a port for which NCCL takes one channel [bytes/s] (NCCL_P2P_PER_CHANNEL_NET_BW)."""
 
 
 def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
@@ -57,12 +60,29 @@ def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
 
 
 def use(nbytes: int, reach: Reach, links: Links) -> Use:
-    """What a message occupies while its bytes move. No table states its multiprocessors: none are counted."""
+    """What a message occupies: links while its bytes move, multiprocessors for all of its time."""
     if not nbytes:
         return ALONE
     far, host = reach.nodes.number > 1, crosses_host(reach)
     busy = (0.0, 0.0, 1.0) if far else (0.0, 1.0, 0.0) if host else (reach.links, 0.0, 0.0)
-    return Use(_moving(nbytes, reach, links), busy)
+    share = count_channels(reach, links) / links.cluster.gpu.multiprocessors
+    return Use(_moving(nbytes, reach, links), busy, share)
+
+
+def count_channels(reach: Reach, links: Links) -> int:
+    """Channels of NCCL for a message, each of which takes one multiprocessor of the sender and of the receiver.
+
+    Between nodes one for every 14 GB/s of the port, over NVLink two for each link of the pair and no more than those of
+    a ring, over PCIe two (`ncclTopoGetNchannels` in src/graph/paths.cc of NVIDIA/nccl @5067397). Small messages take
+    fewer. None between processes.
+    """
+    if isinstance(links.models_within_node(reach).p2p, ProcessCostModel):
+        return 0
+    if reach.nodes.number > 1:
+        return math.ceil(links.port_rate(reach) / CHANNEL_RATE)
+    if crosses_host(reach) or not links.scale_up.switched:
+        return 2
+    return tuner.generation(links.scale_up.kind).channels
 
 
 def lower_bound(nbytes: Any, reach: Reach, links: Links) -> Any:

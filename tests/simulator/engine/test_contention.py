@@ -243,7 +243,9 @@ def test_small_collectives_are_mostly_latency() -> None:
 def test_resources_of_messages_and_kernels() -> None:
     costs = Costs(load_cluster("dgx-h100:8"), MESH)
     far, near = Transfer(2**24, "pp", 0, 1), Transfer(2**24, "tp", 0, 1)
-    assert costs.use(far) == Use(costs.estimate(far).seconds, NETWORK)
+    # NCCL takes a channel for every 14 GB/s of a port of 50.
+    assert costs.use(far) == Use(costs.estimate(far).seconds, NETWORK, 4 / 132)
+    assert costs.use(near).multiprocessors == pytest.approx(24 / 132)
     assert costs.use(near).links == UP and 0 < costs.use(near).moving <= costs.estimate(near).seconds
     assert costs.use(Transfer(2**24, "pp", 1, 1)) == ALONE
     assert costs.use(Gemm(1024, 1024, 1024)) == costs.use(Attention(1, 512, 512, 8, 8, 64, 64)) == FULL
@@ -435,3 +437,18 @@ def test_overlapped_all_gathers_slow_concurrent_gemms() -> None:
     job = real(PLANS[2])
     plain, found = simulate(job, "simpy").breakdown, simulate(job, "shared").breakdown
     assert plain.parts["gemm"] * 1.005 < found.parts["gemm"] <= plain.parts["gemm"] / (1 - 3 * 24 / 132)
+
+
+def test_a_message_takes_multiprocessors_of_both_ends() -> None:
+    """Kernels of the receiver slow down for as long as those of the sender do."""
+    flat = FlatProgram()
+    send = flat.add(Op("send", "pipeline-forward", Transfer(1, "pp", 0, 1)), 2.0, 0.0, 0.0, (), 0)
+    flat.sent.append((send, 0, 1))
+    kernels = [flat.add(Op("gemm", COMPUTE, Gemm(1, 1, 1)), 2.0, 0.0, 0.0, (), device) for device in (0, 1, 2)]
+
+    def use(work: Work) -> Use:
+        return Use(2.0, NETWORK, 0.2) if isinstance(work, Transfer) else FULL
+
+    times = shared.play(flat, [use] * 3)
+    # 2 seconds at a rate of 0.8, then the remaining 0.4.
+    assert [times.end[kernel] for kernel in kernels] == pytest.approx([2.4, 2.4, 2.0])
