@@ -267,6 +267,8 @@ class CoreAttention(Operator):
     window: number of latest positions that a query attends to (sliding window); None: all.
     tokens_before: tokens of the sequence before this slice.
     tokens_after: tokens of the sequence after this slice.
+    document: tokens of the documents packed into a sequence, within each of which fused kernels attend; None: one
+        document.
     block: the block of scores that this is, where attention is computed block by block; the log-sum-exp of its rows is
         saved to merge the blocks.
     """
@@ -278,6 +280,7 @@ class CoreAttention(Operator):
     window: int | None = None
     tokens_before: int = 0
     tokens_after: int = 0
+    document: int | None = None
     block: ScoreBlock | None = None
     label = "core_attn"
 
@@ -309,6 +312,13 @@ class CoreAttention(Operator):
             q, t, share = int(q * most.queries), int(t * most.keys), float(mean / (most.queries * most.keys))
             pace = float(most.computed_share(own) / mean)
             return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype, pace)]
+        if self.document is not None and self.document < own:
+            d = self.document
+            return [
+                Attention(
+                    b * q / d, d, d, heads, kv_heads, *dims, self._pairs(d) / (d * d), backward, self.ins[0].dtype
+                )
+            ]
         share = (self._pairs(self.tokens_before + own) - self._pairs(self.tokens_before)) / (own * t)
         return [Attention(b, q, t, heads, kv_heads, *dims, share, backward, self.ins[0].dtype)]
 

@@ -72,7 +72,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A fused attention kernel (scores are never written to memory) over ``batch`` sequences.
+    """A fused attention kernel (scores are never written to memory) over ``batch`` sequences, or packed documents.
 
     FLOPs of the forward pass: 2 batch heads q kv (qk_dim + v_dim) share. The backward pass has 2.5 times as many,
     because it computes the scores again.
@@ -86,7 +86,7 @@ class Attention:
     pace: work of the slowest rank over the mean, see `slowest_rank`.
     """
 
-    batch: int
+    batch: float
     q: int
     kv: int
     heads: int

@@ -42,6 +42,18 @@ class Batch(JobPart):
     micro: Count = 1
     sequence: Count | None = None
     """Default: the sequence length of the model."""
+    documents: Count | tuple[Count, ...] | None = None
+    """Tokens of the documents packed into a sequence, one length or a sample of lengths: attention stays within a
+    document. Default: one document a sequence."""
+
+    @property
+    def document(self) -> int | None:
+        """Length of the documents that have as many pairs of tokens: the mean over tokens; None: whole sequences."""
+        if self.documents is None:
+            return None
+        lengths = self.documents if isinstance(self.documents, tuple) else (self.documents,)
+        cut = [min(length, self.sequence or length) for length in lengths]
+        return round(sum(length * length for length in cut) / sum(cut))
 
 
 class Precision(JobPart):
@@ -219,7 +231,11 @@ class Job(JobPart):
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
             "framework": {"name": self.framework.name, "release": self.release, "set": self.as_written["set"]},
-            "batch": self.batch.model_dump(by_alias=True),
+            "batch": {
+                key: value
+                for key, value in self.batch.model_dump(by_alias=True, mode="json").items()
+                if key != "documents" or value is not None
+            },
             "precision": self.precision.model_dump(),
             "optimizer": "adam",
             **({"train": self.train.model_dump(mode="json")} if self.adapters else {}),

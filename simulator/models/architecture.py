@@ -71,6 +71,7 @@ class Architecture:
     tokens_before: tokens of the sequence before the slice.
     tokens_after: tokens of the sequence after the slice.
     adapters: the adapters, if they alone are trained.
+    document: tokens of the documents packed into a sequence, see `simulator.ir.operators.CoreAttention`.
     """
 
     model: Model
@@ -87,6 +88,7 @@ class Architecture:
     tokens_before: int = 0
     tokens_after: int = 0
     adapters: Adapters | None = None
+    document: int | None = None
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
         """Builds the stage of these layers, with the embedding if it is the first and the loss if it is the last.
@@ -328,7 +330,7 @@ class Architecture:
         o = self._act("o", a=width)
         window = model.window if slides else None
         ins = (q, k.rename_dims(s="t"), v.rename_dims(s="t"))
-        place = window, self.tokens_before, self.tokens_after
+        place = window, self.tokens_before, self.tokens_after, self.document
         modules.append(CoreAttention("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         modules += self._linear("proj", o, (y,), self._weight("wo", a=width, h=self._h))
         return SelfAttention("attention", tuple(modules))

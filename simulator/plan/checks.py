@@ -103,6 +103,16 @@ def check_attention(plan: Plan) -> None:
         raise PlanError("framework.set.attention_library", rule, "flash-2 would work", framework.attention_library)
 
 
+def check_documents(plan: Plan) -> None:
+    """Attention within documents is computed where a rank has all keys of a sequence."""
+    several = [scheme for scheme in plan.schemes if plan.mesh.size(scheme.over) > 1]
+    rings = [scheme.use for scheme in several if getattr(scheme, "passes_keys", False)]
+    sliced = [plan.schedule.use] if len(plan.schedule.slices) != 1 else []
+    if plan.job.batch.documents is not None and (rings or sliced):
+        rule = f"{(rings or sliced)[0]} brings the keys of a sequence part by part, whatever documents are in it"
+        raise PlanError("batch.documents", rule, "Use sequence/all-gather or sequence/ulysses, or leave it out")
+
+
 def check_noise(plan: Plan) -> None:
     """Steps with noise are played one by one, so the pipeline must flush between steps."""
     if plan.job.noise is not None and not plan.schedule.flush:
@@ -231,6 +241,7 @@ ALWAYS = (
     check_batch,
     check_towers,
     check_attention,
+    check_documents,
     check_noise,
     check_period,
 )

@@ -131,6 +131,7 @@ class Plan:
             framework.loss.kept,
             framework.quantised,
             adapters=job.adapters,
+            document=job.batch.document,
         )
 
     @cached_property
