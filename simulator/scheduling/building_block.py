@@ -15,7 +15,7 @@ from typing import Self
 
 from simulator.scheduling.greedy import Dependencies, invert_dependencies, pass_dependencies
 from simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
-from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem
+from simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, ScheduleItem, actions_of
 
 STEPS = 10**9
 """Steps in which the longest pass is timed: of whole steps, equal times are equal whatever they were added up from."""
@@ -75,8 +75,9 @@ def reorder_both_ends(
     """Orders whose idle time is filled, at no higher peak of chunks than that of the fullest device.
 
     First in slots: forwards from the start a device that would idle takes the next ready pass of its order, then
-    backwards from the end W's and B's move behind passes that other devices wait for. Then once more as long as passes
-    take, where a device waits for a pass of its order rather than to delay it. Of both the shorter step is kept.
+    backwards from the end W's and B's move behind passes that other devices wait for. Then, of that and of the given
+    orders, as long as passes take: backwards, and forwards, where a device waits for a pass of its order rather than to
+    delay it. The shortest step is kept of those whose last stage holds one micro-batch, if any does.
     """
     peaks = [max(map(_peak_chunks, orders))] * len(orders)
     in_slots = _Filling(schedule, shape, peaks)
@@ -84,13 +85,15 @@ def reorder_both_ends(
     if durations is None:
         return found
     timed = in_slots.with_durations(durations)
-    again = timed.forwards(timed.backwards(found, "WB"), patience=1.0)
+    again = [timed.forwards(timed.backwards(one, "WB"), patience=1.0) for one in (found, orders)]
+    last = shape.stages - 1
 
-    def step_time(candidate: Sequence[Sequence[ScheduleItem]]) -> tuple[float, float]:
+    def step_time(candidate: Sequence[Sequence[ScheduleItem]]) -> tuple[bool, float, float]:
         played: PartialSchedule = reorder_at_run_time(schedule, shape, candidate, timed.duration, timed.hop)
-        return played.step_time(durations.barrier)
+        own = (action for action in actions_of(candidate[timed.device[last]]) if action.stage == last)
+        return (_peak_chunks(list(own)) > 1, *played.step_time(durations.barrier))
 
-    return min((found, again), key=step_time)
+    return min((found, *again), key=step_time)
 
 
 def _reverse(orders: Sequence[Sequence[Action]]) -> list[list[Action]]:
