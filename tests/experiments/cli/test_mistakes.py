@@ -54,7 +54,7 @@ SHORT: list[tuple[str, str, str]] = [
     ("pp: 2", "ep: 2", "llama3-8b has no experts"),
     ("global: 16", "global: 17", ":3 batch.global is 17: it must be a multiple of"),
     ("global: 16", "global: 160000000", ":3 batch.global is 160000000: 80,000,000 micro-batches through 2 stages"),
-    ("micro: 1", "mirco: 1", ":3 batch.mirco: no such key. Did you mean 'micro'? Valid: documents, global, micro, sequence"),
+    ("micro: 1", "mirco: 1", ":3 batch.mirco: no such key. Did you mean 'micro'? Valid: documents, global, micro"),
     ("micro: 1", "micro: -1", ":3 batch.micro is -1: must be above 0"),
     ("micro: 1", "micro: .nan", ":3 batch.micro is nan: must be a whole number"),
     ("micro: 1", "micro: 1" + 12 * "0", ":3 batch.micro is 1000000000000: must be at most 1000000000"),
