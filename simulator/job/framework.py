@@ -36,6 +36,8 @@ class CommunicationOverlap(FrameworkPart):
 
     dp: bool
     """Gradient buckets are reduced during the last backward pass, ZeRO-1 weights all-gathered ahead of first use."""
+    sharded_weights: bool | None = None
+    """Sharded weights (ZeRO-3, FSDP) are all-gathered ahead of use. Default: as `dp`."""
     pp: bool
     """Pipeline sends overlap with computation; otherwise a device waits for each send."""
     gradients: bool = True

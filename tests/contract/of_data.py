@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from simulator.engine.longest_path import longest_path
@@ -13,7 +14,7 @@ from simulator.forecast.planning import resolve_plan
 from simulator.forecast.resident_memory import resident_bytes
 from simulator.forecast.stages import device_params, lower_stages
 from simulator.ir.mesh import Mesh
-from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, StageOps, Work
+from simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, StageOps, Work
 from simulator.ir.registry import find_scheme
 from simulator.ir.scheme import Scheme
 from simulator.job.framework import load_framework
@@ -42,9 +43,18 @@ def unit_elements() -> tuple[int, ...]:
 
 
 @cache
-def parameter_elements() -> tuple[int, ...]:
+def all_params() -> tuple[Param, ...]:
     stage = Architecture(MODEL, 1, MODEL.seq, MODEL.vocab).stage(range(MODEL.layers), True, True)
-    return tuple(param.size for param in params_of(Lowering(Mesh({}), []).run(stage)))
+    return tuple(params_of(Lowering(Mesh({}), []).run(stage)))
+
+
+def module_elements() -> tuple[int, ...]:
+    """Parameters of every operator, in the order of the layers."""
+    return tuple(sum(param.size for param in same) for _, same in groupby(all_params(), lambda param: param.used))
+
+
+def parameter_elements() -> tuple[int, ...]:
+    return tuple(param.size for param in all_params())
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class DataRanks(DataSetting):
     """
 
     unit_elements: tuple[int, ...] = field(default_factory=unit_elements)
+    module_elements: tuple[int, ...] = field(default_factory=module_elements)
     parameter_elements: tuple[int, ...] = field(default_factory=parameter_elements)
     overlap: bool = True
 

@@ -25,7 +25,7 @@ more that is whole at a time.
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from pydantic import Field
@@ -94,10 +94,10 @@ class FSDP(ShardedScheme):
     def layers_per_unit(self) -> int:
         return int(self.options.unit)
 
-    def prefetch_depth(self, forward: bool, sizes: Sequence[int]) -> int:
+    def prefetch_depth(self, forward: bool) -> int:
         if not forward and not self.options.backward_prefetch:
             return 0
-        return super().prefetch_depth(forward, sizes) if self.options.prefetch is None else self.options.prefetch
+        return super().prefetch_depth(forward) if self.options.prefetch is None else self.options.prefetch
 
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         kept = not self.options.reshard and not self.across_microbatches

@@ -1,9 +1,10 @@
 """ZeRO-Infinity: every state is sharded over the ranks, and the shards lie in host memory or on disks.
 
-Before the all-gather of a unit every rank copies its own 1/N of the weights from its host; after the reduce-scatter of
+Before the all-gather of a module every rank copies its own 1/N of the weights from its host; after the reduction of
 the gradients it copies its own 1/N back, where gradients are accumulated over micro-batches and the host's processors
-update the shard. As each rank copies a part of every weight, the links of all ranks to their hosts work at once: a unit
-arrives N times as fast as from one owner that would broadcast it.
+update the shard. As each rank copies a part of every weight, the links of all ranks to their hosts work at once: a
+module arrives N times as fast as from one owner that would broadcast it. How far ahead modules are asked for, and the
+limit of elements in memory, are those of ZeRO stage 3 (`parameter_coordinator`).
 
     memory-in     shard 2   shard 3                     shard 2   shard 1
     data                 gather 2   gather 3                  gather 2   gather 1        reduce-scatter 3 ...
@@ -11,7 +12,7 @@ arrives N times as fast as from one owner that would broadcast it.
     memory-out                                                                   shard of gradients 3 ...
 
 The network carries the bytes of ZeRO stage 3: 3 a (N-1)/N M for M bytes of weights and of gradients, a micro-batches. A
-rank's link to its host carries 2 M/N in and M/N out per micro-batch. The GPU holds the units that compute, and no
+rank's link to its host carries 2 M/N in and M/N out per micro-batch. The GPU holds the modules that compute, and no
 states. Without overlap the efficiency of a step is ait bw / (ait bw + peak), with ait = sequence x micro-batch
 FLOP/byte, bw of all links together, and the peak of one GPU.
 
@@ -27,17 +28,18 @@ from typing import Literal
 
 from simulator.ir.modules import Module, Update
 from simulator.ir.ops import BYTES, Fragment, HostCopy, Op
-from simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, LowerModule, Paper
 from simulator.lowering.offload import IN, OUT, update_on_host
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
+from simulator.schemes.data.shared.fully_sharded import GatherOps
+from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 
 
-class ZeroInfinity(ShardedScheme):
+class ZeroInfinity(CoordinatedScheme):
     paper = Paper("arXiv:2104.07857", "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Training", 2021)
     updates_weights = False
 
-    class Options(SchemeOptions):
+    class Options(CoordinatorOptions):
         parameters: Literal["gpu", "cpu", "nvme"] = "cpu"
         """Where shards of the weights lie."""
         optimizer: Literal["cpu", "nvme"] = "cpu"

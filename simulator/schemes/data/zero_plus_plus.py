@@ -12,6 +12,8 @@ Bytes that leave a node, in units of M bytes of 16-bit weights: ZeRO-3 3 M; ZeRO
 M (gradients) = 0.75 M for many nodes, plus the scales. State: 18/N + 2/G bytes per parameter with fp32 gradients (16/N
 + 2/G with 16-bit ones). Gradients are summed on a stream of their own, during the rest of the backward pass.
 
+Modules are gathered ahead as by ZeRO stage 3 (`parameter_coordinator`).
+
 Not modelled: buffers of int4 gradients; exchanges within and across nodes in overlapping chunks.
 
 References: Wang et al. 2023, arXiv 2306.10209, sections 3.1 to 3.3.
@@ -22,22 +24,23 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from simulator.ir.ops import BYTES, Collective, Memory, Op, Param
-from simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
+from simulator.ir.scheme import ClosedForm, Paper
 from simulator.schemes.data.shared.data_parallel import DataSetting
-from simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
+from simulator.schemes.data.shared.fully_sharded import GatherOps
+from simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 
 SCALE = BYTES["fp32"]
 """Bytes of the scale of a quantised block."""
 
 
-class ZeroPlusPlus(ShardedScheme):
+class ZeroPlusPlus(CoordinatedScheme):
     paper = Paper(
         "arXiv:2306.10209", "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023
     )
     least_axes = most_axes = 2
     updates_weights = False
 
-    class Options(SchemeOptions):
+    class Options(CoordinatorOptions):
         qwz: bool = True
         """Whether weights are all-gathered in int8."""
         hpz: bool = True
@@ -95,9 +98,8 @@ class ZeroPlusPlus(ShardedScheme):
         n, across = setting.n, setting.across
         qwz, hpz, qgz = self.options.qwz, self.options.hpz, self.options.qgz
         ring, near = (n - 1) / n if across > 1 else 0, n // across
-        forward = (
-            sum(self.quantised_bytes("int8", unit) for unit in setting.unit_elements) if qwz else setting.weight_bytes
-        )
+        quantised = sum(self.quantised_bytes("int8", module) for module in setting.module_elements)
+        forward = quantised if qwz else setting.weight_bytes
         exchanged = (
             (across - 1)
             / across

@@ -34,6 +34,7 @@ class DataSetting:
     replicas: groups of n ranks that hold copies of each other's states.
     options: of the scheme.
     unit_elements: parameters of every unit: the embedding, the layers, the output layer with its norm.
+    module_elements: parameters of every operator.
     parameter_elements: elements of every parameter tensor.
     buckets: equal buckets of gradients in another model, where `bucket_backward_s` seconds of the backward pass fill
         one and its all-reduce takes `bucket_reduce_s` seconds.
@@ -45,6 +46,7 @@ class DataSetting:
     across: int = 1
     options: OptionValues = ()
     unit_elements: tuple[int, ...] = ()
+    module_elements: tuple[int, ...] = ()
     parameter_elements: tuple[int, ...] = ()
     buckets: int = 3
     bucket_backward_s: float = 2.0

@@ -1,8 +1,8 @@
 """Sharded weights, unit by unit: all-gathered for the passes of a unit, sharded between them.
 
 A unit is a transformer layer, the embedding, or the output layer with its loss. `shard_units` decides for every unit
-when its weights are gathered, how long they live, and when its gradients are reduced; a scheme says how they move
-(`ShardedScheme`).
+when its weights are gathered (`gather_plan`), how long they live, and when its gradients are reduced; a scheme says how
+they move (`ShardedScheme`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import ClassVar
 
 from simulator.ir.modules import Stage
-from simulator.ir.ops import BYTES, COMPUTE, Fragment, Memory, Op, StageOps, TensorUse, UnitRun
+from simulator.ir.ops import BYTES, COMPUTE, Fragment, Memory, Op, Param, StageOps, TensorUse, UnitRun
 from simulator.ir.scheme import LowerStage
 from simulator.schemes.data.shared.data_parallel import DataScheme
+from simulator.schemes.data.shared.gather_plan import (
+    GatheredModule,
+    GatheredWeights,
+    PassGathers,
+    add_up,
+    find_modules,
+    kernel_before,
+    plan_pass,
+    whole_pass,
+)
 
 
 @dataclass
@@ -37,9 +47,13 @@ class GatherOps:
 class ShardedScheme(DataScheme):
     """Base of the data schemes that reduce gradients unit by unit, and gather sharded weights unit by unit.
 
-    They differ in how far ahead weights are gathered (`prefetch_depth`), and in how weights and gradients move
-    (`gather_unit`, `reduce_unit`). The last axis that a scheme is `over` joins the nearest ranks.
+    They differ in how far ahead weights are gathered (`reach`), and in how weights and gradients move (`gather_unit`,
+    `reduce_unit`). The last axis that a scheme is `over` joins the nearest ranks.
+
+    by_module: whether weights are gathered module by module, not unit by unit.
     """
+
+    by_module: ClassVar[bool] = False
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
@@ -58,12 +72,23 @@ class ShardedScheme(DataScheme):
         op = super().gather(axes, elements, phase, when)
         return replace(op, stream="data-returns") if when == "first" else op
 
-    def prefetch_depth(self, forward: bool, sizes: Sequence[int]) -> int:
-        """How many of the following units are gathered during the computation of one.
+    def reach(self, forward: bool, sizes: Sequence[int]) -> Sequence[int]:
+        """For each unit (or module) of a pass: how many of the pass have been asked for by the time it computes.
 
-        sizes: elements of that unit, and of those that follow it in this pass.
+        sizes: their elements, in the order of the pass.
         """
-        return int(self.framework.overlap.dp)
+        depth = self.prefetch_depth(forward)
+        return [place + 1 + depth for place in range(len(sizes))]
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether weights are gathered during the computation of the units before."""
+        overlap = self.framework.overlap
+        return overlap.dp if overlap.sharded_weights is None else overlap.sharded_weights
+
+    def prefetch_depth(self, forward: bool) -> int:
+        """How many of the following units are gathered during the computation of one."""
+        return int(self.gathers_ahead)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         """The all-gather of weights that are sharded over `axes`.
@@ -97,49 +122,21 @@ class ShardedScheme(DataScheme):
 
 
 @dataclass(frozen=True)
-class GatheredWeights:
-    """The weights that a pass of a unit gathers.
-
-    groups: axes that shard them, each with its elements.
-    live: elements that take memory once gathered; weights that are also stored whole take none.
-    """
-
-    groups: tuple[tuple[tuple[str, ...], int], ...] = ()
-    live: int = 0
-
-    @property
-    def elements(self) -> int:
-        return sum(elements for _, elements in self.groups)
-
-
-@dataclass(frozen=True)
 class UnitShards:
     """What the ranks of a scheme share of a unit.
 
-    forward, backward: weights gathered for the two passes.
+    forward, backward: modules whose weights are gathered for the two passes, in their order.
     gradients: reduction axes, each with its elements.
     leaving: elements of gradients that are sharded once reduced.
     """
 
-    forward: GatheredWeights
-    backward: GatheredWeights
+    forward: tuple[GatheredModule, ...]
+    backward: tuple[GatheredModule, ...]
     gradients: tuple[tuple[tuple[str, ...], int], ...]
     leaving: int
 
     def __bool__(self) -> bool:
-        return bool(self.forward.groups or self.gradients)
-
-
-@dataclass(frozen=True)
-class PassGathers:
-    """The all-gathers of a pass of a unit.
-
-    now: weights gathered when the pass starts, each with the number of units until their use.
-    before: weights of the following units that earlier passes have gathered, the next unit first.
-    """
-
-    now: tuple[tuple[int, GatheredWeights], ...]
-    before: tuple[GatheredWeights, ...]
+        return bool(self.gradients or any(one.weights.groups for one in self.forward))
 
 
 @dataclass(frozen=True)
@@ -209,13 +206,14 @@ def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
 def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     """`stage_ops` in which the weights of every unit are gathered before its passes and its gradients reduced after.
 
-    The weights of a unit are gathered during the computation of the `scheme.prefetch_depth` units before it, or, with a
-    depth of 0, while nothing computes: the limit of unused all-gathers. An embedding whose table is also that of the
+    How far ahead the weights of a unit are gathered, `scheme.reach` says; weights that nobody asked for are gathered
+    while nothing computes. A unit begins once all its weights that were asked for in earlier units have arrived. An
+    embedding whose table is also that of the
     output layer stays whole between its passes, and so does its gradient from the output layer on (both belong to the
     root unit of FSDP, which is not freed after its forward pass).
     """
     unit_runs = stage_ops.unit_runs
-    held = [_unit_shards(scheme, unit_run) for unit_run in unit_runs]
+    held = [_unit_shards(scheme, unit_run, scheme.by_module) for unit_run in unit_runs]
     if not any(held):
         return stage_ops
     shared = (
@@ -224,7 +222,8 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
         and any(unit_run.fragment.shared_weights for unit_run in unit_runs[1:])
     )
     if shared:
-        held[0] = replace(held[0], backward=GatheredWeights())
+        held[0] = _unit_shards(scheme, unit_runs[0], False)
+        held[0] = replace(held[0], backward=whole_pass(unit_runs[0].fragment.backward, GatheredWeights()))
     # A unit without input from the previous one, as an embedding, starts a new row of neighbours.
     rows: list[list[int]] = []
     for i, unit_run in enumerate(unit_runs):
@@ -247,42 +246,38 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     return replace(stage_ops, unit_runs=made)
 
 
-def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun) -> UnitShards:
-    forward, backward, gradients = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
-    live = leaving = 0
-    for param in unit_run.fragment.params:
+def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool) -> UnitShards:
+    fragment = unit_run.fragment
+    forward: list[tuple[Param, GatheredWeights]] = []
+    backward: list[tuple[Param, GatheredWeights]] = []
+    gradients = defaultdict[tuple[str, ...], int](int)
+    leaving = 0
+    for param in fragment.params:
         if axes := scheme.shards_at_rest("parameters", param):
-            forward[axes] += param.size
             second = scheme.secondary_shards(param)
-            live += param.size if second != () else 0
-            backward[axes if second is None else second] += param.size
+            live = param.size if second != () else 0
+            forward.append((param, GatheredWeights(((axes, param.size),), live)))
+            again = axes if second is None else second
+            backward.append((param, GatheredWeights(((again, param.size),) if again else (), live)))
         if param.trained and (axes := scheme.reduces(param)):
             gradients[axes] += param.size
             leaving += param.size if scheme.shards_at_rest("gradients", param) else 0
-    backward.pop((), None)
-    groups = GatheredWeights(tuple(forward.items()), live), GatheredWeights(tuple(backward.items()), live)
-    if not unit_run.fragment.backward:  # no weights below are trained
-        return UnitShards(groups[0], GatheredWeights(), (), 0)
-    return UnitShards(*groups, tuple(gradients.items()), leaving)
+
+    def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
+        if by_module:
+            return find_modules(fragment, sharded, forward)
+        return whole_pass(fragment.forward if forward else fragment.backward, add_up([one for _, one in sharded]))
+
+    if not fragment.backward:  # no weights below are trained
+        return UnitShards(modules(forward, True), modules([], False), (), 0)
+    return UnitShards(modules(forward, True), modules(backward, False), tuple(gradients.items()), leaving)
 
 
 def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
-    forward = _plan_pass(scheme, [one.forward for one in row], True)
-    backward = _plan_pass(scheme, [one.backward for one in row[::-1]], False)[::-1]
+    forward = plan_pass([one.forward for one in row], partial(scheme.reach, True))
+    backward = plan_pass([one.backward for one in row[::-1]], partial(scheme.reach, False))[::-1]
     sent = [*(one.leaving for one in row[1:]), 0]
     return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
-
-
-def _plan_pass(scheme: ShardedScheme, row: list[GatheredWeights], forward: bool) -> list[PassGathers]:
-    """The all-gathers of units in the order of a pass."""
-    sizes = [one.elements for one in row]
-    found, reached = [], 0
-    for place in range(len(row)):
-        begin = max(reached, place)
-        before = row[place + 1 : begin]
-        reached = max(begin, min(place + 1 + scheme.prefetch_depth(forward, sizes[place:]), len(row)))
-        found.append(PassGathers(tuple((at - place, row[at]) for at in range(begin, reached)), tuple(before)))
-    return found
 
 
 def _table_key(axes: tuple[str, ...]) -> str:
@@ -308,8 +303,11 @@ def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn:
     _lower_pass(scheme, unit_run, made, own.forward, turn.forward, True, stays)
     if made.backward:
         # A table that stays is gathered already.
-        weights = replace(own.forward, groups=()) if stays else own.backward
-        _lower_pass(scheme, unit_run, made, weights, turn.backward, False, stays)
+        modules = own.backward
+        if stays:
+            weights = replace(own.forward[0].weights, groups=())
+            modules = (replace(own.backward[0], weights=weights),)
+        _lower_pass(scheme, unit_run, made, modules, turn.backward, False, stays)
         # The gradients of the unit whose backward pass came before are still being reduced.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (made.backward[0], made.backward[-1])
         made.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
@@ -322,12 +320,12 @@ def _lower_pass(
     scheme: ShardedScheme,
     unit_run: UnitRun,
     made: Fragment,
-    own: GatheredWeights,
+    own: tuple[GatheredModule, ...],
     fetch: PassGathers,
     forward: bool,
     stays: bool,
 ) -> None:
-    """One pass of a unit with its all-gathers: of its own weights, unless earlier passes have gathered them, and of
+    """One pass of a unit with its all-gathers: of its own weights, unless earlier units have asked for them, and of
     those of later units.
 
     Whatever waits for the output of the unit also waits for the weights of the next unit.
@@ -336,48 +334,82 @@ def _lower_pass(
     entry, takes = (made.entry, unit_run.residual_in) if forward else (made.grad_entry, unit_run.residual_out)
     gate, gives = (made.exit, unit_run.residual_out) if forward else (made.grad_exit, unit_run.residual_in)
     came = [entry[takes]] if takes in entry else []
-    kernels, first, last = [op for op in ops if op.stream == COMPUTE], ops[0], ops[-1]
-    mine = _gather_all(scheme, own, forward)
-    front, behind, arrived = list[Op](), list[Op](), dict[int, list[Op]]()
-    for later, weights in fetch.now:
-        found = _gather_all(scheme, weights, forward) if later else mine
-        # Without an incoming gradient the loss starts the backward pass.
-        begins = bool(later) and not forward and not came
-        for one in found:
-            one.ops[0].after += (front or ops)[:1] if begins else came
-        gathers = [op for one in found for op in one.ops]
-        (behind if begins and not front else front).extend(gathers)
-        arrived[later] = [one.ops[-1] for one in found]
-        if later and gathers:
-            made.tensor_uses += _lifetime(
-                f"weights {phase} {later}", _bytes_in_flight(scheme, weights, found), gathers[0], last
-            )
-    for later, weights in enumerate(fetch.before, 1):
-        nbytes = _bytes_in_flight(scheme, weights, _gather_all(scheme, weights, forward))
-        made.tensor_uses += _lifetime(f"weights {phase} {later}", nbytes, first, last)
-    here = arrived.get(0, [])
-    # Collectives that gather weights further before a kernel reads them wait, too.
-    used = {param.used for param in made.params} if forward else set()
-    for op in (op for op in ops if op.stream == COMPUTE or op in used):
-        op.after += here
-    key, begin = "weights" if stays else f"weights {phase}", (front if here else ops)[0]
-    made.tensor_uses += _lifetime(key, own.live * BYTES[scheme.framework.weights], begin, last)
-    marks, waits = _relay_arrivals(len(fetch.before), arrived, phase)
+    first, last = ops[0], ops[-1]
+    mine = [_gather_all(scheme, one.weights, forward) for one in own]
+    asked = dict[int, list[Op]]()
+    marks = _relay_arrivals(fetch.reach, phase)
+    waits = marks[:1]
+    inserted = defaultdict[Op | None, list[Op]](list, {first: marks})
+    """Ops that stand before an op of the pass; None: behind all."""
+    for issuer, gathers in groupby(fetch.now, lambda gather: gather.issuer):
+        spot = ops[own[issuer].begin] if issuer else first
+        starts = (kernel_before(ops, own[issuer].begin) if issuer else []) or came
+        issued = list[Op]()
+        for gather in gathers:
+            found = _gather_all(scheme, gather.weights, forward) if gather.later else mine[gather.module]
+            here = [op for one in found for op in one.ops]
+            if gather.later and not forward and not starts:
+                # Without an incoming gradient the loss starts the backward pass.
+                starts, spot = (issued or ops)[:1], spot if issued else next(iter(ops[1:]), None)
+            for one in found:
+                one.ops[0].after += starts
+            issued += here
+            arrived = [one.ops[-1] for one in found]
+            if not gather.later:
+                asked[gather.module] = here
+                _wait_for_weights(made, ops, own, gather.module, arrived, forward)
+            elif here:
+                key = f"weights {phase} {gather.later} {gather.module}"
+                made.tensor_uses += _lifetime(key, _bytes_in_flight(scheme, gather.weights, found), here[0], last)
+                waits += arrived if gather.later == 1 else []
+                # A mark stands behind the ops that it waits for.
+                issued += [_mark_arrival(phase, gather.later - 1, arrived)] if gather.later > 1 else []
+        inserted[spot] += issued
+    if fetch.ahead:
+        made.tensor_uses += _lifetime(
+            f"weights {phase} ahead", fetch.ahead * BYTES[scheme.framework.weights], first, last
+        )
+    for gather in fetch.before:
+        if gather.later:
+            nbytes = _bytes_in_flight(scheme, gather.weights, _gather_all(scheme, gather.weights, forward))
+            made.tensor_uses += _lifetime(f"weights {phase} {gather.later} {gather.module}", nbytes, first, last)
+    for i, (module, found) in enumerate(zip(own, mine, strict=True)):
+        key, begin = "weights" if stays else f"weights {phase} of {i}", (asked.get(i) or [first])[0]
+        nbytes = module.weights.live * BYTES[scheme.framework.weights]
+        made.tensor_uses += _lifetime(key, nbytes, begin, ops[module.end])
+        unpack, nbytes = _unpack_kernels(scheme, module.weights, found, phase)
+        for op in unpack:
+            op.after += [*came, *(one.ops[-1] for one in found if i in asked)]
+        inserted[next((op for op in ops[module.begin :] if op.stream == COMPUTE), None)] += unpack
+        if nbytes:
+            made.tensor_uses += _lifetime(f"arrived {phase} {i}", nbytes, begin, ops[module.end], "buffers")
     if gives in gate and waits:
         gate[gives] = Op("gather params of the next", after=[gate[gives], *waits], phase=phase)
-    # Marks stand behind the ops that they wait for.
-    ops[:] = [*front, *ops[:1], *behind, *marks, *ops[1:]] if behind else [*front, *marks, *ops]
-    unpack = [op for one in mine for op in one.unpack]
-    nbytes = sum(one.nbytes for one in mine)
-    if not unpack and mine and scheme.framework.gathers_apart:
-        nbytes = own.elements * BYTES[scheme.framework.weights]
-        unpack = [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=phase)]
-    for op in unpack:
-        op.after += [*came, *here]
-    place = ops.index(kernels[0]) if kernels else len(ops)
-    ops[place:place] = unpack
-    if nbytes:
-        made.tensor_uses += _lifetime(f"arrived {phase}", nbytes, ops[0], ops[-1], "buffers")
+    ops[:] = [one for op in [*ops, None] for one in (*inserted[op], op) if one is not None]
+
+
+def _wait_for_weights(
+    made: Fragment, ops: list[Op], own: tuple[GatheredModule, ...], module: int, arrived: list[Op], forward: bool
+) -> None:
+    """Lets the ops from the start of a module to that of the next wait for its weights."""
+    # Collectives that gather weights further before a kernel reads them wait, too.
+    used = {param.used for param in made.params} if forward else set()
+    begin = own[module].begin if module else 0
+    end = next((one.begin for one in own if one.begin > own[module].begin), len(ops))
+    for op in ops[begin:end]:
+        if op.stream == COMPUTE or op in used:
+            op.after += arrived
+
+
+def _unpack_kernels(
+    scheme: ShardedScheme, weights: GatheredWeights, found: list[GatherOps], phase: str
+) -> tuple[list[Op], int]:
+    """The kernels that prepare arrived weights, and the bytes that they read."""
+    unpack = [op for one in found for op in one.unpack]
+    if unpack or not found or not scheme.framework.gathers_apart:
+        return unpack, sum(one.nbytes for one in found)
+    nbytes = weights.elements * BYTES[scheme.framework.weights]
+    return [Op("copy params", work=Memory("concat", nbytes, nbytes), phase=phase)], nbytes
 
 
 def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) -> list[GatherOps]:
@@ -398,25 +430,23 @@ def _serialise(ops: list[Op]) -> None:
         other.after.append(one)
 
 
-def _relay_arrivals(before: int, arrived: dict[int, list[Op]], phase: str) -> tuple[list[Op], list[Op]]:
-    """Ops without work that tell later units when their weights have arrived, and the ops that the next unit waits for.
+def _relay_arrivals(reach: int, phase: str) -> list[Op]:
+    """Ops without work that pass on to later units that their weights have arrived; the next unit waits for the first.
 
     Units are connected by their residual stream alone. The arrival of weights for the unit after the next is relayed
     from unit to unit on a stream of its own, arrivals for units further on on other streams; every unit hands them to
     the stream before.
     """
+    marks = [_mark_arrival(phase, 1, [])] if reach else []
+    for stream in range(1, reach):
+        marks.append(_mark_arrival(phase, stream + 1, []))
+        marks.append(_mark_arrival(phase, stream, marks[-1:]))
+    return marks
 
-    def mark(stream: int, after: list[Op]) -> Op:
-        name = "data-forward" if phase == "F" else "data-backward"
-        return Op("weights arrived", f"{name}-{stream}", None, after, phase)
 
-    marks = [mark(1, [])] if before else []
-    waits = marks[:1] or arrived.get(1, [])
-    for stream in range(1, before):
-        marks.append(mark(stream + 1, []))
-        marks.append(mark(stream, marks[-1:]))
-    marks += [mark(later - 1, ops) for later, ops in arrived.items() if later > 1 and ops]
-    return marks, waits
+def _mark_arrival(phase: str, stream: int, after: list[Op]) -> Op:
+    name = "data-forward" if phase == "F" else "data-backward"
+    return Op("weights arrived", f"{name}-{stream}", None, after, phase)
 
 
 def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:

@@ -1,0 +1,170 @@
+"""Plan of the all-gathers of sharded weights: in which unit, and at which of its modules, each of them is issued.
+
+Weights are all-gathered unit by unit, as in FSDP, or module by module, as by DeepSpeed's coordinator of parameters
+(runtime/zero/partitioned_param_coordinator.py); a module is an operator with its own parameters. A scheme says how far
+ahead of the computation its all-gathers are (`Reach`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+from simulator.ir.ops import COMPUTE, Fragment, Op, Param
+
+Reach = Callable[[Sequence[int]], Sequence[int]]
+"""Takes the elements of all modules in the order of a pass. For each module: how many modules of the pass have been
+asked for by the time it computes."""
+
+
+@dataclass(frozen=True)
+class GatheredWeights:
+    """Weights that are gathered together.
+
+    groups: axes that shard them, each with its elements.
+    live: elements that take memory once gathered; weights that are also stored whole take none.
+    """
+
+    groups: tuple[tuple[tuple[str, ...], int], ...] = ()
+    live: int = 0
+
+    @property
+    def elements(self) -> int:
+        return sum(elements for _, elements in self.groups)
+
+
+@dataclass(frozen=True)
+class GatheredModule:
+    """A module in a pass of a unit.
+
+    begin, end: places of its first and last op in the list of that pass.
+    """
+
+    weights: GatheredWeights
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Gather:
+    """An all-gather that a unit issues.
+
+    issuer: the module of the unit that starts when it is issued.
+    later: number of units until the one that uses the weights.
+    module: the module there that uses them.
+    """
+
+    issuer: int
+    later: int
+    module: int
+    weights: GatheredWeights
+
+
+@dataclass(frozen=True)
+class PassGathers:
+    """The all-gathers of a pass of a unit.
+
+    now: those that it issues.
+    before: weights that earlier units have asked for: of its own modules, with `later` 0, and of units that follow.
+    ahead: elements in memory of weights that are asked for further ahead.
+    """
+
+    now: tuple[Gather, ...]
+    before: tuple[Gather, ...]
+    ahead: int
+
+    @property
+    def reach(self) -> int:
+        """Number of units until the last one whose weights earlier units have asked for."""
+        return max((one.later for one in self.before), default=0)
+
+
+MOST_UNITS_AHEAD = 4
+"""All-gathers that are asked for earlier are issued that many units before their use, which takes as long where links
+or kernels are the limit; their memory counts from the time on at which they are asked for."""
+
+
+def plan_pass(row: Sequence[Sequence[GatheredModule]], reach: Reach) -> list[PassGathers]:
+    """Plans the all-gathers of units in the order of a pass; each unit has its modules in that order."""
+    places = [(unit, module) for unit, modules in enumerate(row) for module in range(len(modules))]
+    weights = [row[unit][module].weights for unit, module in places]
+    starts = [0, *accumulate(len(modules) for modules in row)]
+    live = [0, *accumulate(one.live for one in weights)]
+    now: list[list[Gather]] = [[] for _ in row]
+    before: list[list[Gather]] = [[] for _ in row]
+    ahead = [0 for _ in row]
+    issued = asked = 0
+    for place, until in enumerate(reach([one.elements for one in weights])):
+        unit, issuer = places[place]
+        asked = max(asked, place + 1, min(until, len(places)))
+        for other in range(issued, min(asked, starts[min(unit + MOST_UNITS_AHEAD + 1, len(row))])):
+            issued = other + 1
+            user, module = places[other]
+            if not weights[other].groups:
+                continue
+            now[unit].append(Gather(issuer, user - unit, module, weights[other]))
+            for between in range(unit + 1, user + 1):
+                before[between].append(Gather(0, user - between, module, weights[other]))
+        ahead[unit] = live[asked] - live[issued]
+    return [PassGathers(tuple(a), tuple(b), c) for a, b, c in zip(now, before, ahead, strict=True)]
+
+
+def whole_pass(ops: Sequence[Op], weights: GatheredWeights) -> tuple[GatheredModule, ...]:
+    """A unit whose weights are gathered together."""
+    return (GatheredModule(weights, 0, len(ops) - 1),)
+
+
+def find_modules(
+    fragment: Fragment, sharded: Sequence[tuple[Param, GatheredWeights]], forward: bool
+) -> tuple[GatheredModule, ...]:
+    """The modules of a pass of a unit in the order of use: one for each operator, also those without weights.
+
+    sharded: the parameters that are gathered for this pass.
+    A backward pass that recomputes an operator needs its weights from then on.
+    """
+    ops = fragment.forward if forward else fragment.backward
+    place = {op: i for i, op in enumerate(ops)}
+    kernels = [i for i, op in enumerate(ops) if op.stream == COMPUTE and op.phase != "W"]
+    begins = [next(same) for _, same in groupby(kernels, lambda i: ops[i].name)]
+    named = {ops[i].name: i for i in reversed(kernels)}
+    ends = sorted(place[param.ready] for param, _ in sharded if param.ready in place)
+
+    def first(param: Param) -> int:
+        if forward:
+            return place.get(param.used, 0)
+        if own := [named[name] for name in (f"re {param.used.name}", f"d{param.used.name}") if name in named]:
+            return min(own)
+        # The backward pass of an operator follows that of the one before, which ends with its weight gradients.
+        end = place.get(param.ready, 0)
+        after = max((one + 1 for one in ends if one < end), default=0)
+        return next((i for i in kernels if after <= i < end), end)
+
+    owned: dict[Op, list[tuple[Param, GatheredWeights]]] = {}
+    for param, weights in sharded:
+        owned.setdefault(param.used, []).append((param, weights))
+    found: dict[int, list[list[tuple[Param, GatheredWeights]]]] = {begin: [] for begin in begins or [0]}
+    for every in owned.values():
+        found.setdefault(min(first(param) for param, _ in every), []).append(every)
+    modules = []
+    for begin, following in pairwise([*sorted(found), len(ops)]):
+        for every in found[begin] or [[]]:
+            last = following - 1
+            if not forward:
+                last = max((place.get(param.ready, len(ops) - 1) for param, _ in every), default=last)
+            modules.append(GatheredModule(add_up([weights for _, weights in every]), begin, max(last, begin)))
+    return tuple(modules)
+
+
+def add_up(every: Sequence[GatheredWeights]) -> GatheredWeights:
+    """Weights that are gathered together, with one all-gather for each set of axes."""
+    groups: dict[tuple[str, ...], int] = {}
+    for one in every:
+        for axes, elements in one.groups:
+            groups[axes] = groups.get(axes, 0) + elements
+    return GatheredWeights(tuple(groups.items()), sum(one.live for one in every))
+
+
+def kernel_before(ops: Sequence[Op], place: int) -> list[Op]:
+    """The last kernel before a place in a pass, if there is one."""
+    return next(([op] for op in reversed(ops[:place]) if op.stream == COMPUTE), [])
