@@ -123,8 +123,8 @@ def test_the_profiles_are_the_frameworks() -> None:
         ], field
 
 
-def read(cell: str) -> float | bool | str:
-    words = {"true": True, "false": False}
+def read(cell: str) -> float | bool | str | None:
+    words = {"true": True, "false": False, "as `dp`": None}
     return words[cell] if cell in words else float(cell) if cell[0].isdigit() else cell
 
 
