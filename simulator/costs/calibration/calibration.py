@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 ARCHITECTURES = {
     "volta": ("ampere", "hopper"),
+    "turing": ("volta", "ampere", "hopper"),
     "ampere": ("hopper", "ada"),
     "ada": ("ampere", "hopper"),
     "hopper": ("ampere", "blackwell"),

@@ -31,6 +31,7 @@ LIBRARIES = (
     (r"vidur|vllm", "vllm"),
     (r"SimuMax|TransformerEngine|Transformer Engine", "transformer-engine"),
     (r"DeepGEMM", "deepgemm"),
+    (r"Aceso", "megatron"),
     (r"cuBLAS", "cublas"),
     (r"ThunderKittens", "thunderkittens"),
 )
