@@ -25,7 +25,7 @@ from simulator.costs.calibration.calibration import Calibration
 from simulator.costs.collectives import collective, dispatch, fabric, p2p
 from simulator.costs.collectives.links import Links, TierCostModels
 from simulator.costs.estimate import ALONE, FULL, NOTHING, Estimate, Use
-from simulator.costs.kernels.libraries import TRAINING_LIBRARIES, Relative, attention_library
+from simulator.costs.kernels.libraries import Relative, attention_library, training_library
 from simulator.costs.kernels.sections import SECTIONS, section_of, section_on
 from simulator.ir.mesh import Mesh
 from simulator.ir.ops import (
@@ -181,7 +181,7 @@ class Costs:
 
         def price(work: Any) -> Estimate:
             name = section_of(work, gpu)
-            known = Relative(TRAINING_LIBRARIES.get((name, gpu.architecture), ""), 1.0, 0.0)
+            known = Relative(training_library(name, gpu.architecture, getattr(work, "scaling", "")), 1.0, 0.0)
             library = self._attention if name == "attention" else known
             section, dtype = SECTIONS[name], getattr(work, "dtype", "bf16")
             model = section.in_training(self.calibration.kernel_model(gpu, name, library.library, dtype).model)

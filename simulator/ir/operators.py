@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.ir.attention_mask import WHOLE, ScoreBlock
 from simulator.ir.layout import Layout, Tensor, required_layout
@@ -134,6 +135,7 @@ class QuantisedFormat:
     dtype: number format of the GEMMs.
     read: bytes read per element to cast one operand from bf16, as is and transposed, as the three GEMMs need it.
     write: bytes written per element by the same cast.
+    scaling: see `Gemm.scaling`.
 
     Weights are cast once a step; that time is neglected.
     """
@@ -141,6 +143,7 @@ class QuantisedFormat:
     dtype: str
     read: float
     write: float
+    scaling: str = ""
 
     def cast(self, elements: int) -> Memory:
         """The cast of one operand."""
@@ -150,7 +153,7 @@ class QuantisedFormat:
 QUANTISED = {
     "fp8-delayed": QuantisedFormat("fp8", 2, 2),  # the scale comes from the maxima of earlier steps
     "fp8-tensorwise": QuantisedFormat("fp8", 4, 2),  # one more pass finds the maximum
-    "fp8-rowwise": QuantisedFormat("fp8", 4, 2),
+    "fp8-rowwise": QuantisedFormat("fp8", 4, 2, "row"),  # torch._scaled_mm: CUTLASS, in the others cuBLAS
     "fp8-blockwise": QuantisedFormat("fp8", 2, 2),
     "mxfp8": QuantisedFormat("fp8", 2, 2 + 2 / 32),
     "nvfp4": QuantisedFormat("fp4", 4, 1 + 2 / 16),  # blocks of 16, and one scale a tensor
@@ -204,20 +207,24 @@ class Linear(Operator):
         """See `Gemm.groups`."""
         return ()
 
+    def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: Any) -> Gemm:
+        """The GEMM of one pass."""
+        scaling = QUANTISED[self.quantised].scaling if self.quantised else ""
+        groups, dtype = self._groups(at), self.ins[0].dtype
+        return Gemm(m, n, k, self._sizes(at)[3], dtype, layout, what="linear", groups=groups, scaling=scaling, **how)
+
     def forward(self, at: LocalShapes) -> list[Work]:
-        rows, columns, inner, count = self._sizes(at)
-        return [Gemm(rows, columns, inner, count, self.ins[0].dtype, "tn", what="linear", groups=self._groups(at))]
+        rows, columns, inner, _ = self._sizes(at)
+        return [self._product(at, rows, columns, inner, "tn")]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        rows, columns, inner, count = self._sizes(at)
+        rows, columns, inner, _ = self._sizes(at)
         casts = [QUANTISED[self.quantised].cast(at.size(*self.outs))] if self.quantised else []
-        product = Gemm(rows, inner, columns, count, self.ins[0].dtype, "nn", what="linear", groups=self._groups(at))
-        return [*casts, product]
+        return [*casts, self._product(at, rows, inner, columns, "nn")]
 
     def backward_weights(self, at: LocalShapes) -> list[Work]:
-        rows, columns, inner, count = self._sizes(at)
-        dtypes = self.ins[0].dtype, "nt", True, self.grad_dtype
-        return [Gemm(columns, inner, rows, count, *dtypes, "linear", self._groups(at))]
+        rows, columns, inner, _ = self._sizes(at)
+        return [self._product(at, columns, inner, rows, "nt", accumulate=True, out_dtype=self.grad_dtype)]
 
     @property
     def saved_for_weights(self) -> tuple[Tensor, ...]:

@@ -44,6 +44,8 @@ class Gemm:
         have no tokens; `m`, or `k` of a weight gradient, is then the mean and `batch` the number of experts.
     pace: work of the slowest rank over the mean, see `slowest_rank`.
     sms: multiprocessors of the kernel that communicate, in a kernel fused with communication.
+    scaling: which elements of an operand in 8 bits share a scale, where that decides on the library of the kernel:
+        ``row``; empty: the whole operand, a block, or not known.
     """
 
     m: float
@@ -58,6 +60,7 @@ class Gemm:
     groups: tuple[tuple[float, float], ...] = ()
     pace: float = 1.0
     sms: int = 0
+    scaling: str = ""
 
     @property
     def flops(self) -> float:
