@@ -223,6 +223,45 @@ def test_layers_above_the_limit_of_whole_elements_are_gathered_ahead(use: str) -
     assert exposed - seconds(max_live=LAYER // 2) > 0.75 * (exposed - seconds()) > 0.1 * exposed
 
 
+READY = [4 * MATRIX, 4 * MATRIX, H, MATRIX, MATRIX, MATRIX, MATRIX, H]
+"""Elements of the gradients of a layer as they get ready: two of the MLP, norm, projection, Q, K, V, norm."""
+
+
+def buckets_of(limit: int) -> list[int]:
+    """Elements of the buckets of a layer, as DeepSpeed's `reduce_independent_p_g_buckets_and_remove_grads` fills them:
+    a gradient that has no room in the bucket begins the next one.
+    """
+    found = [0]
+    for size in READY:
+        if found[-1] and found[-1] + size > limit:
+            found.append(0)
+        found[-1] += size
+    return found
+
+
+@pytest.mark.parametrize("use", ["data/zero-3", "data/zero-infinity", "data/zero-plus-plus"])
+@pytest.mark.parametrize("limit", [0, H, MATRIX, 4 * MATRIX, 4 * MATRIX + H, 5 * MATRIX, LAYER])
+def test_gradients_of_large_layers_are_reduced_in_buckets(use: str, limit: int) -> None:
+    options: dict[str, Any] = {"data/zero-3": {"persistence": 0}, "data/zero-plus-plus": {"qgz": False}}.get(use, {})
+    mesh = {"across": 2, "within": 2} if use == "data/zero-plus-plus" else {"dp": 4}
+    played = play_job(job_of(use, mesh, reduce_bucket=limit, **options))
+    layer = next(run for run in played.stage_ops(0).unit_runs if run.name == "layer").fragment
+    works = [op.work for op in layer.backward if isinstance(op.work, Collective)]
+    reduced = [work.nbytes // 4 for work in works if work.operation == "reduce_scatter"]
+    assert reduced == buckets_of(limit)
+
+
+def test_gradients_in_buckets_take_the_memory_of_two() -> None:
+    """One is being reduced while the next is computed; the last one of a layer during that of the layer before."""
+    whole = play_job(job_of("data/zero-3", {"dp": 4}, persistence=0)).category_peak(0, "gradients")
+    for limit in (MATRIX, 4 * MATRIX, 5 * MATRIX):
+        sizes = buckets_of(limit)
+        played = play_job(job_of("data/zero-3", {"dp": 4}, persistence=0, reduce_bucket=limit))
+        most = max(a + b for a, b in pairwise([sizes[-1], *sizes]))
+        assert most <= played.category_peak(0, "gradients") / 4 <= most + max(sizes[-1], UNITS[-1])
+        assert played.category_peak(0, "gradients") < whole
+
+
 # ---------------------------------------------------------------------------------------- copies of groups
 
 

@@ -28,6 +28,7 @@ from simulator.schemes.data.shared.gather_plan import (
     plan_pass,
     whole_pass,
 )
+from simulator.schemes.data.shared.layer_groups import group_layers
 
 
 @dataclass
@@ -107,6 +108,13 @@ class ShardedScheme(DataScheme):
             ops.append(self.reduce(copies, elements // self.mesh.size(shard_axes), "W", "every"))
         return ops
 
+    def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
+        """Parameters of a unit whose gradients are reduced together, by default all.
+
+        params: with the same reduction axes, in the order in which their gradients are ready.
+        """
+        return [list(params)]
+
     def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The axes that shard states, and those along which the shards are replicated."""
         shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
@@ -127,7 +135,7 @@ class UnitShards:
 
     forward, backward: modules whose weights are gathered for the two passes, in their order.
     gradients: reduction axes, each with its elements.
-    leaving: elements of gradients that are sharded once reduced.
+    leaving: elements of gradients that are sharded once reduced, and that the unit reduces last.
     """
 
     forward: tuple[GatheredModule, ...]
@@ -149,58 +157,6 @@ class UnitGathers:
     forward: PassGathers
     backward: PassGathers
     sent: int
-
-
-def group_layers(stage_ops: StageOps, layers: int) -> StageOps:
-    """`stage_ops` in which each run has units of `layers` copies, and the remainder in a run of its own."""
-    if layers == 1:
-        return stage_ops
-    unit_runs: list[UnitRun] = []
-    for unit_run in stage_ops.unit_runs:
-        whole, rest = divmod(unit_run.count, layers)
-        unit_runs += [_join_copies(unit_run, n, count) for n, count in ((layers, whole), (rest, 1)) if n and count]
-    return replace(stage_ops, unit_runs=unit_runs)
-
-
-def _join_copies(unit_run: UnitRun, n: int, count: int) -> UnitRun:
-    """A run of `count` units, each of `n` copies in one fragment."""
-    if n == 1:
-        return replace(unit_run, count=count)
-    copies = [unit_run.fragment.copy() for _ in range(n)]
-    takes, gives = unit_run.residual_in or "", unit_run.residual_out or ""
-    for one, other in pairwise(copies):
-        other.entry[takes].after.append(one.exit[gives])
-        if takes in other.grad_exit:
-            one.grad_entry[gives].after.append(other.grad_exit[takes])
-
-    def key(old: str, i: int) -> str:
-        """Memory keys of copy i: neighbouring copies share the residual stream between them."""
-        back, (come, go) = old.removeprefix("d:"), unit_run.keys
-        at = {come: i, go: i + 1}.get(back)
-        if at is None:
-            return f"{old} of {i}"
-        return old if at in (0, n) else f"{old.removesuffix(back)}between {at}"
-
-    fragment = Fragment(
-        [op for one in copies for op in one.forward],
-        [op for one in reversed(copies) for op in one.backward],
-        copies[0].entry,
-        copies[-1].exit,
-        copies[-1].grad_entry,
-        copies[0].grad_exit,
-        [param for one in copies for param in one.params],
-        [name for one in copies for name in one.shared_weights],
-        [
-            replace(tensor_use, key=key(tensor_use.key, i))
-            for i, one in enumerate(copies)
-            for tensor_use in one.tensor_uses
-        ],
-    )
-    found, left = (
-        tuple(key(old, i) for i in range(n) for old in keys)
-        for keys in (unit_run.allocated_before, unit_run.freed_later)
-    )
-    return replace(unit_run, fragment=fragment, count=count, allocated_before=found, freed_later=left)
 
 
 def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
@@ -261,7 +217,9 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool) -> U
             backward.append((param, GatheredWeights(((again, param.size),) if again else (), live)))
         if param.trained and (axes := scheme.reduces(param)):
             gradients[axes] += param.size
-            leaving += param.size if scheme.shards_at_rest("gradients", param) else 0
+    for axes in gradients if fragment.backward else ():
+        last, _ = _gradient_buckets(scheme, fragment, axes)[-1]
+        leaving += sum(param.size for param in last if scheme.shards_at_rest("gradients", param))
 
     def modules(sharded: list[tuple[Param, GatheredWeights]], forward: bool) -> tuple[GatheredModule, ...]:
         if by_module:
@@ -311,8 +269,8 @@ def _lower_unit(scheme: ShardedScheme, unit_run: UnitRun, own: UnitShards, turn:
         # The gradients of the unit whose backward pass came before are still being reduced.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (made.backward[0], made.backward[-1])
         made.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
-        for axes, elements in own.gradients:
-            _reduce_gradients(scheme, made, axes, elements, stays)
+        for axes, _ in own.gradients:
+            _reduce_gradients(scheme, made, axes, stays)
     return made
 
 
@@ -449,28 +407,57 @@ def _mark_arrival(phase: str, stream: int, after: list[Op]) -> Op:
     return Op("weights arrived", f"{name}-{stream}", None, after, phase)
 
 
-def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], elements: int, stays: bool) -> None:
-    """Reduces gradients after the backward pass; unsharded ones live until they are reduced."""
-    params = [param for param in made.params if param.trained and scheme.reduces(param) == axes]
-    ready = [param.ready for param in params]
-    ops = scheme.reduce_unit(axes, elements)
-    if not ops:
-        return
-    _serialise(ops)
-    if scheme.shards_at_rest("gradients", params[0]):
-        nbytes = elements * BYTES[scheme.framework.gradients]
-        begin = next((op for op in made.backward if op.phase == "W"), made.backward[-1])
-        if scheme.framework.gathers_apart:
-            packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
-            made.tensor_uses += _lifetime(f"packed {axes}", nbytes, packed, ops[0], "buffers")
-            made.backward.append(packed)
-            ready = [packed]
-        key = _table_key(axes) if stays else f"gradients {axes}"
-        made.tensor_uses += _lifetime(key, nbytes, begin, ops[0], "gradients")
-    ops[0].after += ready
-    made.backward += ops
-    for param in params:
-        param.ready = ops[-1]
+def _gradient_buckets(scheme: ShardedScheme, fragment: Fragment, axes: tuple[str, ...]) -> list[tuple[list[Param], Op]]:
+    """The buckets in which gradients of a unit are reduced over `axes`, each with the op after which it is ready."""
+    place = {op: i for i, op in enumerate(fragment.backward)}
+
+    def ready(param: Param) -> int:
+        return _last_place(param.ready, place)
+
+    params = [param for param in fragment.params if param.trained and scheme.reduces(param) == axes]
+    buckets = scheme.gradient_buckets(sorted(params, key=ready))
+    return [(bucket, fragment.backward[max(map(ready, bucket))]) for bucket in buckets]
+
+
+def _last_place(op: Op, place: dict[Op, int]) -> int:
+    """The place of an op in a pass; of a mark, that of the last op that it waits for."""
+    return place[op] if op in place else max((_last_place(other, place) for other in op.after), default=0)
+
+
+def _reduce_gradients(scheme: ShardedScheme, made: Fragment, axes: tuple[str, ...], stays: bool) -> None:
+    """Reduces the gradients of a unit, bucket by bucket.
+
+    Unsharded gradients live until they are reduced. Those of one bucket are still being reduced while those of the
+    next are computed.
+    """
+    buckets = _gradient_buckets(scheme, made, axes)
+    if stays:
+        buckets = [([param for params, _ in buckets for param in params], buckets[-1][1])]
+    begin = 0
+    for number, (params, complete) in enumerate(buckets):
+        following = buckets[number + 1][1] if number + 1 < len(buckets) else None
+        end = made.backward.index(complete) + 1 if following else len(made.backward)
+        elements, ready = sum(param.size for param in params), [param.ready for param in params]
+        ops = scheme.reduce_unit(axes, elements)
+        if not ops:
+            return
+        _serialise(ops)
+        inserted = list(ops)
+        if scheme.shards_at_rest("gradients", params[0]):
+            nbytes = elements * BYTES[scheme.framework.gradients]
+            first = next((op for op in made.backward[begin:end] if op.phase == "W"), made.backward[end - 1])
+            if scheme.framework.gathers_apart:
+                packed = Op("pack grads", work=Memory("concat", nbytes, nbytes), after=ready, phase="W")
+                made.tensor_uses += _lifetime(f"packed {axes} {number}", nbytes, packed, ops[0], "buffers")
+                inserted.insert(0, packed)
+                ready = [packed]
+            key = _table_key(axes) if stays else f"gradients {axes} {number}"
+            made.tensor_uses += _lifetime(key, nbytes, first, following or ops[0], "gradients")
+        ops[0].after += ready
+        made.backward[end:end] = inserted
+        begin = end + len(inserted)
+        for param in params:
+            param.ready = ops[-1]
 
 
 def _lifetime(key: str, nbytes: float, begin: Op, end: Op, category: str = "parameters") -> list[TensorUse]:

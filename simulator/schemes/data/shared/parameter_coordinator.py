@@ -5,10 +5,14 @@ follow in the recorded order of the pass, until `prefetch_bucket` elements have 
 whole. A module's weights are freed after its pass. A weight matrix that is larger than the bucket is gathered ahead all
 the same, because the limit is read before each: matrices of 600 million elements alternate with `max_live` at 1e9.
 
-Not modelled: modules without weights, which ask for more, too; weights that stay whole because they are needed again
-soon (`max_reuse_distance`); the first step, in which the order is recorded.
+Gradients are reduced and sharded in buckets, in the order in which they are ready: those of a layer with more than
+`reduce_bucket` elements in several, during its backward pass.
 
-Reference: DeepSpeed runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`), defaults of zero/config.py.
+Not modelled: buckets with gradients of several layers; modules without weights, which ask for more, too; weights that
+stay whole because they are needed again soon (`max_reuse_distance`); the first step, in which the order is recorded.
+
+Reference: DeepSpeed runtime/zero/partitioned_param_coordinator.py (`fetch_sub_module`), stage3.py
+(`reduce_independent_p_g_buckets_and_remove_grads`), defaults of zero/config.py.
 """
 
 from collections.abc import Sequence
@@ -16,6 +20,7 @@ from itertools import accumulate
 
 from pydantic import Field
 
+from simulator.ir.ops import Param
 from simulator.ir.scheme import SchemeOptions
 from simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
@@ -25,12 +30,25 @@ class CoordinatorOptions(SchemeOptions):
     """Elements that a module asks for ahead, besides its own: no further matrix is gathered once that many are."""
     max_live: int = Field(default=1_000_000_000, ge=0)
     """Elements from which on nothing is gathered ahead."""
+    reduce_bucket: int = Field(default=500_000_000, ge=0)
+    """Elements of gradients that are reduced together; a larger matrix alone."""
 
 
 class CoordinatedScheme(ShardedScheme):
     """Base of the stages of ZeRO that shard weights, as DeepSpeed runs them."""
 
     by_module = True
+
+    def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
+        buckets: list[list[Param]] = []
+        room = 0
+        for param in params:
+            if not buckets or param.size > room:
+                buckets.append([])
+                room = self.options.reduce_bucket
+            buckets[-1].append(param)
+            room -= param.size
+        return buckets
 
     def reach(self, forward: bool, sizes: Sequence[int]) -> Sequence[int]:
         if not self.gathers_ahead:
